@@ -18,13 +18,14 @@ from tranlogs.records import tree
 
 from ...tensors import arrays
 from .values import (
+    Table,
     Unstorable,
     restore_attributes,
     restored,
+    shared_arrays,
     stored,
     stored_attributes,
-    table_digest,
-    table_digests,
+    tables,
 )
 
 _METHODS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
@@ -79,9 +80,9 @@ class Environment:
         for layer, state in zip(self._layers, recorded, strict=True):
             layer.write(state)
 
-    def find_other_tables(self, recorded: list[Any]) -> list[str]:
-        """Return the names of large tables that are not stored, and that are others than in a recorded state."""
-        return [name for layer, state in zip(self._layers, recorded, strict=False) for name in layer.find_other_tables(state)]
+    def find_doubts(self, recorded: list[Any]) -> list[str]:
+        """Return what of a recorded state `write` did not set, one sentence each."""
+        return [doubt for layer, state in zip(self._layers, recorded, strict=False) for doubt in layer.find_doubts(state)]
 
 
 def _layers_of(venv: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -104,6 +105,14 @@ def _layers_of(venv: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield place, env
 
 
+def _refusal(error: Exception) -> UsageError:
+    return UsageError(
+        f"{error}: the state of the environment cannot be stored, so a resume would not be exact. Give the class state_dict() "
+        "and load_state_dict(state), or get_state() and set_state(state), of plain values, numpy arrays and random states "
+        "(generator.bit_generator.state)"
+    )
+
+
 class _Layer:
     """A wrapper or an environment.
 
@@ -122,23 +131,20 @@ class _Layer:
             skipped |= _OF_MONITOR
         if isinstance(owner, VecMonitor):
             skipped |= {"t_start", "results_writer"}
-        self._skipped, self._built = frozenset(skipped), table_digests(owner)
+        self._skipped, self._built = frozenset(skipped), {} if self._methods else self._tables()
 
     def check(self) -> None:
         try:
             tree.encode(self.read(), path=self._path, adapt=arrays.adapt)
         except (Unstorable, UnencodableState) as error:
-            raise UsageError(
-                f"{error}: the state of the environment cannot be stored, so a resume would not be exact. Give the class "
-                "state_dict() and load_state_dict(state), or get_state() and set_state(state), of plain values, numpy arrays "
-                "and random states (generator.bit_generator.state)"
-            ) from None
+            raise _refusal(error) from None
 
     def read(self) -> dict[str, Any]:
         owner, path = self.owner, self._path
         spaces = [stored(space, path) for space in self._spaces()]
         if self._methods is None:
-            return {"attributes": stored_attributes(owner, path, self._skipped, self._built), "spaces": spaces}
+            attributes = stored_attributes(owner, path, self._skipped, self._built)
+            return {"attributes": attributes, "shared": shared_arrays(owner, self._skipped), "spaces": spaces}
         state = stored(getattr(owner, self._methods[0])(), f"{path}.{self._methods[0]}()")
         generator = stored(vars(owner).get("_np_random"), path)  # gymnasium's, which a state of the user's may leave out
         return {"state": state, "generator": generator, "spaces": spaces}
@@ -153,13 +159,24 @@ class _Layer:
             self.owner._np_random = restored(vars(self.owner).get("_np_random"), state["generator"])
         getattr(self.owner, self._methods[1])(restored(None, state["state"]))
 
-    def find_other_tables(self, state: dict[str, Any]) -> list[str]:
-        recorded = {name: value for name, value in state.get("attributes", {}).items() if isinstance(value, tuple)}
-        return [
-            f"{self._path}.{name}"
-            for name, value in recorded.items()
-            if value[0] == "table" and table_digest(vars(self.owner).get(name)) != value[1]
+    def _tables(self) -> dict[str, Table]:
+        try:
+            return tables(self.owner, self._path)
+        except Unstorable as error:
+            raise _refusal(error) from None
+
+    def find_doubts(self, state: dict[str, Any]) -> list[str]:
+        found = [
+            f"{self._path}.{name} is built otherwise than when the run began, and is too large to be stored"
+            for name, value in state.get("attributes", {}).items()
+            if isinstance(value, tuple) and value[0] == "table" and value[1] != self._digest(name)
         ]
+        shared = [] if self._methods is not None else shared_arrays(self.owner, self._skipped)
+        lost = [pair for pair in state.get("shared", ()) if pair not in shared]
+        return found + [f"{self._path}: {pair} were in the same memory, which is not recovered" for pair in lost]
+
+    def _digest(self, name: str) -> int | None:
+        return self._built[name].digest if name in self._built else None
 
     def _spaces(self) -> list[Any]:
         found = vars(self.owner)

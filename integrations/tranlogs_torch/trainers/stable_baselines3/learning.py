@@ -151,8 +151,8 @@ class Learning:
         if state["environments"].keys() != self._environments.keys():
             found.append("the environments of callbacks are others than when the run was recorded")
         for name, recorded in state["environments"].items():
-            others = self._environments[name].find_other_tables(recorded or []) if name in self._environments else []
-            found += [f"{other} is built otherwise than when the run began, and too large to be stored" for other in others]
+            if name in self._environments:
+                found += self._environments[name].find_doubts(recorded or [])
         kind = type(self._model)
         if kind not in (*sb3_internals.ON_POLICY, *sb3_internals.OFF_POLICY):
             found.append(

@@ -7,13 +7,14 @@ where one is: others may refer to it.
 from __future__ import annotations
 
 import enum
-import marshal
+import itertools
+import pickle
 import random
 import types
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +25,10 @@ from gymnasium.wrappers.utils import RunningMeanStd as GymnasiumMeanStd
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env.stacked_observations import StackedObservations
+
+from tranlogs.records import tree
+
+from ...tensors import arrays
 
 PLAIN = (bool, int, float, complex, str, bytes, types.NoneType)
 _CONSTANT: tuple[Any, ...] = (
@@ -44,7 +49,11 @@ _WITH_ATTRIBUTES = (
 )  # objects whose state is their attributes
 _NUMBERS = {np.dtype(kind) for kind in "?bhilqBHILQefdFD"}  # of arrays
 _BYTES_MAX = 8 << 20  # of one array
-_TABLE_BYTES_MIN = 16 << 10  # from which on a value that stays as it was built is not stored
+_NO_LIMIT = 1 << 62
+_ARRAYS_MAX = 16  # of one object, of which it is asked whether they share memory
+_LEFT_ALONE = ("constant", "table")
+_NEVER_NEW = ("space", "object", *_LEFT_ALONE)  # kinds of which only the object that is there can be set
+_TABLE_BYTES_MIN = 4 << 10  # from which on a value that stays as it was built is not stored
 
 
 class Unstorable(Exception):
@@ -61,16 +70,23 @@ def is_scalar(value: Any) -> bool:
     return type(value) in PLAIN or (isinstance(value, np.generic) and value.dtype in _NUMBERS)
 
 
-def stored(value: Any, path: str) -> Any:
+def stored(value: Any, path: str, bytes_max: int = _BYTES_MAX) -> Any:
     """Return a copy that can be stored.
+
+    Args:
+        value: the value.
+        path: of it in messages.
+        bytes_max: size of an array at most.
 
     Raises:
         Unstorable: it holds something that cannot be stored.
     """
     if is_scalar(value):
         return value
+    if isinstance(value, (np.bytes_, np.str_)):
+        return "text", value.dtype.str, None, np.asarray(value).tobytes()
     if isinstance(value, (np.ndarray, torch.Tensor)):
-        return _stored_array(value, path)
+        return _stored_array(value, path, bytes_max)
     if type(value) in (list, tuple, set, frozenset):
         return type(value).__name__, [stored(item, f"{path}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, deque):
@@ -95,41 +111,60 @@ def stored(value: Any, path: str) -> Any:
     raise Unstorable(f"{path} is a {type(value).__module__}.{type(value).__qualname__}")
 
 
-def _stored_array(value: Any, path: str) -> Any:
+def _stored_array(value: Any, path: str, bytes_max: int) -> Any:
     if isinstance(value, torch.Tensor):
         found: Any = value.detach().cpu().clone()
+    elif value.dtype.kind in "SU":
+        return "text", value.dtype.str, list(value.shape), value.tobytes()
     elif value.dtype not in _NUMBERS:
         raise Unstorable(f"{path} is an array of {value.dtype}")
     else:
         found = value.copy()
-    if found.nbytes > _BYTES_MAX:
+    if found.nbytes > bytes_max:
         raise Unstorable(f"{path} is an array of {found.nbytes >> 20} MiB, too large to be stored at each boundary")
     return found
 
 
-def table_digest(value: Any) -> int | None:
-    """Return a digest of a large array, or of a large container of plain values; None for anything else."""
+class Table(NamedTuple):
+    """A large array, or a large container, as an environment has built it.
+
+    Attributes:
+        probe: by which a change is noticed in this process.
+        digest: the same in each process.
+    """
+
+    probe: int
+    digest: int
+
+
+def tables(owner: Any, path: str) -> dict[str, Table]:
+    """Return the attributes of an object that are large, by name."""
+    return {
+        name: Table(probe, _digest(tree.encode(stored(value, f"{path}.{name}", _NO_LIMIT), adapt=arrays.adapt)))
+        for name, value in vars(owner).items()
+        if (probe := _probe(value)) is not None
+    }
+
+
+def _probe(value: Any) -> int | None:
+    """Return a digest of a value, or None if it is not large. Nothing reads the pickled bytes."""
     if isinstance(value, np.ndarray) and value.dtype in _NUMBERS:
-        if value.nbytes < _TABLE_BYTES_MIN:
-            return None
-        head = f"{value.dtype.str} {value.shape} ".encode()
-        return xxhash.xxh3_64_intdigest(head + np.ascontiguousarray(value).tobytes()) >> 1
-    if type(value) not in (list, tuple, dict):
+        return _digest(np.ascontiguousarray(value).tobytes()) if value.nbytes >= _TABLE_BYTES_MIN else None
+    if type(value) not in (list, tuple, dict) or not value:
         return None
     try:
-        raw = marshal.dumps(value, 2)  # of version 2, in which equal values have equal bytes
-    except ValueError:
+        raw = pickle.dumps(value)
+    except Exception:  # whatever an object in it raises
         return None
-    return xxhash.xxh3_64_intdigest(raw) >> 1 if len(raw) >= _TABLE_BYTES_MIN else None
+    return _digest(raw) if len(raw) >= _TABLE_BYTES_MIN else None
 
 
-def table_digests(owner: Any) -> dict[str, int]:
-    """Return the digests of attributes of an object that are large tables, by name."""
-    return {name: digest for name, value in vars(owner).items() if (digest := table_digest(value)) is not None}
+def _digest(raw: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(raw) >> 1
 
 
 def stored_attributes(
-    owner: Any, path: str, skipped: frozenset[str] = frozenset(), built: Mapping[str, int] | None = None
+    owner: Any, path: str, skipped: frozenset[str] = frozenset(), built: Mapping[str, Table] | None = None
 ) -> dict[str, Any]:
     """Return the attributes of an object. One that is the same object as an earlier one refers to it.
 
@@ -137,7 +172,7 @@ def stored_attributes(
         owner: the object.
         path: of it in messages.
         skipped: names of attributes that are left out.
-        built: digests of tables; of a table that is as it was built, the digest is stored.
+        built: tables; of one that is as it was built, the digest is stored.
 
     Raises:
         Unstorable: one of them cannot be stored.
@@ -149,8 +184,8 @@ def stored_attributes(
             continue
         if type(value) not in PLAIN and id(value) in names:
             found[name] = "same", names[id(value)]
-        elif built and name in built and table_digest(value) == built[name]:
-            found[name] = "table", built[name]
+        elif built and name in built and _probe(value) == built[name].probe:
+            found[name] = "table", built[name].digest
         else:
             found[name] = stored(value, f"{path}.{name}")
         names.setdefault(id(value), name)
@@ -165,17 +200,47 @@ def restored(old: Any, new: Any) -> Any:
 
 
 def restore_attributes(owner: Any, recorded: dict[str, Any], skipped: frozenset[str] = frozenset()) -> None:
-    """Set the attributes of an object to recorded ones. Others that could be stored, and were not there, are deleted."""
+    """Set the attributes of an object to recorded ones. Others that could be stored, and were not there, are deleted.
+
+    Arrays and containers are written to in place, since others may refer to them. Where two attributes are the same object
+    that were not the same when they were stored, one of them becomes an object of its own.
+    """
     own = vars(owner)
     for name in [
         name for name, value in own.items() if name not in recorded and name not in skipped and not is_constant(value)
     ]:
         delattr(owner, name)
+    used = set[int]()
     for name, value in recorded.items():
-        if isinstance(value, tuple) and value[0] == "same":
+        if _kind_of(value) not in ("same", *_LEFT_ALONE):
+            old = own.get(name)
+            is_used = id(old) in used and _kind_of(value) not in _NEVER_NEW
+            setattr(owner, name, restored(None if is_used else old, value))
+            used.add(id(own[name]))
+    for name, value in recorded.items():
+        if _kind_of(value) not in ("same", *_NEVER_NEW) and not _is_equal(own[name], value):  # something else was in its memory
+            setattr(owner, name, restored(None, value))
+    for name, value in recorded.items():
+        if _kind_of(value) == "same":
             setattr(owner, name, own[value[1]])
-        elif not (isinstance(value, tuple) and value[0] == "constant"):
-            setattr(owner, name, restored(own.get(name), value))
+
+
+def shared_arrays(owner: Any, skipped: frozenset[str] = frozenset()) -> list[str]:
+    """Return pairs of attributes of an object that are arrays in the same memory, as text."""
+    found = [(name, value) for name, value in vars(owner).items() if name not in skipped and isinstance(value, np.ndarray)]
+    pairs = itertools.combinations(found[:_ARRAYS_MAX], 2)
+    return [f"{a} and {b}" for (a, x), (b, y) in pairs if np.may_share_memory(x, y)]
+
+
+def _kind_of(value: Any) -> str:
+    return str(value[0]) if isinstance(value, tuple) else ""
+
+
+def _is_equal(value: Any, recorded: Any) -> bool:
+    try:
+        return tree.encode(stored(value, "", _NO_LIMIT), adapt=arrays.adapt) == tree.encode(recorded, adapt=arrays.adapt)
+    except Unstorable:
+        return False
 
 
 def _restored_array(old: Any, new: Any) -> Any:
@@ -187,6 +252,11 @@ def _restored_array(old: Any, new: Any) -> Any:
             old[...] = new
             return old
     return new.clone() if isinstance(new, torch.Tensor) else new.copy()
+
+
+def _restored_text(old: Any, dtype: str, shape: list[int] | None, raw: bytes) -> Any:
+    found = np.frombuffer(raw, dtype)
+    return found[0] if shape is None else found.reshape(shape).copy()
 
 
 def _items(old: Any, new: list[Any]) -> list[Any]:
@@ -302,6 +372,7 @@ _RESTORERS: dict[str, Any] = {
     "random state": _restored_random_state,
     "torch": _restored_torch,
     "space": _restored_space,
+    "text": _restored_text,
     "object": _restored_object,
     "constant": _restored_constant,
     "table": _restored_constant,
