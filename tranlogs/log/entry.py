@@ -59,6 +59,21 @@ class Entry(PayloadReader):
         except (ValueError, KeyError, TypeError) as error:
             raise self._damaged_body(error) from None
 
+    def part(self, name: str, **make: Any) -> Any:
+        """Decode one part of the body of a boundary; None if the body has no such part. Arguments are those of `body`.
+
+        Raises:
+            CorruptRecord: the part is damaged, or refers to a damaged record.
+        """
+        try:
+            part = unpack_parts(self._body).get(name)
+            if part is None:
+                return None
+            full = self.reader.parts_at(part[0], self.step)[name] if part[0] else None
+            return self._decode(merge_part(part, full), make)
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._damaged_body(error) from None
+
     def parts(self) -> dict[str, bytes]:
         """Return the encoded trees of the body's parts, by name.
 

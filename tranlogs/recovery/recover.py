@@ -15,11 +15,19 @@ from ..base.failpoints import hit
 from ..catalog.lineage import trace_lineage
 from ..checkpoints import Checkpoint
 from ..log.record import EntryKind, Position
-from .decoding import Chunk, DamagedEntry, StepScalars, decode_chunks, find_last_sound_boundary, read_boundary
+from .decoding import (
+    Chunk,
+    DamagedEntry,
+    StepScalars,
+    decode_chunks,
+    find_last_sound_boundary,
+    make_damaged,
+    read_boundary,
+)
 from .history import Link, build_history
 from .journal_facts import Facts, read_facts, read_repaired_facts, replace_damaged
 from .recovery_plan import RecoveryPlan, plan_recovery
-from .state_protocol import Divergence, Recoverable, ReplacementSource
+from .state_protocol import Absorbing, Divergence, Recoverable, ReplacementSource
 
 _log = logging.getLogger(__name__)
 
@@ -263,12 +271,23 @@ class _Redone:
 def _redo_entries(state: Recoverable, links: Sequence[Link], progress: Progress | None) -> _Redone:
     """Redo the entries of a plan, a bounded number at a time."""
     redone, total = _Redone(), sum(link.kind == EntryKind.STEP for link in links)
-    for chunk in decode_chunks(links):
+    absorbing = state if isinstance(state, Absorbing) and state.is_absorbing else None
+    for chunk in decode_chunks(links, keeps_boundaries=absorbing is not None):
         divergence = _redo_chunk(state, chunk, _make_ticker(progress, redone.steps, total))
         redone.steps += sum(entry.kind == EntryKind.STEP for entry in chunk.entries)
         redone.scalars += chunk.scalars
         redone.divergence = redone.divergence or divergence
+        if absorbing is not None:
+            _absorb_boundaries(absorbing, chunk)
     return redone
+
+
+def _absorb_boundaries(state: Absorbing, chunk: Chunk) -> None:
+    for link, entry in chunk.boundaries:
+        try:
+            state.absorb(entry)
+        except (CorruptRecord, OSError) as error:
+            raise make_damaged(link, error) from None
 
 
 @contextmanager

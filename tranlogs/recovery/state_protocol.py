@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ..checkpoints import Checkpoint
 from ..log.entry import Entry
@@ -52,6 +52,26 @@ class Recoverable(Protocol):
 
     def decode(self, entry: Entry) -> Any:
         """Return the body of an entry, with the framework's own tensors in it."""
+        ...
+
+
+@runtime_checkable
+class Absorbing(Protocol):
+    """A state with parts that are too large for each boundary: a boundary holds what was added to them since the one before.
+
+    Attributes:
+        is_absorbing: whether the run has such parts. If not, boundaries that recovery passes are not read in full.
+    """
+
+    @property
+    def is_absorbing(self) -> bool: ...
+
+    def absorb(self, entry: Entry) -> None:
+        """Add what a boundary adds. Called in order, for each boundary that lies behind the checkpoint.
+
+        Raises:
+            CorruptRecord: the entry is damaged. Recovery restores a checkpoint again.
+        """
         ...
 
 

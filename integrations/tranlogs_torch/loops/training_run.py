@@ -22,6 +22,7 @@ from ..capture.forward_hook import ForwardHook
 from ..capture.optimizer_hooks import OptimizerHooks
 from ..capture.staging import Staging
 from ..checkpoint_import import StartFrom
+from ..data.growth import Growing
 from ..data.position.epoch import Epoch
 from ..distributed.process_group import demand_group
 from ..offline.live_state import LiveState
@@ -184,6 +185,14 @@ class TrainingRun:
         for name, thing in things.items():
             self.auxiliary.track(name, thing)
         self._recovery.refresh_report()
+
+    def grow(self, name: str, thing: Growing) -> None:
+        """Track state that is too large for each boundary, before `recover()`: a boundary holds what was added to it."""
+        self.state.growth.members[name] = thing
+
+    def expect_writes(self) -> None:
+        """Read all parameters before each step and at each boundary: a trainer writes to some in ways that leave no trace."""
+        self._parts.writes.looks.expect_writes()
 
     # Recovery.
 

@@ -100,6 +100,8 @@ class RecordedState(RecoverableState):
         found += [f"parameter {name} was added since the last checkpoint" for name in added]
         if before["optimizers"].keys() != body["after"].keys():
             found.append("an optimizer was added since the last checkpoint")
+        if before["boundary"].get("whole"):
+            found.append("the run has state of which the log holds what was added (a replay buffer)")
         return found
 
     def differences(self, checkpoint: Checkpoint) -> list[str]:

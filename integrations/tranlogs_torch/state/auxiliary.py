@@ -225,7 +225,13 @@ class Auxiliary:
             "rng": self.rng_now(),
             "start_rng": self._start_rng,
             **({"is_carried": True} if self.is_carried else {}),
+            **({"added": self._state.growth.read_added()} if self._state.growth.members else {}),
         }
+
+    def whole(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the body of a boundary for a checkpoint: with all of the state that grows, in place of what was added."""
+        growth = self._state.growth
+        return {**body, "added": _NOTHING, "whole": growth.read_whole()} if growth.members else body
 
     def _values_of(self, which: str) -> GroupValues:
         found = self._values.get(which)
@@ -260,6 +266,7 @@ class Auxiliary:
         self._start_rng = Fixed(body.get("start_rng", {}))
         self.count = body["count"]
         self.is_carried = body.get("is_carried", False)
+        self._state.growth.load_whole(body.get("whole", {}))
         for name, position in self.loaders.items():
             if name in self._positions:
                 position.load_state_dict(self._positions.pop(name))

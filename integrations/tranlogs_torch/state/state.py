@@ -20,6 +20,7 @@ from tranlogs.base.types import AnyArray
 from tranlogs.ranks import GradientShards
 from tranlogs.records import Checkpoint, Entry, Snapshot, Tensor
 
+from ..data.growth import Growth
 from ..sharding import zero_optimizer
 from ..sharding.shards import array_of, is_alike, is_relaid
 from ..sharding.shards import differences as place_differences
@@ -56,7 +57,7 @@ class TorchState:
         self.modules, self.optimizers = dict(modules), dict(optimizers)
         self.outers: dict[str, torch.optim.Optimizer] = {}  # around optimizers that have some of the parameters only
         self._set_auxiliary = set_auxiliary
-        self.extra = ExtraState(modules)
+        self.extra, self.growth = ExtraState(modules), Growth()
         self._built_buffers = set(naming.buffer_places(self.modules))  # others come into being while training
         self.parameters: dict[str, torch.Tensor] = {}
         self.name_of: dict[int, str] = {}
