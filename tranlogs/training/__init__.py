@@ -17,7 +17,7 @@ from .environment import compare_environments
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, some_bytes, window_of
 from .forecast import forecast_writes
 from .gradient_layout import GradientLayout
-from .live_report import LiveReport
+from .live_report import UNKNOWN_DATA, LiveReport, TurnData
 from .offline import OfflineReplay
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
@@ -30,6 +30,7 @@ from .write_scans import FIRST_UNITS, Place, ScanSchedule
 __all__ = [
     "FIRST_UNITS",
     "GRACE_SECONDS",
+    "UNKNOWN_DATA",
     "Automatic",
     "CheckpointPolicy",
     "Curve",
@@ -60,6 +61,7 @@ __all__ = [
     "ScanSchedule",
     "StateDigests",
     "StepRecorder",
+    "TurnData",
     "as_retention",
     "compare_environments",
     "decode_entries",

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UnencodableState, UsageError
 from tranlogs.records import Fixed, tree
-from tranlogs.training import FixedCache
+from tranlogs.training import UNKNOWN_DATA, FixedCache, TurnData
 
 from ..data.generators import generators_in, trackable
 from ..data.lasting_states import LastingStates
@@ -51,6 +51,7 @@ class Auxiliary:
         tracked: what has state_dict and load_state_dict, by name.
         loaders: positions in the data, by name.
         count: turns of loops without a loader.
+        turns: what the data of these came from at the last boundary; None if that was not in a loop over `steps()`.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Auxiliary:
         self.tracked: dict[str, Any] = {}
         self.loaders: dict[str, LoaderPosition] = {}
         self.count = 0
+        self.turns: TurnData | None = None
         self._landed: dict[str, Any] | None = None  # what recovery landed on, until training goes on
         self._positions: dict[str, Any] = {}  # recorded positions of loaders that nobody has named yet
         self._rng: dict[str, Any] | None = None  # for the first loop that is opened after a recovery
@@ -151,6 +153,8 @@ class Auxiliary:
                 f"gradients of parameters that no optimizer has ({self._orphans[0]}, ...) pile up and are not brought "
                 "back: freeze them with requires_grad_(False)"
             )
+        if self.turns == "unknown":
+            found.append(UNKNOWN_DATA)
         return found
 
     @property
@@ -213,6 +217,7 @@ class Auxiliary:
             "tracked": tracked or _NOTHING,
             "data": {name: self._lasting[name].of(position) for name, position in self.read_data().items()},
             "count": self.count,
+            "turns": self.turns,
             "buffers": {name: local(buffer) for name, buffer in buffers.items()} or _NOTHING,
             "extra": self._state.extra.read() or _NOTHING,
             "own": {which: own for which, o in self._state.optimizers.items() if (own := split(o)[0])} or _NOTHING,
@@ -255,7 +260,7 @@ class Auxiliary:
         """Set all of it to a recorded boundary's; buffers are the state's to set."""
         self._landed, self._positions = body, dict(body["data"])
         self._start_rng = Fixed(body.get("start_rng", {}))
-        self.count = body["count"]
+        self.count, self.turns = body["count"], body.get("turns")
         for name, position in self.loaders.items():
             if name in self._positions:
                 position.load_state_dict(self._positions.pop(name))

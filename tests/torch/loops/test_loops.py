@@ -81,7 +81,7 @@ def carried(attempt: Attempt, *, how: str, options: dict[str, Any]) -> None:
     optimizer = attempt.wrap(torch.optim.AdamW(model.parameters(), lr=0.01, **options), model)
     attempt.start(optimizer)
     held: list[Any] = []
-    for _ in optimizer.steps(14):
+    for _ in optimizer.steps(14, stateless=True):
         if how == "held and written later":
             for gradient in held:
                 gradient.mul_(3.0)  # the optimizer has used it
@@ -147,7 +147,7 @@ def clipped_by_hooks(attempt: Attempt, *, fused: bool) -> None:
         p.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
         p.register_post_accumulate_grad_hook(halve)
     attempt.start(optimizer)
-    for _ in optimizer.steps(12):
+    for _ in optimizer.steps(12, stateless=True):
         optimizer.zero_grad()
         model(torch.randn(5, 6)).square().sum().backward()
         attempt.tick()
@@ -253,7 +253,7 @@ def many_or_none(attempt: Attempt) -> None:
     )
     scheduler = lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=10)
     attempt.start(optimizer, scheduler=scheduler)
-    for turn in optimizer.steps(10):
+    for turn in optimizer.steps(10, stateless=True):
         with torch.no_grad():
             states = torch.randn(12, 4)
             before = torch.distributions.Categorical(logits=policy(states))
