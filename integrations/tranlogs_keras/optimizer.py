@@ -192,9 +192,20 @@ class LoggedOptimizer:
         """Yield the batches of the running epoch that are left; outside of `epochs`, those of all epochs up to `until`."""
         return self._loops.batches(LoopData(data, batch_size, shuffle), until)
 
-    def steps(self, until: int) -> Iterator[int]:
-        """For loops without data: yield the numbers of the turns that are left, from 0 to `until` - 1."""
-        return self._loops.steps(until)
+    def steps(self, until: int, *, stateless: bool = False) -> Iterator[int]:
+        """For loops without data: the numbers of the turns that are left.
+
+        A fresh run yields the integers from 0 to `until` - 1, a resumed one those that are left: the first is the turn that the
+        crash interrupted. What the body does until it asks for the next turn belongs to the turn.
+
+        Args:
+            until: number of turns of the whole run.
+            stateless: the script's word that a turn depends on nothing but its number, what is tracked, and the global random
+                generators (numpy, Python, Keras' and the backend's): no batch is kept in a variable from one turn to the next,
+                and there is no environment, iterator or generator that is not tracked. Where nothing tracked holds the
+                state of the loop and this is not declared, `report.exact` is None.
+        """
+        return self._loops.steps(until, stateless=stateless)
 
     def log_scalars(self, **scalars: float) -> None:
         """Keep small numbers (a loss) with the running batch; `tranlogs log` shows them, `scalars` has their curves."""

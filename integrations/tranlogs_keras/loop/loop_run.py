@@ -9,7 +9,7 @@ from typing import Any
 
 from tranlogs.base.config import fitting_segment_bytes
 from tranlogs.base.errors import NotRecovered, UsageError
-from tranlogs.training import LiveReport, RecoveryReport, RunResources, ScalarHistory
+from tranlogs.training import UNKNOWN_DATA, LiveReport, RecoveryReport, RunResources, ScalarHistory, TurnData
 
 from .. import keras_internals
 from ..backends import arrays, make_backend
@@ -37,10 +37,6 @@ _IMPLICIT = (
     "a step was taken outside of the loops of LoggedOptimizer: which data follow, and random numbers drawn since, are known to "
     "the script alone. Take batches from optimizer.epochs(...) or optimizer.batches(...)"
 )
-_TURNS = (
-    "the loop takes its turns from optimizer.steps(...): which data follow is known to the script alone. Take batches from "
-    "optimizer.epochs(...) or optimizer.batches(...)"
-)
 
 
 class LoopRun:
@@ -56,6 +52,7 @@ class LoopRun:
         scalars: that the loop has logged.
         position: where the loop stands.
         is_looping: whether a loop of `LoggedOptimizer` runs.
+        turns: what the data of the running loop come from, if it is one over `steps()`.
         source: of the batches; None before the first loop over data.
     """
 
@@ -64,6 +61,8 @@ class LoopRun:
         self.report, self.scalars = LiveReport(settings.shared.run), ScalarHistory()
         self.position, self.is_looping = Position(), False
         self.source: Source | None = None
+        self.turns: TurnData | None = None
+        self._report_if_declared: RecoveryReport | None = None  # of data that were not known before the crash
         self._data: dict[str, Any] | None = None
         self._environment: dict[str, Any] = {}
         self._doubts: list[str] = []  # that later processes have to report, too
@@ -156,6 +155,9 @@ class LoopRun:
         self.scalars.extend(found.scalars)
         for text in self._doubts:
             self.report.warn(text, False)
+        if body.get("turns") == "unknown":
+            self._report_if_declared = self.report.current
+            self.report.warn(UNKNOWN_DATA, False)
 
     def _recovery_scalars(self) -> dict[str, Any]:
         found: dict[str, Any] = self._recovery.kept[0].get("scalars", {})
@@ -243,9 +245,15 @@ class LoopRun:
         wants = is_epoch_end and self.settings.every_epoch
         self._boundaries.commit(is_end=True, wants_checkpoint=wants, scalars=noted or None)
 
-    def note_turns(self) -> None:
-        """The loop takes turns without data."""
-        self._add_doubt(_TURNS)
+    def note_turns(self, *, stateless: bool) -> None:
+        """Note that the loop takes turns without data, and whether it declares that these depend on nothing of its own."""
+        self.turns = "stateless" if stateless else "tracked" if self.members.holds_loop_state() else "unknown"
+        is_told = UNKNOWN_DATA in self.report.texts
+        if self.turns == "unknown" and not is_told:
+            self.report.warn(UNKNOWN_DATA, False)
+        elif self.turns == "stateless" and is_told and self._report_if_declared is not None:
+            self.report.caveats.remove((UNKNOWN_DATA, False))
+            self.report.current = self._report_if_declared
 
     def _add_doubt(self, text: str) -> None:
         if text not in self._doubts:
@@ -261,6 +269,7 @@ class LoopRun:
             "source": parts.of("source", self.source.read(rng_now) if self.source is not None else None),
             "tracked": self.members.read_tracked(),
             "doubts": list(self._doubts),
+            "turns": self.turns,
         }
 
     def _read_for_checkpoint(self) -> dict[str, Any]:
