@@ -179,18 +179,37 @@ class LoggedOptimizer:
         """What recovery found, and what became known since."""
         return self._run.report.current or RecoveryReport()
 
-    def epochs(self, count: int, data: Any = None, *, batch_size: int | None = None, shuffle: bool = True) -> Iterator[Epoch]:
+    def epochs(
+        self, count: int, data: Any = None, *, batch_size: int | None = None, shuffle: bool = True, stateless: bool = False
+    ) -> Iterator[Epoch]:
         """Yield the epochs that are left of `count`: `for epoch in optimizer.epochs(3, dataset): for batch in epoch: ...`.
 
-        Without `data`, each epoch's batches come from `optimizer.batches(data)`. `batch_size` and `shuffle` are for arrays.
+        Without `data`, each epoch's batches come from `optimizer.batches(data)`. `batch_size` and `shuffle` are for arrays,
+        `stateless` for iterables of the script's own; see `batches`.
         """
-        return self._loops.epochs(count, None if data is None else LoopData(data, batch_size, shuffle))
+        given = None if data is None else LoopData(data, batch_size, shuffle, is_stateless=stateless)
+        return self._loops.epochs(count, given)
 
     def batches(
-        self, data: Any, until: int | None = None, *, batch_size: int | None = None, shuffle: bool = True
+        self,
+        data: Any,
+        until: int | None = None,
+        *,
+        batch_size: int | None = None,
+        shuffle: bool = True,
+        stateless: bool = False,
     ) -> Iterator[Any]:
-        """Yield the batches of the running epoch that are left; outside of `epochs`, those of all epochs up to `until`."""
-        return self._loops.batches(LoopData(data, batch_size, shuffle), until)
+        """Yield the batches of the running epoch that are left; outside of `epochs`, those of all epochs up to `until`.
+
+        Args:
+            data: a tf.data.Dataset, a DataLoader, a PyDataset, arrays, an iterable, or a function that returns a generator.
+            until: number of batches of the whole run.
+            batch_size: of arrays.
+            shuffle: whether arrays are shuffled.
+            stateless: the script's word that a pass over an iterable of its own depends on nothing but the global random
+                generators. Where this is not declared, `report.exact` is None.
+        """
+        return self._loops.batches(LoopData(data, batch_size, shuffle, is_stateless=stateless), until)
 
     def steps(self, until: int, *, stateless: bool = False) -> Iterator[int]:
         """For loops without data: the numbers of the turns that are left.

@@ -37,6 +37,11 @@ _IMPLICIT = (
     "a step was taken outside of the loops of LoggedOptimizer: which data follow, and random numbers drawn since, are known to "
     "the script alone. Take batches from optimizer.epochs(...) or optimizer.batches(...)"
 )
+_UNKNOWN_ITERABLE = (
+    "the data are an iterable of the script's own: what it draws from besides the global random generators, and what it keeps "
+    "from one pass to the next, would not come back. Give a tf.data.Dataset, a DataLoader, a PyDataset, arrays or a list of "
+    "batches; or declare by stateless=True that a pass depends on nothing but the global random generators"
+)
 
 
 class LoopRun:
@@ -52,7 +57,7 @@ class LoopRun:
         scalars: that the loop has logged.
         position: where the loop stands.
         is_looping: whether a loop of `LoggedOptimizer` runs.
-        turns: what the data of the running loop come from, if it is one over `steps()`.
+        turns: what the data of the running loop come from, if it is one over `steps()` or over an iterable of the script's own.
         source: of the batches; None before the first loop over data.
     """
 
@@ -157,7 +162,7 @@ class LoopRun:
             self.report.warn(text, False)
         if body.get("turns") == "unknown":
             self._report_if_declared = self.report.current
-            self.report.warn(UNKNOWN_DATA, False)
+            self.report.warn(UNKNOWN_DATA if body["data"] is None else _UNKNOWN_ITERABLE, False)
 
     def _recovery_scalars(self) -> dict[str, Any]:
         found: dict[str, Any] = self._recovery.kept[0].get("scalars", {})
@@ -172,6 +177,8 @@ class LoopRun:
 
     def take_data(self, data: LoopData) -> Source:
         """Make the source of the batches, and compare the data with those of the run."""
+        if data.is_of_script:
+            self._note_data("stateless" if data.is_stateless else "unknown", _UNKNOWN_ITERABLE)
         if self._data is not None and self.source is not None:
             return self.source
         parts = self._begun_parts()
@@ -247,12 +254,15 @@ class LoopRun:
 
     def note_turns(self, *, stateless: bool) -> None:
         """Note that the loop takes turns without data, and whether it declares that these depend on nothing of its own."""
-        self.turns = "stateless" if stateless else "tracked" if self.members.holds_loop_state() else "unknown"
-        is_told = UNKNOWN_DATA in self.report.texts
-        if self.turns == "unknown" and not is_told:
-            self.report.warn(UNKNOWN_DATA, False)
-        elif self.turns == "stateless" and is_told and self._report_if_declared is not None:
-            self.report.caveats.remove((UNKNOWN_DATA, False))
+        self._note_data("stateless" if stateless else "tracked" if self.members.holds_loop_state() else "unknown", UNKNOWN_DATA)
+
+    def _note_data(self, turns: TurnData, reason: str) -> None:
+        self.turns = turns
+        is_told = reason in self.report.texts
+        if turns == "unknown" and not is_told:
+            self.report.warn(reason, False)
+        elif turns == "stateless" and is_told and self._report_if_declared is not None:
+            self.report.caveats.remove((reason, False))
             self.report.current = self._report_if_declared
 
     def _add_doubt(self, text: str) -> None:

@@ -71,3 +71,30 @@ def train(run: str | None, die: list[Any] | None, how: str, declares_late: bool 
     if run is not None:
         optimizer.close()
     return outcome([model, plain], [], optimizer)
+
+
+class Drawing:
+    """Batches at random places, from a generator of its own or from numpy's global one; each pass has four."""
+
+    def __init__(self, *, draws_of_its_own: bool) -> None:
+        self.x, self.y = arrays()
+        self.draws: Any = np.random.default_rng(6) if draws_of_its_own else np.random.mtrand._rand
+
+    def __iter__(self) -> Any:
+        for _ in range(4):
+            rows = (self.draws.random(BATCH) * len(self.x)).astype(int)
+            yield self.x[rows], self.y[rows]
+
+
+def iterate(run: str, die: list[Any] | None, how: str) -> dict[str, Any]:
+    """Train on an iterable of the script's own, in epochs."""
+    keras.utils.set_random_seed(4)
+    model, plain, death = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)]), keras.optimizers.Adam(1e-2), Death(die)
+    optimizer = LoggedOptimizer(plain, run, model, checkpoint_every=4, segment_bytes=1 << 20)
+    data = Drawing(draws_of_its_own=how == "draws of its own")
+    for epoch in optimizer.epochs(3, data, stateless=how == "stateless"):
+        for x, y in epoch:
+            optimizer.apply(gradients_of(model, x, y), list(model.trainable_weights))
+            death.count("batch")
+    optimizer.close()
+    return outcome([model, plain], [], optimizer)

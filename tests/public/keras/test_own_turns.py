@@ -13,6 +13,7 @@ from tests.public.keras.proof import run_killed
 from tranlogs.training import UNKNOWN_DATA
 
 _SCRIPT = "tests.public.keras.own_turns.train"
+_ITERATE = "tests.public.keras.own_turns.iterate"
 
 
 def _places(seed: int) -> list[list[Any]]:
@@ -43,5 +44,22 @@ def test_a_batch_that_waits_in_a_variable_is_never_called_exact(how: str, torch:
 @pytest.mark.crash
 def test_a_declaration_that_is_made_after_the_crash_is_taken(torch: Lab, tmp_path: Path) -> None:
     whole, resumed = run_killed(torch, _SCRIPT, tmp_path, _places(23), how="stateless", declares_late=True)
+    assert differences(whole["state"], resumed["state"]) == []
+    assert (resumed["exact"], resumed["notes"]) == (True, [])
+
+
+@pytest.mark.crash
+def test_an_iterable_with_a_state_of_its_own_is_never_called_exact(torch: Lab, tmp_path: Path) -> None:
+    """Killed in the second of its passes: the first pass of the next process draws what the first one of the run drew."""
+    whole, resumed = run_killed(torch, _ITERATE, tmp_path, [["batch", 6]], how="draws of its own")
+    assert differences(whole["state"], resumed["state"]), "the iterable began anew"
+    for found in (whole, resumed):
+        assert found["exact"] is None
+        assert ["an iterable of the script's own" in note for note in found["notes"]] == [True]
+
+
+@pytest.mark.crash
+def test_an_iterable_that_draws_from_the_global_generators_may_be_declared(torch: Lab, tmp_path: Path) -> None:
+    whole, resumed = run_killed(torch, _ITERATE, tmp_path, [["batch", 6], ["batch", 3]], how="stateless")
     assert differences(whole["state"], resumed["state"]) == []
     assert (resumed["exact"], resumed["notes"]) == (True, [])
