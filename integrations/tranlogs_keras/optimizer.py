@@ -10,7 +10,7 @@ from typing import Any, Literal
 import keras
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import GRACE_SECONDS, Curve, Monitor, OnSignal, RecoveryReport
+from tranlogs.training import GRACE_SECONDS, Curve, Monitor, OnSignal, RecoveryReport, check_epochs
 
 from . import keras_internals
 from .loop.loop_data import LoopData
@@ -187,6 +187,7 @@ class LoggedOptimizer:
         Without `data`, each epoch's batches come from `optimizer.batches(data)`. `batch_size` and `shuffle` are for arrays,
         `stateless` for iterables of the script's own; see `batches`.
         """
+        check_epochs(count)
         given = None if data is None else LoopData(data, batch_size, shuffle, is_stateless=stateless)
         return self._loops.epochs(count, given)
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from tranlogs.base.config import fitting_segment_bytes
 from tranlogs.base.errors import UsageError
-from tranlogs.training import GRACE_SECONDS, Curve, Monitor, OnSignal, RecoveryReport, RunOptions, RunSettings
+from tranlogs.training import GRACE_SECONDS, Curve, Monitor, OnSignal, RecoveryReport, RunOptions, RunSettings, check_epochs
 
 from .capture.optimizer_hooks import LogKind, OptimizerHooks
 from .capture.replay_check import nested
@@ -251,7 +251,12 @@ class LoggedOptimizer(Optimizer):
         return self.training_run.batches(loader, until)
 
     def epochs(self, count: int, loader: DataLoader[Any] | None = None) -> Iterator[Epoch]:
-        """The epochs that are left of `count`: `for epoch in optimizer.epochs(10): for batch in epoch: ...`."""
+        """The epochs that are left of `count`: `for epoch in optimizer.epochs(10): for batch in epoch: ...`.
+
+        An epoch is its number, from 0, and stands for the loader in functions that train for an epoch: it has `len`, `dataset`,
+        `batch_size` and `sampler`.
+        """
+        check_epochs(count)
         return self.training_run.epochs(count, loader)
 
     def steps(self, until: int, *, stateless: bool = False) -> Iterator[int]:

@@ -24,7 +24,7 @@ from .redo import Decoded, StateDigests, decode_entries, redo_in_order
 from .resources import RunResources
 from .rng import HostRng, is_same_state, numpy_state, python_state, set_host_rng
 from .scalars import Curve, ScalarHistory
-from .settings import RunOptions, RunSettings
+from .settings import RunOptions, RunSettings, check_epochs
 from .write_scans import FIRST_UNITS, Place, ScanSchedule
 
 __all__ = [
@@ -63,6 +63,7 @@ __all__ = [
     "StepRecorder",
     "TurnData",
     "as_retention",
+    "check_epochs",
     "compare_environments",
     "decode_entries",
     "describe_replacement",

@@ -42,11 +42,12 @@ class LiveReport:
         self._run = run
         self.current: RecoveryReport | None = None
         self.caveats: list[tuple[str, bool]] = []
+        self._notes: list[str] = []
 
     @property
     def texts(self) -> list[str]:
-        """The texts of the caveats."""
-        return [text for text, _ in self.caveats]
+        """The texts of the caveats, and of the notes."""
+        return [*(text for text, _ in self.caveats), *self._notes]
 
     def suspect(self, text: str) -> None:
         """Add a caveat that counts until `dismiss` takes it out, or `warn` confirms it."""
@@ -66,6 +67,13 @@ class LiveReport:
         report = self.current or RecoveryReport()
         exact = False if is_wrong else None if report.exact else report.exact
         self.current = replace(report, exact=exact, notes=tuple(dict.fromkeys([*report.notes, text])))
+
+    def note(self, text: str) -> None:
+        """Log what is good to know and does not change the verdict, and add it to the report."""
+        _log.warning("%s: %s", self._run, text)
+        self._notes.append(text)
+        report = self.current or RecoveryReport()
+        self.current = replace(report, notes=tuple(dict.fromkeys([*report.notes, text])))
 
     def verdict(self, exact: bool | None, others: Iterable[str]) -> bool | None:
         """Return whether the recovery is exact, given the caveats.

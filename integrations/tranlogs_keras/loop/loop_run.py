@@ -145,7 +145,8 @@ class LoopRun:
     def _note_random(self, form: LogForm) -> Any:
         def note(names: Any) -> None:
             form.note_random_operations(names)
-            self._doubts = list(dict.fromkeys([*self._doubts, *self.report.texts]))
+            lasting = [text for text in self.report.texts if text not in (UNKNOWN_DATA, _UNKNOWN_ITERABLE)]
+            self._doubts = list(dict.fromkeys([*self._doubts, *lasting]))
 
         return note
 
@@ -262,7 +263,7 @@ class LoopRun:
         if turns == "unknown" and not is_told:
             self.report.warn(reason, False)
         elif turns == "stateless" and is_told and self._report_if_declared is not None:
-            self.report.caveats.remove((reason, False))
+            self.report.dismiss(reason)
             self.report.current = self._report_if_declared
 
     def _add_doubt(self, text: str) -> None:
