@@ -96,7 +96,7 @@ def killed(width: int, run: str, copies: int, out: Path) -> None:
     ) as optimizer:
         report = optimizer.recover()
         recovered = time.time()
-        for number in optimizer.steps(KILLED_AT + 20):
+        for number in optimizer.steps(KILLED_AT + 20, stateless=True):
             if number == KILLED_AT and report.checkpoint_step is None and rank == dist.get_world_size() - 1:
                 optimizer.training_run.journal.wait_checkpoint()
                 Path(f"{out}.killed").write_text(json.dumps([time.time(), number]))

@@ -112,7 +112,7 @@ def _train(run: Path, steps: int) -> None:
     optimizer.recover()
     for p in model.parameters():
         p.grad = torch.randn_like(p)
-    turns = optimizer.steps(_NEVER)
+    turns = optimizer.steps(_NEVER, stateless=True)
     for _ in range(steps):
         next(turns)
         optimizer.step()

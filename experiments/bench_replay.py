@@ -59,7 +59,7 @@ def _case(run: Path, make: Callable[[], Work], options: dict[str, Any], steps: i
     settings: dict[str, Any] = {"checkpoint_every": _NEVER, "durability": "process", "fingerprint": "full"}
     with LoggedOptimizer(inner, run, work.model, **settings) as optimizer:
         optimizer.recover()
-        for _ in optimizer.steps(steps):
+        for _ in optimizer.steps(steps, stateless=True):
             gradients_given(work)
             optimizer.step()
     final = parameters_of(work)

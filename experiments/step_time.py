@@ -112,7 +112,7 @@ class Logged:
         optimizer.close()
         differing = [name for name, value in model.state_dict().items() if not torch.equal(value, self.states[step][name])]
         is_whole = self.settings.get("optimizer_state", True)
-        if report.replayed != steps or differing or (is_whole and not report.exact):
+        if report.replayed != steps or differing or (is_whole and report.first_divergent_step is not None):
             raise SystemExit(f"{work.name}, {self.settings}: not recovered to step {step}: {differing}; {report}")
         return report.seconds_replay
 

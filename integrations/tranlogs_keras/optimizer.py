@@ -10,7 +10,7 @@ from typing import Any, Literal
 import keras
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import GRACE_SECONDS, Curve, Monitor, OnSignal, RecoveryReport
+from tranlogs.training import GRACE_SECONDS, Curve, Monitor, OnSignal, RecoveryReport, check_epochs
 
 from . import keras_internals
 from .loop.loop_data import LoopData
@@ -179,22 +179,53 @@ class LoggedOptimizer:
         """What recovery found, and what became known since."""
         return self._run.report.current or RecoveryReport()
 
-    def epochs(self, count: int, data: Any = None, *, batch_size: int | None = None, shuffle: bool = True) -> Iterator[Epoch]:
+    def epochs(
+        self, count: int, data: Any = None, *, batch_size: int | None = None, shuffle: bool = True, stateless: bool = False
+    ) -> Iterator[Epoch]:
         """Yield the epochs that are left of `count`: `for epoch in optimizer.epochs(3, dataset): for batch in epoch: ...`.
 
-        Without `data`, each epoch's batches come from `optimizer.batches(data)`. `batch_size` and `shuffle` are for arrays.
+        Without `data`, each epoch's batches come from `optimizer.batches(data)`. `batch_size` and `shuffle` are for arrays,
+        `stateless` for iterables of the script's own; see `batches`.
         """
-        return self._loops.epochs(count, None if data is None else LoopData(data, batch_size, shuffle))
+        check_epochs(count)
+        given = None if data is None else LoopData(data, batch_size, shuffle, is_stateless=stateless)
+        return self._loops.epochs(count, given)
 
     def batches(
-        self, data: Any, until: int | None = None, *, batch_size: int | None = None, shuffle: bool = True
+        self,
+        data: Any,
+        until: int | None = None,
+        *,
+        batch_size: int | None = None,
+        shuffle: bool = True,
+        stateless: bool = False,
     ) -> Iterator[Any]:
-        """Yield the batches of the running epoch that are left; outside of `epochs`, those of all epochs up to `until`."""
-        return self._loops.batches(LoopData(data, batch_size, shuffle), until)
+        """Yield the batches of the running epoch that are left; outside of `epochs`, those of all epochs up to `until`.
 
-    def steps(self, until: int) -> Iterator[int]:
-        """For loops without data: yield the numbers of the turns that are left, from 0 to `until` - 1."""
-        return self._loops.steps(until)
+        Args:
+            data: a tf.data.Dataset, a DataLoader, a PyDataset, arrays, an iterable, or a function that returns a generator.
+            until: number of batches of the whole run.
+            batch_size: of arrays.
+            shuffle: whether arrays are shuffled.
+            stateless: the script's word that a pass over an iterable of its own depends on nothing but the global random
+                generators. Where this is not declared, `report.exact` is None.
+        """
+        return self._loops.batches(LoopData(data, batch_size, shuffle, is_stateless=stateless), until)
+
+    def steps(self, until: int, *, stateless: bool = False) -> Iterator[int]:
+        """For loops without data: the numbers of the turns that are left.
+
+        A fresh run yields the integers from 0 to `until` - 1, a resumed one those that are left: the first is the turn that the
+        crash interrupted. What the body does until it asks for the next turn belongs to the turn.
+
+        Args:
+            until: number of turns of the whole run.
+            stateless: the script's word that a turn depends on nothing but its number, what is tracked, and the global random
+                generators (numpy, Python, Keras' and the backend's): no batch is kept in a variable from one turn to the next,
+                and there is no environment, iterator or generator that is not tracked. Where nothing tracked holds the
+                state of the loop and this is not declared, `report.exact` is None.
+        """
+        return self._loops.steps(until, stateless=stateless)
 
     def log_scalars(self, **scalars: float) -> None:
         """Keep small numbers (a loss) with the running batch; `tranlogs log` shows them, `scalars` has their curves."""

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from tranlogs.base.config import fitting_segment_bytes
 from tranlogs.base.errors import UsageError
-from tranlogs.training import GRACE_SECONDS, Curve, Monitor, OnSignal, RecoveryReport, RunOptions, RunSettings
+from tranlogs.training import GRACE_SECONDS, Curve, Monitor, OnSignal, RecoveryReport, RunOptions, RunSettings, check_epochs
 
 from .capture.optimizer_hooks import LogKind, OptimizerHooks
 from .capture.replay_check import nested
@@ -251,12 +251,28 @@ class LoggedOptimizer(Optimizer):
         return self.training_run.batches(loader, until)
 
     def epochs(self, count: int, loader: DataLoader[Any] | None = None) -> Iterator[Epoch]:
-        """The epochs that are left of `count`: `for epoch in optimizer.epochs(10): for batch in epoch: ...`."""
+        """The epochs that are left of `count`: `for epoch in optimizer.epochs(10): for batch in epoch: ...`.
+
+        An epoch is its number, from 0, and stands for the loader in functions that train for an epoch: it has `len`, `dataset`,
+        `batch_size` and `sampler`.
+        """
+        check_epochs(count)
         return self.training_run.epochs(count, loader)
 
-    def steps(self, until: int) -> Iterator[int]:
-        """For loops without a loader: the numbers of the turns that are left, from 0 to `until` - 1."""
-        return self.training_run.steps(until)
+    def steps(self, until: int, *, stateless: bool = False) -> Iterator[int]:
+        """For loops without a loader: the numbers of the turns that are left.
+
+        A fresh run yields the integers from 0 to `until` - 1, a resumed one those that are left: the first is the turn that the
+        crash interrupted. What the body does until it asks for the next turn belongs to the turn.
+
+        Args:
+            until: number of turns of the whole run.
+            stateless: the script's word that a turn depends on nothing but its number, what is tracked, and the global random
+                generators (torch, numpy, Python): no batch is kept in a variable from one turn to the next, and there is no
+                environment, iterator or generator that is not tracked. Where nothing tracked holds the state of the loop
+                and this is not declared, `report.exact` is None.
+        """
+        return self.training_run.steps(until, stateless=stateless)
 
     def log_scalars(self, **scalars: float) -> None:
         """Keep small numbers (a loss) with the running batch; `tranlogs log` shows them, `scalars` has their curves."""

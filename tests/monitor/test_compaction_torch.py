@@ -98,7 +98,7 @@ scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
 optimizer.track(scheduler=scheduler)
 report = optimizer.recover()
 print(report.step, report.checkpoint_step, report.exact, flush=True)
-for number in optimizer.steps(int(sys.argv[2])):
+for number in optimizer.steps(int(sys.argv[2]), stateless=True):
     model(torch.randn(16, 256)).square().mean().backward()
     optimizer.step(); scheduler.step(); optimizer.zero_grad()
     if len(sys.argv) > 3:

@@ -97,7 +97,7 @@ class Attempt:
 def with_plain_loops(optimizer: torch.optim.Optimizer) -> Any:
     """A plain optimizer with `batches`, `epochs`, `steps`, `clip_grad_norm_` and `log_scalars`, written in the plainest way."""
     plain: Any = optimizer
-    plain.batches, plain.epochs, plain.steps = _batches, _epochs, range
+    plain.batches, plain.epochs, plain.steps = _batches, _epochs, _steps
     plain.clip_grad_norm_ = partial(_clip, optimizer)
     plain.log_scalars = lambda **_: None
     plain.close = lambda: None
@@ -112,6 +112,10 @@ def _batches(loader: Any, until: int | None = None) -> Iterator[Any]:
             yield batch
             if taken == until:
                 return
+
+
+def _steps(until: int, *, stateless: bool = False) -> range:
+    return range(until)
 
 
 class _PlainEpoch(int):

@@ -184,7 +184,7 @@ def without_loader(attempt: Attempt, *, batches: int = 20) -> None:
     model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 2))
     optimizer = attempt.wrap(torch.optim.NAdam(model.parameters(), lr=0.01), model)
     attempt.start(optimizer)
-    for number in optimizer.steps(batches):
+    for number in optimizer.steps(batches, stateless=True):
         attempt.saw(number, number)
         model(torch.randn(5, 4)).square().sum().backward()
         attempt.tick()

@@ -181,7 +181,7 @@ def hooked(attempt: Attempt, *, when: str) -> None:
     handle = register_optimizer_step_pre_hook(halve)
     try:
         attempt.start(optimizer)
-        for number in optimizer.steps(8):
+        for number in optimizer.steps(8, stateless=True):
             if when == "late" and number == 3:  # right before a step of the inner
                 inner.register_step_pre_hook(clip)
                 inner.register_step_post_hook(clamp)
@@ -230,7 +230,7 @@ def test_strange_optimizer_comes_back_to_the_bit(with_closure: bool, tmp_path: P
         model = small()
         optimizer = attempt.wrap(Sloppy(model.parameters()), model)
         attempt.start(optimizer)
-        for number in optimizer.steps(7):
+        for number in optimizer.steps(7, stateless=True):
             if number == 3:
                 model[0].weight.data.mul_(0.5)
             model(torch.ones(2, 4)).sum().backward()
@@ -255,7 +255,7 @@ def test_step_that_raises_leaves_nothing_behind(tmp_path: Path) -> None:
 
     optimizer = logged(model, run, checkpoint_every=1000)
     optimizer.recover()
-    for number in optimizer.steps(6):
+    for number in optimizer.steps(6, stateless=True):
         if number == 2:
             handle = optimizer.inner.register_step_pre_hook(refuse)
             with pytest.raises(ValueError, match="not today"):
@@ -304,7 +304,7 @@ def scaled(attempt: Attempt, *, fused: bool, unscale: bool, is_zeroed_first: boo
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
     scheduler = lr_scheduler.StepLR(optimizer, 3, 0.9)
     attempt.start(optimizer, scaler=scaler, scheduler=scheduler)
-    for number in optimizer.steps(14):
+    for number in optimizer.steps(14, stateless=True):
         if is_zeroed_first:
             optimizer.zero_grad()
         loss = model(torch.full((3, 4), 0.1 * number)).square().sum()
@@ -395,7 +395,7 @@ def clipped_crosswise(attempt: Attempt) -> None:
     if attempt.run is None:
         other.clip_grad_norm_ = lambda norm: torch.nn.utils.clip_grad_norm_(second.parameters(), norm)
     attempt.start(optimizer)
-    for number in optimizer.steps(9):
+    for number in optimizer.steps(9, stateless=True):
         x = torch.full((3, 4), 0.1 * number)
         (first(x) + second(x)).square().sum().backward()
         optimizer.clip_grad_norm_(0.1)
@@ -447,7 +447,7 @@ def test_compiled_model_takes_up_the_run_of_the_plain_one(tmp_path: Path) -> Non
     model = small()
     with logged(model, run) as optimizer:
         optimizer.recover()
-        for number in optimizer.steps(3):
+        for number in optimizer.steps(3, stateless=True):
             one_step(model, optimizer, number)
     other = small()
     with logged(torch.compile(other, backend="eager"), run, torch.optim.AdamW(other.parameters(), lr=0.01)) as optimizer:

@@ -17,19 +17,20 @@ from .environment import compare_environments
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, some_bytes, window_of
 from .forecast import forecast_writes
 from .gradient_layout import GradientLayout
-from .live_report import LiveReport
+from .live_report import UNKNOWN_DATA, LiveReport, TurnData
 from .offline import OfflineReplay
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
 from .resources import RunResources
 from .rng import HostRng, is_same_state, numpy_state, python_state, set_host_rng
 from .scalars import Curve, ScalarHistory
-from .settings import RunOptions, RunSettings
+from .settings import RunOptions, RunSettings, check_epochs
 from .write_scans import FIRST_UNITS, Place, ScanSchedule
 
 __all__ = [
     "FIRST_UNITS",
     "GRACE_SECONDS",
+    "UNKNOWN_DATA",
     "Automatic",
     "CheckpointPolicy",
     "Curve",
@@ -60,7 +61,9 @@ __all__ = [
     "ScanSchedule",
     "StateDigests",
     "StepRecorder",
+    "TurnData",
     "as_retention",
+    "check_epochs",
     "compare_environments",
     "decode_entries",
     "describe_replacement",

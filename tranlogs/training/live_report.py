@@ -6,10 +6,23 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from ..recovery import RecoveryReport
 
 _log = logging.getLogger("tranlogs")
+
+# What the data of a loop over `steps()` come from, as a boundary records it: nothing but what the run has, as the script has
+# declared; a tracked loader, or another tracked object with a state; or it is not known.
+TurnData = Literal["stateless", "tracked", "unknown"]
+
+UNKNOWN_DATA = (
+    "the loop takes its turns from optimizer.steps(...), and nothing that is tracked tells which data follow: a batch kept in "
+    "a variable, an environment or a counter of the script would not come back. Track what holds them, with state_dict and "
+    "load_state_dict, by optimizer.track(name=...); or take the batches from optimizer.batches(...) or optimizer.epochs(...); "
+    "or declare by optimizer.steps(until=..., stateless=True) that a turn depends on nothing but its number, what is tracked "
+    "and the global random generators"
+)
 
 
 class LiveReport:
@@ -29,11 +42,12 @@ class LiveReport:
         self._run = run
         self.current: RecoveryReport | None = None
         self.caveats: list[tuple[str, bool]] = []
+        self._notes: list[str] = []
 
     @property
     def texts(self) -> list[str]:
-        """The texts of the caveats."""
-        return [text for text, _ in self.caveats]
+        """The texts of the caveats, and of the notes."""
+        return [*(text for text, _ in self.caveats), *self._notes]
 
     def suspect(self, text: str) -> None:
         """Add a caveat that counts until `dismiss` takes it out, or `warn` confirms it."""
@@ -53,6 +67,13 @@ class LiveReport:
         report = self.current or RecoveryReport()
         exact = False if is_wrong else None if report.exact else report.exact
         self.current = replace(report, exact=exact, notes=tuple(dict.fromkeys([*report.notes, text])))
+
+    def note(self, text: str) -> None:
+        """Log what is good to know and does not change the verdict, and add it to the report."""
+        _log.warning("%s: %s", self._run, text)
+        self._notes.append(text)
+        report = self.current or RecoveryReport()
+        self.current = replace(report, notes=tuple(dict.fromkeys([*report.notes, text])))
 
     def verdict(self, exact: bool | None, others: Iterable[str]) -> bool | None:
         """Return whether the recovery is exact, given the caveats.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, get_args
 
@@ -97,6 +98,21 @@ class RunSettings:
             grace_seconds=check_shutdown_settings(options.on_signal, options.grace_seconds),
             takes_over=is_takeover_wanted(options.take_over),
         )
+
+
+def check_epochs(count: object) -> None:
+    """Refuse anything but a number of epochs, such as the `range` of a plain loop.
+
+    Raises:
+        UsageError: it is no number; the message says what to write instead.
+    """
+    if isinstance(count, Real):
+        return
+    what = "optimizer.epochs(10, data) yields the numbers of ten epochs, from 0 on, and leaves finished ones out"
+    if isinstance(count, range) and count.step == 1 and len(count):
+        what = f"optimizer.epochs({len(count)}, ...) yields the numbers from 0 on, and leaves finished epochs out"
+        what += f". The numbers of the range are epoch + {count.start}" if count.start else ""
+    raise UsageError(f"epochs({count!s:.60}): give the number of epochs of the whole run: {what}")
 
 
 def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:

@@ -25,18 +25,21 @@ class LoopData:
         data: as the script gave them.
         batch_size: for arrays.
         shuffle: for arrays.
+        is_stateless: whether the script declares that a pass depends on nothing but the global random generators.
 
     Attributes:
         given: the data as the script gave them.
+        is_of_script: whether they are an iterable whose state is known to the script alone.
         data_adapter: Keras's adapter, or a plain one where Keras needs none.
         steps_per_epoch: None.
     """
 
     steps_per_epoch = None
 
-    def __init__(self, data: Any, batch_size: int | None, shuffle: bool) -> None:
-        self.given = data
+    def __init__(self, data: Any, batch_size: int | None, shuffle: bool, *, is_stateless: bool) -> None:
+        self.given, self.is_stateless = data, is_stateless
         self.data_adapter = _adapter(data, batch_size, shuffle)
+        self.is_of_script = isinstance(self.data_adapter, _PlainAdapter) and not isinstance(data, (list, tuple))
 
     def _get_iterator(self) -> Any:
         adapter = self.data_adapter

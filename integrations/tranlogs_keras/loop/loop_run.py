@@ -9,7 +9,7 @@ from typing import Any
 
 from tranlogs.base.config import fitting_segment_bytes
 from tranlogs.base.errors import NotRecovered, UsageError
-from tranlogs.training import LiveReport, RecoveryReport, RunResources, ScalarHistory
+from tranlogs.training import UNKNOWN_DATA, LiveReport, RecoveryReport, RunResources, ScalarHistory, TurnData
 
 from .. import keras_internals
 from ..backends import arrays, make_backend
@@ -37,9 +37,10 @@ _IMPLICIT = (
     "a step was taken outside of the loops of LoggedOptimizer: which data follow, and random numbers drawn since, are known to "
     "the script alone. Take batches from optimizer.epochs(...) or optimizer.batches(...)"
 )
-_TURNS = (
-    "the loop takes its turns from optimizer.steps(...): which data follow is known to the script alone. Take batches from "
-    "optimizer.epochs(...) or optimizer.batches(...)"
+_UNKNOWN_ITERABLE = (
+    "the data are an iterable of the script's own: what it draws from besides the global random generators, and what it keeps "
+    "from one pass to the next, would not come back. Give a tf.data.Dataset, a DataLoader, a PyDataset, arrays or a list of "
+    "batches; or declare by stateless=True that a pass depends on nothing but the global random generators"
 )
 
 
@@ -56,6 +57,7 @@ class LoopRun:
         scalars: that the loop has logged.
         position: where the loop stands.
         is_looping: whether a loop of `LoggedOptimizer` runs.
+        turns: what the data of the running loop come from, if it is one over `steps()` or over an iterable of the script's own.
         source: of the batches; None before the first loop over data.
     """
 
@@ -64,6 +66,8 @@ class LoopRun:
         self.report, self.scalars = LiveReport(settings.shared.run), ScalarHistory()
         self.position, self.is_looping = Position(), False
         self.source: Source | None = None
+        self.turns: TurnData | None = None
+        self._report_if_declared: RecoveryReport | None = None  # of data that were not known before the crash
         self._data: dict[str, Any] | None = None
         self._environment: dict[str, Any] = {}
         self._doubts: list[str] = []  # that later processes have to report, too
@@ -141,7 +145,8 @@ class LoopRun:
     def _note_random(self, form: LogForm) -> Any:
         def note(names: Any) -> None:
             form.note_random_operations(names)
-            self._doubts = list(dict.fromkeys([*self._doubts, *self.report.texts]))
+            lasting = [text for text in self.report.texts if text not in (UNKNOWN_DATA, _UNKNOWN_ITERABLE)]
+            self._doubts = list(dict.fromkeys([*self._doubts, *lasting]))
 
         return note
 
@@ -156,6 +161,9 @@ class LoopRun:
         self.scalars.extend(found.scalars)
         for text in self._doubts:
             self.report.warn(text, False)
+        if body.get("turns") == "unknown":
+            self._report_if_declared = self.report.current
+            self.report.warn(UNKNOWN_DATA if body["data"] is None else _UNKNOWN_ITERABLE, False)
 
     def _recovery_scalars(self) -> dict[str, Any]:
         found: dict[str, Any] = self._recovery.kept[0].get("scalars", {})
@@ -170,6 +178,8 @@ class LoopRun:
 
     def take_data(self, data: LoopData) -> Source:
         """Make the source of the batches, and compare the data with those of the run."""
+        if data.is_of_script:
+            self._note_data("stateless" if data.is_stateless else "unknown", _UNKNOWN_ITERABLE)
         if self._data is not None and self.source is not None:
             return self.source
         parts = self._begun_parts()
@@ -243,9 +253,18 @@ class LoopRun:
         wants = is_epoch_end and self.settings.every_epoch
         self._boundaries.commit(is_end=True, wants_checkpoint=wants, scalars=noted or None)
 
-    def note_turns(self) -> None:
-        """The loop takes turns without data."""
-        self._add_doubt(_TURNS)
+    def note_turns(self, *, stateless: bool) -> None:
+        """Note that the loop takes turns without data, and whether it declares that these depend on nothing of its own."""
+        self._note_data("stateless" if stateless else "tracked" if self.members.holds_loop_state() else "unknown", UNKNOWN_DATA)
+
+    def _note_data(self, turns: TurnData, reason: str) -> None:
+        self.turns = turns
+        is_told = reason in self.report.texts
+        if turns == "unknown" and not is_told:
+            self.report.warn(reason, False)
+        elif turns == "stateless" and is_told and self._report_if_declared is not None:
+            self.report.dismiss(reason)
+            self.report.current = self._report_if_declared
 
     def _add_doubt(self, text: str) -> None:
         if text not in self._doubts:
@@ -261,6 +280,7 @@ class LoopRun:
             "source": parts.of("source", self.source.read(rng_now) if self.source is not None else None),
             "tracked": self.members.read_tracked(),
             "doubts": list(self._doubts),
+            "turns": self.turns,
         }
 
     def _read_for_checkpoint(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Loops:
                 "outer loop's batches are places to come back to"
             )
         self.run.begin()
-        self.run.is_looping = True
+        self.run.is_looping, self.run.turns = True, None
         try:
             yield
         finally:
@@ -159,11 +159,11 @@ class Loops:
         position.passes += 1
         self._is_exhausted = False
 
-    def steps(self, until: int) -> Iterator[int]:
+    def steps(self, until: int, *, stateless: bool) -> Iterator[int]:
         """Yield the number of each turn of a loop without data, from 0; a boundary follows each."""
         with self._looping():
             run, position = self.run, self.run.position
-            run.note_turns()
+            run.note_turns(stateless=stateless)
             run.come_back()
             while position.total < until:
                 yield position.total

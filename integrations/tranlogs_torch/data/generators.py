@@ -67,6 +67,9 @@ class PythonGenerator:
         self.generator.setstate(state["python"])
 
 
+GENERATORS = (TorchGenerator, NumpyGenerator, NumpyRandomState, PythonGenerator)
+
+
 def trackable(thing: Any) -> Any:
     """The thing, or what gives it a state_dict if it is a generator."""
     if isinstance(thing, torch.Generator):

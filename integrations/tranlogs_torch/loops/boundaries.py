@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from tranlogs.training import Place
+from tranlogs.training import UNKNOWN_DATA, Place
 
 from ..state import naming
 from ..tensors.placement import local
 from .loops import Loops
 from .recovery import Recovery
 from .run_parts import RunParts
+from .turns import Turns
 from .user_loops.user_loops import UserLoops
 from .write_log import WriteLog
 
@@ -93,8 +94,17 @@ class Boundaries:
         taken = self._auxiliary.taken()
         if self.steps_since_boundary == 0 and taken != self._taken_at_boundary and self._is_amid(taken, asking):
             return
+        self._note_turns()
         self._commit(self._auxiliary.read())
         self._taken_at_boundary = taken
+
+    def _note_turns(self) -> None:
+        """Note what the data of the running loop come from, if it is one over `steps()`."""
+        outer = self._loops.running[0] if self._loops.running else None
+        self._auxiliary.turns = outer.basis() if isinstance(outer, Turns) else None
+        report = self._parts.report.current
+        if self._auxiliary.turns == "unknown" and (report is None or UNKNOWN_DATA not in report.notes):
+            self._parts.report.warn(UNKNOWN_DATA, False)
 
     def _say_nested(self) -> None:
         if self.steps_since_boundary and not self._has_said_nested:
@@ -168,7 +178,7 @@ class Boundaries:
             self._is_forward_seen = False  # this unit merges with the next, of which the buffers will be kept
             return
         self.note_writes("at a boundary")
-        body = self._auxiliary.read() | {"rng": implicit["rng"], "is_implicit": True}
+        body = self._auxiliary.read() | {"rng": implicit["rng"], "is_implicit": True, "turns": None}
         self._commit(body if is_before_forward else body | {"buffers": implicit["buffers"]})
 
     def leave_join(self) -> None:

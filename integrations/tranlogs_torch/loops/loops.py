@@ -15,6 +15,7 @@ from ..data.position.loader_position import LoaderPosition
 from ..data.rng import get_rng
 from ..state.backup import StateBackup
 from .run_parts import RunParts
+from .turns import Turns
 from .user_loops.user_loops import UserLoops
 
 
@@ -43,6 +44,10 @@ class UnitCommitter(Protocol):
 
     def find_other_writes(self) -> list[str]:
         """Return the names of optimizers whose state or groups were written."""
+        ...
+
+    def refresh_report(self) -> None:
+        """Make the report of the recovery again."""
         ...
 
 
@@ -101,10 +106,13 @@ class Loops:
                 f"{what} was changed between recover() and the first batch, and training goes on with what it is now", False
             )
 
-    def steps(self, until: int) -> Iterator[int]:
+    def steps(self, until: int, *, stateless: bool) -> Iterator[int]:
         """Yield the number of each turn of a loop without a loader, from 0; a boundary follows each."""
-        turns, auxiliary = object(), self._parts.auxiliary
+        turns, auxiliary = Turns(self._parts, stateless=stateless), self._parts.auxiliary
         with self._looping(turns):
+            if stateless and auxiliary.turns == "unknown":  # the process that was killed had not declared it
+                auxiliary.turns = "stateless"
+                self._boundaries.refresh_report()
             if auxiliary.count < until or not self._user_loops.is_led:
                 auxiliary.open_loop()
             while auxiliary.count < until:

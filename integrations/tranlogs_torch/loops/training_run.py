@@ -184,7 +184,7 @@ class TrainingRun:
         """Track loaders and anything with state_dict / load_state_dict; refuse what cannot be stored."""
         for name, thing in things.items():
             self.auxiliary.track(name, thing)
-        self._recovery.refresh_report()
+        self.refresh_report()
 
     def grow(self, name: str, thing: Growing) -> None:
         """Track state that is too large for each boundary, before `recover()`: a boundary holds what was added to it."""
@@ -195,6 +195,10 @@ class TrainingRun:
         self._parts.writes.looks.expect_writes()
 
     # Recovery.
+
+    def refresh_report(self) -> None:
+        """Make the report of the recovery again: what was missing then may be tracked or declared now."""
+        self._recovery.refresh_report()
 
     def recover(
         self,
@@ -314,9 +318,9 @@ class TrainingRun:
         """The loops of `LoggedOptimizer` that are running, the outermost first."""
         return self._loops.running
 
-    def steps(self, until: int) -> Iterator[int]:
+    def steps(self, until: int, *, stateless: bool) -> Iterator[int]:
         """Yield the number of each turn of a loop without a loader."""
-        return self._loops.steps(until)
+        return self._loops.steps(until, stateless=stateless)
 
     def batches(self, loader: DataLoader[Any], until: int | None) -> Iterator[Any]:
         """Yield the batches of a loader over all epochs."""

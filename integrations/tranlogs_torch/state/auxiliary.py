@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UnencodableState, UsageError
 from tranlogs.records import Fixed, tree
-from tranlogs.training import FixedCache
+from tranlogs.training import UNKNOWN_DATA, FixedCache, TurnData
 
 from ..data.generators import generators_in, trackable
 from ..data.lasting_states import LastingStates
@@ -52,6 +52,7 @@ class Auxiliary:
         loaders: positions in the data, by name.
         count: turns of loops without a loader.
         is_carried: True if the loop carries outputs of the model on to the next batch, which are not tracked.
+        turns: what the data of these came from at the last boundary; None if that was not in a loop over `steps()`.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Auxiliary:
         self.loaders: dict[str, LoaderPosition] = {}
         self.count = 0
         self.is_carried = False
+        self.turns: TurnData | None = None
         self._landed: dict[str, Any] | None = None  # what recovery landed on, until training goes on
         self._positions: dict[str, Any] = {}  # recorded positions of loaders that nobody has named yet
         self._rng: dict[str, Any] | None = None  # for the first loop that is opened after a recovery
@@ -153,6 +155,8 @@ class Auxiliary:
                 f"gradients of parameters that no optimizer has ({self._orphans[0]}, ...) pile up and are not brought "
                 "back: freeze them with requires_grad_(False)"
             )
+        if self.turns == "unknown":
+            found.append(UNKNOWN_DATA)
         return found
 
     @property
@@ -215,6 +219,7 @@ class Auxiliary:
             "tracked": tracked or _NOTHING,
             "data": {name: self._lasting[name].of(position) for name, position in self.read_data().items()},
             "count": self.count,
+            "turns": self.turns,
             "buffers": {name: local(buffer) for name, buffer in buffers.items()} or _NOTHING,
             "extra": self._state.extra.read() or _NOTHING,
             "own": {which: own for which, o in self._state.optimizers.items() if (own := split(o)[0])} or _NOTHING,
@@ -264,9 +269,9 @@ class Auxiliary:
         """Set all of it to a recorded boundary's; buffers are the state's to set."""
         self._landed, self._positions = body, dict(body["data"])
         self._start_rng = Fixed(body.get("start_rng", {}))
-        self.count = body["count"]
         self.is_carried = body.get("is_carried", False)
         self._state.growth.load_whole(body.get("whole", {}))
+        self.count, self.turns = body["count"], body.get("turns")
         for name, position in self.loaders.items():
             if name in self._positions:
                 position.load_state_dict(self._positions.pop(name))

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 
 from tranlogs.training import Recovered
 from tranlogs.training import judge_exactness as compared
 
+from ..data.loop_state import is_scheduler
 from .extra_state import split
 from .state import TorchState
 
@@ -69,8 +69,7 @@ def untracked_scheduler(optimizers: Iterable[torch.optim.Optimizer], tracked: It
     A scheduler writes `initial_lr` into the groups of its optimizer, and wraps its `step`. Scripts that compute learning rates
     by hand write `initial_lr` as well; they wrap nothing.
     """
-    tracked_or_inside = (getattr(thing, "scheduler", thing) for thing in tracked)  # accelerate's keeps one
-    if any(isinstance(thing, LRScheduler) or hasattr(thing, "last_epoch") for thing in tracked_or_inside):
+    if any(map(is_scheduler, tracked)):
         return []
     scheduled = [o for o in optimizers if any("initial_lr" in group for group in o.param_groups)]
     if not any(hasattr(o.step, "_wrapped_by_lr_sched") for o in [*scheduled, *_wrappers(scheduled)]):

@@ -61,6 +61,7 @@ def refusals(run: str) -> dict[str, str]:
     gradients = [np.zeros(v.shape, "float32") for v in other.trainable_variables]
     found["other variables"] = _message(lambda: logged.apply(gradients, other.trainable_variables))
     found["no bound"] = _message(lambda: next(iter(logged.batches(arrays(), batch_size=4))))
+    found["range"] = _message(lambda: logged.epochs(range(1, 4), arrays(), batch_size=4))
     found["nested"] = _message(lambda: [list(logged.steps(2)) for _ in logged.steps(2)])
     logged.close()
     if keras.backend.backend() == "torch":

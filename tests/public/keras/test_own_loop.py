@@ -85,6 +85,7 @@ def test_a_wrong_use_is_refused_with_what_to_do(backend: Lab, tmp_path: Path) ->
         "tracked twice": "track(numbers=...): another object is tracked under this name already",
         "other variables": "which is no trainable variable of the model that was given with this optimizer",
         "no bound": "batches() outside of epochs() needs until=...",
+        "range": "optimizer.epochs(3, ...) yields the numbers from 0 on, and leaves finished epochs out. The numbers of",
         "nested": "one loop of LoggedOptimizer runs inside another",
         "unbuilt": "Call the model once on a batch before the loop",
     }

@@ -38,7 +38,7 @@ def plain(optimizer: Any, loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 def steps(optimizer: Any, loader: DataLoader[Any]) -> Iterator[Any]:
-    for _ in optimizer.steps(BATCHES):
+    for _ in optimizer.steps(BATCHES, stateless=True):
         yield (torch.randn(4, 2),)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.torch.lab import Attempt, in_child, prove_exact
+from tests.torch.lab import Attempt, differences, in_child, prove_exact
 from tests.torch.nets import seed
 from tranlogs_torch import LoggedOptimizer, RecoveryReport
 from tranlogs_torch.state.caveats import has_steps
@@ -184,3 +186,43 @@ def test_only_state_of_steps_counts_as_steps() -> None:
     parameter.grad = torch.ones(3)
     optimizer.step()
     assert has_steps(optimizer)
+
+
+def writes_files(attempt: Attempt, *, folder: Path, has_plain_loop: bool) -> None:
+    """As the imagenet example: a file for each epoch, and the best of them."""
+    model, loader, optimizer = built(attempt)
+    attempt.start(optimizer, loader=loader)
+    for epoch in range(EPOCHS) if has_plain_loop else optimizer.epochs(EPOCHS, loader):
+        for (x,) in loader if has_plain_loop else epoch:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            attempt.tick()
+            optimizer.step()
+        folder.mkdir(exist_ok=True)
+        torch.save(model.state_dict(), folder / f"{int(epoch)}.pt")
+    attempt.keep(model=model, optimizer=optimizer)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("has_plain_loop", [True, False])
+def test_files_of_finished_epochs_that_are_written_again_are_named(
+    has_plain_loop: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Weights and the rest of the run are exact all the same."""
+    script = partial(writes_files, has_plain_loop=has_plain_loop)
+    right = Watched()
+    script(right, folder=tmp_path / "right")
+    killed, folder = Watched(tmp_path / "run", die_at=2 * BATCHES + 5), tmp_path / "files"
+    assert in_child(lambda: script(killed, folder=folder)) == -signal.SIGKILL
+    resumed = Watched(tmp_path / "run")
+    with caplog.at_level(logging.WARNING):
+        script(resumed, folder=folder)
+    assert differences(resumed.outcome(), right.outcome()) == []
+    written = [
+        path.name for path in sorted(folder.iterdir()) if path.read_bytes() != (tmp_path / "right" / path.name).read_bytes()
+    ]
+    assert written == (["0.pt", "1.pt"] if has_plain_loop else [])
+    words = ("is overwritten", "optimizer.epochs(", "The run stands in epoch 2 (counted from 0), at batch 4")
+    told = [note for note in resumed.logged.report.notes if all(word in note for word in words)]
+    assert len(told) == caplog.text.count("is overwritten") == (1 if has_plain_loop else 0)
+    assert resumed.logged.report.exact is True

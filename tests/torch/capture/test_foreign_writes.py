@@ -244,7 +244,7 @@ def test_a_square_weight_that_is_transposed_comes_back_transposed(tmp_path: Path
         optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), 0.1), model)
         attempt.start(optimizer)
         attempt.keep(model=model, optimizer=optimizer)
-        for turn in optimizer.steps(9):
+        for turn in optimizer.steps(9, stateless=True):
             model(torch.randn(2, 4)).square().sum().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -269,7 +269,7 @@ def test_a_weight_that_was_laid_out_otherwise_comes_back_so_from_a_checkpoint_al
         attempt.start(optimizer)
         attempt.keep(model=model, optimizer=optimizer)
         recovered.append(model.weight.stride())
-        for turn in optimizer.steps(9):
+        for turn in optimizer.steps(9, stateless=True):
             if turn == 3:
                 model.to(memory_format=torch.channels_last)
                 optimizer.state[model.weight]["momentum_buffer"] = torch.zeros_like(model.weight)

@@ -62,7 +62,7 @@ def simple(
         turn = torch.compile(turn, backend="eager") if compiled == "turn" else turn
         stepped = {"step": optimizer, "step of the inner": inner}.get(compiled)
         step = None if stepped is None else torch.compile(stepped.step, backend="eager")
-    for _ in optimizer.steps(batches):
+    for _ in optimizer.steps(batches, stateless=True):
         x = torch.randn(5, 6)
         attempt.tick()
         if closure:
@@ -107,7 +107,7 @@ def test_step_compiled_to_machine_code_is_redone_to_the_bit(tmp_path: Path, monk
         optimizer = attempt.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model)
         attempt.start(optimizer)
         step = torch.compile(optimizer.step)
-        for _ in optimizer.steps(batches):
+        for _ in optimizer.steps(batches, stateless=True):
             optimizer.zero_grad()
             model(torch.randn(5, 6)).square().sum().backward()
             step()
@@ -414,7 +414,7 @@ def test_weights_written_after_recovery_are_said(tmp_path: Path, caplog: pytest.
     assert optimizer.recover().step == 12
     with torch.no_grad(), caplog.at_level(logging.WARNING):
         model[2].bias.add_(0.1)
-        for _ in optimizer.steps(13):
+        for _ in optimizer.steps(13, stateless=True):
             pass
     assert "2.bias was written between recover() and the first batch" in caplog.text
     assert optimizer.report.exact is None

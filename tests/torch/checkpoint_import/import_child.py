@@ -54,7 +54,7 @@ def logged(run: Path, last: int, kill: int, out: Path) -> None:
     report = optimizer.track(scheduler=scheduler).recover()
     assert report.exact is True, report
     first = scheduler.last_epoch - report.step  # steps that were taken before the run began
-    for number in optimizer.steps(last - first):
+    for number in optimizer.steps(last - first, stateless=True):
         if first + number == kill:
             os.kill(os.getpid(), signal.SIGKILL)
         train(first + number, model, optimizer, scheduler)

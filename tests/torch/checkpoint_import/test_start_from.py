@@ -145,7 +145,7 @@ def go_on(script: Script, run: Path, first: int, last: int, **arguments: Any) ->
     optimizer = LoggedOptimizer(script.inner, run, script.model, **OPTIONS)
     optimizer.track(scheduler=script.scheduler)
     optimizer.recover(**arguments)
-    for number in optimizer.steps(last - first):
+    for number in optimizer.steps(last - first, stateless=True):
         script.step(first + number, optimizer)
     return optimizer
 
@@ -191,7 +191,7 @@ def test_a_crash_goes_on_from_the_run_and_does_not_look_at_the_source(
     optimizer = LoggedOptimizer(script.inner, tmp_path / "run", script.model, **OPTIONS)
     report = optimizer.track(scheduler=script.scheduler).recover(start_from=source)
     assert (report.step, report.exact, report.notes) == (2, True, ())
-    for number in optimizer.steps(AFTER - BEFORE):
+    for number in optimizer.steps(AFTER - BEFORE, stateless=True):
         script.step(BEFORE + number, optimizer)
     optimizer.close()
     assert differences(script.everything(), right) == []

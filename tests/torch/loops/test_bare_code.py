@@ -240,7 +240,7 @@ def test_copies_of_what_is_logged_stand_on_their_own(tmp_path: Path) -> None:
     scheduler = lr_scheduler.StepLR(optimizer, 2)
     on_inner = lr_scheduler.ExponentialLR(optimizer.inner, 0.9)
     optimizer.track(scheduler=scheduler, other=on_inner).recover()
-    for turn in optimizer.steps(6):
+    for turn in optimizer.steps(6, stateless=True):
         model(torch.ones(2, 3)).square().sum().backward()
         optimizer.step()
         scheduler.step()
@@ -281,7 +281,7 @@ def test_forked_child_may_train_and_the_run_is_the_parent_s(tmp_path: Path) -> N
         assert not torch.equal(before, model.weight)
         optimizer.close()
 
-    for _ in optimizer.steps(5):
+    for _ in optimizer.steps(5, stateless=True):
         one_step()
         assert in_child(child) == 0
     optimizer.close()
@@ -318,7 +318,7 @@ def reordered(attempt: Attempt, *, orders: list[str]) -> None:
     optimizer = attempt.wrap(torch.optim.AdamW(groups, lr=0.01), model)
     scheduler = lr_scheduler.ExponentialLR(optimizer, 0.9)
     attempt.start(optimizer, scheduler=scheduler)
-    for _ in optimizer.steps(14):
+    for _ in optimizer.steps(14, stateless=True):
         optimizer.zero_grad()
         model(torch.randn(3, 4)).square().sum().backward()
         attempt.tick()
@@ -461,7 +461,7 @@ def test_torchmetrics_come_back_where_they_are_persistent(tmp_path: Path, caplog
         metrics.persistent(is_persistent)
         optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
         attempt.start(optimizer, metrics=metrics)
-        for _ in optimizer.steps(9):
+        for _ in optimizer.steps(9, stateless=True):
             optimizer.zero_grad()
             x, y = torch.randn(5, 4), torch.randint(3, (5,))
             loss = nn.functional.cross_entropy(model(x), y)

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.torch.lab import Attempt, prove_exact
 from tests.torch.nets import Mixed, loss_of, seed, tokens
 from tests.torch.scripts import numbered, validate
+from tranlogs.base.errors import UsageError
 
 Make = Callable[[Any], torch.optim.Optimizer]
 FORMS: dict[str, dict[str, Any]] = {"foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -81,7 +82,7 @@ def carried(attempt: Attempt, *, how: str, options: dict[str, Any]) -> None:
     optimizer = attempt.wrap(torch.optim.AdamW(model.parameters(), lr=0.01, **options), model)
     attempt.start(optimizer)
     held: list[Any] = []
-    for _ in optimizer.steps(14):
+    for _ in optimizer.steps(14, stateless=True):
         if how == "held and written later":
             for gradient in held:
                 gradient.mul_(3.0)  # the optimizer has used it
@@ -147,7 +148,7 @@ def clipped_by_hooks(attempt: Attempt, *, fused: bool) -> None:
         p.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
         p.register_post_accumulate_grad_hook(halve)
     attempt.start(optimizer)
-    for _ in optimizer.steps(12):
+    for _ in optimizer.steps(12, stateless=True):
         optimizer.zero_grad()
         model(torch.randn(5, 6)).square().sum().backward()
         attempt.tick()
@@ -253,7 +254,7 @@ def many_or_none(attempt: Attempt) -> None:
     )
     scheduler = lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=10)
     attempt.start(optimizer, scheduler=scheduler)
-    for turn in optimizer.steps(10):
+    for turn in optimizer.steps(10, stateless=True):
         with torch.no_grad():
             states = torch.randn(12, 4)
             before = torch.distributions.Categorical(logits=policy(states))
@@ -327,3 +328,39 @@ def phases(attempt: Attempt) -> None:
 
 def test_phases_come_back_to_the_bit(tmp_path: Path) -> None:
     prove_exact(phases, tmp_path / "run", (13, 11, 12, 20, 15))
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [
+        (range(10), ["optimizer.epochs(10, ...) yields the numbers from 0 on, and leaves finished epochs out"]),
+        (range(1, 11), ["optimizer.epochs(10, ...) yields the numbers from 0 on", "The numbers of the range are epoch + 1"]),
+        ([0, 1], ["optimizer.epochs(10, data) yields the numbers of ten epochs, from 0 on"]),
+    ],
+    ids=str,
+)
+def test_epochs_of_a_range_is_refused_with_what_to_write(count: Any, told: list[str], tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = Attempt(tmp_path / "run").wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.raises(UsageError, match="give the number of epochs of the whole run") as caught:
+        optimizer.epochs(count, tokens(8))
+    for words in told:
+        assert words in str(caught.value)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 3, "shuffle": True}, {"batch_size": None}, {"batch_size": 2}], ids=str)
+def test_an_epoch_stands_for_its_loader(options: dict[str, Any], tmp_path: Path) -> None:
+    """Training functions print `len(loader.dataset)`, and call `loader.sampler.set_epoch`."""
+    model, loader = nn.Linear(2, 2), DataLoader(TensorDataset(torch.ones(9, 2)), **options)
+    sampler = loader.sampler
+    optimizer = Attempt(tmp_path / "run").wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    optimizer.track(loader=loader).recover()
+    for epoch in optimizer.epochs(2):
+        assert epoch.dataset is loader.dataset
+        assert (epoch.batch_size, len(epoch)) == (options["batch_size"], len(loader))
+        assert epoch.sampler is sampler
+        for (x,) in epoch:
+            model(x).sum().backward()
+            optimizer.step()
+    optimizer.close()

@@ -139,7 +139,7 @@ def test_older_step_starts_a_new_timeline(tmp_path: Path) -> None:
     states = {}
     with logged(model, run, checkpoint_every=4, keep=100) as optimizer:
         optimizer.recover()
-        for number in optimizer.steps(10):
+        for number in optimizer.steps(10, stateless=True):
             states[number] = everything(model, optimizer)
             one_step(model, optimizer, number)
     shutil.copytree(run, tmp_path / "copy")
@@ -148,7 +148,7 @@ def test_older_step_starts_a_new_timeline(tmp_path: Path) -> None:
         report = optimizer.recover(step=6)
         assert (report.step, report.batch, report.timeline, report.exact) == (6, 6, 2, True)
         assert differences(everything(model, optimizer), states[6]) == []
-        for _ in optimizer.steps(9):
+        for _ in optimizer.steps(9, stateless=True):
             one_step(model, optimizer, 77)
         other = everything(model, optimizer)
     model = small()
@@ -182,7 +182,7 @@ def test_hyper_parameters_of_the_run_hold_and_a_change_in_the_script_is_told(tmp
         with logged(model, tmp_path / "run", inner) as optimizer:
             scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
             notes = optimizer.track(scheduler=scheduler).recover().notes
-            for _ in optimizer.steps(optimizer.report.batch + 3):
+            for _ in optimizer.steps(optimizer.report.batch + 3, stateless=True):
                 one_step(model, optimizer)
                 scheduler.step()
             return optimizer.param_groups[0]["lr"], notes
@@ -209,7 +209,7 @@ def test_scheduler_tracked_after_recovery_is_back_and_not_told_to_be_missing(tmp
             assert optimizer.report.exact is True
             assert optimizer.report.notes == ()
             assert scheduler.last_epoch == (0 if early else 5)
-            for _ in optimizer.steps(5):
+            for _ in optimizer.steps(5, stateless=True):
                 one_step(model, optimizer)
                 scheduler.step()
 
@@ -316,7 +316,7 @@ def test_training_goes_on_while_the_disk_is_full(
     with logged(model, run, checkpoint_every=1000, writer=writer) as optimizer:
         optimizer.recover()
         journal = optimizer.training_run.journal
-        for number in optimizer.steps(20):
+        for number in optimizer.steps(20, stateless=True):
             if number == 5:
                 monkeypatch.setattr(failpoints, "_rules", failpoints._parse("log.write=enospc"))
             if number == 10:
@@ -382,7 +382,7 @@ def test_tracked_after_recover_comes_back_too(tmp_path: Path, caplog: pytest.Log
     model, optimizer, scheduler, thing = build()
     with optimizer.track(scheduler=scheduler, thing=thing, other=Keeping(5)):
         optimizer.recover()
-        for number in optimizer.steps(4):
+        for number in optimizer.steps(4, stateless=True):
             one_step(model, optimizer, number)
             scheduler.step()
             thing.content += 10
@@ -416,7 +416,7 @@ def test_buffers_and_modes_come_back(tmp_path: Path) -> None:
         model = Net()
         optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
         attempt.start(optimizer)
-        for number in optimizer.steps(9):
+        for number in optimizer.steps(9, stateless=True):
             if number == 3:
                 model.norm.eval()
             model(torch.randn(5, 4)).square().mean().backward()

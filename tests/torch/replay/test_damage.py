@@ -24,7 +24,7 @@ def train(attempt: Attempt, until: int) -> None:
     optimizer = attempt.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model)
     attempt.start(optimizer)
     attempt.keep(model=model, optimizer=optimizer)
-    for _ in optimizer.steps(until):
+    for _ in optimizer.steps(until, stateless=True):
         model(torch.randn(8, 40)).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -57,7 +57,7 @@ def train_in_turns(attempt: Attempt, until: int) -> None:
     second = attempt.add_optimizer(first, inner[1], "second")
     attempt.start(first)
     attempt.keep(model=model, optimizer=inner[0], second=inner[1])
-    for _ in first.steps(until):
+    for _ in first.steps(until, stateless=True):
         model[1](model[0](torch.randn(8, 40)).tanh()).square().sum().backward()
         first.step()
         second.step()

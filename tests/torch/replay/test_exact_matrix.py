@@ -96,7 +96,7 @@ def in_turns(attempt: Attempt, *, shared: str) -> None:
     first = attempt.wrap(optimizers[0], model)
     logged = [first, *(attempt.add_optimizer(first, inner, f"number {i}") for i, inner in enumerate(optimizers[1:], 1))]
     attempt.start(first)
-    for turn in first.steps(12):
+    for turn in first.steps(12, stateless=True):
         value = torch.randn(3, 6)
         for layer in model:
             value = torch.tanh(layer(value))
@@ -219,7 +219,7 @@ def matrices(attempt: Attempt, *, optimizer_of: Make, closure: bool = False, dty
     model = nn.Sequential(nn.Linear(5, 7, **options), nn.Tanh(), nn.Linear(7, 3, **options))
     optimizer = attempt.wrap(optimizer_of(model), model)
     attempt.start(optimizer)
-    for _ in optimizer.steps(BATCHES):
+    for _ in optimizer.steps(BATCHES, stateless=True):
         x = torch.randn(4, 5, dtype=dtype)
 
         def work(x: torch.Tensor = x) -> torch.Tensor:
@@ -301,7 +301,7 @@ def odd_gradients(
             p.grad_dtype = torch.bfloat16
     optimizer = attempt.wrap(optimizer_of(model), model)
     attempt.start(optimizer)
-    for _ in optimizer.steps(BATCHES):
+    for _ in optimizer.steps(BATCHES, stateless=True):
         for p in model:
             p.grad = odd(torch.randn(p.shape, dtype=dtype) + 0.1 * p.detach())
         model[2].grad = model[1].grad
@@ -457,7 +457,7 @@ def test_parameters_that_share_memory_come_back_to_the_bit(tmp_path: Path) -> No
         groups = [{"params": model[0].parameters()}, {"params": [*model[2:].parameters()], "lr": 0.03}]
         optimizer = attempt.wrap(torch.optim.AdamW(groups, lr=0.01), model)
         attempt.start(optimizer)
-        for number in optimizer.steps(9):
+        for number in optimizer.steps(9, stateless=True):
             model(torch.full((3, 6), 0.1 * number)).square().mean().backward()
             attempt.tick()
             optimizer.step()
@@ -478,7 +478,7 @@ def test_buffers_of_a_part_called_module_come_back(tmp_path: Path) -> None:
         model.module.bn = nn.BatchNorm1d(4)
         optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
         attempt.start(optimizer)
-        for _ in optimizer.steps(6):
+        for _ in optimizer.steps(6, stateless=True):
             model.module.bn(model.bn(torch.randn(5, 4)).exp()).square().sum().backward()
             attempt.tick()
             optimizer.step()

@@ -31,7 +31,7 @@ def opened(run: Path) -> tuple[torch.nn.Module, LoggedOptimizer]:
 def train(run: Path, until: int, clamp_at: int = -1) -> torch.nn.Module:
     model, optimizer = opened(run)
     optimizer.recover()
-    for number in optimizer.steps(until):
+    for number in optimizer.steps(until, stateless=True):
         model(torch.full((3, 8), float(number))).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -62,7 +62,7 @@ class Scaled(nn.Module):
 def train(attempt: Attempt, model: nn.Module, inner: torch.optim.Optimizer, change: Any = lambda number: None) -> None:
     optimizer = attempt.wrap(inner, model)
     attempt.start(optimizer)
-    for number in optimizer.steps(11):
+    for number in optimizer.steps(11, stateless=True):
         change(number)
         model(torch.full((3, 5), 0.1 * number)).square().mean().backward()
         attempt.tick()
@@ -146,7 +146,7 @@ def test_steps_in_inference_mode_are_logged(tmp_path: Path) -> None:
         inner = torch.optim.AdamW(model.parameters(), lr=0.01)
         optimizer = attempt.wrap(inner, model)
         attempt.start(optimizer)
-        for number in optimizer.steps(9):
+        for number in optimizer.steps(9, stateless=True):
             for p in model.parameters():
                 p.grad = torch.full_like(p, 0.1 * number)
             attempt.tick()

@@ -21,7 +21,7 @@ def two_speeds(attempt: Attempt, *, out_of_place: bool, change_at: int) -> None:
     often = attempt.wrap(torch.optim.SGD(model["often"].parameters(), lr=0.05), model)
     seldom = attempt.add_optimizer(often, torch.optim.AdamW(model["seldom"].parameters(), lr=0.01), "seldom")
     attempt.start(often)
-    for number in often.steps(16):
+    for number in often.steps(16, stateless=True):
         often.zero_grad()
         if number < change_at or number % 3 == 0:
             seldom.zero_grad()

@@ -31,6 +31,21 @@ class Epoch(int):
         """Number of batches of this epoch that were handed out; before the loop over it, the index of the next one."""
         return self._position.batch
 
+    @property
+    def dataset(self) -> Any:
+        """The loader's dataset: training functions that are given an epoch in place of a loader print its length."""
+        return self._position.loader.dataset
+
+    @property
+    def batch_size(self) -> int | None:
+        """The loader's batch size."""
+        return self._position.loader.batch_size
+
+    @property
+    def sampler(self) -> Any:
+        """The loader's sampler."""
+        return self._position.source.index_sampler
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return int, (int(self),)
 

@@ -73,6 +73,11 @@ class TrackedLoader:
         return self._sampler
 
     @property
+    def index_sampler(self) -> Any:
+        """The loader's sampler, which gives one index at a time if the loader makes batches of them."""
+        return self._sampler if self._proxied == "sampler" else self.loader.sampler
+
+    @property
     def division(self) -> dict[str, Any] | None:
         """What the division of the epoch among processes depends on; None if the sampler is no DistributedSampler."""
         return division_of(self._sampler)

@@ -162,10 +162,11 @@ class UserLoops:
     def _repeat(self, position: LoaderPosition, kind: int) -> Iterator[Any]:
         """Return a pass that was finished before the crash: it runs again if it took no steps, else it yields nothing."""
         if not self.has_skipped:
-            _log.warning(
-                "%s: epochs that were finished give no batches, and the code around their loops runs again "
-                "(validation, files of the best model). optimizer.epochs(...) leaves them out",
-                self._run.run,
+            self._run.report.note(
+                "the loop over epochs begins anew: finished epochs give no batches, and the code around them runs again. A "
+                "file that it writes for an epoch (a checkpoint, the best model) is overwritten with the weights of now. Take "
+                "the epochs from optimizer.epochs(...), which leaves finished ones out. The run stands in epoch "
+                f"{position.epoch} (counted from 0), at batch {position.batch}"
             )
         self.has_skipped = True
         if kind == IDLE:
