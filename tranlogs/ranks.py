@@ -10,7 +10,7 @@ from .recovery.group.outcome import GroupRecovered
 from .recovery.group.single_reader import SingleReader
 from .recovery.group.summary.log_summary import list_journals, read_environment, read_generations
 from .recovery.group.summary.recorded_environment import get_world, is_of_group, is_sharded
-from .recovery.group.summary.timeline_ids import extend_timeline_ids, new_timeline_id
+from .recovery.group.summary.timeline_ids import extend_timeline_ids, get_first_timeline_id, new_timeline_id
 from .recovery.state_protocol import ReplacementSource
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Transport",
     "agree",
     "extend_timeline_ids",
+    "get_first_timeline_id",
     "get_world",
     "is_of_group",
     "is_sharded",

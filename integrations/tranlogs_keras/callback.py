@@ -9,7 +9,7 @@ from typing import Any, Literal
 import keras
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import GRACE_SECONDS, Monitor, OnSignal, RecoveryReport
+from tranlogs.training import GRACE_SECONDS, Monitor, OnSignal, RecoveryReport, prepare_run_id
 
 from . import keras_internals
 from .data.source import DataOrder
@@ -127,6 +127,17 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def run(self) -> Path:
         """The run's folder."""
         return self._settings.run
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run: the same after every restart. Reading it before the first fit creates the run's folder.
+
+        Raises:
+            UsageError: this is a copy, whose folder is chosen as its fit begins.
+        """
+        if self._is_unplaced_copy:
+            raise UsageError(f"{self._given}: run_id of a copy of the callback is known once its fit has begun")
+        return prepare_run_id(self._settings.shared, framework="keras")
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Recover, and put the log between Keras and the model."""

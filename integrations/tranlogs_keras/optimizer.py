@@ -175,6 +175,11 @@ class LoggedOptimizer:
         return self._run.recover()
 
     @property
+    def run_id(self) -> str:
+        """The id of the run: the same after every restart."""
+        return self._run.resources.journal.run.run_id
+
+    @property
     def report(self) -> RecoveryReport:
         """What recovery found, and what became known since."""
         return self._run.report.current or RecoveryReport()

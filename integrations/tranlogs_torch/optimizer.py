@@ -242,6 +242,15 @@ class LoggedOptimizer(Optimizer):
             return self.training_run.recover(step, progress, start_from)
 
     @property
+    def run_id(self) -> str:
+        """The id of the run: the same in every process that trains it, after every restart, and on every timeline.
+
+        Raises:
+            UsageError: several processes train together, and recover() has not been called.
+        """
+        return self.training_run.run_id
+
+    @property
     def report(self) -> RecoveryReport:
         """What `recover()` returned, and what became known since: a source of data that does not repeat itself."""
         return self.training_run.report.current or RecoveryReport()

@@ -326,6 +326,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
                 file.write(json.dumps(told) + "\n")
         elif report.notes:
             print("rank", dist_rank(), "notes", report.notes, flush=True)
+        with open(f"{run}.ids", "a") as file:
+            file.write(f"{optimizer.run_id}\n")
         Path(f"{run}.landed{dist_rank()}").write_text(json.dumps([report.step, everything(model, inner, scheduler)]))
         assert report.exact is not False, report
     step = report.step if report else 0

@@ -76,6 +76,8 @@ def test_a_finished_step_is_lost_by_no_kill(launcher: Launcher, tmp_path: Path) 
     kills = [[rank, step, 0] for rank, step in ((0, 5), (2, 17), (1, 30))]  # as that step begins
     found = launcher.run(3, "plain", tmp_path / "run", kills)
     assert [report["step"] for report in launcher.told()][1:] == [5, 17, 30]
+    ids = (tmp_path / "run.ids").read_text().split()
+    assert (len(ids), len(set(ids))) == (3 * 4, 1), "one id on all ranks, in every life"
     assert differences(found, launcher.reference(3, "plain")) == [[]] * 3
 
 

@@ -53,7 +53,10 @@ def test_two_kills_in_the_middle_of_epochs_leave_no_trace(backend: Lab, options:
         {"die": ["batch", 4 if options.get("executions") else 13]},
         {"die": ["batch", 3 if options.get("executions") else 11]},
     ]
-    prove_exact(backend, tmp_path, deaths, validation=True, others=["counting"], **options)
+    prove_exact(backend, tmp_path, deaths, validation=True, others=["counting"], is_identified=True, **options)
+    killed, whole = ((tmp_path / f"{name}.ids").read_text().split() for name in ("killed", "whole"))
+    assert (len(killed), set(killed) & set(whole)) == (3, set())
+    assert len(set(killed)) == 1, "the id that the script reads before fit, in every life"
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"], indirect=True)

@@ -26,6 +26,7 @@ from tranlogs_monitor.dashboard.metrics import Metrics
 from tranlogs_monitor.dashboard.pages.board import Board
 from tranlogs_monitor.dashboard.server import WebServer
 from tranlogs_monitor.settings import DaemonSettings
+from tranlogs_monitor.watching.training_progress import TrainingProgress
 from tranlogs_monitor.watching.watch import JournalWatch
 
 __all__ = ["run"]
@@ -109,6 +110,21 @@ def test_the_numbers_on_the_page_are_the_catalogs(run: ToyTrainer, watched: Jour
     drawn = browser.value("[...charts.keys()].map((name) => [name, charts.get(name).data])")
     assert {name: len(data[0]) for name, data in drawn} == {"steps": 20, "bytes": 20, "values": 20}
     assert dict(drawn)["steps"][-1] == [row.committed for row in rows]
+    assert browser.complaints == []
+
+
+def test_scalars_are_drawn_over_steps_with_losses_first(
+    run: ToyTrainer, board: Board, watched: JournalWatch, browser: Browser, port: int
+) -> None:
+    curves = {"accuracy": ((2, 4), (0.5, 0.75)), "loss": ((1, 2, 4), (3.0, 2.0, 1.0))}
+    progress = TrainingProgress(4, 40, 1, curves)
+    board.note(watched.paths.folder, replace(watched.evaluate(), progress=progress))
+    browser.open(f"http://127.0.0.1:{port}/")
+    assert text(browser, "#training-position") == "Step 4, batch 40, epoch 1."
+    drawn = browser.value("charts.get('scalars').data")
+    assert drawn == [[1, 2, 4], [3, 2, 1], [None, 0.5, 0.75]]
+    lines = browser.value("charts.get('scalars').series.map((one) => [one.label, one.show])")
+    assert lines == [["step", True], ["loss", True], ["accuracy", False]]
     assert browser.complaints == []
 
 

@@ -21,7 +21,7 @@ from .live_report import UNKNOWN_DATA, LiveReport, TurnData
 from .offline import OfflineReplay
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
-from .resources import RunResources
+from .resources import RunResources, prepare_run_id
 from .rng import HostRng, is_same_state, numpy_state, python_state, set_host_rng
 from .scalars import Curve, ScalarHistory
 from .settings import RunOptions, RunSettings, check_epochs
@@ -75,6 +75,7 @@ __all__ = [
     "judge_exactness",
     "make_report",
     "numpy_state",
+    "prepare_run_id",
     "progress_bar",
     "python_state",
     "read_facts",

@@ -12,6 +12,7 @@ from ..journal import Journal, JournalPaths
 from ..journal.embedded_monitor import shipping_store, start_embedded_monitor
 from ..journal.ownership.takeover import end_former_ranks
 from ..journal.process.shutdown import ShutdownHandler
+from ..recovery.group.journal_access import read_run_id
 from ..recovery.progress_bar import progress_bar
 from ..recovery.recover import Recovered
 from ..shipping import StoreCopies, fetch_missing_journal, start_shipping
@@ -128,3 +129,21 @@ def _check_budget(settings: RunSettings, segment_bytes: int) -> None:
             f"({format_bytes(segment_bytes)}). Give at least {format_bytes(_FILES_OF_A_BUDGET * segment_bytes)}, or a smaller "
             "segment_bytes"
         )
+
+
+def prepare_run_id(settings: RunSettings, *, framework: str) -> str:
+    """Return the id of a run that one process trains. A run that is not here is fetched from its store, or else created.
+
+    Raises:
+        UsageError: the folder cannot hold a run.
+        StoreUnavailable: the run is missing here, and the store does not answer.
+    """
+    paths = JournalPaths.of(settings.run)
+    known = read_run_id(paths.folder)
+    if known is None:
+        url, _ = shipping_store(settings.monitor, settings.store)
+        fetch_missing_journal(url, paths)
+        journal = Journal.open(settings.run, framework=framework)
+        known = journal.run.run_id
+        journal.close()
+    return known

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
-from tranlogs.ranks import GroupRecovered
+from tranlogs.ranks import GroupRecovered, get_first_timeline_id
 from tranlogs.training import Progress, Recovered, RecoveryReport, forecast_writes, make_report, recover
 
 from ..checkpoint_import import Built, Start, StartFrom, find_start
@@ -43,7 +43,24 @@ class Recovery:
         self.has_begun = False
         self._landed: dict[str, Any] = {}  # the boundary that recovery landed on
         self._recovered: tuple[Recovered, float] | None = None  # and the seconds that it took
+        self._shared_id: str | None = None  # of a journal, the same on all ranks
         self._origin_notes: list[str] | None = None  # of what a fresh run started from
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run, which all ranks share.
+
+        It is the id of the first timeline, which the ranks gave it together; for a run that one process began, its journal's.
+
+        Raises:
+            UsageError: several processes train together, and have not met yet.
+        """
+        if self._shared_id is None:
+            if not self._parts.coordinator.is_single:
+                raise UsageError(f"{self._parts.settings.run}: run_id is known after recover(): ranks agree on it there")
+            self._shared_id = self._parts.journal.run.run_id
+        first = get_first_timeline_id(self._parts.environment)
+        return first or self._shared_id
 
     # Recovering.
 
@@ -223,10 +240,13 @@ class Recovery:
     # Beginning.
 
     def _require_same_settings(self) -> None:
-        """Refuse settings that differ between processes which train together."""
+        """Refuse settings that differ between processes which train together, and agree on the id of the run."""
         parts = self._parts
         logs = {f"log of optimizer {name!r}": hooks.log for name, hooks in parts.hooks.items()}
         parts.coordinator.require_same_settings({"durability": parts.settings.durability, **logs})
+        if self._shared_id is None:
+            ids = parts.coordinator.all_gather((parts.journal.is_fresh, parts.journal.run.run_id))
+            self._shared_id = next((name for is_fresh, name in ids if not is_fresh), ids[0][1])
 
     def begin(self, *, is_first: bool = True) -> None:
         """Begin a fresh run with a checkpoint of what was built.

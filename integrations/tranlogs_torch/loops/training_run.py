@@ -143,6 +143,11 @@ class TrainingRun:
         return self._parts.hooks
 
     @property
+    def run_id(self) -> str:
+        """The id of the run, which all ranks share."""
+        return self._recovery.run_id
+
+    @property
     def report(self) -> LiveReport:
         """The report of the recovery."""
         return self._parts.report

@@ -36,6 +36,7 @@ from tranlogs.retention.value_decay import SegmentValues, evaluate
 from ..compaction.compactor import Compactor
 from ..settings import DaemonSettings
 from . import evaluations
+from .training_progress import ProgressReader, TrainingProgress
 from .verified_checkpoints import Anchors
 
 _log = logging.getLogger(__name__)
@@ -106,6 +107,7 @@ class Evaluation:
         protected: for each sealed segment, by ordinal, whether it is protected.
         budget_bytes: budget of the journal; None if there is none.
         in_memory: True if the journal lies on a tmpfs.
+        progress: how far the training is; None if the log holds no boundary yet.
     """
 
     at: float
@@ -120,6 +122,7 @@ class Evaluation:
     budget_bytes: int | None = None
     before: CatalogRows | None = None
     in_memory: bool = False
+    progress: TrainingProgress | None = None
 
     @property
     def did_nothing(self) -> bool:
@@ -144,7 +147,7 @@ class JournalWatch:
 
     def __init__(self, paths: JournalPaths, settings: DaemonSettings, clock: Clock, compactor: Compactor | None = None) -> None:
         self.paths, self._settings, self._clock, self._compactor = paths, settings, clock, compactor
-        self._anchors = Anchors(paths.checkpoints)
+        self._anchors, self._progress = Anchors(paths.checkpoints), ProgressReader(paths.folder)
         self._catalog = ReopeningCatalog(paths.folder, writable=not settings.is_dry_run)
         self._last_warning = ""
         self._was_alive: bool | None = None
@@ -188,6 +191,7 @@ class JournalWatch:
             self._settings.budget.nbytes,
             rows,
             self._in_memory,
+            self._progress.read(),
         )
         if not self._settings.is_dry_run:
             with catalog.transaction() as tables:

@@ -36,6 +36,7 @@ def fit(
     seed: int = 11,
     behind_checkpoint: bool = False,
     is_told: bool = False,
+    is_identified: bool = False,
     options: dict[str, Any] | None = None,
     backup: str | None = None,
 ) -> dict[str, Any]:
@@ -56,6 +57,9 @@ def fit(
         if isinstance(settings.get("monitor"), list):
             settings["monitor"] = tranlogs.Monitor(*settings["monitor"])
         callbacks.append(TranLogsCallback(run, **settings))
+        if is_identified:
+            with open(f"{run}.ids", "a") as file:
+                file.write(f"{callbacks[0].run_id}\n")
     if backup is not None:
         callbacks.append(keras.callbacks.BackupAndRestore(backup, save_freq=7))
     beside = siblings(list(others))

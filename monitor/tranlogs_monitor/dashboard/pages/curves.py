@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ def curves(view: JournalView) -> dict[str, Any]:
     """Return watermarks (steps), bytes, and values of segments, for each evaluation.
 
     A journal without a store has no `archived` and `persisted`, one without a budget no `budget`. Of many segments, some are
-    chosen evenly. A segment has null where it did not exist or was not sealed.
+    chosen evenly. A segment has null where it did not exist or was not sealed. Scalars are over steps.
     """
     history, names = view.history, ["committed", "synced"]
     if any(has_store(row, None if view.evaluation is None else view.evaluation.rows.store) for row in history):
@@ -39,7 +40,25 @@ def curves(view: JournalView) -> dict[str, Any]:
         "bytes": nbytes,
         "values": _values(history),
         "checkpoints": checkpoints,
+        "scalars": _scalars(view),
     }
+
+
+def _scalars(view: JournalView) -> dict[str, Any]:
+    """Return the scalars of the training loop: a column for each name over the steps of all; null where there is no number."""
+    progress = None if view.evaluation is None else view.evaluation.progress
+    curves = {} if progress is None else progress.curves
+    steps = sorted({step for numbers, _ in curves.values() for step in numbers})
+    columns = {}
+    for name in sort_scalars(curves):
+        known = dict(zip(*curves[name], strict=True))
+        columns[name] = [value if (value := known.get(step)) is not None and math.isfinite(value) else None for step in steps]
+    return {"steps": steps, "columns": columns}
+
+
+def sort_scalars(names: Iterable[str]) -> list[str]:
+    """Return names of scalars with the losses first."""
+    return sorted(names, key=lambda name: ("loss" not in name, name))
 
 
 def _values(history: Sequence[EvaluationRow]) -> list[dict[str, Any]]:

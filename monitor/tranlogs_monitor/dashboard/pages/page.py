@@ -14,7 +14,9 @@ from .board import JournalView
 from .cells import describe_log
 from .journal_health import LEVELS, JournalHealth, commit_history, current_exposures, describe_health
 from .rendering import render
-from .sections import checkpoint_lines, losses, space_of, watermark_lines, watermark_notes
+from .sections import ScalarLine, checkpoint_lines, losses, scalar_lines, space_of, watermark_lines, watermark_notes
+
+_SCALARS_OF_ROW_MAX = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class Row:
         state: the journal's state in words.
         evaluation: the journal's last evaluation; None if there is none.
         used_bytes: bytes on disk.
+        scalars: the newest losses.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Row:
     state: JournalHealth
     evaluation: Evaluation | None
     used_bytes: int
+    scalars: Sequence[ScalarLine] = ()
 
 
 def overview(journals: Sequence[JournalView], *, now: float, interval_seconds: float) -> bytes:
@@ -74,12 +78,15 @@ def address_of_page(name: str) -> str:
 def _row(view: JournalView) -> Row:
     evaluation = view.evaluation
     used = 0 if evaluation is None else bytes_on_disk(evaluation.rows.segments, evaluation.rows.checkpoints)
-    return Row(view.name, address_of_page(view.name), describe_health(view), evaluation, used)
+    scalars = [] if evaluation is None else scalar_lines(evaluation)[:_SCALARS_OF_ROW_MAX]
+    return Row(view.name, address_of_page(view.name), describe_health(view), evaluation, used, scalars)
 
 
 def _facts(view: JournalView, evaluation: Evaluation) -> dict[str, object]:
     history = commit_history(view, evaluation)
     return {
+        "progress": evaluation.progress,
+        "scalars": scalar_lines(evaluation),
         "losses": losses(current_exposures(evaluation, history)),
         "watermarks": watermark_lines(evaluation, history),
         "watermark_notes": watermark_notes(evaluation),

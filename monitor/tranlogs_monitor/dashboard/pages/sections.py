@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tranlogs.retention.exposure import CommitHistory, Exposure, estimate_seconds_since, has_store
 
 from ...watching.watch import Evaluation
+from .curves import sort_scalars
 from .journal_health import Level
 
 _TITLES = {"process": "If the process dies", "machine": "If the machine loses power", "site": "If the site or its disk is gone"}
@@ -18,6 +19,7 @@ _MEANINGS = {
     "persisted": "durable in the store: survives the site",
 }
 _CHECKPOINTS_MAX = 12
+_SCALARS_MAX = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,28 @@ def _level_of(exposure: Exposure) -> Level:
     if exposure.nothing_left:
         return "idle"
     return "attention" if exposure.is_at_least else "fine"
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarLine:
+    """One row of the table of scalars.
+
+    Attributes:
+        name: its name in the training script.
+        value: the newest value.
+        step: the step that it belongs to.
+    """
+
+    name: str
+    value: str
+    step: int
+
+
+def scalar_lines(evaluation: Evaluation) -> list[ScalarLine]:
+    """Return the newest value of each scalar that the training loop logs, losses first."""
+    curves = {} if evaluation.progress is None else evaluation.progress.curves
+    newest = {name: (steps[-1], values[-1]) for name, (steps, values) in curves.items()}
+    return [ScalarLine(name, f"{newest[name][1]:.5g}", newest[name][0]) for name in sort_scalars(newest)[:_SCALARS_MAX]]
 
 
 @dataclass(frozen=True, slots=True)

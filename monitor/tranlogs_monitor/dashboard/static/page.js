@@ -26,6 +26,10 @@ function steps(n) {
   return n == null ? "-" : n.toLocaleString("en");
 }
 
+function number(n) {
+  return n == null ? "-" : `${+n.toPrecision(4)}`;
+}
+
 function moment(seconds) {
   return seconds == null ? "-" : new Date(seconds * 1000).toLocaleString("sv");
 }
@@ -46,13 +50,13 @@ function series(label, name, show, more) {
   return { label, stroke: colour(name), width: 2, points: { show: false }, value: told(show), ...more };
 }
 
-function options(lines, { show, width, range, incrs, ...more }) {
+function options(lines, { show, width, range, incrs, isOverSteps = false, ...more }) {
   const line = { stroke: colour("grid"), width: 1 };
   const axis = { stroke: colour("quiet"), grid: line, ticks: line };
   return {
-    series: [{ label: "time", value: told(moment) }, ...lines],
-    axes: [{ ...axis, values: ticks, space: 64 }, { ...axis, values: (chart, splits) => splits.map(show), size: width, incrs }],
-    scales: { y: { range } },
+    series: [isOverSteps ? { label: "step", value: told(steps) } : { label: "time", value: told(moment) }, ...lines],
+    axes: [{ ...axis, values: isOverSteps ? (chart, splits) => splits.map(short) : ticks, space: 64 }, { ...axis, values: (chart, splits) => splits.map(show), size: width, incrs }],
+    scales: { x: { time: !isOverSteps }, y: { range } },
     cursor: { drag: { x: true, y: false } },
     legend: { markers: { fill: (chart, at) => chart.series[at].stroke(chart, at), width: 0 } },
     ...more,
@@ -82,6 +86,7 @@ function drawCheckpoints(chart) {
 }
 
 const CHARTS = {
+  scalars: drawScalars,
   steps(found) {
     const names = Object.keys(found.steps);
     // synced lies on committed, persisted on archived, or nearly: the lower one is the wider line, so that none hides the other.
@@ -111,6 +116,16 @@ const CHARTS = {
   },
 };
 
+function drawScalars(found) {
+  const names = Object.keys(found.scalars.columns);
+  const colours = ["committed", "archived", "synced", "persisted"];
+  // Other scalars than losses have scales of their own: a click on the legend shows them.
+  const isLoss = (name) => name.includes("loss") || !names.some((one) => one.includes("loss"));
+  const lines = names.map((name, i) => series(name, colours[i % colours.length], number, { spanGaps: true, show: isLoss(name) }));
+  const about = { show: number, width: 64, isOverSteps: true };
+  return { options: options(lines, about), data: [found.scalars.steps, ...Object.values(found.scalars.columns)] };
+}
+
 function draw() {
   for (const [name, make] of Object.entries(CHARTS)) {
     const place = document.getElementById(`chart-${name}`);
@@ -120,7 +135,8 @@ function draw() {
     place.classList.toggle("empty", isEmpty);
     charts.get(name)?.destroy();
     charts.delete(name);
-    place.textContent = isEmpty ? "The curve begins with the second evaluation." : "";
+    const begins = name === "scalars" ? "" : "The curve begins with the second evaluation.";
+    place.textContent = isEmpty ? begins : "";
     if (isEmpty) continue;
     const size = { width: place.clientWidth, height: 240 };
     charts.set(name, new uPlot({ ...how, ...size }, data, place));

@@ -34,6 +34,11 @@ def get_timeline_ids(environment: Mapping[str, Any]) -> TimelineIds:
     return tuple((str(name), int(step)) for name, step in environment.get("past", ())) or UNKNOWN_IDS
 
 
+def get_first_timeline_id(environment: Mapping[str, Any]) -> str:
+    """Return the id of the run's first timeline; "" for a run that one process began, or that does not know it."""
+    return get_timeline_ids(environment)[0][0]
+
+
 def extend_timeline_ids(ids: TimelineIds, step: int, name: str = "") -> list[list[Any]]:
     """Return the ids of a history that continues from a step, in the form in which they are recorded.
 
