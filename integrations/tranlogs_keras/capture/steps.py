@@ -336,6 +336,8 @@ class StepCapture:
     def _find_inner_writes(self) -> None:
         """Whether the train step itself wrote to what the update changes: looked for at each step where that costs nothing,
         else now and then."""
+        if self._log_is_weights():  # each record holds whatever a step has changed
+            return
         slots = self.state.plan.updated
         if self._before:
             now = self._updated_values()

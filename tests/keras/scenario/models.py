@@ -115,7 +115,14 @@ def late() -> keras.Model:
     return keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), Late(), layers.Dense(10)])
 
 
+def spectral() -> keras.Model:
+    """A layer that divides its kernel by the spectral norm in each training step."""
+    dense = layers.SpectralNormalization(layers.Dense(12, activation="relu"))
+    return keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), dense, layers.Dense(10)])
+
+
 MODELS = {
+    "spectral": spectral,
     "global-noise": global_noise,
     "constrained": constrained,
     "late": late,
