@@ -19,6 +19,8 @@ from ..output.json_values import print_json, to_json
 from ..reading.journal_records import JournalRecords, Record, list_records, read_history, show_records
 from ..reading.runs import find_journals, read_consistently
 
+_CHARS_MAX = 1000  # of one value of a record
+
 
 @command
 def log(
@@ -119,7 +121,7 @@ def _draw_records(rank: dict[str, Any]) -> list[RenderableType]:
             "scalars": _describe_value(record.get("scalars", {})),
             "committed": "yes" if record["is_committed"] else "no",
         }
-        about |= {key: _describe_value(value) for key, value in body.items() if key != "hyper"}
+        about |= {key: _shorten(_describe_value(value)) for key, value in body.items() if key != "hyper"}
         parts.append(screen.facts([(name, value) for name, value in about.items() if value != ""]))
         parts += [_groups(body["hyper"])] if body.get("hyper") else []
         parts += [_tensors(record["tensors"])] if record.get("tensors") else []
@@ -141,10 +143,15 @@ def _describe_value(value: Any) -> str:
     return screen.number(value)
 
 
+def _shorten(text: str) -> str:
+    """Return the beginning of a long text: the configuration of a model takes pages."""
+    return text if len(text) <= _CHARS_MAX else f"{text[:_CHARS_MAX]} ... (--json shows all)"
+
+
 def _describe_nested(value: Any) -> str:
     return (
         "{" + _describe_value(value) + "}"
-        if isinstance(value, dict) and len(value) != 2 and set(value) != {"bytes"}
+        if isinstance(value, dict) and set(value) not in ({"dtype", "shape"}, {"bytes"})
         else _describe_value(value)
     )
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -55,14 +55,14 @@ def facts(rows: Sequence[tuple[str, object]]) -> Table:
     return grid
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Sequence[str] = ()) -> Table:
-    """Return a table; the columns named in `numbers` are right-aligned."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Sequence[str] = ()) -> Group:
+    """Return a table below its title; the columns named in `numbers` are right-aligned."""
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in columns:
         made.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
     for row in rows:
         made.add_row(*[cell if isinstance(cell, Text) else Text(str(cell)) for cell in row])
-    return made
+    return Group(Text(title, style="bold", overflow="fold"), made)  # rich would wrap a title of its own at the table's width
 
 
 def problem(message: str) -> Text:
