@@ -1,7 +1,7 @@
 """The words of the commands, on a run of a PyTorch script and on one of a Keras script that was killed.
 
-Numbers, sizes, times and what depends on the machine are masked, and so is the width of columns; long lines are cut. `TRANLOGS_GOLDEN=write` writes
-the files in `golden/` anew: look at the difference, since it is what users read.
+Numbers, sizes, times and what depends on the machine are masked, and so is the width of columns; long lines are cut.
+`TRANLOGS_GOLDEN=write` writes the files in `golden/` anew: look at the difference, since it is what users read.
 """
 
 from __future__ import annotations
