@@ -54,6 +54,30 @@ def test_an_environment_of_attributes_needs_nothing(tmp_path: Path) -> None:
     judge(twin, last, Expected(), "CartPole-v1")
 
 
+class InParts(gym.ObservationWrapper[Any, Any, Any]):
+    """Observations in parts."""
+
+    def __init__(self) -> None:
+        super().__init__(Pole())
+        box = gym.spaces.Box(-10, 10, (2,))
+        self.observation_space = gym.spaces.Dict({"cart": box, "pole": box})
+
+    def observation(self, observation: Any) -> dict[str, Any]:
+        return {"cart": observation[:2], "pole": observation[2:]}
+
+
+def in_parts(job: Job) -> None:
+    model = DQN("MultiInputPolicy", InParts(), buffer_size=40, learning_starts=10, batch_size=4, seed=2, policy_kwargs=NET)
+    learn(job, model, 90, boundary_every=10)
+    job.keep(parts=[model.replay_buffer.observations, model.replay_buffer.next_observations])
+
+
+@pytest.mark.crash
+def test_observations_in_parts_come_back(tmp_path: Path) -> None:
+    twin, last = killed(in_parts, tmp_path, Death("timestep", 60), Death("step", 50), checkpoint_every=50)
+    judge(twin, last, Expected(), "in parts")
+
+
 class Counting(BaseCallback):
     """It keeps what can be stored, and what cannot."""
 

@@ -64,7 +64,7 @@ def begin(run: Path, step: int | None = None, **options: Any) -> tuple[LoggedOpt
 def train(run: Path, until: int, step: int | None = None) -> Any:
     """Train, end by a close that takes no checkpoint, and return the rows."""
     optimizer, rows, model = begin(run, step)
-    for number in optimizer.steps(until):
+    for number in optimizer.steps(until, stateless=True):
         one_step(model, optimizer, number)
         rows.append(number)
     optimizer.close()

@@ -132,7 +132,7 @@ class TranLogsSB3Callback(BaseCallback):  # type: ignore[misc]
     def _recover(self, logged: LoggedOptimizer, learning: Learning) -> None:
         logged.track(learning=learning)
         logged.training_run.grow("experience", Experience(self.model, learning.lists))
-        report = logged.recover()
+        logged.recover()
         self._optimizer, self._learning, self._is_open = logged, learning, True
         learning.set_back()
         for doubt in learning.find_doubts():
@@ -143,7 +143,7 @@ class TranLogsSB3Callback(BaseCallback):  # type: ignore[misc]
         if learning.is_stopped:
             self._timesteps, self.model.num_timesteps = self.model.num_timesteps, self.locals["total_timesteps"]
         if self.verbose and learning.is_loaded and learning.place != START:
-            print(f"TranLogs: {self._run} goes on at timestep {learning.timesteps}: {report}", flush=True)
+            print(f"TranLogs: {self._run} goes on at timestep {learning.timesteps}: {logged.report}", flush=True)
 
     def _on_rollout_start(self) -> None:
         """All of the rollout before is trained: a boundary."""
@@ -155,10 +155,8 @@ class TranLogsSB3Callback(BaseCallback):  # type: ignore[misc]
                 self._pass_boundary(ROLLOUT)
             return
         self._has_begun = True
-        if (
-            learning.is_loaded and learning.place == ROLLOUT
-        ):  # hooks of others and the beginning of `collect_rollouts` ran again
-            learning.set_back()
+        if learning.is_loaded and learning.place == ROLLOUT:
+            learning.set_back()  # other callbacks' hooks, and the beginning of `collect_rollouts`, ran again
             set_rng(self._rng)
         self._boundary_at = self.model.num_timesteps
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -15,7 +16,7 @@ from tranlogs.records import Fixed
 from . import sb3_internals
 from .environments import Environment
 from .experience import Lists
-from .values import Unstorable, is_constant, is_scalar, restored, stored
+from .values import NO_LIMIT, Unstorable, is_constant, is_scalar, restored, stored
 
 START, ROLLOUT, END = "start", "rollout", "end"  # of training, of a rollout, of training: where a boundary lies
 
@@ -103,8 +104,10 @@ class Learning:
             "timesteps": model.num_timesteps,
             "total": self._total,
             "scalars": scalars,
-            "kept": {name: stored(getattr(model, name, None), name) for name in _KEPT},
-            "recent": {name: self._recent[name].read(getattr(model, name)) for name in _RECENT},
+            "kept": {name: _read_or_name(lost, name, partial(_read_kept, model, name)) for name in _KEPT},
+            "recent": {
+                name: _read_or_name(lost, name, partial(self._recent[name].read, getattr(model, name))) for name in _RECENT
+            },
             "environments": environments,
             "callbacks": [[type(one).__name__, self._read_callback(one, lost)] for one in self._callbacks],
             "logged": {name: _loggable(getattr(model.logger, name, {})) for name in _LOGGED},
@@ -123,10 +126,9 @@ class Learning:
         for name, value in state["scalars"].items():
             setattr(model, name, value)
         self._carried = set(state["scalars"])
-        for name in _KEPT:
-            setattr(model, name, restored(getattr(model, name, None), state["kept"][name]))
-        for name in _RECENT:
-            setattr(model, name, restored(getattr(model, name), state["recent"][name]))
+        for name, recorded in (*state["kept"].items(), *state["recent"].items()):
+            if recorded is not None:
+                setattr(model, name, restored(getattr(model, name, None), recorded))
         for name, recorded in state["environments"].items():
             if name in self._environments and recorded is not None:
                 self._environments[name].write(recorded)
@@ -203,6 +205,10 @@ class _Recent:
         known = {id(item): fixed for item, fixed in self._items}
         self._items = [(item, known.get(id(item)) or Fixed(stored(item, "an episode"))) for item in found]
         return "deque", found.maxlen, [fixed for _, fixed in self._items]
+
+
+def _read_kept(model: Any, name: str) -> Any:
+    return stored(getattr(model, name, None), name, NO_LIMIT)
 
 
 def _read_scalars(model: Any) -> dict[str, Any]:

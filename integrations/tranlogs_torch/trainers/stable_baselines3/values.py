@@ -49,7 +49,7 @@ _WITH_ATTRIBUTES = (
 )  # objects whose state is their attributes
 _NUMBERS = {np.dtype(kind) for kind in "?bhilqBHILQefdFD"}  # of arrays
 _BYTES_MAX = 8 << 20  # of one array
-_NO_LIMIT = 1 << 62
+NO_LIMIT = 1 << 62
 _ARRAYS_MAX = 16  # of one object, of which it is asked whether they share memory
 _LEFT_ALONE = ("constant", "table")
 _NEVER_NEW = ("space", "object", *_LEFT_ALONE)  # kinds of which only the object that is there can be set
@@ -140,7 +140,7 @@ class Table(NamedTuple):
 def tables(owner: Any, path: str) -> dict[str, Table]:
     """Return the attributes of an object that are large, by name."""
     return {
-        name: Table(probe, _digest(tree.encode(stored(value, f"{path}.{name}", _NO_LIMIT), adapt=arrays.adapt)))
+        name: Table(probe, _digest(tree.encode(stored(value, f"{path}.{name}", NO_LIMIT), adapt=arrays.adapt)))
         for name, value in vars(owner).items()
         if (probe := _probe(value)) is not None
     }
@@ -238,7 +238,7 @@ def _kind_of(value: Any) -> str:
 
 def _is_equal(value: Any, recorded: Any) -> bool:
     try:
-        return tree.encode(stored(value, "", _NO_LIMIT), adapt=arrays.adapt) == tree.encode(recorded, adapt=arrays.adapt)
+        return tree.encode(stored(value, "", NO_LIMIT), adapt=arrays.adapt) == tree.encode(recorded, adapt=arrays.adapt)
     except Unstorable:
         return False
 
