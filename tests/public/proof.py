@@ -1,6 +1,9 @@
-"""Kill a PyTorch script at every kind of place and at random moments, and compare it with its untouched twin.
+"""Kill a script at every kind of place and at random moments, and compare it with its untouched twin.
 
-A script is a function of a `Job`. Each of its lives is a forked child, so that torch is imported once:
+Here are the rule that a report has to fit its result (`demand_fit`), for all frameworks, and the lives of PyTorch scripts.
+Those of Keras scripts, in processes of a server, are in tests/public/keras/proof.py.
+
+A PyTorch script is a function of a `Job`. Each of its lives is a forked child, so that torch is imported once:
 
 | life | what it is for |
 |---|---|
@@ -23,7 +26,7 @@ import random
 import signal
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -254,10 +257,22 @@ def prove(script: Script, folder: Path, expected: Expected | None = None, **opti
 
 
 def judge(twin: Life, last: Life, expected: Expected, about: str) -> None:
-    """Demand that the report fits the result, and both what is expected."""
-    found = last.differences(twin, prints=not expected.repeats)
-    if found:
-        assert last.exact is not True, f"{about}: called exact, and these differ: {found}"
-    assert not (found and expected.is_equal), f"{about}: {found}; the report says {last.exact}, {last.notes}"
-    assert last.exact is expected.exact, f"{about}: the report says {last.exact}, {last.notes}"
-    assert not expected.because or any(expected.because in note for note in last.notes), f"{about}: {last.notes}"
+    """Demand that the report of a life fits its result, and both what is expected."""
+    demand_fit(last.differences(twin, prints=not expected.repeats), last.exact, last.notes, expected, about)
+
+
+def demand_fit(differences: Sequence[str], exact: bool | None, notes: Sequence[str], expected: Expected, about: str) -> None:
+    """Demand that a report fits a result, and both what is expected.
+
+    Args:
+        differences: what of the result differs from that of the twin.
+        exact: last word of the report.
+        notes: of the report.
+        expected: what the script comes to.
+        about: how to repeat it.
+    """
+    if differences:
+        assert exact is not True, f"{about}: called exact, and these differ: {differences}"
+    assert not (differences and expected.is_equal), f"{about}: {differences}; the report says {exact}, {notes}"
+    assert exact is expected.exact, f"{about}: the report says {exact}, {notes}"
+    assert not expected.because or any(expected.because in note for note in notes), f"{about}: {notes}"

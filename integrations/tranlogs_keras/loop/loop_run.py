@@ -104,7 +104,7 @@ class LoopRun:
         state.updates = {name: backend.updates_of(optimizer) for name, optimizer in members.optimizers.items()}
         state.optimizer_attributes = plain_attributes(variables.optimizers)
         state.environment = environment.describe(members, backend, variables.optimizers)
-        state.about = {**describe_model(members, variables), "splits": True}
+        state.about = {**describe_model(members, variables, members.models), "splits": True}
         self._environment.update(state.environment)
         form = LogForm(settings.shared.run, state, journal, self.report, can_change=True)
         capture = LoopCapture(

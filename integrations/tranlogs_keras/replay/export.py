@@ -27,7 +27,7 @@ def write(path: Path, state: RecordedState) -> list[str]:
     if path.name.endswith(".weights.h5"):
         with publishing(path) as temporary:
             _write_weights(Path(temporary), path, state)
-        return []
+        return ["the optimizer is not in the file: the run is of a loop of one's own"] if state.meta.get("models") else []
     with publishing(path) as temporary:
         is_compiled = _write_model(Path(temporary), path, state)
     notes = ["the counters of Dropout and other random layers are not in the file: Keras keeps none"]
@@ -35,11 +35,16 @@ def write(path: Path, state: RecordedState) -> list[str]:
 
 
 def _write_weights(target: Path, path: Path, state: RecordedState) -> None:
-    layout = state.meta["layout"]
+    layout, models = state.meta["layout"], state.meta.get("models", 0)
+    if layout is None and models > 1:
+        raise UsageError(
+            f"{path}: the run trains {models} models in a loop of one's own, and such a file holds one. Run the script: "
+            "LoggedOptimizer brings the models back"
+        )
     if layout is None:
         raise UsageError(
             f"{path}: a layer of the model writes its weights in a way of its own (save_own_variables), which the run "
-            "does not know. Run the script: TranLogsCallback brings the model itself back"
+            "does not know. Run the script, which brings the model itself back"
         )
     slots = state.variables.by_name
     groups: dict[str, dict[str, Any]] = {}

@@ -16,11 +16,18 @@ from .variables import Variables, without_numbers
 _TEXT_MAX = 60
 
 
-def describe_model(model: Any, variables: Variables) -> dict[str, Any]:
-    """Layout of a weights file, architecture and optimizers, as plain values. What a model cannot tell is None."""
+def describe_model(model: Any, variables: Variables, models: list[Any] | None = None) -> dict[str, Any]:
+    """Layout of a weights file, architecture and optimizers, as plain values. What a model cannot tell is None.
+
+    Args:
+        model: is trained; of a loop of one's own, what stands for its models.
+        variables: of the run.
+        models: of a loop of one's own. The optimizers are no part of them, nor of their files.
+    """
     names = {id(slot.variable): slot.name for slot in variables.everything_but_metrics}
     return {
-        "layout": _layout(model, variables.optimizers, names),
+        "layout": _layout(model, variables.optimizers, names) if models is None else _layout_of_one(models, names),
+        "models": 0 if models is None else len(models),
         "architecture": _json(model.to_json),
         "constraints": {
             names[id(v)]: _json(partial(_serialized, v.constraint))
@@ -97,6 +104,10 @@ def _layout(model: Any, optimizers: dict[str, Any], names: dict[int, str]) -> di
     if any(id(value) not in names for value in found.values()):
         return None
     return {"places": {place: names[id(value)] for place, value in found.items()}, "layers": layers}
+
+
+def _layout_of_one(models: list[Any], names: dict[int, str]) -> dict[str, Any] | None:
+    return _layout(models[0], {}, names) if len(models) == 1 else None
 
 
 def _serialized(thing: Any) -> str:

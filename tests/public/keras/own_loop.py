@@ -203,3 +203,13 @@ def torch_guide(run: str | None, die: list[Any] | None) -> dict[str, Any]:
     if run is not None:
         optimizer.close()
     return outcome([model, plain, accuracy], printed, optimizer)
+
+
+def has_recovered_weights(run: str, path: str) -> bool:
+    """Return True if a file of weights holds what a process that goes on with the run of `torch_guide` recovers."""
+    models = [classifier() for _ in range(2)]
+    optimizer = LoggedOptimizer(keras.optimizers.Adam(1e-2), run, models[0])
+    optimizer.track(accuracy=keras.metrics.SparseCategoricalAccuracy()).recover()
+    models[1].load_weights(path)
+    recovered, loaded = ([value.tobytes() for value in model.get_weights()] for model in models)
+    return recovered == loaded  # such a file has no counters of Dropout

@@ -2,29 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.keras.lab import Lab, differences
+from tests.keras.lab import Ended, Lab, differences
+from tests.public.proof import Expected, demand_fit
+from tests.support import campaign
+
+Place = list[Any]
+_COMPARED = ("state", "histories", "epochs", "files", "others", "printed", "said")
 
 
-def run_killed(lab: Lab, script: str, folder: Path, places: list[list[Any]], **arguments: Any) -> tuple[Any, Any]:
+def run_killed(lab: Lab, script: str, folder: Path, places: Sequence[Place], **arguments: Any) -> tuple[Any, Any]:
     """Return the outcomes of the uninterrupted script and of the killed one."""
-    whole = lab.start(script, run=str(folder / "whole"), die=None, **arguments)
-    for place in places:
-        ended = lab.run(script, run=str(folder / "killed"), die=place, **arguments)
-        assert ended.was_killed, ended.output[-6000:]
-    resumed = lab.value(script, run=str(folder / "killed"), die=None, **arguments)
-    right = whole.wait()
-    assert right.code == 0, right.output[-6000:]
-    return right.value, resumed
+    (right,), (*_, resumed) = _lives(lab, script, folder, places, "run", arguments)
+    return right.value, resumed.value
 
 
-def prove_exact(lab: Lab, script: str, folder: Path, places: list[list[Any]], **arguments: Any) -> Any:
+def prove_exact(lab: Lab, script: str, folder: Path, places: Sequence[Place], **arguments: Any) -> Any:
     """Demand equal bits, and a report that says so."""
     right, resumed = run_killed(lab, script, folder, places, **arguments)
-    assert right["history"] == resumed["history"]
-    assert right["others"] == resumed["others"]
-    assert differences(right["state"], resumed["state"]) == []
-    assert resumed["exact"] is True, resumed["notes"]
+    different = [text for what in ("history", "others", "state") for text in _different(what, right[what], resumed[what])]
+    demand_fit(different, resumed["exact"], resumed["notes"], Expected(), f"killed at {places}")
     return resumed
+
+
+def prove_script(lab: Lab, script: str, folder: Path, places: Sequence[Place], expected: Expected, **arguments: Any) -> None:
+    """Demand of a script of `scripts/`, and of its report, what is expected, after it was killed at all these places."""
+    lives = _lives(lab, f"tests.public.keras.scripts.{script}.train", folder, places, "folder", arguments)
+    wanted, found = (
+        ended[-1].value | {"printed": _epochs([life.output for life in ended]), "said": _said(ended[-1].output)}
+        for ended in lives
+    )
+    assert wanted["printed"], "the script prints its epochs"
+    different = [text for what in _COMPARED for text in _different(what, wanted[what], found[what])]
+    demand_fit(different, found["exact"], found["notes"], expected, f"killed at {places}")
+
+
+def _lives(
+    lab: Lab, function: str, folder: Path, places: Sequence[Place], keyword: str, arguments: dict[str, Any]
+) -> tuple[list[Ended], list[Ended]]:
+    """Return how the script ended that nobody killed, and each process of the other one. `keyword` names its folder."""
+    whole = lab.start(function, **{keyword: str(folder / "whole")}, die=None, **arguments)
+    killed = []
+    for place in places:
+        killed.append(lab.run(function, **{keyword: str(folder / "killed")}, die=place, **arguments))
+        assert killed[-1].was_killed, f"{place}: {killed[-1].output[-6000:]}"
+    killed.append(lab.run(function, **{keyword: str(folder / "killed")}, die=None, **arguments))
+    right = whole.wait()
+    for ended in (killed[-1], right):
+        assert ended.code == 0, ended.output[-6000:]
+    return [right], killed
+
+
+def places_of(name: str, backend: str, *, batches: int, validates: bool) -> list[Place]:
+    """Return places of death: a random batch, a recovery, an end of an epoch or a validation. All kinds of ends in a soak."""
+    chance = campaign.dice(name, backend)
+    ends = [["before", 1], ["after", 1], *([["validation", 1]] if validates else [])]
+    chosen = ends if campaign.is_soak() else [chance.choice(ends)]
+    point = chance.choice(["boundary.before", "boundary.after", "log.after_commit"])
+    recovery = chance.choice(["recovery.restored", "recovery.replayed"])
+    return [["failpoint", point, chance.randint(2, batches + 2)], ["failpoint", recovery, 1], *chosen]
+
+
+def _different(what: str, right: Any, found: Any) -> list[str]:
+    if isinstance(right, dict):
+        return [f"{what}: {name}" for name in differences(right, found)]
+    return [] if right == found else [f"{what}: {right} and {found}"]
+
+
+def _epochs(outputs: Sequence[str]) -> dict[str, list[str]]:
+    """Return the numbers that were printed last for each epoch."""
+    found: dict[str, list[str]] = {}
+    for output in outputs:
+        name = ""
+        for line in output.splitlines():
+            if line.startswith("Epoch "):
+                name = line.strip()
+            elif " - " in line and name:
+                found[name] = [part.strip() for part in line.split(" - ") if ": " in part]
+    return found
+
+
+def _said(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("> ")]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.keras.lab import Lab, differences
+from tests.keras.test_offline import COMMAND, cli
 from tests.public.keras.proof import prove_exact, run_killed
 
 _SCRIPTS = "tests.public.keras.own_loop"
@@ -62,6 +64,36 @@ def test_a_gan_whose_graphs_are_not_rewritten_ends_with_the_bits_of_its_twin(ten
 def test_the_guide_on_pytorch_ends_with_the_bits_of_its_twin(torch: Lab, tmp_path: Path) -> None:
     resumed = _prove(torch, f"{_SCRIPTS}.torch_guide", tmp_path, 13)
     assert resumed["exact"] is True, resumed["notes"]
+
+
+@pytest.mark.crash
+def test_a_killed_run_of_a_loop_is_replayed_without_its_script(torch: Lab, tmp_path: Path) -> None:
+    """Each step is redone and compared with its fingerprint; the weights of one model are written for Keras."""
+    run, out = tmp_path / "run", tmp_path / "state.weights.h5"
+    assert torch.run(f"{_SCRIPTS}.torch_guide", run=str(run), die=["batch", 8]).was_killed
+    _demand_replayed(cli("verify", str(run), "--replay"), steps=7)
+    replayed = cli("replay", str(run), "--out", str(out))
+    assert (replayed["step"], replayed["exact"]) == (7, True)
+    assert any("the optimizer is not in the file" in note for note in replayed["notes"]), replayed
+    assert torch.value("tests.public.keras.own_loop.has_recovered_weights", run=str(run), path=str(out))
+
+
+@pytest.mark.crash
+def test_a_killed_run_of_two_optimizers_is_replayed_without_its_script(tensorflow: Lab, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert tensorflow.run(f"{_SCRIPTS}.gan", run=str(run), die=["batch", 8]).was_killed
+    _demand_replayed(cli("verify", str(run), "--replay"), steps=14)
+    command = [COMMAND, "replay", str(run), "--out", str(tmp_path / "state.weights.h5")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "the run trains 2 models in a loop of one's own" in " ".join(done.stderr.split())
+
+
+def _demand_replayed(verified: dict[str, Any], *, steps: int) -> None:
+    assert verified["problems"] == []
+    (found,) = verified["ranks"][0]["replays"]
+    assert (found["step"], found["exact"], found["first_divergent_step"]) == (steps, True, None)
+    assert found["replayed"]
 
 
 @pytest.mark.crash

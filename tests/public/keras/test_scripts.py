@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.keras.lab import Lab
-from tests.public.keras.script_proof import judge, kill_and_compare, places_of
+from tests.public.keras.proof import places_of, prove_script
+from tests.public.proof import Expected
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,7 @@ class Case:
         batches: of an epoch.
         validates: True if there is a validation after each epoch.
         arguments: of the script.
-        reason: part of the true reason why a resume is not verified; None if it is exact.
-        may_differ: what this reason allows to differ.
+        expected: what it comes to.
     """
 
     script: str
@@ -31,11 +31,7 @@ class Case:
     batches: int = 6
     validates: bool = False
     arguments: dict[str, Any] = field(default_factory=dict)
-    reason: str | None = None
-    may_differ: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        assert self.reason or not self.may_differ, "a script whose result may differ is not verified, and names the reason"
+    expected: Expected = field(default_factory=Expected)
 
     @property
     def name(self) -> str:
@@ -78,5 +74,4 @@ PAIRS = [(case, backend) for case in CASES for backend in case.backends]
 )
 def test_a_killed_script_ends_as_the_one_that_nobody_killed(case: Case, backend: Lab, tmp_path: Path) -> None:
     places = places_of(case.name, backend.backend, batches=case.batches, validates=case.validates)
-    found, different = kill_and_compare(backend, case.script, tmp_path, places, **case.arguments)
-    judge(found, different, case.reason, case.may_differ)
+    prove_script(backend, case.script, tmp_path, places, case.expected, **case.arguments)
