@@ -10,6 +10,7 @@ import pytest
 from tests.public.proof import Expected, Script, prove
 from tests.public.torch.scripts import (
     dcgan,
+    forward_forward,
     image_classifier,
     imagenet,
     lora,
@@ -37,6 +38,7 @@ SCRIPTS: dict[str, tuple[Script, Expected]] = {
         Expected(exact=None, because="start_epoch", is_equal=False, repeats=True),
     ),
     "vae": (vae.train, Expected()),
+    "forward-forward": (forward_forward.train, Expected()),
     "muon": (muon.train, Expected()),
     "lora": (lora.train, Expected()),
     "image classifier": (image_classifier.train, Expected()),

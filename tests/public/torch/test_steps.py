@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.public.proof import Expected, Script, prove
-from tests.public.torch.scripts import nanogpt, ppo
+from tests.public.torch.scripts import actor_critic, nanogpt, ppo
 from tranlogs.training import UNKNOWN_DATA
 
 UNKNOWN = Expected(exact=None, because=UNKNOWN_DATA, is_equal=False)
@@ -16,6 +16,8 @@ SCRIPTS: dict[str, tuple[Script, Expected]] = {
     "nanogpt": (nanogpt.train, UNKNOWN),
     "nanogpt-tracked": (partial(nanogpt.train, tracks=True), Expected()),
     "nanogpt-stateless": (partial(nanogpt.train, fetches_in_time=True), Expected()),
+    "actor-critic": (actor_critic.train, UNKNOWN),
+    "actor-critic-tracked": (partial(actor_critic.train, tracks=True), Expected()),
     "ppo": (ppo.train, UNKNOWN),
     "ppo-tracked": (partial(ppo.train, tracks=True), Expected()),
 }
