@@ -57,6 +57,8 @@ $(VENV)/.usable: setup.cfg pyproject.toml
 $(VENV)/.ready: $(VENV)/.usable
 	$(BIN)/python -m pip install -qq -e '.[dev,keras]'
 	$(BIN)/python -m pip install -qq --no-deps --target $(VENV)/keras-oldest 'keras==$(OLDEST_KERAS)'
+	# Apart from the rest: where it is installed, torch, Lightning and Stable-Baselines3 import TensorFlow.
+	$(BIN)/python -m pip install -qq --no-deps --target $(VENV)/tensorboard 'tensorboard >= 2.18'
 	touch $@
 
 clean:

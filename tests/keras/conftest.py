@@ -15,7 +15,7 @@ from tests.keras.lab import Lab, lab
 BACKENDS = ("tensorflow", "torch", "jax")
 
 
-def _missing(why: str) -> None:
+def missing(why: str) -> None:
     if os.environ.get("TRANLOGS_REQUIRE_ALL") == "1":
         pytest.fail(f"TRANLOGS_REQUIRE_ALL=1, and {why}")
     pytest.skip(why)
@@ -24,7 +24,7 @@ def _missing(why: str) -> None:
 def _lab(backend: str, folder: Path, keras: Path | None = None) -> Iterator[Lab]:
     for package in ("keras", backend):
         if importlib.util.find_spec(package) is None:
-            _missing(f"{package} is not installed")
+            missing(f"{package} is not installed")
     with lab(backend, folder, keras) as made:
         yield made
 
@@ -49,7 +49,7 @@ def older_keras(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """TensorFlow under the oldest Keras that is supported (`make test` fetches it)."""
     folder = Path(sys.prefix) / "keras-oldest"
     if not folder.is_dir():
-        _missing(f"the oldest supported Keras is not in {folder}: make test fetches it")
+        missing(f"the oldest supported Keras is not in {folder}: make test fetches it")
     yield from _lab("tensorflow", tmp_path_factory.mktemp("older"), folder)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.keras.conftest import missing
 from tests.keras.lab import Lab
 from tests.public.keras.proof import places_of, prove_script
 from tests.public.proof import Expected
@@ -24,6 +26,7 @@ class Case:
         validates: True if there is a validation after each epoch.
         arguments: of the script.
         expected: what it comes to.
+        needs: folder of the environment with a package that is installed apart from the others.
     """
 
     script: str
@@ -32,6 +35,7 @@ class Case:
     validates: bool = False
     arguments: dict[str, Any] = field(default_factory=dict)
     expected: Expected = field(default_factory=Expected)
+    needs: str = ""
 
     @property
     def name(self) -> str:
@@ -55,7 +59,7 @@ CASES = [
     Case("averaged", ("torch",), validates=True, arguments={"style": "swapped"}),
     Case("lora", ("torch",), batches=4, arguments={"quantized": True}),
     Case("many_callbacks", ("torch",), batches=5, validates=True),
-    Case("event_files", ("tensorflow",), batches=5, validates=True),
+    Case("event_files", ("tensorflow",), batches=5, validates=True, needs="tensorboard"),
     Case("own_dataset", ("torch",), arguments={"draws": "by number", "workers": 2}),
     Case("vae", ("tensorflow", "torch")),
     Case("vq_vae", ("torch",)),
@@ -73,5 +77,7 @@ PAIRS = [(case, backend) for case in CASES for backend in case.backends]
     ("case", "backend"), PAIRS, ids=[f"{case.name}-{backend}" for case, backend in PAIRS], indirect=["backend"]
 )
 def test_a_killed_script_ends_as_the_one_that_nobody_killed(case: Case, backend: Lab, tmp_path: Path) -> None:
+    if case.needs and not (Path(sys.prefix) / case.needs).is_dir():
+        missing(f"{case.needs} is not in {sys.prefix}: make test fetches it")
     places = places_of(case.name, backend.backend, batches=case.batches, validates=case.validates)
     prove_script(backend, case.script, tmp_path, places, case.expected, **case.arguments)
