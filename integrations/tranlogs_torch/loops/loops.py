@@ -101,6 +101,8 @@ class Loops:
                 "not from what was recovered",
                 False,
             )
+        for what in parts.auxiliary.find_overruled_rates():
+            raise UsageError(f"{parts.settings.run}: {what}")
         for what in parts.auxiliary.changed_hyper():
             parts.report.warn(
                 f"{what} was changed between recover() and the first batch, and training goes on with what it is now", False

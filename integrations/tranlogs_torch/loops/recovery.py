@@ -19,6 +19,7 @@ from ..sharding import fsdp
 from ..sharding.zero_optimizer import bring_in
 from ..state import environment
 from ..state.caveats import LOADED_BEFORE, caveats, has_steps, untracked_scheduler, verdict
+from ..state.compatibility import compare_modules, compare_schedulers
 from ..tensors.placement import local
 from .run_parts import RunParts
 
@@ -89,6 +90,7 @@ class Recovery:
         if found is None:
             return self._begin_fresh(step, origin, progress, is_first=landing is None)
         parts.describe_environment()
+        self._compare_settings()
         if state.loaded:
             parts.report.suspect(LOADED_BEFORE)
         if landing is not None:
@@ -100,6 +102,15 @@ class Recovery:
         self._recovered = found, time.monotonic() - start
         parts.report.current = self._report_of(*self._recovered)
         return parts.report.current
+
+    def _compare_settings(self) -> None:
+        """Say where the script makes modules and schedulers with other settings than the run's. A scheduler's come back."""
+        parts, recorded = self._parts, self._parts.state.recorded_environment
+        for text in compare_modules(recorded.get("settings", {}), parts.environment["settings"]):
+            parts.report.warn(text, False)
+        built = parts.auxiliary.built
+        parts.state.notes += compare_schedulers(recorded.get("schedulers", {}), built)
+        built.update({name: about for name, about in recorded.get("schedulers", {}).items() if name in built})
 
     def _begin_fresh(
         self, step: int | None, origin: Start | None, progress: Progress | None, *, is_first: bool

@@ -14,6 +14,7 @@ from ..capture.optimizer_hooks import OptimizerHooks
 from ..offline.live_state import LiveState
 from ..state import environment
 from ..state.auxiliary import Auxiliary
+from ..state.compatibility import describe_modules
 from .ranks.rank_coordinator import RankCoordinator
 
 
@@ -55,4 +56,5 @@ class RunParts:
     def describe_environment(self) -> None:
         """Record what rounding depends on, as it is now: a script may set its threads after it made the optimizer."""
         self.environment.update(environment.describe(self.state.optimizers))
+        self.environment.update(settings=describe_modules(self.modules), schedulers=self.auxiliary.built)
         self.coordinator.describe(self.environment)

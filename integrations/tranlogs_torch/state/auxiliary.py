@@ -25,6 +25,7 @@ from ..data.position.loader_position import LoaderPosition
 from ..data.rng import KeptRng, get_rng, set_rng
 from ..tensors import arrays
 from ..tensors.placement import local
+from .compatibility import Settings, describe_scheduler
 from .extra_state import split
 from .group_values import GroupValues
 from .module_walk import ModuleWalk
@@ -51,6 +52,7 @@ class Auxiliary:
         tracked: what has state_dict and load_state_dict, by name.
         loaders: positions in the data, by name.
         count: turns of loops without a loader.
+        built: the settings with which the script has made the tracked schedulers, by name.
         is_carried: True if the loop carries outputs of the model on to the next batch, which are not tracked.
         turns: what the data of these came from at the last boundary; None if that was not in a loop over `steps()`.
     """
@@ -69,6 +71,7 @@ class Auxiliary:
         self.gradients = Gradients(state)
         self._orphans: list[str] = []
         self.tracked: dict[str, Any] = {}
+        self.built: Settings = {}
         self.loaders: dict[str, LoaderPosition] = {}
         self.count = 0
         self.is_carried = False
@@ -81,6 +84,7 @@ class Auxiliary:
         self._values: dict[str, GroupValues] = {}  # by optimizer
         self._after, self._flags, self._training, self._kept_rng = FixedCache(), FixedCache(), FixedCache(), KeptRng()
         self._lasting: defaultdict[str, LastingStates] = defaultdict(LastingStates)  # by loader
+        self._base_rates: dict[str, list[Any]] = {}  # of tracked LambdaLRs, as recovery has set them
         self._scalers: dict[str, Any] = {}  # tracked GradScalers as they were at the last boundary
 
     # What belongs to it
@@ -103,6 +107,8 @@ class Auxiliary:
         if content == {} and not is_disabled:
             _log.warning("track(%s=...): its state_dict is empty, so nothing of it comes back", name)
         self.tracked[name] = thing
+        if self._landed is None and (settings := describe_scheduler(thing)):
+            self.built[name] = settings
         if self._landed is not None and name in self._landed["tracked"]:
             self._load(name, thing, self._landed["tracked"][name])
             self._set_hyper(self._landed)  # making a scheduler writes the groups
@@ -116,6 +122,8 @@ class Auxiliary:
             )
         else:
             thing.load_state_dict(content)
+        if hasattr(thing, "lr_lambdas"):
+            self._base_rates[name] = list(thing.base_lrs)
 
     def loader(
         self, loader: DataLoader[Any], name: str = "loader", kind: type[LoaderPosition] = LoaderPosition
@@ -317,6 +325,24 @@ class Auxiliary:
             for key in was.keys() & now.keys()
             if not _is_equal(was[key], now[key])
         ]
+
+    def find_overruled_rates(self) -> list[str]:
+        """Return the learning rates that were set after recovery and that a LambdaLR is going to compute anew."""
+        recorded = {} if self._landed is None else self._landed["after"]
+        found = []
+        for name, base in self._base_rates.items():
+            thing = self.tracked[name]
+            for which in recorded if list(thing.base_lrs) == base else ():
+                if self._state.optimizers[which].param_groups is not thing.optimizer.param_groups:
+                    continue
+                found += [
+                    f"lr of parameter group {i} of optimizer {which!r} was set after recover(), and the tracked {name!r} "
+                    f"({type(thing).__name__}) computes it anew from its base_lrs at its next step: set {name}.base_lrs[{i}] "
+                    "as well (the rate that its function is multiplied with), or leave both as they are"
+                    for i, (was, now) in enumerate(zip(recorded[which], self._state.hyper(which), strict=False))
+                    if "lr" in was and "lr" in now and not _is_equal(was["lr"], now["lr"])
+                ]
+        return found
 
     def _set_hyper(self, body: dict[str, Any]) -> None:
         for which, groups in body["after"].items():  # a scheduler's load_state_dict does not write them

@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from . import environment
 
+Settings = dict[str, dict[str, Any]]
+_PROGRESS = ("last_epoch", "base_lrs", "verbose")  # of a scheduler; what begins with _ is, too
 Layouts = dict[str, tuple[str, tuple[int, ...]]]  # by name, dtype and shape
 
 
@@ -83,3 +87,49 @@ def in_later_groups(state: Grouped, recorded: dict[str, Any]) -> set[str]:
         for group in state.group_names(which)[len(about["params"]) :]
         for name in group
     }
+
+
+# Settings that the log does not hold and that decide what is trained (Dropout's p, a scheduler's T_max). They are recorded with
+# the run's environment.
+
+
+def describe_modules(modules: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Return the settings of torch's own modules without parameters, by path: those of others are in the shapes, mostly."""
+    return {
+        prefix + path: f"{type(module).__name__}({module.extra_repr()})"
+        for prefix, root in modules.items()
+        for path, module in root.named_modules()
+        if type(module).__module__.startswith("torch.nn.modules.") and next(module.parameters(), None) is None
+    }
+
+
+def describe_scheduler(thing: Any) -> dict[str, Any]:
+    """Return the arguments with which a script has made a scheduler; nothing for other objects, and for nested schedulers."""
+    if not isinstance(thing, LRScheduler):
+        return {}
+    return {
+        name: value
+        for name, value in thing.state_dict().items()
+        if not name.startswith("_") and name not in _PROGRESS and type(value) in (bool, int, float, str)
+    }
+
+
+def compare_modules(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the modules whose settings are not what they were, one sentence each."""
+    return [
+        f"the script has changed: {path} was {recorded[path]}, now it is {now[path]}. What is trained from here on is another "
+        "model"
+        for path in recorded.keys() & now.keys()
+        if recorded[path] != now[path]
+    ]
+
+
+def compare_schedulers(recorded: Settings, now: Settings) -> list[str]:
+    """Return the settings with which the script makes a scheduler and that are not the run's, one sentence each."""
+    return [
+        f"the script has changed: {key} of the tracked {name!r} was {recorded[name][key]!r}, now it is {now[name][key]!r}; the "
+        "run's own value holds (to change it, set it after recover())"
+        for name in recorded.keys() & now.keys()
+        for key in recorded[name].keys() & now[name].keys()
+        if recorded[name][key] != now[name][key]
+    ]

@@ -27,6 +27,7 @@ from ..reading.survey import Survey, survey
 from .overview import RunSummary, render_overview, summarize_runs
 
 _ROWS_MAX = 12  # rows of a table; JSON has all rows
+_NOT_SHOWN = ("sharding", "settings", "schedulers")  # of the environment: they are long
 _SCOPE_TITLES = {"process": "process dies", "machine": "power fails", "site": "site is gone"}
 _ROWS_WATCHED_MAX = 4  # with --watch, where all must fit the window, and for each of several ranks
 
@@ -186,7 +187,7 @@ def _list_facts(found: Survey) -> list[tuple[str, object]]:
         words = [
             f"{key} {_shorten(value)}"
             for key, value in found.environment.items()
-            if value not in (None, False, True) and key != "sharding"
+            if value not in (None, False, True) and key not in _NOT_SHOWN
         ]
         rows.append(("environment", ", ".join(words)))
         if sharding := found.environment.get("sharding"):
