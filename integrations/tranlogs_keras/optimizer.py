@@ -227,8 +227,8 @@ class LoggedOptimizer:
             until: number of turns of the whole run.
             stateless: the script's word that a turn depends on nothing but its number, what is tracked, and the global random
                 generators (numpy, Python, Keras' and the backend's): no batch is kept in a variable from one turn to the next,
-                and there is no environment, iterator or generator that is not tracked. Where nothing tracked holds the
-                state of the loop and this is not declared, `report.exact` is None.
+                and there is no environment, iterator or generator that is not tracked. Where this is not
+                declared, `report.exact` is None.
         """
         return self._loops.steps(until, stateless=stateless)
 

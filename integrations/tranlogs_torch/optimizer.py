@@ -278,8 +278,8 @@ class LoggedOptimizer(Optimizer):
             until: number of turns of the whole run.
             stateless: the script's word that a turn depends on nothing but its number, what is tracked, and the global random
                 generators (torch, numpy, Python): no batch is kept in a variable from one turn to the next, and there is no
-                environment, iterator or generator that is not tracked. Where nothing tracked holds the state of the loop
-                and this is not declared, `report.exact` is None.
+                environment, iterator or generator that is not tracked. Where this is not declared, `report.exact` is None
+                unless each turn takes batches of a tracked loader.
         """
         return self.training_run.steps(until, stateless=stateless)
 

@@ -13,15 +13,15 @@ from ..recovery import RecoveryReport
 _log = logging.getLogger("tranlogs")
 
 # What the data of a loop over `steps()` come from, as a boundary records it: nothing but what the run has, as the script has
-# declared; a tracked loader, or another tracked object with a state; or it is not known.
+# declared; a tracked loader; or it is not known.
 TurnData = Literal["stateless", "tracked", "unknown"]
 
 UNKNOWN_DATA = (
-    "the loop takes its turns from optimizer.steps(...), and nothing that is tracked tells which data follow: a batch kept in "
-    "a variable, an environment or a counter of the script would not come back. Track what holds them, with state_dict and "
-    "load_state_dict, by optimizer.track(name=...); or take the batches from optimizer.batches(...) or optimizer.epochs(...); "
-    "or declare by optimizer.steps(until=..., stateless=True) that a turn depends on nothing but its number, what is tracked "
-    "and the global random generators"
+    "the loop takes its turns from optimizer.steps(...), and it is not known which data follow: a batch kept in a variable, an "
+    "environment or a counter of the script would not come back. Take the batches from optimizer.batches(...), "
+    "optimizer.epochs(...) or, in each turn, a tracked DataLoader; or track what holds them, with state_dict and "
+    "load_state_dict, by optimizer.track(name=...), and declare by optimizer.steps(until=..., stateless=True) that a turn "
+    "depends on nothing but its number, what is tracked and the global random generators"
 )
 
 

@@ -255,7 +255,7 @@ class LoopRun:
 
     def note_turns(self, *, stateless: bool) -> None:
         """Note that the loop takes turns without data, and whether it declares that these depend on nothing of its own."""
-        self._note_data("stateless" if stateless else "tracked" if self.members.holds_loop_state() else "unknown", UNKNOWN_DATA)
+        self._note_data("stateless" if stateless else "unknown", UNKNOWN_DATA)
 
     def _note_data(self, turns: TurnData, reason: str) -> None:
         self.turns = turns

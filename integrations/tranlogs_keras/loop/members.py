@@ -126,10 +126,6 @@ class Members:
 
     # Tracked objects.
 
-    def holds_loop_state(self) -> bool:
-        """Return True if an object is tracked that may hold what the script's turns depend on: a random generator does not."""
-        return any(content_of(thing) is None for thing in self.tracked.values())
-
     def read_tracked(self) -> dict[str, Any]:
         """Return the states of tracked objects, encodable."""
         return {name: _state_of(thing) for name, thing in self.tracked.items()}

@@ -20,7 +20,7 @@ def advice_for_other_loader(thing: Any) -> str | None:
     if hasattr(thing, "__iter__") and ("dataset" in attributes or "Loader" in type(thing).__name__):
         return (
             f"{kind} is no torch DataLoader, so that its position cannot be brought back. Make a torch.utils.data.DataLoader "
-            "of its dataset for optimizer.batches(loader, until=N); or take the steps from optimizer.steps(until=N), and bring "
-            "the position in the data back by an object with state_dict and load_state_dict"
+            "of its dataset for optimizer.batches(loader, until=N); or take the steps from optimizer.steps(until=N, "
+            "stateless=True), and track an object with state_dict and load_state_dict that has the position in the data"
         )
     return None

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from tranlogs.training import Recovered
 from tranlogs.training import judge_exactness as compared
 
-from ..data.loop_state import is_scheduler
 from .extra_state import split
 from .state import TorchState
 
@@ -103,3 +104,12 @@ def verdict(state: TorchState, found: Recovered) -> tuple[bool | None, list[str]
         exact = None if exact is not False else False
         notes.append(f"optimizer state of {', '.join(sorted(state.stale))} is that of the checkpoint: it was not logged")
     return exact, notes
+
+
+def is_scheduler(thing: Any) -> bool:
+    """Return True for a learning-rate scheduler: torch's, accelerate's around it, and others by their name (timm's)."""
+    thing = getattr(thing, "scheduler", thing)
+    if isinstance(thing, LRScheduler) or hasattr(thing, "last_epoch"):
+        return True
+    is_named = any("sched" in f"{kind.__module__}.{kind.__name__}".lower() for kind in type(thing).__mro__)
+    return is_named and isinstance(getattr(thing, "optimizer", None), Optimizer)

@@ -70,8 +70,6 @@ def log_prepared(
 class _Accumulation:
     """Batches since gradients were last used, as the accelerator counts them."""
 
-    holds_loop_state = False
-
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
 

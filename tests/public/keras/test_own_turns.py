@@ -33,7 +33,7 @@ def test_turns_whose_data_are_known_come_back_exactly(backend: Lab, how: str, tm
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("how", ["untracked", "generator"])
+@pytest.mark.parametrize("how", ["untracked", "others"])
 def test_a_batch_that_waits_in_a_variable_is_never_called_exact(how: str, torch: Lab, tmp_path: Path) -> None:
     whole, resumed = run_killed(torch, _SCRIPT, tmp_path, _places(22), how=how)
     assert differences(whole["state"], resumed["state"]), "the batch that waited was another"

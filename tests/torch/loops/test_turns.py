@@ -35,7 +35,7 @@ class Average:
 
 
 class Position:
-    """A loop's state of the script's own."""
+    """State of the script's own: the position in its data, or the best score. Nobody but the script knows which."""
 
     def __init__(self) -> None:
         self.place = 0
@@ -66,6 +66,7 @@ TELLS_NOTHING: dict[str, Make] = {
     "another library's scheduler": lambda model, optimizer: TimmScheduler(optimizer.inner),
     "scaler": lambda model, optimizer: torch.amp.GradScaler("cpu", enabled=False),
     "averaged model": lambda model, optimizer: AveragedModel(model),
+    "score": lambda model, optimizer: Position(),
     "average of its own": lambda model, optimizer: Average(model),
     "module": lambda model, optimizer: nn.Linear(2, 2),
     "optimizer": lambda model, optimizer: torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1),
@@ -117,7 +118,7 @@ def test_nothing_tracked_is_said_once_a_process(tmp_path: Path, caplog: pytest.L
 @pytest.mark.parametrize("how", ["state", "loader", "declared"])
 def test_data_that_are_tracked_or_declared_are_known(how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options: dict[str, Any] = {
-        "state": {"make": lambda model, optimizer: Position()},
+        "state": {"make": lambda model, optimizer: Position(), "stateless": True},
         "loader": {"takes": True},
         "declared": {"stateless": True},
     }[how]
@@ -154,3 +155,20 @@ def test_a_loader_that_was_taken_from_in_another_loop_tells_nothing_of_the_turns
         words.append((report.exact, optimizer.report.exact, optimizer.report.notes))
     unknown = (UNKNOWN_DATA,)
     assert words == [(True, True, ()), (True, True, ()), (True, None, unknown), (None, None, unknown)]
+
+
+def test_a_turn_without_a_batch_of_the_tracked_loader_leaves_the_data_unknown(tmp_path: Path) -> None:
+    """The first turn takes a batch, and the others train on one that waits in a variable."""
+    model, words = nn.Linear(4, 2), []
+    for until in (1, 3, 5):
+        loader = DataLoader(TensorDataset(torch.ones(64, 4)), batch_size=2)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        with LoggedOptimizer(inner, tmp_path / "run", model, durability="process") as optimizer:
+            optimizer.track(loader=loader).recover()
+            batches, waiting = iter(loader), torch.ones(2, 4)
+            for turn in optimizer.steps(until):
+                (x,) = next(batches) if turn == 0 else (waiting,)
+                model(x).sum().backward()
+                optimizer.step()
+        words.append(optimizer.report.exact)
+    assert words == [True, None, None]

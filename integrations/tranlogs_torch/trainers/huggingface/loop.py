@@ -149,7 +149,7 @@ class Loop:
             logged.track(scaler=trainer.accelerator.scaler)
         report = logged.recover()
         self.optimizer, self._is_resumed = logged, bool(report.step)
-        self._turns, self._has_begun = logged.steps(until=sys.maxsize), False
+        self._turns, self._has_begun = logged.steps(until=sys.maxsize, stateless=True), False
         if resume_from_checkpoint is not None:
             _log.warning(
                 "%s: the run goes on at its own step %d, not at the checkpoint %s",

@@ -105,7 +105,7 @@ class TranLogsLightningCallback(TranLogsCallback):
             logged.track(scaler=scaler)
         report = logged.recover()
         self._optimizer, self._trainer, self._progress, self._position = logged, trainer, progress, None
-        self._turns, self._has_begun, self._is_open = logged.steps(until=sys.maxsize), False, True
+        self._turns, self._has_begun, self._is_open = logged.steps(until=sys.maxsize, stateless=True), False, True
         self._is_resumed = bool(report.step)
         lightning_internals.before_iterating(trainer, self._look_at_loaders)
         lightning_internals.before_training(trainer, self._counters_are_set)

@@ -137,7 +137,7 @@ class TranLogsSB3Callback(BaseCallback):  # type: ignore[misc]
         learning.set_back()
         for doubt in learning.find_doubts():
             logged.training_run.report.warn(doubt, False)
-        self._turns = logged.steps(until=sys.maxsize)
+        self._turns = logged.steps(until=sys.maxsize, stateless=True)
         next(self._turns)
         self._rng = get_rng()
         if learning.is_stopped:

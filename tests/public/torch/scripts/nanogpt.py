@@ -73,7 +73,7 @@ def train(job: Job, *, tracks: bool = False, fetches_in_time: bool = False) -> N
     optimizer = job.wrap(torch.optim.AdamW(groups, lr=0.02, betas=(0.9, 0.95)), model)
     train_batches, validation = Batches(data[:150]), Batches(data[150:])
     job.start(optimizer, **({"batches": train_batches} if tracks else {}))
-    for step in optimizer.steps(STEPS, stateless=fetches_in_time):
+    for step in optimizer.steps(STEPS, stateless=fetches_in_time or tracks):
         for group in optimizer.param_groups:
             group["lr"] = rate(step)
         if step % EVALUATED_EVERY == 0:

@@ -105,7 +105,7 @@ def train(job: Job, *, tracks: bool = False) -> None:
     agent, rollouts = Agent(), Rollouts()
     optimizer = job.wrap(torch.optim.Adam(agent.parameters(), lr=0.01, eps=1e-5), agent)
     job.start(optimizer, **({"rollouts": rollouts} if tracks else {}))
-    for update in optimizer.steps(UPDATES):
+    for update in optimizer.steps(UPDATES, stateless=tracks):
         optimizer.param_groups[0]["lr"] = (1 - update / UPDATES) * 0.01
         seen, actions, log_probabilities, advantages, returns = collect(agent, rollouts, job)
         job.at("rollout")

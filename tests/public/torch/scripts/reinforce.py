@@ -61,7 +61,7 @@ def train(job: Job, *, tracks: bool = True) -> None:
     policy = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.1), nn.ReLU(), nn.Linear(8, 2))
     optimizer = job.wrap(torch.optim.Adam(policy.parameters(), lr=1e-2), policy)
     job.start(optimizer, **({"environment": environment, "running": running} if tracks else {}))
-    for episode in optimizer.steps(EPISODES):
+    for episode in optimizer.steps(EPISODES, stateless=tracks):
         state, is_over, log_probabilities, rewards = environment.reset(), False, [], []
         while not is_over:
             chances = Categorical(logits=policy(state))
