@@ -6,7 +6,7 @@ import copy
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -21,6 +21,7 @@ from tests.torch.lab import differences, flatten
 from tranlogs.base.errors import UsageError
 from tranlogs.records import tree
 from tranlogs_torch.trainers.stable_baselines3.environments import Environment
+from tranlogs_torch.trainers.stable_baselines3.values import Unstorable
 
 
 class Odd(Pole):
@@ -140,6 +141,73 @@ def test_arrays_that_share_memory_still_do_or_are_named() -> None:
     state = tree.decode(tree.encode(environment.read()))
     other.write(state)
     assert other.find_doubts(state) == ["it: Viewed: place and late were in the same memory, which is not recovered"]
+
+
+class Players(Pole):
+    """One of several arrays has a name of its own, another one in each episode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.players = [np.zeros(2) for _ in range(3)]
+        self.active = self.players[0]
+
+
+def test_an_array_within_a_container_that_is_another_one_is_named() -> None:
+    first, second = DummyVecEnv([Players]), DummyVecEnv([Players])
+    environment, other = Environment(first, "it"), Environment(second, "it")
+    state = tree.decode(tree.encode(environment.read()))
+    other.write(state)
+    assert other.find_doubts(state) == []
+    source: Any = first.envs[0]
+    source.active = source.players[2]
+    state = tree.decode(tree.encode(environment.read()))
+    other.write(state)
+    named = [doubt.partition(" are the same object")[0] for doubt in other.find_doubts(state)]
+    assert named == ["it: Players: active and players[0]", "it: Players: active and players[2]"]
+
+
+class Shared(Pole):
+    """Its class keeps what its episodes have seen."""
+
+    seen: ClassVar[list[int]] = []
+
+
+def test_a_class_that_keeps_state_is_named_when_it_changes() -> None:
+    environment = Environment(DummyVecEnv([Shared]), "it")
+    environment.read()
+    Shared.seen.append(1)
+    with pytest.raises(Unstorable, match="an attribute of its class has changed"):
+        environment.read()
+
+
+class Slotted(Pole):
+    __slots__ = ("count",)
+
+
+class Holding(Pole):
+    """It holds a function."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+
+def _around(rng: random.Random) -> Callable[[], float]:
+    return lambda: rng.random()
+
+
+@pytest.mark.parametrize(
+    "function", [random.Random(3).random, np.random.default_rng(3).normal, _around(random.Random(3)), deque([1]).pop]
+)
+def test_a_function_with_a_state_is_refused(function: Any) -> None:
+    with pytest.raises(UsageError, match=r"Holding.function is a function with a state"):
+        Environment(DummyVecEnv([lambda: Holding(function)]), "it")
+    Environment(DummyVecEnv([lambda: Holding(np.sin)]), "it").read()
+
+
+def test_slots_are_refused() -> None:
+    with pytest.raises(UsageError, match="Slotted has __slots__"):
+        Environment(DummyVecEnv([Slotted]), "it")
 
 
 def test_other_wrappers_are_refused() -> None:

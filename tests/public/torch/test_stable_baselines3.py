@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -105,6 +105,27 @@ def test_what_a_callback_keeps_comes_back_or_is_named(tmp_path: Path) -> None:
     judge(*killed(partial(with_callback, is_storable=True), tmp_path / "all", *deaths), Expected(), "storable")
     twin, last = killed(partial(with_callback, is_storable=False), tmp_path / "some", *deaths)
     judge(twin, last, Expected(exact=None, because="Counting.stream is a builtins.range_iterator"), "not storable")
+
+
+class Sharing(BaseCallback):
+    """All of its kind keep one list."""
+
+    steps: ClassVar[list[int]] = []
+
+    def _on_step(self) -> bool:
+        self.steps.append(self.num_timesteps)
+        return True
+
+
+def test_what_the_class_of_a_callback_keeps_is_named(tmp_path: Path) -> None:
+    reports = []
+    for _ in range(2):
+        model = PPO("MlpPolicy", Pole(), n_steps=8, batch_size=8, seed=1, policy_kwargs=NET, device="cpu")
+        logged = TranLogsSB3Callback(tmp_path / "run", boundary_every=1, durability="process")
+        model.learn(16, callback=[logged, Sharing()])
+        reports.append(logged.report)
+    assert reports[1].exact is None
+    assert any("an attribute of the class Sharing has changed" in note for note in reports[1].notes)
 
 
 # Training that ends before all timesteps are trained, or goes on

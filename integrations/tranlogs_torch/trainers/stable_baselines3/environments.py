@@ -17,12 +17,12 @@ from tranlogs.base.errors import UnencodableState, UsageError
 from tranlogs.records import tree
 
 from ...tensors import arrays
+from .beside_attributes import class_values, nested_twins, shared_arrays
 from .values import (
     Table,
     Unstorable,
     restore_attributes,
     restored,
-    shared_arrays,
     stored,
     stored_attributes,
     tables,
@@ -131,6 +131,7 @@ class _Layer:
             skipped |= _OF_MONITOR
         if isinstance(owner, VecMonitor):
             skipped |= {"t_start", "results_writer"}
+        self._class_values: int | None = None  # when it was checked
         self._skipped, self._built = frozenset(skipped), {} if self._methods else self._tables()
 
     def check(self) -> None:
@@ -143,11 +144,20 @@ class _Layer:
         owner, path = self.owner, self._path
         spaces = [stored(space, path) for space in self._spaces()]
         if self._methods is None:
+            self._check_class()
             attributes = stored_attributes(owner, path, self._skipped, self._built)
-            return {"attributes": attributes, "shared": shared_arrays(owner, self._skipped), "spaces": spaces}
+            shared, twins = shared_arrays(owner, self._skipped), nested_twins(owner, self._skipped)
+            return {"attributes": attributes, "shared": shared, "twins": twins, "spaces": spaces}
         state = stored(getattr(owner, self._methods[0])(), f"{path}.{self._methods[0]}()")
         generator = stored(vars(owner).get("_np_random"), path)  # gymnasium's, which a state of the user's may leave out
         return {"state": state, "generator": generator, "spaces": spaces}
+
+    def _check_class(self) -> None:
+        found = class_values(self.owner, self._path)
+        if self._class_values is None:
+            self._class_values = found
+        if found != self._class_values:
+            raise Unstorable(f"{self._path}: an attribute of its class has changed, which belongs to no object")
 
     def write(self, state: dict[str, Any]) -> None:
         for space, recorded in zip(self._spaces(), state["spaces"], strict=True):
@@ -173,6 +183,8 @@ class _Layer:
         ]
         shared = [] if self._methods is not None else shared_arrays(self.owner, self._skipped)
         lost = [pair for pair in state.get("shared", ()) if pair not in shared]
+        twins = set(nested_twins(self.owner, self._skipped)) ^ set(state["twins"]) if "twins" in state else set()
+        found += [f"{self._path}: {pair} are the same object before or after the crash, and not both" for pair in sorted(twins)]
         return found + [f"{self._path}: {pair} were in the same memory, which is not recovered" for pair in lost]
 
     def _digest(self, name: str) -> int | None:

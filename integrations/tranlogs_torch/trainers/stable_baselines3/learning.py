@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from tranlogs.records import Fixed
 
 from . import sb3_internals
+from .beside_attributes import class_values
 from .environments import Environment
 from .experience import Lists
 from .values import NO_LIMIT, Unstorable, is_constant, is_scalar, restored, stored
@@ -48,6 +49,7 @@ class Learning:
     def __init__(self, model: Any, root: BaseCallback, own: BaseCallback, total: int) -> None:
         self._model, self._own, self._total = model, own, total
         self._callbacks = [one for one in sb3_internals.callbacks_in(root) if not isinstance(one, ProgressBarCallback)]
+        self._class_values = [_read_class(one) for one in self._callbacks]
         self._given = _read_scalars(model)
         self._carried: set[str] = set()
         self._recent = {name: _Recent() for name in _RECENT}
@@ -99,6 +101,9 @@ class Learning:
             if name in self._carried or name not in self._given or value != self._given[name]
         }
         environments = {name: _read_or_name(lost, f"the state of {name}", one.read) for name, one in self._environments.items()}
+        for one, before in zip(self._callbacks, self._class_values, strict=True):
+            if _read_class(one) != before:
+                lost.append(f"an attribute of the class {type(one).__name__} has changed, which belongs to no object")
         return {
             "place": self.place,
             "timesteps": model.num_timesteps,
@@ -187,6 +192,13 @@ def _write_callback(callback: BaseCallback, recorded: dict[str, Any]) -> None:
         setattr(callback, name, restored(getattr(callback, name, None), value))
     if recorded["state"] is not None and _has_methods(callback):
         callback.load_state_dict(restored(None, recorded["state"]))
+
+
+def _read_class(callback: BaseCallback) -> int | None:
+    try:
+        return class_values(callback, type(callback).__name__)
+    except Unstorable:
+        return None
 
 
 def _has_methods(callback: BaseCallback) -> bool:

@@ -7,23 +7,26 @@ where one is: others may refer to it.
 from __future__ import annotations
 
 import enum
-import itertools
 import pickle
 import random
 import types
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 import torch
 import xxhash
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Space
 from gymnasium.wrappers.utils import RunningMeanStd as GymnasiumMeanStd
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.stacked_observations import StackedObservations
 
 from tranlogs.records import tree
@@ -41,6 +44,8 @@ _CONSTANT: tuple[Any, ...] = (
     enum.Enum,
 )
 _CONSTANT += (PurePath, np.dtype, np.ufunc, torch.device, torch.dtype)
+STATEFUL = (list, dict, set, deque, Iterator, random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+_READ_ELSEWHERE = (types.NoneType, types.ModuleType, type, gym.Env, VecEnv, BaseCallback, BaseAlgorithm, torch.nn.Module)
 _WITH_ATTRIBUTES = (
     RunningMeanStd,
     GymnasiumMeanStd,
@@ -50,7 +55,6 @@ _WITH_ATTRIBUTES = (
 _NUMBERS = {np.dtype(kind) for kind in "?bhilqBHILQefdFD"}  # of arrays
 _BYTES_MAX = 8 << 20  # of one array
 NO_LIMIT = 1 << 62
-_ARRAYS_MAX = 16  # of one object, of which it is asked whether they share memory
 _LEFT_ALONE = ("constant", "table")
 _NEVER_NEW = ("space", "object", *_LEFT_ALONE)  # kinds of which only the object that is there can be set
 _TABLE_BYTES_MIN = 4 << 10  # from which on a value that stays as it was built is not stored
@@ -61,8 +65,23 @@ class Unstorable(Exception):
 
 
 def is_constant(value: Any) -> bool:
-    """Return True for functions, classes and the like, which nothing changes."""
-    return isinstance(value, _CONSTANT)
+    """Return True for functions, classes and the like, which nothing changes. A function with a state is none."""
+    return isinstance(value, _CONSTANT) and not _has_state(value)
+
+
+def _has_state(function: Any) -> bool:
+    """Return True for methods of objects of which nobody reads the state, and functions around a container or generator."""
+    if isinstance(function, (types.BuiltinFunctionType, types.MethodType)):
+        return not isinstance(function.__self__, _READ_ELSEWHERE)
+    cells = getattr(function, "__closure__", None) or ()
+    return any(isinstance(_content(cell), STATEFUL) for cell in cells)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
 
 
 def is_scalar(value: Any) -> bool:
@@ -108,6 +127,8 @@ def stored(value: Any, path: str, bytes_max: int = _BYTES_MAX) -> Any:
         return "object", stored_attributes(value, path)
     if is_constant(value):
         return ("constant",)
+    if isinstance(value, _CONSTANT):
+        raise Unstorable(f"{path} is a function with a state ({value.__qualname__})")
     raise Unstorable(f"{path} is a {type(value).__module__}.{type(value).__qualname__}")
 
 
@@ -140,7 +161,7 @@ class Table(NamedTuple):
 def tables(owner: Any, path: str) -> dict[str, Table]:
     """Return the attributes of an object that are large, by name."""
     return {
-        name: Table(probe, _digest(tree.encode(stored(value, f"{path}.{name}", NO_LIMIT), adapt=arrays.adapt)))
+        name: Table(probe, digest(tree.encode(stored(value, f"{path}.{name}", NO_LIMIT), adapt=arrays.adapt)))
         for name, value in vars(owner).items()
         if (probe := _probe(value)) is not None
     }
@@ -149,17 +170,17 @@ def tables(owner: Any, path: str) -> dict[str, Table]:
 def _probe(value: Any) -> int | None:
     """Return a digest of a value, or None if it is not large. Nothing reads the pickled bytes."""
     if isinstance(value, np.ndarray) and value.dtype in _NUMBERS:
-        return _digest(np.ascontiguousarray(value).tobytes()) if value.nbytes >= _TABLE_BYTES_MIN else None
+        return digest(np.ascontiguousarray(value).tobytes()) if value.nbytes >= _TABLE_BYTES_MIN else None
     if type(value) not in (list, tuple, dict) or not value:
         return None
     try:
         raw = pickle.dumps(value)
     except Exception:  # whatever an object in it raises
         return None
-    return _digest(raw) if len(raw) >= _TABLE_BYTES_MIN else None
+    return digest(raw) if len(raw) >= _TABLE_BYTES_MIN else None
 
 
-def _digest(raw: bytes) -> int:
+def digest(raw: bytes) -> int:
     return xxhash.xxh3_64_intdigest(raw) >> 1
 
 
@@ -223,13 +244,6 @@ def restore_attributes(owner: Any, recorded: dict[str, Any], skipped: frozenset[
     for name, value in recorded.items():
         if _kind_of(value) == "same":
             setattr(owner, name, own[value[1]])
-
-
-def shared_arrays(owner: Any, skipped: frozenset[str] = frozenset()) -> list[str]:
-    """Return pairs of attributes of an object that are arrays in the same memory, as text."""
-    found = [(name, value) for name, value in vars(owner).items() if name not in skipped and isinstance(value, np.ndarray)]
-    pairs = itertools.combinations(found[:_ARRAYS_MAX], 2)
-    return [f"{a} and {b}" for (a, x), (b, y) in pairs if np.may_share_memory(x, y)]
 
 
 def _kind_of(value: Any) -> str:

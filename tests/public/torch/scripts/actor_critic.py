@@ -50,7 +50,7 @@ def train(job: Job, *, tracks: bool = False) -> None:
     environment, running, model = Corridor(), Running(), Policy()
     optimizer = job.wrap(torch.optim.Adam(model.parameters(), lr=3e-2), model)
     job.start(optimizer, **({"environment": environment, "running": running} if tracks else {}))
-    for i_episode in optimizer.steps(EPISODES):
+    for i_episode in optimizer.steps(EPISODES, stateless=tracks):
         state, saved, rewards = environment.reset(), [], []
         for _ in range(LENGTH):
             chances, value = model(state)
