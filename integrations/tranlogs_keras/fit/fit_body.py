@@ -61,9 +61,9 @@ class FitBody:
             **parts.under(_CALLBACK, self._read_callbacks()),
         }
 
-    def write_callbacks(self, body: dict[str, Any]) -> None:
-        """Set the other callbacks to what a boundary holds of them."""
-        self.callbacks.write(found_under(_CALLBACK, body))
+    def write_callbacks(self, body: dict[str, Any], *, is_complete: bool = False) -> None:
+        """Set the other callbacks to what a boundary holds of them, in a fit that may have nothing left to train."""
+        self.callbacks.write(found_under(_CALLBACK, body), is_complete=is_complete)
 
     def write_history(self, number: int) -> None:
         """Give the History callback what an earlier fit has recorded."""

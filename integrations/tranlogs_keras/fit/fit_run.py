@@ -200,7 +200,7 @@ class FitRun:
     def restore_siblings(self) -> None:
         """Set the other callbacks back, after their `on_train_begin` has reset them."""
         if self._recovery.landed is not None:
-            self._body.write_callbacks(self._recovery.body)
+            self._body.write_callbacks(self._recovery.body, is_complete=self.is_complete)
         elif self.is_skipped:
             self._body.write_history(self.cursor.position.fit)
 

@@ -133,8 +133,8 @@ class CallbackStates:
             known = self._packed[name, key] = mark, packed(value)
         return known[1]
 
-    def write(self, state: State) -> None:
-        """Give each callback its recorded state."""
+    def write(self, state: State, *, is_complete: bool = False) -> None:
+        """Give each callback its recorded state, in a fit that has nothing left to train if `is_complete` is True."""
         for name, attributes in state.items():
             callback = self._named.get(name)
             if callback is None:
@@ -142,7 +142,7 @@ class CallbackStates:
             for key, value in attributes.items():
                 if key == FILE:
                     self._files[name] = unpacked(value)
-                    restore_file(callback, self._files[name])
+                    restore_file(callback, self._files[name], is_complete=is_complete)
                     continue
                 if is_content(value):
                     if not set_content(callback, key, value):

@@ -43,10 +43,17 @@ def read_file(callback: Any, before: Any, *, is_due: bool) -> Any:
     return _read_event_files(callback, before or {}) if is_due or callback.update_freq != "epoch" else before
 
 
-def restore_file(callback: Any, recorded: Any) -> None:
-    """Bring a callback's file back, after its `on_train_begin` has opened it anew."""
+def restore_file(callback: Any, recorded: Any, *, is_complete: bool) -> None:
+    """Bring a callback's file back, after its `on_train_begin` has opened it anew.
+
+    Args:
+        callback: the callback.
+        recorded: what `read_file` returned at the boundary.
+        is_complete: whether nothing is left to train: what a table holds behind the record is then not this fit's.
+    """
     if isinstance(callback, keras.callbacks.CSVLogger):
-        _restore_table(callback, recorded)
+        if not (is_complete and callback.append):
+            _restore_table(callback, recorded)
         return
     _restore_event_files(Path(callback.log_dir), recorded)
 

@@ -25,3 +25,15 @@ def test_an_object_that_cannot_be_stored_is_named_if_it_changes(counts: bool, to
     _, resumed = run_killed(torch, SCRIPT, tmp_path, [["batch", 12]], counts=counts)
     assert any("Counting.meter" in note for note in resumed["notes"]) is counts, resumed["notes"]
     assert resumed["exact"] is (None if counts else True)
+
+
+def test_rows_that_others_append_to_the_table_of_a_finished_fit_stay(torch: Lab, tmp_path: Path) -> None:
+    script, files = "tests.public.keras.scripts.many_callbacks.train", tmp_path / "files"
+    torch.value(script, folder=str(tmp_path), die=None)
+    table = (files / "table.csv").read_bytes()
+    with (files / "appended.csv").open("a") as file:
+        file.write("a row of another script\n")
+    appended = (files / "appended.csv").read_bytes()
+    torch.value(script, folder=str(tmp_path), die=None)
+    assert (files / "table.csv").read_bytes() == table
+    assert (files / "appended.csv").read_bytes() == appended

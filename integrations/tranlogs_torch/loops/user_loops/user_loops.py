@@ -117,7 +117,7 @@ class UserLoops:
                 "the script ended before its loops came to the place in which the run stood: it leaves finished epochs out by "
                 "itself, and the tracked loader leaves them out as well. Write range(epochs) in place of "
                 "range(start_epoch, epochs), or take the epochs from optimizer.epochs(...)",
-                False,
+                True,
             )
 
     def note_uncounted_start(self) -> None:
