@@ -106,12 +106,12 @@ def test_ranks_that_are_no_neighbours_can_be_lost_together(copies: Path, cli: Cl
     assert cli("replay", run, "--out", tmp_path / "right.pt", "--json").json["step"] == 18
     shutil.rmtree(run / "rank1")
     shutil.rmtree(run / "rank3")
-    found = cli("replay", run, "--out", tmp_path / "out.pt", "--json")
+    found = cli("replay", run, "--out", tmp_path / "out.pt", "--force", "--json")
     assert (found.json["step"], found.json["exact"]) == (18, True)
     right, out = (torch.load(tmp_path / name, weights_only=True)["model"] for name in ("right.pt", "out.pt"))
     assert all(torch.equal(right[name], out[name]) for name in right)
     shutil.rmtree(run / "rank2")  # and with it all that is known of the share of rank 3
-    assert cli("replay", run, "--out", tmp_path / "out.pt", "--json").json["step"] == 14
+    assert cli("replay", run, "--out", tmp_path / "out.pt", "--force", "--json").json["step"] == 14
 
 
 def test_each_share_lies_in_two_journals(copies: Path, cli: Cli) -> None:
@@ -132,7 +132,7 @@ def test_another_number_of_processes_goes_on_without_a_lost_disk(
     crash(launcher, 2, run, 20, "copies resized")
     assert landed(run, 2) == [[18, state]] * 2
     for step in (19, 16):  # of the two, and of the four before them
-        found = cli("replay", run, "--to", step, "--out", tmp_path / "out.pt", "--json")
+        found = cli("replay", run, "--to", step, "--out", tmp_path / "out.pt", "--force", "--json")
         assert (found.code, found.json["step"], found.json["exact"]) == (0, step, True), found.err
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.crash
 def test_replay_without_the_script_gives_the_weights(divided: Path, launcher: Launcher, cli: Cli, tmp_path: Path) -> None:
     right = launcher.reference(3, "plain")
     for run in (divided, divided / "rank1"):
-        found = cli("replay", run, "--out", tmp_path / "out.pt", "--json")
+        found = cli("replay", run, "--out", tmp_path / "out.pt", "--force", "--json")
         assert found.code == 0, found.err
         assert (found.json["step"], found.json["exact"], found.json["replayed"]) == (STEPS, True, STEPS - 42)
         weights = torch.load(tmp_path / "out.pt", weights_only=True)["model"]
@@ -91,7 +91,7 @@ def test_status_shows_all_ranks_and_where_they_would_land(copied: Path, cli: Cli
 
 def test_a_lost_journal_is_worked_around_and_said(copied: Path, cli: Cli, tmp_path: Path) -> None:
     shutil.rmtree(copied / "rank2")
-    found = cli("replay", copied, "--out", tmp_path / "out.pt", "--json")
+    found = cli("replay", copied, "--out", tmp_path / "out.pt", "--force", "--json")
     assert (found.code, found.json["step"], found.json["exact"]) == (0, 42, True)
     assert any("the journal of rank 2 is gone" in note for note in found.json["notes"])
 
@@ -106,7 +106,7 @@ def test_a_damaged_share_is_named_and_worked_around(copied: Path, cli: Cli, tmp_
     where = _last_gradient(copied / "rank1")
     data[where] ^= 1
     segment.write_bytes(data)
-    found = cli("replay", copied / "rank0", "--out", tmp_path / "out.pt", "--json")
+    found = cli("replay", copied / "rank0", "--out", tmp_path / "out.pt", "--force", "--json")
     assert found.json["step"] == STEPS - 1
     assert found.json["exact"] is True
     assert any("rank1" in note and f"step {STEPS}" in note for note in found.json["notes"]), found.json["notes"]
@@ -129,7 +129,7 @@ def test_a_journal_without_checkpoints_has_its_share_of_the_log_still(copied: Pa
     for path in (copied / "rank1" / "checkpoints").iterdir():
         shutil.rmtree(path)
     for rank in (0, 1):
-        found = cli("replay", copied / f"rank{rank}", "--out", tmp_path / "out.pt", "--json")
+        found = cli("replay", copied / f"rank{rank}", "--out", tmp_path / "out.pt", "--force", "--json")
         assert (found.json["step"], found.json["checkpoint_step"], found.json["exact"]) == (STEPS, 42, True)
     assert any("from rank 0's checkpoint of step 42" in note for note in found.json["notes"])
 

@@ -105,7 +105,7 @@ def test_each_rank_logs_its_shards_and_where_they_lie(sharded: tuple[Path, Outco
 def test_replay_without_the_script_gives_whole_weights(sharded: tuple[Path, Outcome], cli: Cli, tmp_path: Path) -> None:
     run, right = sharded
     for given in (run, run / "rank1"):
-        found = cli("replay", given, "--out", tmp_path / "out.pt", "--json")
+        found = cli("replay", given, "--out", tmp_path / "out.pt", "--force", "--json")
         assert found.code == 0, found.err
         assert (found.json["step"], found.json["exact"], found.json["replayed"]) == (STEPS, True, STEPS - 28)
         content = torch.load(tmp_path / "out.pt", weights_only=True)
@@ -137,7 +137,7 @@ def test_damage_in_one_ranks_log_makes_all_land_before_it(copied: Path, cli: Cli
     data = bytearray(segment.read_bytes())
     data[_last_gradient(copied / "rank1")] ^= 1
     segment.write_bytes(data)
-    found = cli("replay", copied, "--out", tmp_path / "out.pt", "--json")
+    found = cli("replay", copied, "--out", tmp_path / "out.pt", "--force", "--json")
     assert (found.code, found.json["step"], found.json["exact"]) == (0, STEPS - 1, True)
 
 
@@ -145,7 +145,7 @@ def test_a_lost_journal_is_refused_by_rank_and_step(copied: Path, launcher: Laun
     shutil.rmtree(copied / "rank2")
     words = "the journals of ranks 2 are gone, and with them their shards of weights"
     assert words in cli("status", copied, "--json").json["problems"][-1]
-    found = cli("replay", copied, "--out", tmp_path / "out.pt")
+    found = cli("replay", copied, "--out", tmp_path / "out.pt", "--force")
     assert (found.code, (tmp_path / "out.pt").exists()) == (1, False)
     assert f"ranks 0, 1 have steps 0 to {STEPS}" in found.err
     arguments = ["fsdp", str(copied), str(launcher.folder / "out"), json.dumps([])]

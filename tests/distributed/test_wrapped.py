@@ -42,7 +42,7 @@ def test_killed_group_ends_with_the_bits_of_one_that_was_not(
     assert differences(found, right) == [[]] * world
     assert DIES in launcher.said(), "nobody was killed"
     assert all(report["exact"] is True for report in told)
-    again = cli("replay", tmp_path / "run", "--out", tmp_path / "out.pt", "--json")
+    again = cli("replay", tmp_path / "run", "--out", tmp_path / "out.pt", "--force", "--json")
     assert (again.code, again.json["exact"]) == (0, True), again.err
     content = torch.load(tmp_path / "out.pt", weights_only=True)
     weights = {key: values.tolist() for key, values in content["model"].items() if key in right[0]["weights"]}
