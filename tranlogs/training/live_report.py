@@ -17,11 +17,9 @@ _log = logging.getLogger("tranlogs")
 TurnData = Literal["stateless", "tracked", "unknown"]
 
 UNKNOWN_DATA = (
-    "the loop takes its turns from optimizer.steps(...), and it is not known which data follow: a batch kept in a variable, an "
-    "environment or a counter of the script would not come back. Take the batches from optimizer.batches(...), "
-    "optimizer.epochs(...) or, in each turn, a tracked DataLoader; or track what holds them, with state_dict and "
-    "load_state_dict, by optimizer.track(name=...), and declare by optimizer.steps(until=..., stateless=True) that a turn "
-    "depends on nothing but its number, what is tracked and the global random generators"
+    "the loop over optimizer.steps(...) may keep data between its turns (a batch fetched ahead, an environment, a counter), which "
+    "would not come back. Take batches from optimizer.batches(...), optimizer.epochs(...) or, in each turn, a tracked DataLoader; "
+    "or track what holds the data by optimizer.track(name=...), and write optimizer.steps(until=..., stateless=True)"
 )
 
 
