@@ -86,7 +86,7 @@ def _read_event_files(callback: Any, before: dict[str, Any]) -> dict[str, Any]:
     """Return the sizes of the event files of this fit, and the processes that wrote them: former ones, and this one."""
     for writer in callback._writers.values():
         writer.flush()
-    folder, own = Path(callback.log_dir), f"{socket.gethostname()}.{os.getpid()}"
+    folder, own = Path(callback.log_dir), _this_process()
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in _event_files(folder) if _process_of(path) == own}
     return {
         "sizes": before.get("sizes", {}) | sizes,
@@ -115,10 +115,14 @@ def _process_of(path: Path) -> str:
     return path.name.removeprefix(_PREFIX).partition(".")[2].rsplit(".", 2)[0]
 
 
+def _this_process() -> str:
+    return f"{socket.gethostname()}.{os.getpid()}"
+
+
 def _is_of_this_process(path: Path) -> bool:
-    """Return True for a file made since this process began; a former one may have had the same number."""
+    """Return True for a file that this process has made; a former one on this machine may have had the same number."""
     seconds = path.name.removeprefix(_PREFIX).partition(".")[0]
-    return seconds.isdigit() and int(seconds) >= int(_start_of_this_process())
+    return _process_of(path) == _this_process() and seconds.isdigit() and int(seconds) >= int(_start_of_this_process())
 
 
 def _start_of_this_process() -> float:
