@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import warnings
+from collections import defaultdict, deque
 from typing import Any
 
 import lightning.pytorch as pl
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from tests.trainers.common import Killer, plain, randomness, tensors
 
+KEPT = {"seen", "training_step_outputs", "_newest", "_of_digit", "mean", "tally"}
 BATCHES = 7  # an epoch, on each process
 
 
@@ -52,11 +54,13 @@ def noisy(samples: list[Any]) -> list[torch.Tensor]:
 
 
 class Digits(pl.LightningModule):
-    def __init__(self, killer: Killer, mode: str, schedule: str, averages: bool) -> None:
+    killer = Killer(None, 0)  # of the class: it is no state of a training
+
+    def __init__(self, mode: str, schedule: str, averages: bool) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 10))
         self.automatic_optimization = mode == "automatic"
-        self.killer, self.mode, self.schedule, self.averages, self.seen = killer, mode, schedule, averages, []
+        self.mode, self.schedule, self.averages, self.seen = mode, schedule, averages, []
 
         self.weight, self.steps = 1.0, 0
 
@@ -106,6 +110,57 @@ class Digits(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self.schedule}}
 
 
+class Collecting(Digits):
+    """Collects outputs until the end of each epoch, and keeps means in attributes; training depends on all of them."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.training_step_outputs: list[dict[str, Any]] = []
+        self.table = np.arange(100.0)  # never changes
+        self._newest: deque[float] = deque(maxlen=3)
+        self._of_digit: defaultdict[int, list[float]] = defaultdict(list)
+
+    def on_train_start(self) -> None:
+        self.mean = torch.ones(())  # behind a restart this is called again
+        self.tally = np.zeros(10)
+
+    def training_step(self, batch: Any, i: int) -> Any:
+        loss = super().training_step(batch, i) * self.mean * (1 + len(self.training_step_outputs))
+        self.mean = 0.9 * self.mean + 0.1 * loss.detach()
+        self.tally[batch[1].numpy()] += 1
+        self.training_step_outputs.append({"loss": loss.detach(), "size": len(batch[1])})
+        self._newest.append(loss.item())
+        self._of_digit[int(batch[1][0])].append(loss.item())
+        return loss + sum(self._newest)
+
+    def on_train_epoch_end(self) -> None:
+        self.weight *= float(torch.stack([one["loss"] for one in self.training_step_outputs]).mean())
+        self.training_step_outputs.clear()
+        super().on_train_epoch_end()
+
+
+class Meter:
+    """An object with a state."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Forgetful(Digits):
+    """Keeps a count in an object, which cannot be stored."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.meter, self.unused_meter = Meter(), Meter()
+
+    def on_fit_start(self) -> None:
+        self.made_by_each_start = Meter()
+
+    def training_step(self, batch: Any, i: int) -> Any:
+        self.meter.count += 1
+        return super().training_step(batch, i)
+
+
 class Keeps(Callback):  # type: ignore[misc]
     """Keeps something where only a checkpoint of Lightning's would hold it."""
 
@@ -127,6 +182,7 @@ def train(
     saves: bool = False,
     scheduled: bool = False,
     keeps: bool = False,
+    kind: str = "Digits",
     settings: dict[str, Any] | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
@@ -135,7 +191,8 @@ def train(
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     pl.seed_everything(3, verbose=False)
-    model = Digits(Killer(kills, attempt), mode, schedule, averages)
+    Digits.killer = Killer(kills, attempt)
+    model = globals()[kind](mode, schedule, averages)
     callbacks: list[Any] = []
     if patience:
         callbacks.append(EarlyStopping("val_loss", patience=patience, min_delta=0.2))
@@ -175,6 +232,7 @@ def train(
         "best": [plain(c.best_model_score) for c in callbacks if isinstance(c, ModelCheckpoint)],
         "metrics": {name: value.item() for name, value in trainer.callback_metrics.items()},
         "last": model.seen[-1:],
+        "kept": plain([(name, kept) for name, kept in sorted(vars(model).items()) if name in KEPT]),
         "loops": trainer.fit_loop.state_dict(),
     }
     if callback is not None:
@@ -205,7 +263,7 @@ def refusals(attempt: int, folder: str) -> dict[str, str]:
             callbacks=callbacks,
         )
         try:
-            trainer.fit(Digits(Killer(None, 0), "automatic", "step", False), data or loaders()[0], **arguments)
+            trainer.fit(Digits("automatic", "step", False), data or loaders()[0], **arguments)
             found[name] = ""
         except TranLogsError as error:
             found[name] = str(error)
@@ -222,7 +280,7 @@ def refusals(attempt: int, folder: str) -> dict[str, str]:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    plain_trainer.fit(Digits(Killer(None, 0), "automatic", "step", False), loaders()[0])
+    plain_trainer.fit(Digits("automatic", "step", False), loaders()[0])
     plain_trainer.save_checkpoint(f"{folder}/own.ckpt")
     said("checkpoint", ckpt_path=f"{folder}/own.ckpt", weights_only=False)
     return found

@@ -57,6 +57,16 @@ def test_what_a_callback_alone_keeps_is_named_and_a_schedule_of_accumulation_goe
     )
 
 
+def test_what_a_module_collects_and_averages_in_attributes_comes_back(lightning: Launcher, tmp_path: Path) -> None:
+    lightning.prove_exact(tmp_path / "run", [[0, "batch", 4], [0, "epoch end", 1], [0, "batch", 17]], kind="Collecting")
+
+
+def test_an_attribute_that_changes_and_cannot_be_stored_is_named(lightning: Launcher, tmp_path: Path) -> None:
+    found = lightning.prove_exact(tmp_path / "run", [[0, "batch", 10]], kind="Forgetful", exact=None)
+    notes = found[0]["report"]["notes"]
+    assert [note.partition(" ")[0] for note in notes if "cannot be stored" in note] == ["Forgetful.meter"]
+
+
 def test_what_cannot_be_right_is_refused(lightning: Launcher, tmp_path: Path) -> None:
     said = lightning.run("refusals", folder=str(tmp_path))[0]
     parts = {"two": "there are two", "two loaders": "one training loader", "checkpoint": "ckpt_path"}

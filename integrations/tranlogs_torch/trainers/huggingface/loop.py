@@ -25,6 +25,7 @@ from transformers import Trainer
 from tranlogs.base.errors import UsageError
 
 from ...optimizer import LoggedOptimizer
+from ..changed_attributes import CANNOT_BE_STORED
 from ..prepared import check_accelerate, plain_loader, plain_optimizer
 from ..trainer_position import TrainerPosition
 from . import transformers_internals
@@ -182,10 +183,7 @@ class Loop:
             progress.epoch, progress.batches = progress.epoch + 1, 0
         next(self._turns)
         for name in sorted(progress.lost):
-            position.doubt(
-                f"{type(self.trainer).__name__}.{name} changes while training and cannot be stored, so that it begins anew in "
-                "a resumed process. Keep numbers, strings, tensors, or lists and dicts of these in it"
-            )
+            position.doubt(f"{type(self.trainer).__name__}.{name} {CANNOT_BE_STORED}")
 
     def _refuse(self, trial: Any) -> None:
         trainer = self.trainer

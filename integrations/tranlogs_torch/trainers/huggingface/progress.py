@@ -11,7 +11,7 @@ from transformers import Trainer
 
 from ..history import Appended
 from . import transformers_internals
-from .subclass_state import SubclassState
+from .subclass_state import subclass_state
 
 # Of the script, or made anew by each start: the rest of TrainerState is progress.
 _GIVEN = {
@@ -43,7 +43,7 @@ class Progress:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._logged = Appended()
-        self._subclass = SubclassState(trainer)
+        self._subclass = subclass_state(trainer)
         self._loaded: dict[str, Any] | None = None
         self.epoch = self.batches = 0
         self.is_stopped = False
@@ -96,6 +96,7 @@ class Progress:
 
     def go_on(self) -> None:
         """Training goes on; what was loaded is of the past."""
+        self._subclass.settle()
         self._loaded = None
 
     def _others(self) -> list[Any]:

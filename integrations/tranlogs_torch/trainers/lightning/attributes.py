@@ -1,4 +1,4 @@
-"""Numbers and words that a module or a callback of a user's keeps in plain attributes, as hooks and steps have set them.
+"""What a module or a callback of a user's keeps in plain attributes, as hooks and steps have set them.
 
 Amid an epoch Lightning does not call again what began it (`on_train_epoch_start`): an attribute which that has set would be as
 it was built.
@@ -8,47 +8,47 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..changed_attributes import ChangedAttributes
 from .base import TranLogsCallback
-
-_PLAIN = (bool, int, float, str, type(None))
-_NOT_OURS = frozenset({"training"})  # the mode, which Lightning sets
-
-Attributes = dict[str, dict[str, Any]]
+from .lightning_internals import names_set_by_lightning
 
 
-def read(trainer: Any) -> Attributes:
-    """What the module and callbacks have, by the name of each."""
-    return {name: _plain_of(one) for name, one in _owners(trainer).items()}
+class Attributes:
+    """The attributes of the module and of callbacks that have changed since this was made.
+
+    Args:
+        trainer: whose module and callbacks are looked at, except Lightning's callbacks and ours, which have `state_dict`.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._owners: dict[str, Any] = {"module": trainer.lightning_module}
+        for number, one in enumerate(trainer.callbacks):
+            if not isinstance(one, TranLogsCallback) and not type(one).__module__.startswith("lightning."):
+                self._owners[f"callback{number}"] = one
+        self._changed = {name: _changed(one) for name, one in self._owners.items()}
+
+    def settle(self) -> None:
+        """Training begins now."""
+        for one in self._changed.values():
+            one.settle()
+
+    def read(self) -> dict[str, dict[str, Any]]:
+        """Return what has changed, by the name of each owner; the rest is the script's, which may have been edited since."""
+        return {name: one.read() for name, one in self._changed.items()}
+
+    def write(self, recorded: dict[str, dict[str, Any]]) -> None:
+        """Set recorded attributes."""
+        for name, one in self._changed.items():
+            one.write(recorded.get(name, {}))
+
+    @property
+    def lost(self) -> list[str]:
+        """Attributes that have changed and cannot be stored, as `Class.name`."""
+        return [
+            f"{type(self._owners[owner]).__name__}.{name}" for owner, one in self._changed.items() for name in sorted(one.lost)
+        ]
 
 
-def changed(trainer: Any, built: Attributes) -> Attributes:
-    """What they have otherwise than when they were built; the rest is the script's, which may have been edited since."""
-    now = read(trainer)
-    return {
-        name: {key: value for key, value in own.items() if (key, value) not in built.get(name, {}).items()}
-        for name, own in now.items()
-    }
-
-
-def write(trainer: Any, recorded: Attributes) -> None:
-    """Set them."""
-    for name, one in _owners(trainer).items():
-        for attribute, value in recorded.get(name, {}).items():
-            setattr(one, attribute, value)
-
-
-def _owners(trainer: Any) -> dict[str, Any]:
-    """The module, and callbacks that are not Lightning's or ours: these have `state_dict`."""
-    found = {"module": trainer.lightning_module}
-    for number, one in enumerate(trainer.callbacks):
-        if not isinstance(one, TranLogsCallback) and not type(one).__module__.startswith("lightning."):
-            found[f"callback{number}"] = one
-    return found
-
-
-def _plain_of(one: Any) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in vars(one).items()
-        if type(value) in _PLAIN and not name.startswith("_") and name not in _NOT_OURS
-    }
+def _changed(owner: Any) -> ChangedAttributes:
+    kind: Any = type(owner)
+    return ChangedAttributes(owner, names_set_by_lightning(kind))

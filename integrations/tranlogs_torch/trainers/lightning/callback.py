@@ -13,6 +13,7 @@ from tranlogs.base.errors import UsageError
 from tranlogs.training import RecoveryReport
 
 from ...optimizer import LoggedOptimizer
+from ..changed_attributes import CANNOT_BE_STORED
 from ..trainer_position import TrainerPosition
 from . import hooks, lightning_internals
 from .base import TranLogsCallback
@@ -117,8 +118,6 @@ class TranLogsLightningCallback(TranLogsCallback):
             )
         for doubt in hooks.doubts(trainer) if self._is_resumed else ():
             logged.training_run.report.warn(doubt, False)
-        if self._verbose and self._is_resumed and trainer.is_global_zero:
-            print(f"TranLogs: {self._run} goes on at step {trainer.global_step}: {logged.report}", flush=True)
 
     def _look_at_loaders(self) -> None:
         """Training loaders are there, before anything iterates over them."""
@@ -135,7 +134,18 @@ class TranLogsLightningCallback(TranLogsCallback):
             raise UsageError(
                 f"{self._run}: reload_dataloaders_every_n_epochs makes another loader, whose place no resume knows"
             )
-        self._position, position.on_ask = position, self._asked
+        is_new, self._position, position.on_ask = self._position is None, position, self._asked
+        if is_new and self._is_resumed:
+            self.optimizer.training_run.refresh_report()  # with what is known not to come back of this loader
+            if self._verbose and self._trainer.is_global_zero:
+                print(f"TranLogs: {self._run} {self._place()}: {self.report}", flush=True)
+
+    def _place(self) -> str:
+        assert self._trainer is not None
+        step = self._trainer.global_step
+        if lightning_internals.is_finished(self._trainer):
+            return f"is finished at step {step}, and nothing is trained"
+        return f"goes on at step {step}"
 
     def _counters_are_set(self) -> None:
         assert self._trainer is not None
@@ -176,6 +186,7 @@ class TranLogsLightningCallback(TranLogsCallback):
             return
         if not self._has_begun:  # where training goes on, or begins
             self._has_begun = True
+            self._progress.go_on()
             next(self._turns)
             return
         self._progress.is_amid = is_amid
@@ -185,6 +196,9 @@ class TranLogsLightningCallback(TranLogsCallback):
             elif self._position.batch:
                 self._position.end_epoch()
         next(self._turns)
+        if self._position is not None:
+            for name in self._progress.lost:
+                self._position.doubt(f"{name} {CANNOT_BE_STORED}")
 
     def _close(self) -> None:
         """Seal the run and release it."""

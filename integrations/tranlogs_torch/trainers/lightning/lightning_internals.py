@@ -7,7 +7,10 @@ the data before any callback is asked. What is used instead was read in the sour
 
 from __future__ import annotations
 
+import ast
+import functools
 import inspect
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +21,15 @@ from lightning.pytorch.loops.loop import _Loop
 
 from tranlogs.base.errors import UsageError
 
-__all__ = ["before_iterating", "before_training", "check_lightning", "end_restart", "epoch_metrics", "loaders"]
+__all__ = [
+    "before_iterating",
+    "before_training",
+    "check_lightning",
+    "end_restart",
+    "epoch_metrics",
+    "loaders",
+    "names_set_by_lightning",
+]
 
 _EXPECTED: dict[Any, dict[str, str]] = {
     _FitLoop: {
@@ -62,6 +73,25 @@ def check_lightning() -> None:
         )
 
 
+@functools.cache
+def names_set_by_lightning(kind: type) -> frozenset[str]:
+    """Names of attributes that Lightning's and torch's bases of a class set on its instances."""
+    found = set(vars(pl.LightningModule())) if issubclass(kind, pl.LightningModule) else set()
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] in ("lightning", "torch"):
+            found |= _names_set_by(base)
+    return frozenset(found)
+
+
+def _names_set_by(kind: type) -> set[str]:
+    nodes = ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind))))
+    return {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and getattr(node.value, "id", "") == "self"
+    }
+
+
 def before_iterating(trainer: pl.Trainer, call: Callable[[], None]) -> None:
     """Call it whenever training loaders are there, and no iterator over them yet."""
     loop: Any = trainer.fit_loop
@@ -84,6 +114,17 @@ def before_training(trainer: pl.Trainer, call: Callable[[], None]) -> None:
         call()
 
     loop.on_run_start = on_run_start
+
+
+def is_finished(trainer: pl.Trainer) -> bool:
+    """Whether the training has come to its end, by its counters or by a callback."""
+    loop: Any = trainer.fit_loop
+    epochs, steps = loop.max_epochs, loop.max_steps
+    return bool(
+        (steps not in (None, -1) and trainer.global_step >= steps)
+        or (epochs not in (None, -1) and loop.epoch_progress.current.processed >= epochs)
+        or (trainer.should_stop and loop._can_stop_early)
+    )
 
 
 def release(trainer: pl.Trainer) -> None:

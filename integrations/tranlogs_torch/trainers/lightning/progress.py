@@ -7,7 +7,8 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from . import attributes, lightning_internals
+from . import lightning_internals
+from .attributes import Attributes
 from .base import TranLogsCallback
 
 
@@ -22,7 +23,7 @@ class Progress:
     def __init__(self, trainer: pl.Trainer) -> None:
         self._trainer = trainer
         self.is_amid = False
-        self._built = attributes.read(trainer)
+        self._attributes = Attributes(trainer)
         self._epoch = -1  # the one amid which training goes on
         self._begun: dict[str, Any] = {}  # what hooks had set when the running epoch began, and since
         self.averaged: list[str] = []
@@ -40,7 +41,7 @@ class Progress:
             "is_amid": self.is_amid,
             "should_stop": trainer.should_stop,
             "accumulates": trainer.accumulate_grad_batches,
-            "attributes": attributes.changed(trainer, self._built),
+            "attributes": self._attributes.read(),
             "callbacks": {callback.state_key: state for callback in self._others() if (state := callback.state_dict())},
             "datamodule": {} if module is None else module.state_dict(),
             "metrics": [{name: _plain(value) for name, value in found.items()} for found in metrics],
@@ -55,7 +56,7 @@ class Progress:
         trainer.should_stop = state["should_stop"]
         self._begun = {key: state[key] for key in ("accumulates", "attributes") if key in state}
         self._epoch = trainer.current_epoch if self.is_amid else -1
-        attributes.write(trainer, self._begun.get("attributes", {}))
+        self._attributes.write(self._begun.get("attributes", {}))
         for callback in self._others():
             if callback.state_key in state["callbacks"]:
                 callback.load_state_dict(state["callbacks"][callback.state_key])
@@ -65,11 +66,22 @@ class Progress:
         for found, recorded in zip(metrics, state["metrics"], strict=True):
             found.update(recorded)
 
+    @property
+    def lost(self) -> list[str]:
+        """Attributes of the module and of callbacks that have changed and cannot be stored."""
+        return self._attributes.lost
+
+    def go_on(self) -> None:
+        """Set attributes again before the epoch begins: hooks that begin a training may have set them otherwise."""
+        if self._begun and not self.is_amid:
+            self._attributes.write(self._begun["attributes"])
+        self._attributes.settle()
+
     def go_on_amid(self) -> None:
         """Set what hooks had set by then, again: those that begin a training may have set it otherwise."""
         if self._begun and self._epoch == self._trainer.current_epoch:
             self._trainer.accumulate_grad_batches = self._begun["accumulates"]
-            attributes.write(self._trainer, self._begun["attributes"])
+            self._attributes.write(self._begun["attributes"])
         self._begun = {}
 
     def _others(self) -> list[Any]:
