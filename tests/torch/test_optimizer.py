@@ -293,6 +293,31 @@ def test_exception_in_the_body_loses_that_batch_only(tmp_path: Path, caplog: pyt
         assert list(optimizer.steps(6)) == [3, 4, 5]
 
 
+def test_loop_that_ends_by_its_own_break_loses_nothing_and_warns_of_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+
+    def train() -> tuple[list[int], Any]:
+        model, numbers = small(), []
+        optimizer = logged(model, run)
+        optimizer.recover()
+        for number in optimizer.steps(100, stateless=True):
+            one_step(model, optimizer, number)
+            numbers.append(number)
+            if number == 4:
+                break
+        optimizer.close()
+        return numbers, everything(model, optimizer)
+
+    numbers, trained = train()
+    assert numbers == [0, 1, 2, 3, 4]
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+    again, same = train()
+    assert again == [4]
+    assert differences(same, trained) == []
+
+
 # GradScaler
 
 

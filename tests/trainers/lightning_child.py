@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
 import random
 import warnings
 from collections import defaultdict, deque
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -239,6 +243,55 @@ def train(
         report = callback.report
         found["report"] = {"step": report.step, "exact": report.exact, "notes": report.notes, "epoch": report.epoch}
     return found
+
+
+def told(attempt: int, run: str | None, folder: str, kills: list[Any]) -> dict[str, Any]:
+    """Train with Lightning's own folders and logger; what was said by Lightning and TranLogs, and the checkpoints."""
+    lines: list[str] = []
+    root = logging.getLogger("lightning.pytorch")
+    root.propagate, root.handlers = False, [_Lines(lines)]
+    logging.getLogger("tranlogs").addHandler(_Lines(lines))
+    Digits.killer = Killer(kills, attempt)
+    found: dict[str, Any] = {"lines": lines, "starts": []}
+    for _ in range(2 if run else 1):  # the second start finds a finished training
+        pl.seed_everything(3, verbose=False)
+        best = ModelCheckpoint(monitor="val_loss", save_top_k=2)
+        callbacks: list[Any] = [best]
+        if run:
+            from tranlogs_torch.trainers.lightning import TranLogsLightningCallback
+
+            callbacks += [Keeps(), TranLogsLightningCallback(run, checkpoint_every=5, durability="process")]
+        out = io.StringIO()
+        with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(out):
+            warnings.simplefilter("always")
+            trainer = pl.Trainer(
+                accelerator="cpu",
+                logger=CSVLogger(folder),
+                default_root_dir=folder,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                callbacks=callbacks,
+                max_epochs=4,
+            )
+            trainer.fit(Digits("automatic", "step", False), *loaders())
+        found["starts"].append(out.getvalue())
+        lines += [str(one.message) for one in caught]
+        found["checkpoints"] = {
+            "best": {os.path.relpath(path, folder): float(score) for path, score in best.best_k_models.items()},
+            "paths": [path and os.path.relpath(path, folder) for path in (best.best_model_path, best.kth_best_model_path)],
+            "score": float(best.best_model_score),
+            "files": sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*.ckpt")),
+        }
+    return found
+
+
+class _Lines(logging.Handler):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(record.getMessage())
 
 
 def refusals(attempt: int, folder: str) -> dict[str, str]:

@@ -21,6 +21,8 @@ def test_kills_in_steps_evaluations_and_at_the_edges_of_epochs_leave_no_trace(hu
     print(kills)
     found = huggingface.prove_exact(tmp_path / "run", kills, **EVALUATED, patience=9, metric_for_best_model="loss")
     assert found[0]["report"]["step"] == kills[-1][2]
+    steps = 21 - kills[-1][2]  # the rates are those of this process
+    assert found[0]["report"]["trained"] == pytest.approx([steps, steps * 75 / 21], rel=0.01)
     assert len([entry for entry in found[0]["history"] if "eval_loss" in entry]) == 6
 
 
@@ -53,6 +55,9 @@ def test_early_stopping_and_the_best_model_come_back(huggingface: Launcher, tmp_
     found = huggingface.prove_exact(tmp_path / "run", kills, **options)
     assert found[0]["global_step"] < 21, "early stopping did not stop it"
     assert found[0]["counters"] == [3]
+    step = found[0]["global_step"]
+    assert f"run is finished at step {step}, and nothing is trained: recovered to step {step} (" in huggingface.said()
+    assert found[0]["report"]["trained"] == [0.0, 0.0]
 
 
 def test_what_a_subclass_counts_and_collects_comes_back(huggingface: Launcher, tmp_path: Path) -> None:

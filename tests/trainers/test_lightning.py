@@ -67,6 +67,19 @@ def test_an_attribute_that_changes_and_cannot_be_stored_is_named(lightning: Laun
     assert [note.partition(" ")[0] for note in notes if "cannot be stored" in note] == ["Forgetful.meter"]
 
 
+def test_a_restart_says_each_thing_once_and_keeps_the_best_models(lightning: Launcher, tmp_path: Path) -> None:
+    whole = lightning.run("told", run=None, folder=str(tmp_path / "whole"), kills=[])[0]
+    found = lightning.run("told", run=str(tmp_path / "run"), folder=str(tmp_path / "killed"), kills=[[0, "batch", 17]])[0]
+    assert found["checkpoints"] == whole["checkpoints"]
+    said = "\n".join(found["lines"])
+    for noise in ("barebones", "not resumable", "dirpath has changed"):
+        assert noise not in said
+    resumed, finished = found["starts"]
+    assert resumed.startswith(f"TranLogs: {tmp_path / 'run'} goes on at step 17: recovered to step 17 (")
+    assert finished.startswith(f"TranLogs: {tmp_path / 'run'} is finished at step 28, and nothing is trained: ")
+    assert (said + resumed).count("Keeps.on_save_checkpoint") == 1
+
+
 def test_what_cannot_be_right_is_refused(lightning: Launcher, tmp_path: Path) -> None:
     said = lightning.run("refusals", folder=str(tmp_path))[0]
     parts = {"two": "there are two", "two loaders": "one training loader", "checkpoint": "ckpt_path"}

@@ -378,7 +378,8 @@ class TrainingRun:
                 self._user_loops.note_unreached()
                 self._recovery.note_user_loop()
             if self.steps_since_boundary:
-                _log.warning(
+                _log.log(
+                    logging.INFO if is_orderly else logging.WARNING,  # a loop that ends by `break` loses nothing
                     "%s: the loop was left in the middle of a batch (break, or an exception): the log ends at step "
                     "%d, and that batch is computed again when the run goes on",
                     self.run,

@@ -1,4 +1,4 @@
-"""Inside `Trainer.train`: five of the trainer's methods are called through ours.
+"""Inside `Trainer.train`: six of the trainer's methods are called through ours.
 
 | method | what ours does |
 |---|---|
@@ -7,6 +7,7 @@
 | `_prepare_for_training` | gives back what was prepared |
 | `get_batch_samples` | all batches of one update are asked for here: the boundary |
 | `_run_epoch` | enters the epoch where the run stood; a boundary when all of the epoch, its evaluation too, is done |
+| `log` | the rates (`train_..._per_second`) count what this process has trained |
 
 Trainer reads its place from a checkpoint folder before there is an optimizer; TranLogs knows it only when model, optimizer and
 reducers are there to recover into. Hence the order.
@@ -61,6 +62,7 @@ class Loop:
         self._progress = Progress(trainer)
         self._turns: Iterator[int] = iter(())
         self._is_resumed = self._has_begun = False
+        self._began_at = 0  # the step at which this process began
         self._rest: Iterator[Any] | None = None  # of the epoch in which the run stood
 
     # In the order in which the trainer calls them.
@@ -84,9 +86,14 @@ class Loop:
         init(max_steps, num_update_steps_per_epoch, num_train_epochs, None, trial)
         self._prepared = prepare(max_steps, self._loader, None)
         self._open(self._prepared[0], resume_from_checkpoint)
-        progress = self._progress
-        if progress.is_stopped or self.trainer.state.global_step >= max_steps:
-            assert self.optimizer is not None
+        assert self.optimizer is not None
+        progress, state = self._progress, self.trainer.state
+        self._began_at = state.global_step
+        is_finished = self._is_resumed and (progress.is_stopped or state.global_step >= max_steps)
+        if self._verbose and self._is_resumed and self.trainer.is_world_process_zero():
+            place = "is finished at step {}, and nothing is trained" if is_finished else "goes on at step {}"
+            print(f"TranLogs: {self.run} {place.format(state.global_step)}: {self.optimizer.report}", flush=True)
+        if progress.is_stopped or state.global_step >= max_steps:
             self.optimizer.training_run.auxiliary.open_loop()  # the trainer opens none: code behind it draws from here on
             return num_train_epochs, 0
         return progress.epoch, progress.batches
@@ -124,6 +131,13 @@ class Loop:
         self._progress.batches += len(found[0])
         return found
 
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        trainer = self.trainer
+        if self._is_resumed:
+            step = trainer.state.global_step
+            transformers_internals.count_rates(logs, step - self._began_at, step - trainer._initial_global_step)
+        self._plain["log"](logs, *args, **kwargs)
+
     # What they share.
 
     def _open(self, model: Any, resume_from_checkpoint: str | None) -> None:
@@ -158,8 +172,6 @@ class Loop:
                 report.step,
                 resume_from_checkpoint,
             )
-        if self._verbose and self._is_resumed and trainer.is_world_process_zero():
-            print(f"TranLogs: {self.run} goes on at step {trainer.state.global_step}: {report}", flush=True)
 
     def begin(self) -> None:
         """The trainer has set its sums to zero."""

@@ -19,7 +19,7 @@ from transformers.trainer_callback import ExportableState
 
 from tranlogs.base.errors import UsageError
 
-__all__ = ["PATCHED", "PROGRESS", "ExportableState", "check_transformers", "find_trainer", "trainer_names"]
+__all__ = ["PATCHED", "PROGRESS", "ExportableState", "check_transformers", "count_rates", "find_trainer", "trainer_names"]
 
 # Methods of the trainer that are called through ours, with the parameters that ours rely on.
 PATCHED = {
@@ -27,6 +27,7 @@ PATCHED = {
     "get_batch_samples": ("epoch_iterator", "num_batches", "device"),
     "_init_training_state": ("max_steps", "num_update_steps_per_epoch", "num_train_epochs", "resume_from_checkpoint", "trial"),
     "_prepare_for_training": ("max_steps", "train_dataloader", "resume_from_checkpoint"),
+    "log": ("logs",),
     "_run_epoch": ("epoch", "steps_in_epoch", "resume_from_checkpoint", "epochs_trained", "steps_trained_in_current_epoch"),
 }
 # What the trainer keeps beside its TrainerState, for the loss that it logs.
@@ -51,6 +52,19 @@ def check_transformers() -> None:
             f"transformers {transformers.__version__} lacks what TranLogs needs to resume inside Trainer.train: "
             f"{', '.join(missing)}. It was made for 5.8 to 5.23: pip install 'transformers>=5.8,<5.24'"
         )
+
+
+def count_rates(logs: dict[str, float], here: int, trained: int) -> None:
+    """Make the rates of a training those of the steps that this process took: Trainer divides all steps by its runtime.
+
+    Args:
+        logs: what the trainer logs; set in place.
+        here: steps that this process took.
+        trained: steps that the trainer counts.
+    """
+    for name in ("train_samples_per_second", "train_steps_per_second"):
+        if name in logs and trained:
+            logs[name] = round(logs[name] * here / trained, 3)
 
 
 def _takes(method: Any, parameters: tuple[str, ...]) -> bool:

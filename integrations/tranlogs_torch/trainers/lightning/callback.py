@@ -83,6 +83,7 @@ class TranLogsLightningCallback(TranLogsCallback):
                 f"{self._run}: fit(ckpt_path=...) sets weights and counters back to that checkpoint: take it out, "
                 "TranLogs brings training back to the batch"
             )
+        lightning_internals.check_trainer(trainer)
         if not trainer.optimizers:
             raise UsageError(f"{self._run}: configure_optimizers gives no optimizer, so there are no steps to log")
         model: Any = trainer.strategy.model
@@ -108,16 +109,22 @@ class TranLogsLightningCallback(TranLogsCallback):
         self._optimizer, self._trainer, self._progress, self._position = logged, trainer, progress, None
         self._turns, self._has_begun, self._is_open = logged.steps(until=sys.maxsize, stateless=True), False, True
         self._is_resumed = bool(report.step)
+        lightning_internals.silence_restart(trainer)
         lightning_internals.before_iterating(trainer, self._look_at_loaders)
         lightning_internals.before_training(trainer, self._counters_are_set)
-        if self._is_resumed and progress.averaged:
-            logged.training_run.report.warn(
-                f"the metrics that are averaged over an epoch begin anew in its middle ({', '.join(progress.averaged)}): what "
-                "depends on them at the end of this epoch (a checkpoint, a scheduler) may be otherwise",
-                False,
+
+    def _caveats(self) -> list[str]:
+        """What a restart of Lightning may do otherwise."""
+        assert self._trainer is not None
+        assert self._progress is not None
+        averaged = self._progress.averaged
+        found = hooks.doubts(self._trainer)
+        if averaged:
+            found.append(
+                f"the metrics that are averaged over an epoch begin anew in its middle ({', '.join(averaged)}): what depends "
+                "on them at the end of this epoch (a checkpoint, a scheduler) may be otherwise"
             )
-        for doubt in hooks.doubts(trainer) if self._is_resumed else ():
-            logged.training_run.report.warn(doubt, False)
+        return found
 
     def _look_at_loaders(self) -> None:
         """Training loaders are there, before anything iterates over them."""
@@ -136,9 +143,19 @@ class TranLogsLightningCallback(TranLogsCallback):
             )
         is_new, self._position, position.on_ask = self._position is None, position, self._asked
         if is_new and self._is_resumed:
-            self.optimizer.training_run.refresh_report()  # with what is known not to come back of this loader
-            if self._verbose and self._trainer.is_global_zero:
-                print(f"TranLogs: {self._run} {self._place()}: {self.report}", flush=True)
+            self._tell(self._trainer)
+
+    def _tell(self, trainer: pl.Trainer) -> None:
+        """Say where training goes on, and what of it is not known to be exact: once."""
+        run = self.optimizer.training_run
+        for caveat in self._caveats():
+            if self._verbose:  # the report that is printed has it
+                run.report.suspect(caveat)
+            else:
+                run.report.warn(caveat, False)
+        run.refresh_report()  # with what is known not to come back of the loader
+        if self._verbose and trainer.is_global_zero:
+            print(f"TranLogs: {self._run} {self._place()}: {self.report}", flush=True)
 
     def _place(self) -> str:
         assert self._trainer is not None

@@ -11,10 +11,12 @@ import ast
 import functools
 import inspect
 import textwrap
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loops import _TrainingEpochLoop
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
@@ -25,12 +27,15 @@ __all__ = [
     "before_iterating",
     "before_training",
     "check_lightning",
+    "check_trainer",
     "end_restart",
     "epoch_metrics",
     "loaders",
     "names_set_by_lightning",
 ]
 
+_NOT_RESUMABLE = "your dataloader is"  # not resumable: a part of Lightning's warning
+_RESOLVE = "_ModelCheckpoint__resolve_ckpt_dir"
 _EXPECTED: dict[Any, dict[str, str]] = {
     _FitLoop: {
         "setup_data": "self._load_combined_loader_states()",
@@ -39,7 +44,14 @@ _EXPECTED: dict[Any, dict[str, str]] = {
         "load_state_dict": "",
         "__init__": "self._combined_loader:",
     },
-    _TrainingEpochLoop: {"on_run_start": "data_fetcher", "reset_restart_stage": "", "__init__": "self._results ="},
+    _TrainingEpochLoop: {
+        "on_run_start": "data_fetcher",
+        "reset_restart_stage": "",
+        "reset": _NOT_RESUMABLE,
+        "run": "self.reset()",
+        "__init__": "self._results =",
+    },
+    ModelCheckpoint: {_RESOLVE: "self.dirpath is not None", "load_state_dict": "self.dirpath == dirpath_from_ckpt"},
     _Loop: {"__init__": "self._restarting ="},
 }
 _KEYS = (
@@ -63,9 +75,20 @@ def check_lightning() -> None:
             method = getattr(owner, name, None)
             if method is None or part not in inspect.getsource(method):
                 missing.append(f"{owner.__name__}.{name}{f' ({part})' if part else ''}")
-    if not missing:
-        state = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, barebones=True).fit_loop.state_dict()
-        missing = [f"fit_loop.state_dict()[{key!r}]" for key in _KEYS if key not in state]
+    _demand(missing)
+
+
+def check_trainer(trainer: pl.Trainer) -> None:
+    """Whether the loops of a trainer have the counters that TranLogs knows.
+
+    Raises:
+        UsageError: they have not; the message says what is missing.
+    """
+    state = trainer.fit_loop.state_dict()
+    _demand([f"fit_loop.state_dict()[{key!r}]" for key in _KEYS if key not in state])
+
+
+def _demand(missing: list[str]) -> None:
     if missing:
         raise UsageError(
             f"lightning {pl.__version__} lacks what TranLogs needs to resume inside Trainer.fit: "
@@ -104,6 +127,19 @@ def before_iterating(trainer: pl.Trainer, call: Callable[[], None]) -> None:
     loop._load_combined_loader_states = load
 
 
+def silence_restart(trainer: pl.Trainer) -> None:
+    """Keep Lightning from saying that the loader cannot be resumed: it is, and Lightning does not see how."""
+    loop: Any = trainer.fit_loop.epoch_loop
+    plain = loop.reset
+
+    def reset() -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=f".*{_NOT_RESUMABLE}")
+            plain()
+
+    loop.reset = reset
+
+
 def before_training(trainer: pl.Trainer, call: Callable[[], None]) -> None:
     """Call it in each epoch when its counters are set, before the first batch."""
     loop: Any = trainer.fit_loop.epoch_loop
@@ -127,8 +163,20 @@ def is_finished(trainer: pl.Trainer) -> bool:
     )
 
 
+def load_checkpoints(trainer: pl.Trainer, callback: ModelCheckpoint, state: dict[str, Any]) -> None:
+    """Give a ModelCheckpoint its state: the best models, and the folder if Lightning has chosen that.
+
+    Lightning chooses another folder at each start, and a ModelCheckpoint forgets its best models where its folder is another.
+    """
+    current, callback.dirpath = callback.dirpath, None
+    is_chosen = current == getattr(callback, _RESOLVE)(trainer)
+    callback.dirpath = state["dirpath"] if is_chosen and state["dirpath"] else current
+    callback.load_state_dict({**state, "dirpath": callback.dirpath})
+
+
 def release(trainer: pl.Trainer) -> None:
-    """Take both off again."""
+    """Take all off again."""
+    vars(trainer.fit_loop.epoch_loop).pop("reset", None)
     vars(trainer.fit_loop).pop("_load_combined_loader_states", None)
     vars(trainer.fit_loop.epoch_loop).pop("on_run_start", None)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from . import lightning_internals
 from .attributes import Attributes
@@ -58,8 +59,11 @@ class Progress:
         self._epoch = trainer.current_epoch if self.is_amid else -1
         self._attributes.write(self._begun.get("attributes", {}))
         for callback in self._others():
-            if callback.state_key in state["callbacks"]:
-                callback.load_state_dict(state["callbacks"][callback.state_key])
+            recorded = state["callbacks"].get(callback.state_key)
+            if recorded is not None and isinstance(callback, ModelCheckpoint):
+                lightning_internals.load_checkpoints(trainer, callback, recorded)
+            elif recorded is not None:
+                callback.load_state_dict(recorded)
         if trainer.datamodule is not None:
             trainer.datamodule.load_state_dict(state["datamodule"])
         metrics = (trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics)
