@@ -51,6 +51,12 @@ class RecoveryReport:
         since = "" if self.first_divergent_step is None else f" from step {self.first_divergent_step}"
         verdict = {True: "bit-exact", False: f"NOT exact{since}", None: "not verified"}
         return (
-            f"recovered to step {self.step} (checkpoint {self.checkpoint_step} + {self.replayed} replayed, "
+            f"recovered to step {self.step} ({self._place()}checkpoint {self.checkpoint_step} + {self.replayed} replayed, "
             f"{self.seconds:.2f} s, {verdict[self.exact]}){notes}"
         )
+
+    def _place(self) -> str:
+        if not self.batch:  # a loop that nobody counts, or a trainer that tells its place itself
+            return ""
+        epoch = f"epoch {self.epoch}, " if self.epoch else ""
+        return f"{epoch}after {self.batch} batch{'' if self.batch == 1 else 'es'}, "

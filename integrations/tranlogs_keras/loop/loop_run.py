@@ -298,8 +298,7 @@ class LoopRun:
                 self._add_doubt(_IMPLICIT)
                 self._boundaries.commit(is_end=True)
             elif self._capture.steps_since_boundary:
-                _log.log(
-                    logging.INFO if is_orderly else logging.WARNING,  # a loop that ends by `break` loses nothing
+                _log.warning(
                     "%s: the loop was left in the middle of a batch (break, or an exception): the log ends at step %d, and "
                     "that batch is computed again when the run goes on",
                     self.settings.shared.run,

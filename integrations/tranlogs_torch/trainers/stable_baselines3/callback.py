@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,8 @@ class TranLogsSB3Callback(BaseCallback):  # type: ignore[misc]
         if learning.is_stopped:
             self._timesteps, self.model.num_timesteps = self.model.num_timesteps, self.locals["total_timesteps"]
         if self.verbose and learning.is_loaded and learning.place != START:
-            print(f"TranLogs: {self._run} goes on at timestep {learning.timesteps}: {logged.report}", flush=True)
+            report = replace(logged.report, batch=0)  # rollouts are counted there, and have no batches
+            print(f"TranLogs: {self._run} goes on at timestep {learning.timesteps}: {report}", flush=True)
 
     def _on_rollout_start(self) -> None:
         """All of the rollout before is trained: a boundary."""
