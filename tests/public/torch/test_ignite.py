@@ -106,6 +106,12 @@ def test_an_engine_that_counts_by_itself_is_never_called_exact(tick: int, tmp_pa
     assert any("next()" in note and "run_engine" in note for note in report.notes), report.notes
 
 
+@pytest.mark.parametrize("run", [plainly, resumable])
+def test_an_engine_that_nobody_kills_ends_without_a_warning(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    training(Attempt(tmp_path / "run"), run=run)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+
+
 def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 1)
     loader = DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=4)
