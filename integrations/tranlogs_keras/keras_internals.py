@@ -132,7 +132,8 @@ def _locals_of_fit(model: Any) -> dict[str, Any]:
 def last_logs(model: Any) -> dict[str, float] | None:
     """Return what the last train step of the running `model.fit` reported; None if that is not a dict of numbers."""
     try:
-        return {str(name): float(value) for name, value in _locals_of_fit(model)["logs"].items()}
+        logs = _locals_of_fit(model)["logs"]
+        return {str(name): float(v.detach() if hasattr(v, "detach") else v) for name, v in logs.items()}
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.ranks import GroupRecovered, get_first_timeline_id
 from tranlogs.training import Progress, Recovered, RecoveryReport, forecast_writes, make_report, recover
@@ -26,6 +28,13 @@ from .run_parts import RunParts
 _log = logging.getLogger("tranlogs")
 
 _STATE_OVER_TRAINED = 2  # Adam, AdamW and many others keep two tensors for each parameter.
+
+
+def _state_over_trained(optimizer: torch.optim.Optimizer) -> int:
+    """Return how many tensors an optimizer is going to keep for each parameter."""
+    if isinstance(optimizer, torch.optim.LBFGS):  # two for each step of its history, a direction, and a gradient
+        return 2 * int(optimizer.param_groups[0]["history_size"]) + 2
+    return _STATE_OVER_TRAINED
 
 
 class Recovery:
@@ -130,10 +139,13 @@ class Recovery:
         parts = self._parts
         if not parts.coordinator.is_single:
             return ""
-        trained = sum(local(p).nbytes for hooks in parts.hooks.values() for p in hooks.parameters() if p.requires_grad)
-        state_bytes = parts.state.nbytes() + _STATE_OVER_TRAINED * trained
+        trained = {
+            name: sum(local(p).nbytes for p in hooks.parameters() if p.requires_grad) for name, hooks in parts.hooks.items()
+        }
+        kept = sum(_state_over_trained(parts.hooks[name].inner) * nbytes for name, nbytes in trained.items())
+        state_bytes = parts.state.nbytes() + kept
         logs_weights = any(hooks.log == "weights" for hooks in parts.hooks.values())
-        step_bytes = state_bytes if logs_weights else max(trained, 1)
+        step_bytes = state_bytes if logs_weights else max(sum(trained.values()), 1)
         settings = parts.settings
         return forecast_writes(settings.policy, settings.run, step_bytes=step_bytes, state_bytes=state_bytes)
 

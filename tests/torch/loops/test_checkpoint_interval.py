@@ -68,3 +68,10 @@ def test_a_policy_of_one_s_own_sees_units_and_sizes(tmp_path: Path) -> None:
     weights = sum(p.nbytes for p in model.parameters())
     assert all(3 * weights <= facts.state_bytes < 4 * weights for facts in seen)
     assert all(0 < facts.free_bytes < 1 << 62 for facts in seen)
+
+
+def test_the_start_line_counts_the_history_of_lbfgs(tmp_path: Path) -> None:
+    model = nn.Linear(256, 512, bias=False)  # 0.5 MiB
+    inner = torch.optim.LBFGS(model.parameters(), history_size=5)
+    with LoggedOptimizer(inner, tmp_path / "run", model, durability="process") as optimizer:
+        assert "(about 6.5 MiB of log a step; " in str(optimizer.recover())
