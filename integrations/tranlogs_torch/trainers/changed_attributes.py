@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Container, Iterator
+from inspect import isfunction
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,11 @@ class ChangedAttributes:
             self._given.pop(name, None)
 
     def _attributes(self) -> Iterator[tuple[str, Any]]:
-        return ((name, value) for name, value in list(vars(self._owner).items()) if name not in self._ignored)
+        """Yield the attributes but those that stand in for a method: wrappers replace `forward` for a while."""
+        kind = type(self._owner)
+        for name, value in list(vars(self._owner).items()):
+            if name not in self._ignored and not isfunction(getattr(kind, name, None)):
+                yield name, value
 
     def _has_changed(self, name: str, value: Any) -> bool:
         if name not in self._given:
