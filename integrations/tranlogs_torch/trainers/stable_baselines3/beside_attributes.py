@@ -28,8 +28,8 @@ def shared_arrays(owner: Any, skipped: frozenset[str] = frozenset()) -> list[str
 def nested_twins(owner: Any, skipped: frozenset[str] = frozenset()) -> list[str]:
     """Return pairs of places within the attributes of an object that hold the same container or array, as text.
 
-    Wrappers of the libraries replace the arrays that they hold, and do not write to them: whether two places hold the same array
-    makes no difference there.
+    Wrappers of the libraries replace the arrays that they hold, and do not write to them: there it makes no difference whether
+    two places hold the same array.
     """
     if type(owner).__module__.partition(".")[0] in _LIBRARIES:
         return []
