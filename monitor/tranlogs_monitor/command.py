@@ -109,7 +109,6 @@ def _serve(roots: Sequence[Path], settings: DaemonSettings, find: Find, http: Ht
         ) from None
     metrics, board = Metrics(), Board(settings)
     server = WebServer(address_of(http.address), metrics, board, token=http.token, has_auth=http.has_auth)
-    _announce(server.url, server.access)
 
     def note(what: Evaluation | str, paths: JournalPaths) -> None:
         metrics.note(paths.folder, what if isinstance(what, Evaluation) else None)
@@ -120,7 +119,8 @@ def _serve(roots: Sequence[Path], settings: DaemonSettings, find: Find, http: Ht
         board.forget(folder)
 
     try:
-        return _run(Daemon(roots, settings, find=find, on_evaluation=note, on_removed=forget))
+        daemon = Daemon(roots, settings, find=find, on_evaluation=note, on_removed=forget)
+        return _run(daemon, on_ready=lambda: _announce(server.url, server.access))
     finally:
         server.close()
 
@@ -135,9 +135,11 @@ def _announce(url: str, access: Access) -> None:
         _log.warning("--no-auth: everyone who reaches %s can read the page and the metrics", url)
 
 
-def _run(daemon: Daemon) -> bool:
+def _run(daemon: Daemon, on_ready: Callable[[], None] = lambda: None) -> bool:
+    """Run a daemon until it ends; `on_ready` is called when SIGTERM and SIGINT stop it in an orderly way."""
     before: dict[int, Any] = {n: signal.signal(n, lambda *_: daemon.stop()) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
+        on_ready()
         daemon.run()
         return daemon.is_stopped
     finally:
