@@ -22,7 +22,7 @@ class Mine:
     [
         (Automatic(), "next checkpoint after about 47 steps (47.1 MiB of log)"),
         (EveryBytes(10 * MIB), "next checkpoint after about 9 steps (9.0 MiB of log)"),
-        (EveryBytes(1), "next checkpoint after about 1 steps (1.0 MiB of log)"),
+        (EveryBytes(1), "next checkpoint after about 1 step (1.0 MiB of log)"),
         (EverySteps(1500), "next checkpoint after 1,500 steps (1.5 GiB of log)"),
         (EverySeconds(600), "next checkpoint after 10.0 min"),
         (RecoveryTime(30), "next checkpoint when a recovery would take 30 s"),

@@ -194,6 +194,14 @@ def make_folder(path: Path) -> None:
         sync_folder(folder.parent)
 
 
+def free_bytes(folder: Path) -> int:
+    """Return the free space of a folder's disk; a very large number where the file system does not tell it."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return 1 << 62
+
+
 def is_disk_full(error: BaseException | None) -> bool:
     """Return True if an error, or one of its causes, is a full disk or an exhausted quota."""
     while error is not None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
+from ..base.atomic_files import free_bytes
 from ..base.config import KIB
-from ..base.quantities import format_bytes, format_seconds
+from ..base.quantities import count, format_bytes, format_seconds
 from ..retention import Automatic, CheckpointPolicy, EveryBytes, EverySeconds, EverySteps, Never, RecoveryTime
 
 _DESCRIPTION_BYTES = 2 * KIB  # of a step and its boundary: random states, hyper-parameters, position in the data
@@ -33,12 +33,12 @@ def forecast_writes(
 
 def _describe_interval(policy: CheckpointPolicy, run: Path, step_bytes: int, state_bytes: int) -> str:
     if isinstance(policy, Automatic):
-        policy = EveryBytes(policy.log_bytes_max(state_bytes, shutil.disk_usage(run).free))
+        policy = EveryBytes(policy.log_bytes_max(state_bytes, free_bytes(run)))
     if isinstance(policy, EveryBytes):
         steps = max(policy.nbytes // step_bytes, 1)
-        return f"after about {steps:,} steps ({format_bytes(steps * step_bytes)} of log)"
+        return f"after about {count(steps, 'step')} ({format_bytes(steps * step_bytes)} of log)"
     if isinstance(policy, EverySteps):
-        return f"after {policy.steps:,} steps ({format_bytes(policy.steps * step_bytes)} of log)"
+        return f"after {count(policy.steps, 'step')} ({format_bytes(policy.steps * step_bytes)} of log)"
     if isinstance(policy, EverySeconds):
         return f"after {format_seconds(policy.seconds)}"
     if isinstance(policy, RecoveryTime):

@@ -222,3 +222,13 @@ def test_environments_of_other_processes_are_refused() -> None:
     venv = object.__new__(SubprocVecEnv)  # none is started: nobody asks it for anything
     with pytest.raises(UsageError, match=r"the evaluation is a SubprocVecEnv.*Use a DummyVecEnv"):
         Environment(venv, "the evaluation")
+
+
+def test_a_record_names_kinds_of_generators_and_no_functions_of_numpy() -> None:
+    from tranlogs_torch.trainers.stable_baselines3.values import restored
+
+    generator = np.random.Generator(np.random.Philox(3))
+    again = restored(None, ("generator", generator.bit_generator.state))
+    assert again.random() == generator.random()
+    with pytest.raises(UsageError, match="kind 'seed' cannot be restored: numpy has MT19937, PCG64"):
+        restored(None, ("generator", {"bit_generator": "seed"}))

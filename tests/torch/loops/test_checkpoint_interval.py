@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -59,11 +61,12 @@ def test_a_policy_of_one_s_own_sees_units_and_sizes(tmp_path: Path) -> None:
             seen.append(facts)
             return False
 
-    model = small()
+    model = nn.Linear(128, 128)  # large beside what else a checkpoint holds
     with logged(model, tmp_path / "run", checkpoint_every=Mine()) as optimizer:
         optimizer.recover()
         for _ in optimizer.steps(until=3):
-            one_step(model, optimizer)
+            model(torch.ones(3, 128)).square().sum().backward()
+            optimizer.step()
     assert [facts.steps for facts in seen] == [1, 2, 3]
     weights = sum(p.nbytes for p in model.parameters())
     assert all(3 * weights <= facts.state_bytes < 4 * weights for facts in seen)
@@ -75,3 +78,34 @@ def test_the_start_line_counts_the_history_of_lbfgs(tmp_path: Path) -> None:
     inner = torch.optim.LBFGS(model.parameters(), history_size=5)
     with LoggedOptimizer(inner, tmp_path / "run", model, durability="process") as optimizer:
         assert "(about 6.5 MiB of log a step; " in str(optimizer.recover())
+
+
+class Buffer:
+    """A replay buffer of 2 MiB, to which little is added."""
+
+    def read_added(self) -> list[int]:
+        return []
+
+    def read_whole(self) -> np.ndarray[Any, Any]:
+        return np.zeros(2 * MIB // 8)
+
+    def load_whole(self, whole: Any) -> None: ...
+
+    def add(self, added: Any) -> None: ...
+
+
+def test_the_size_of_a_checkpoint_counts_all_that_it_holds(tmp_path: Path) -> None:
+    """A log of 6 MiB would be 16 times the size of the model and its optimizer; it is three times that of a checkpoint."""
+    model = nn.Linear(64, 64)
+    inner = torch.optim.AdamW(model.parameters())
+    with LoggedOptimizer(inner, tmp_path / "run", model, durability="process", keep=99) as optimizer:
+        optimizer.training_run.grow("buffer", Buffer())
+        optimizer.recover()
+        for _ in optimizer.steps(until=300):
+            model(torch.randn(8, 64)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        wal = optimizer.training_run.journal.log.wal
+        assert wal is not None
+        assert wal.bytes_written > 5 * MIB
+    assert steps_with_checkpoint(tmp_path / "run") == [0]

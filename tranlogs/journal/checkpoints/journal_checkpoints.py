@@ -80,12 +80,13 @@ class JournalCheckpoints:
         Both count towards the next checkpoint, so that a run that crashes often still takes checkpoints.
         """
         self.newest_step = row.step
+        self.schedule.note_size(row.nbytes)
         self.schedule.note_taken(row.step, -log_bytes, max(0.0, self._clock.now() - row.created_at))
 
     def expect_snapshot(self, nbytes: int) -> None:
         """Record the expected size of a snapshot, and allocate memory for it in the background."""
         self.disk_space.expect_snapshot(nbytes)
-        self.schedule.state_bytes = nbytes
+        self.schedule.note_size(nbytes)
         if self.checkpointer is not None and nbytes > RESERVE_BYTES_MIN:
             self.checkpointer.reserve(nbytes + nbytes // 16)
 
@@ -157,6 +158,7 @@ class JournalCheckpoints:
     def _note_published(self, row: CheckpointRow) -> None:
         """Retire checkpoints and segments that the policy no longer keeps. Called in the checkpointer's thread."""
         _log.info("%s: checkpoint of step %d published (%d bytes)", self._paths.folder, row.step, row.nbytes)
+        self.schedule.note_size(row.nbytes)  # also holds what the integration did not expect: tracked state, a replay buffer
         self.speed.load_seconds, self.newest_step = self.speed.load_seconds or row.seconds, row.step
         self._has_warned_failed = False
         if self._holds.keeps_all:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import shutil
-from contextlib import suppress
 
+from ...base.atomic_files import free_bytes
 from ...base.clock import Clock
 from ...base.config import CATALOG_SECONDS
 from ...base.errors import CorruptCatalog
@@ -37,9 +36,11 @@ class CheckpointSchedule:
         """Record that a checkpoint was taken at `step`, after `log_bytes` of log."""
         self._step, self._at, self._log_bytes = step, self._clock.monotonic() - seconds_ago, log_bytes
         self._companion_steps_before = self.companion_steps
-        self._free_bytes = 1 << 62
-        with suppress(OSError):  # without the number, other limits hold
-            self._free_bytes = shutil.disk_usage(self._catalog.path.parent).free
+        self._free_bytes = free_bytes(self._catalog.path.parent)
+
+    def note_size(self, nbytes: int) -> None:
+        """Record the size of a checkpoint: an expected one, or one that was published. The largest counts."""
+        self.state_bytes = max(self.state_bytes, nbytes)
 
     def is_due(self, step: int, log_bytes: int, speed: RecoverySpeed) -> bool:
         """Return True if the policy wants a checkpoint at `step`, after `log_bytes` of log."""

@@ -29,6 +29,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.stacked_observations import StackedObservations
 
+from tranlogs.base.errors import UsageError
 from tranlogs.records import tree
 
 from ...tensors import arrays
@@ -46,6 +47,7 @@ _CONSTANT: tuple[Any, ...] = (
 _CONSTANT += (PurePath, np.dtype, np.ufunc, torch.device, torch.dtype)
 STATEFUL = (list, dict, set, deque, Iterator, random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 _READ_ELSEWHERE = (types.NoneType, types.ModuleType, type, gym.Env, VecEnv, BaseCallback, BaseAlgorithm, torch.nn.Module)
+_BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 _WITH_ATTRIBUTES = (
     RunningMeanStd,
     GymnasiumMeanStd,
@@ -327,6 +329,8 @@ def _restored_generator(old: Any, state: dict[str, Any]) -> Any:
     if isinstance(old, np.random.Generator) and old.bit_generator.state["bit_generator"] == kind:
         old.bit_generator.state = state
         return old
+    if kind not in _BIT_GENERATORS:  # it comes from a file
+        raise UsageError(f"a random generator of the kind {kind!r} cannot be restored: numpy has {', '.join(_BIT_GENERATORS)}")
     made = getattr(np.random, kind)()
     made.state = state
     return np.random.Generator(made)
