@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.abandon import abandoned_copy
 from tests.support.damage import tensor_span
 from tests.support.toy import ToyState, ToyTrainer, open_toy, uninterrupted
 from tests.support.verify import verify_run
@@ -16,7 +17,7 @@ from tranlogs.base.errors import RecoveryError
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.log.entry import Entry
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record import EntryKind
+from tranlogs.log.record import HEAD, EntryKind
 from tranlogs.recovery.journal_facts import read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.verify import Problem
@@ -203,3 +204,41 @@ def test_files_of_another_run_are_never_taken_for_this_one_s(memory_path: Path) 
     assert report.step == 0
     assert any("step 15 had been committed" in note for note in report.notes)
     assert trainer.state.everything() == uninterrupted(0).everything()
+
+
+def test_records_that_a_power_cut_left_behind_lost_ones_are_no_damage(tmp_path: Path) -> None:
+    """The disk has the first step of a later segment, and nothing of the boundary before it and behind it."""
+    options: dict[str, Any] = {
+        "sizes": (7, 3000, 5000),
+        "config": JournalConfig(segment_bytes=1 << 20),
+        "policy": EverySteps(9),
+        "retention": KeepLatest(1),
+    }
+    trainer = open_toy(tmp_path / "run", **{**options, "policy": EverySteps(1000)})
+    trainer.recover()
+    trainer.train(60)
+    copy = abandoned_copy(trainer.journal, tmp_path / "copy")
+    trainer.journal.close()
+    *_, before, last = sorted(read_facts(copy / "rank0").segments, key=lambda one: one.row.ordinal)
+    first = next(one for one in last.locations if one.head.kind == EntryKind.STEP)
+    zero(last.path, first.offset + HEAD.size)
+    zero(before.path, before.locations[6].offset)
+    (copy / "rank0" / "log" / "records.lmdb").unlink()
+    again = open_toy(copy, **options)
+    landed = again.recover().step
+    assert landed <= before.locations[6].head.step
+    again.train(landed + 1)
+    again.journal.wait_checkpoint()
+    again.journal.close()
+    # The checkpoint may retire all segments that supersede these two, so the second one must not outlive them.
+    states = {row.ordinal: row.state for row in read_catalog(copy / "rank0").segments}
+    assert states.get(last.row.ordinal, "retired") == "retired"
+    assert not [finding for finding in verify_run(copy) if isinstance(finding, Problem)]
+
+
+def zero(path: Path, start: int) -> None:
+    """Overwrite the rest of a file with zeros."""
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(bytes(size - start))

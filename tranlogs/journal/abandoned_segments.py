@@ -1,4 +1,4 @@
-"""Sealing of the segments that a dead process left open."""
+"""The segments that a dead process left: they are sealed, and retired where no recovery can reach their records."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import replace
 
 from ..base.errors import CannotRead, LogUnavailable
 from ..catalog import Catalog, SegmentRow, segment_key
+from ..log.record import EntryKind, Position
+from ..log.scanner import scan
 from ..log.segments.segment_file import was_written
 from ..rebuild_catalog import read_segment
 from .paths import JournalPaths
@@ -59,3 +61,29 @@ def seal_abandoned_segments(
             else:  # The segment was written, but no record can be read: keep the file until a checkpoint makes it unnecessary.
                 tables.put(segment_key(row.ordinal), replace(row, state="sealed", last_sequence=row.base_sequence))
     return len(abandoned)
+
+
+def retire_unreachable_segments(paths: JournalPaths, catalog: Catalog, position: Position) -> None:
+    """Retire the sealed segments that begin at or after a position on its timeline, and hold no boundary.
+
+    A power cut can leave the first records of a segment on the disk, and none of the records before them. No boundary commits
+    these records, and the run continues before them on the same timeline.
+
+    Args:
+        paths: the journal's folders.
+        catalog: the journal's catalog, open for writing.
+        position: where the run continues.
+    """
+    later = [
+        row
+        for row in catalog.segments()
+        if row.state == "sealed" and row.timeline == position.timeline and row.base_sequence >= position.sequence
+    ]
+    for row in later:
+        try:
+            locations = scan(paths.log / row.file, row.number)
+        except (CannotRead, OSError):  # The segment stays until a checkpoint makes it unnecessary.
+            continue
+        if not any(location.head.kind == EntryKind.BOUNDARY for location in locations):
+            with catalog.transaction() as tables:
+                tables.put(segment_key(row.ordinal), replace(row, state="retired"))

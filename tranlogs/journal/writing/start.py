@@ -9,7 +9,7 @@ from ...base.clock import Clock
 from ...catalog import TimelineRow, Watermarks, timeline_key
 from ...log.record import Position
 from ...retention.prune import set_aside
-from ..abandoned_segments import seal_abandoned_segments
+from ..abandoned_segments import retire_unreachable_segments, seal_abandoned_segments
 from ..checkpoints.journal_checkpoints import JournalCheckpoints
 from ..opening import OpenedJournal
 from ..pruning_holds import PruningHolds
@@ -90,6 +90,7 @@ class WritingStart:
                 watermarks = tables.get("watermarks", Watermarks) or Watermarks()
                 tables.put("watermarks", watermarks.at_most(position.step))
         else:
+            retire_unreachable_segments(paths, catalog, position)
             self._holds.release_stale()
         self._holds.forget_former_group()
         self._journal_log.open(position, writes_watermarks=writes_watermarks)
