@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.keras.conftest import _lab
-from tests.keras.lab import Lab
+from tests.keras.lab import THREADS, Lab
 from tests.public.proof import Death, Job
 from tests.public.torch.scripts import mnist
 from tests.torch.lab import in_child
@@ -124,6 +124,7 @@ def test_commands_on_a_run_of_a_keras_script(cli: Cli, keras_lab: Lab, tmp_path:
     )
     lines = [f"verify {run} --replay", f"replay {run} --out {out}", f"replay {run} --out {out}", f"replay {run} --out {out}.pt"]
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "KERAS_BACKEND")}
+    environment |= THREADS  # replay computes with the threads that the run had
     done = subprocess.run(
         [sys.executable, "-c", CALL_EACH, *lines], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

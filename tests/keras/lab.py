@@ -20,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 _SECONDS_MAX = 500.0
 _SECONDS_TO_END = 20.0
+THREADS = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "2", "TF_NUM_INTEROP_THREADS": "2"}  # of every job
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +72,12 @@ class Lab:
         self.backend, self._folder, self._numbers = backend, folder, itertools.count()
         path = [str(keras)] if keras is not None else []
         path += [str(ROOT), str(ROOT / "integrations"), str(ROOT / "monitor")]
-        environment = os.environ | {
+        environment = os.environ | THREADS
+        environment |= {
             "KERAS_BACKEND": backend,
             "PYTHONPATH": os.pathsep.join(path),
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "KERAS_HOME": str(folder),
-            "TF_NUM_INTRAOP_THREADS": "2",
-            "TF_NUM_INTEROP_THREADS": "2",
-            "OMP_NUM_THREADS": "1",
             # What one job has compiled, the next one need not.
             "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
