@@ -29,6 +29,10 @@ settings.register_profile("soak", **_PROFILE)
 # Threads of OpenMP that wait must not spin: the processes that share the tests have more of them than there are cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Tests of recovery ask where it lands, which is the newest boundary where no unit is computed again. The recheck has tests of its
+# own, and is on in tests/public, as it is for users.
+os.environ.setdefault("TRANLOGS_RECHECK", "0")
+
 # Child processes import the checkout: its packages, and `tests.support`. An editable install knows the packages only.
 _ROOT = Path(__file__).parents[1]
 _SOURCES = (_ROOT, _ROOT / "integrations", _ROOT / "monitor")

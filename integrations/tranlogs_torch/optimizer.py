@@ -70,6 +70,8 @@ class LoggedOptimizer(Optimizer):
             whatever the main thread does; where somebody handles it, the log is synced and that handler decides. None leaves
             signals alone.
         grace_seconds: seconds that this may take, from the signal to the end of the process.
+        recheck: whether the script's loop computes the newest unit before a crash again, and the resume is called exact only if
+            that equals the log; by default what TRANLOGS_RECHECK says, else True.
         take_over: whether another process on this machine that writes the run is ended (SIGTERM, the time of grace, SIGKILL);
             by default what TRANLOGS_TAKE_OVER says, else not.
 
@@ -106,6 +108,7 @@ class LoggedOptimizer(Optimizer):
         on_signal: OnSignal | None = "seal",
         grace_seconds: float = GRACE_SECONDS,
         take_over: bool | None = None,
+        recheck: bool | None = None,
     ) -> None:
         _check(optimizer, log)
         options = RunOptions(
@@ -122,6 +125,7 @@ class LoggedOptimizer(Optimizer):
             on_signal=on_signal,
             grace_seconds=grace_seconds,
             take_over=take_over,
+            recheck=recheck,
         )
         settings = RunSettings.of(options, processes=local_world())
         if worker_seeds not in (None, "batch"):

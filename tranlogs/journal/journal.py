@@ -50,6 +50,7 @@ class Journal(JournalState):
         clock: Clock,
     ) -> None:
         super().__init__(opened, config, policy, retention, clock)
+        self._recheck_writer: Writer | None = None  # takes the records while a unit is computed again
         atexit.register(self.close)
 
     @classmethod
@@ -123,13 +124,30 @@ class Journal(JournalState):
         assert self._start.position is not None
         self.log.set_end(self._start.position)
 
+    def begin_recheck(self, writer: Writer, step: int) -> None:
+        """Let training compute again what the log holds behind `step`: `writer` is given its records, and the log is not.
+
+        Args:
+            writer: compares the records with those of the log.
+            step: where training continues. It is one unit before the position that `continue_from` was given.
+        """
+        assert self.log.wal is None, "a recheck begins before the first record is written"
+        self._recheck_writer, self.step = writer, step
+
+    def end_recheck(self) -> None:
+        """Let the log take the records again. The state is that of the position at which the log ends."""
+        assert self._start.position is not None
+        self._recheck_writer, self.step = None, self._start.position.step
+
     @gated
     def start(self) -> None:
-        """Begin writing, unless the journal is being written already.
+        """Begin writing, unless the journal is being written already, or a unit is computed again.
 
         Raises:
             NotRecovered: the run holds steps, and `continue_from` was not called.
         """
+        if self._recheck_writer is not None:
+            return
         if self.log.wal is not None or self._suspensions.current is not None:
             return
         if self._start.position is None:
@@ -235,6 +253,8 @@ class Journal(JournalState):
         process = self._process
         if process.is_closed or os.getpid() != process.pid:
             return None
+        if self._recheck_writer is not None:
+            return self._recheck_writer
         if self.log.writer is None:
             self.start()
         return self.log.writer
@@ -253,7 +273,7 @@ class Journal(JournalState):
     @gated
     def suspend(self, error: Exception) -> None:
         """Suspend logging because the integration cannot read the state for a boundary. It resumes as after any failure."""
-        if self.is_writer:
+        if self.is_writer and self._recheck_writer is None:
             self._suspend(error)
 
     def _suspend(self, error: BaseException) -> None:
@@ -337,6 +357,10 @@ class Journal(JournalState):
         failure = self.log.close()
         self._process.lock.mark_closed()
         return failure is None
+
+    def note_finished(self) -> None:
+        """Record with `close` that the script came to its end: the next process need not compute a unit again."""
+        self._process.lock.has_finished = True
 
     @gated
     def close(self) -> None:

@@ -77,6 +77,12 @@ class JournalState:
         return self._process.is_closed
 
     @property
+    def was_finished(self) -> bool:
+        """True if the process that wrote the journal before came to the end of its script."""
+        former = self._process.lock.former
+        return former is not None and former.has_finished
+
+    @property
     def is_writer(self) -> bool:
         """False in a forked child, and after `close`: nothing is logged there."""
         return not self._process.is_closed and self._process.is_caller

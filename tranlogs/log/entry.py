@@ -85,6 +85,28 @@ class Entry(PayloadReader):
         except (ValueError, KeyError, TypeError) as error:
             raise self._damaged_body(error) from None
 
+    def encoded(self) -> dict[str, tuple[bytes, list[Array]]]:
+        """Return each part of the body as it was encoded: its tree, and its large arrays.
+
+        Raises:
+            CorruptRecord: the body is damaged, or refers to a damaged record.
+        """
+        try:
+            return {name: (blob, self._read_arrays(blob, rows)) for name, (blob, rows) in self._merged_parts().items()}
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._damaged_body(error) from None
+
+    def _read_arrays(self, blob: bytes, rows: Any) -> list[Array]:
+        found: dict[int, Array] = {}
+
+        def array(index: int, layout: AnyArray) -> AnyArray:
+            assert isinstance(layout, Array)
+            found[index] = self.reader.read_array(rows[index], layout, self.step)
+            return found[index]
+
+        tree.decode(blob, array)
+        return [found[index] for index in sorted(found)]
+
     def arrays(self) -> list[Row]:
         """Return the locations of the body's large arrays.
 

@@ -119,6 +119,28 @@ def read_boundary(state: Recoverable, link: Link) -> tuple[Any, dict[str, bytes]
         raise make_damaged(link, error) from None
 
 
+def require_sound(links: Sequence[Link]) -> None:
+    """Read entries, and compare all their checksums.
+
+    Raises:
+        DamagedEntry: an entry is damaged.
+    """
+    for link in links:
+        try:
+            with SegmentReader(link.segment.path, link.segment.locations) as reader:
+                entry = reader.decode(link.location)
+                entry.parts()
+                for name, why in entry.damaged_tensors():
+                    raise CorruptRecord(link.segment.path, why, step=link.step, tensor=name)
+                for row in entry.arrays():
+                    if not reader.is_sound(row):
+                        raise CorruptRecord(
+                            link.segment.path, "the checksum of its bytes differs", step=link.step, tensor=row[0]
+                        )
+        except (CorruptRecord, OSError) as error:
+            raise make_damaged(link, error) from None
+
+
 def find_last_sound_boundary(links: Sequence[Link]) -> int:
     """Return the number of the newest boundary with sound arrays that lies before the last one, in its segment; 0 if none.
 

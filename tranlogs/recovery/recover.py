@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ from .decoding import (
     find_last_sound_boundary,
     make_damaged,
     read_boundary,
+    require_sound,
 )
 from .history import Link, build_history
 from .journal_facts import Facts, read_facts, read_repaired_facts, replace_damaged
+from .last_unit import LastUnit, find_last_unit
 from .recovery_plan import RecoveryPlan, plan_recovery
 from .state_protocol import Absorbing, Divergence, Recoverable, ReplacementSource
 
@@ -54,6 +56,7 @@ class Recovered:
         log_bytes: the bytes of the log that was redone.
         damaged: the names of checkpoints that were found damaged.
         parts: the parts of the boundary's body, as they lie in the log.
+        last_unit: the unit behind `position`, which training is to compute again; None if it is not to compute any.
     """
 
     plan: RecoveryPlan
@@ -68,6 +71,12 @@ class Recovered:
     log_bytes: int
     damaged: tuple[str, ...] = ()
     parts: dict[str, bytes] = field(default_factory=dict)
+    last_unit: LastUnit | None = None
+
+    @property
+    def end(self) -> Position:
+        """The position after which the next record is written: the newest boundary, also if recovery ended one unit before."""
+        return self.position if self.last_unit is None else self.last_unit.end
 
     def require_position(self, position: Position) -> None:
         """Check that recovery ended at a position. Its timeline is not compared.
@@ -89,6 +98,7 @@ def recover(
     checkpoint: str | None = None,
     progress: Progress | None = None,
     spare: ReplacementSource | None = None,
+    before_last_unit: bool = False,
 ) -> Recovered | None:
     """Bring `state` to the newest boundary, or to `step`. Return None if the run holds nothing yet.
 
@@ -100,6 +110,7 @@ def recover(
         checkpoint: the name of the checkpoint to start from; None for the one with the shortest replay.
         progress: called with what is done.
         spare: source of sound copies that replace damaged files.
+        before_last_unit: True to end one unit before the newest boundary, if the log holds that unit and leads to its begin.
 
     Raises:
         StateMismatch: `state` does not fit the run. Nothing was changed.
@@ -111,16 +122,22 @@ def recover(
     planner = _DamagePlanner(folder, facts, spare, checkpoint)
     for _ in range(_ATTEMPTS_MAX):
         plan = planner.plan(step, sequence)
+        unit = planner.find_last_unit(plan) if before_last_unit else None
+        if unit is not None:
+            plan, unit = planner.shorten(plan, unit)
         try:
             recovered = execute_plan(folder, plan, state, planner.notes, progress)
+            if unit is not None:
+                require_sound(unit.links)
+                recovered.last_unit = unit
         except CorruptCheckpoint as error:
             planner.exclude_checkpoint(plan, error)
             continue
         except DamagedEntry as damage:
-            planner.exclude_entry(plan, damage)
+            planner.exclude_entry((*plan.links, *(unit.links if unit is not None else ())), damage)
             continue
         recovered.damaged = tuple(planner.broken)
-        committed, end = facts.watermarks.committed, plan.position.step
+        committed, end = facts.watermarks.committed, recovered.end.step
         if step is None and sequence is None and end < committed:
             recovered.notes.append(f"step {committed} had been committed, but the readable log ends at step {end}")
         return recovered
@@ -177,6 +194,20 @@ class _DamagePlanner:
             last_good=self._last_good,
         )
 
+    def find_last_unit(self, plan: RecoveryPlan) -> LastUnit | None:
+        """Return the newest unit with a step that a plan leads to; None if the log does not hold it."""
+        return find_last_unit(self._history, self._rows, plan.position)
+
+    def shorten(self, plan: RecoveryPlan, unit: LastUnit) -> tuple[RecoveryPlan, LastUnit | None]:
+        """Return a plan that ends before a unit, with the unit; the given plan and None if no checkpoint leads there."""
+        try:
+            shorter = self.plan(None, unit.start.sequence)
+        except RecoveryError:
+            return plan, None
+        if shorter.position != unit.start:
+            return plan, None
+        return replace(shorter, has_later=plan.has_later, notes=plan.notes), unit
+
     def exclude_checkpoint(self, plan: RecoveryPlan, error: CorruptCheckpoint) -> None:
         """Replace the damaged checkpoint of a plan, or exclude it from further plans."""
         _log.warning("%s", error)
@@ -184,8 +215,8 @@ class _DamagePlanner:
             self.notes.append(str(error))
             self.broken.append(plan.checkpoint.name)
 
-    def exclude_entry(self, plan: RecoveryPlan, damage: DamagedEntry) -> None:
-        """Replace the segment of a damaged entry, or exclude the entry and what follows it from further plans."""
+    def exclude_entry(self, links: Sequence[Link], damage: DamagedEntry) -> None:
+        """Replace the segment of a damaged entry, one of `links`, or exclude it and what follows from further plans."""
         _log.warning("%s", damage.error)
         is_replaced = self._replace(damage.link.segment.path)
         # The index may have a sound copy of the description of the entry; it has no copy of tensors.
@@ -194,7 +225,7 @@ class _DamagePlanner:
             self._history = build_history(read_facts(self._folder).segments, self._limits)
             return
         self.notes.append(str(damage.error))
-        good = find_last_sound_boundary(plan.links) if damage.link is plan.links[-1] else damage.link.sequence - 1
+        good = find_last_sound_boundary(links) if damage.link is links[-1] else damage.link.sequence - 1
         ordinal = damage.link.segment.row.ordinal
         self._last_good[ordinal] = min(good, self._last_good.get(ordinal, good))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,10 @@ class RecoveryReport:
             this is not known.
         first_divergent_step: the first step that differed.
         notes: what else to know, one sentence each.
+        recheck: state of the newest unit before the crash: "pending" until training has computed it again, then "equal" or
+            "different"; empty if it is not computed again.
+        rechecked: the number of steps that were computed again and are equal.
+        seconds_recheck: the time in which they were compared with the log.
         forecast: for a new run, how much it writes and when its next checkpoint comes; else empty.
     """
 
@@ -37,6 +41,9 @@ class RecoveryReport:
     exact: bool | None = True
     first_divergent_step: int | None = None
     notes: tuple[str, ...] = ()
+    recheck: Literal["", "pending", "equal", "different"] = ""
+    rechecked: int = 0
+    seconds_recheck: float = 0.0
     forecast: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -49,10 +56,12 @@ class RecoveryReport:
             forecast = f" ({self.forecast})" if self.forecast else ""
             return f"fresh run: step 0{forecast}{notes}"
         since = "" if self.first_divergent_step is None else f" from step {self.first_divergent_step}"
-        verdict = {True: "bit-exact", False: f"NOT exact{since}", None: "not verified"}
+        verdict = {True: "bit-exact", False: f"NOT exact{since}", None: "not verified"}[self.exact]
+        if self.recheck == "pending" and self.exact is not False:
+            verdict = "being proven"
         return (
             f"recovered to step {self.step} ({self._place()}checkpoint {self.checkpoint_step} + {self.replayed} replayed, "
-            f"{self.seconds:.2f} s, {verdict[self.exact]}){notes}"
+            f"{self.seconds:.2f} s, {verdict}){notes}"
         )
 
     def _place(self) -> str:

@@ -19,6 +19,7 @@ from .forecast import forecast_writes
 from .gradient_layout import GradientLayout
 from .live_report import UNKNOWN_DATA, LiveReport, TurnData
 from .offline import OfflineReplay
+from .recheck import PENDING, Recheck, describe_difference, is_rounding
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
 from .resources import RunResources, prepare_run_id
@@ -30,6 +31,7 @@ from .write_scans import FIRST_UNITS, Place, ScanSchedule
 __all__ = [
     "FIRST_UNITS",
     "GRACE_SECONDS",
+    "PENDING",
     "UNKNOWN_DATA",
     "Automatic",
     "CheckpointPolicy",
@@ -50,6 +52,7 @@ __all__ = [
     "OnSignal",
     "Place",
     "Progress",
+    "Recheck",
     "Recovered",
     "RecoveryReport",
     "ReplayCheck",
@@ -66,10 +69,12 @@ __all__ = [
     "check_epochs",
     "compare_environments",
     "decode_entries",
+    "describe_difference",
     "describe_replacement",
     "digest_of",
     "forecast_writes",
     "full_digests",
+    "is_rounding",
     "is_same",
     "is_same_state",
     "judge_exactness",

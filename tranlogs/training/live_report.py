@@ -12,6 +12,8 @@ from ..recovery import RecoveryReport
 
 _log = logging.getLogger("tranlogs")
 
+RecheckState = Literal["", "pending", "equal", "different"]
+
 # What the data of a loop over `steps()` come from, as a boundary records it: nothing but what the run has, as the script has
 # declared; a tracked loader; or it is not known.
 TurnData = Literal["stateless", "tracked", "unknown"]
@@ -35,12 +37,16 @@ class LiveReport:
     Attributes:
         current: the report as it is now; None before the recovery.
         caveats: texts, each with True if it means that the resume is not exact.
+        recheck: state of the computation that proves the resume; see `RecoveryReport`.
+        refuted: texts of doubts that the computation has shown to be unfounded.
     """
 
     def __init__(self, run: Path) -> None:
         self._run = run
         self.current: RecoveryReport | None = None
         self.caveats: list[tuple[str, bool]] = []
+        self.recheck: RecheckState = ""
+        self.refuted: frozenset[str] = frozenset()
         self._notes: list[str] = []
 
     @property
@@ -60,6 +66,8 @@ class LiveReport:
 
     def warn(self, text: str, is_wrong: bool) -> None:
         """Log a caveat, and add it to the report."""
+        if text in self.refuted:
+            return
         _log.warning("%s: %s", self._run, text)
         self.dismiss(text)
         self.caveats.append((text, is_wrong))
@@ -83,4 +91,5 @@ class LiveReport:
         """
         if any(is_wrong for _, is_wrong in self.caveats):
             return False
-        return None if exact and (self.caveats or any(True for _ in others)) else exact
+        doubts = {text for text, _ in self.caveats}.union(others) - self.refuted
+        return None if exact and (doubts or self.recheck in ("pending", "different")) else exact

@@ -97,7 +97,7 @@ class RunResources:
         """
         journal = self.journal
         journal.continue_from(
-            found.position,
+            found.end,
             new_timeline=found.plan.has_later if new_timeline is None else new_timeline,
             number=number,
             damaged=found.damaged,

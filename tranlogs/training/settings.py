@@ -15,6 +15,8 @@ from ..journal.process.shutdown import OnSignal, check_shutdown_settings
 from ..retention import CheckpointPolicy, Monitor, RetentionPolicy, as_policy, as_retention
 from .fingerprint import Mode
 
+RECHECK_VARIABLE = "TRANLOGS_RECHECK"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
@@ -33,6 +35,7 @@ class RunOptions:
     on_signal: Any
     grace_seconds: Any
     take_over: bool | None
+    recheck: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class RunSettings:
         on_signal: what SIGTERM does: "seal", or None for nothing.
         grace_seconds: time from the signal to the end of the process.
         takes_over: True to end another process that writes the run.
+        rechecks: True to compute the newest unit again after a crash, and to compare it with its record.
     """
 
     run: Path
@@ -66,6 +70,7 @@ class RunSettings:
     on_signal: OnSignal | None
     grace_seconds: float
     takes_over: bool
+    rechecks: bool
 
     @classmethod
     def of(cls, options: RunOptions, processes: int = 1) -> RunSettings:
@@ -97,6 +102,7 @@ class RunSettings:
             on_signal=options.on_signal,
             grace_seconds=check_shutdown_settings(options.on_signal, options.grace_seconds),
             takes_over=is_takeover_wanted(options.take_over),
+            rechecks=_is_recheck_wanted(options.recheck),
         )
 
 
@@ -113,6 +119,21 @@ def check_epochs(count: object) -> None:
         what = f"optimizer.epochs({len(count)}, ...) yields the numbers from 0 on, and leaves finished epochs out"
         what += f". The numbers of the range are epoch + {count.start}" if count.start else ""
     raise UsageError(f"epochs({count!s:.60}): give the number of epochs of the whole run: {what}")
+
+
+def _is_recheck_wanted(recheck: bool | None) -> bool:
+    """Return the setting, or the environment variable if the setting is None.
+
+    Raises:
+        UsageError: one of them is wrong.
+    """
+    if recheck is None:
+        value = os.environ.get(RECHECK_VARIABLE, "").strip().lower()
+        if value not in ("", "0", "1", "no", "yes", "false", "true"):
+            raise UsageError(f"{RECHECK_VARIABLE} must be 1 or 0, got {value!r}")
+        return value in ("", "1", "yes", "true")
+    _check_choice("recheck", recheck, (True, False, None))
+    return recheck
 
 
 def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:

@@ -60,6 +60,12 @@ class Boundaries:
         """Take the data position at which recovery ended as that of the last boundary."""
         self._taken_at_boundary = self._auxiliary.taken()
 
+    def set_back(self) -> None:
+        """Go on in the running loop with the state that recovery has set back."""
+        self._user_loops.rejoin()
+        self._auxiliary.go_on()
+        self.landed()
+
     def after_step(self, optimizer: str) -> None:
         """Count a step of an optimizer that was logged."""
         self.steps_since_boundary += 1
@@ -95,8 +101,8 @@ class Boundaries:
         if self.steps_since_boundary == 0 and taken != self._taken_at_boundary and self._is_amid(taken, asking):
             return
         self._note_turns()
-        self._commit(self._auxiliary.read())
         self._taken_at_boundary = taken
+        self._commit(self._auxiliary.read())
 
     def _note_turns(self) -> None:
         """Note what the data of the running loop come from, if it is one over `steps()`."""
@@ -147,6 +153,7 @@ class Boundaries:
         coordinator, writes = self._parts.coordinator, self._parts.writes
         wanted = coordinator.at_boundary(self._journal, body, whole, wanted=wanted, read_digests=lambda: writes.known)
         self._journal.boundary(body, lambda: self._state.snapshot(whole()), scalars=noted, checkpoint=wanted)
+        self._recovery.settle_recheck()
         if self._journal.is_suspended:
             self._auxiliary.drop_unstorable()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.ranks import GroupRecovered, get_first_timeline_id
-from tranlogs.training import Progress, Recovered, RecoveryReport, forecast_writes, make_report, recover
+from tranlogs.training import PENDING, Progress, Recovered, RecoveryReport, forecast_writes, make_report, recover
 
 from ..checkpoint_import import Built, Start, StartFrom, find_start
 from ..distributed.process_group import demand_group
@@ -24,6 +25,7 @@ from ..state.caveats import LOADED_BEFORE, caveats, has_steps, untracked_schedul
 from ..state.compatibility import compare_modules, compare_schedulers
 from ..tensors.placement import local
 from .run_parts import RunParts
+from .unit_recheck import UnitRecheck
 
 _log = logging.getLogger("tranlogs")
 
@@ -43,13 +45,15 @@ class Recovery:
     Args:
         parts: of the run.
         on_landed: called when the state is that of a boundary behind the first step.
+        on_set_back: called when the recorded state was set back in the middle of a loop.
 
     Attributes:
         has_begun: True once steps are logged.
     """
 
-    def __init__(self, parts: RunParts, on_landed: Callable[[], None]) -> None:
+    def __init__(self, parts: RunParts, on_landed: Callable[[], None], on_set_back: Callable[[], None]) -> None:
         self._parts, self._on_landed = parts, on_landed
+        self._recheck = UnitRecheck(parts, on_set_back)
         self.has_begun = False
         self._landed: dict[str, Any] = {}  # the boundary that recovery landed on
         self._recovered: tuple[Recovered, float] | None = None  # and the seconds that it took
@@ -91,7 +95,14 @@ class Recovery:
             self._load(origin, progress)  # what others have of a journal that was lost comes over it
         landing = coordinator.recover(journal, parts.auxiliary.read, step, progress, parts.resources.spare)
         if landing is None and coordinator.is_single:
-            found = recover(journal.paths.folder, state, step=step, progress=progress, spare=parts.resources.spare)
+            found = recover(
+                journal.paths.folder,
+                state,
+                step=step,
+                progress=progress,
+                spare=parts.resources.spare,
+                before_last_unit=parts.settings.rechecks and step is None and not journal.was_finished,
+            )
         else:
             found = None if landing is None else landing.recovered
         if landing is not None:
@@ -154,6 +165,7 @@ class Recovery:
         parts, journal = self._parts, self._parts.journal
         if landing is None:
             parts.resources.continue_from(found)
+            self._recheck.begin(found)
         else:
             parts.resources.continue_from(found, new_timeline=landing.is_new, number=landing.timeline)
         parts.scalars.extend(found.scalars)
@@ -237,6 +249,16 @@ class Recovery:
         if self._parts.report.dismiss(LOADED_BEFORE):
             self._parts.report.warn(LOADED_BEFORE, False)
 
+    def settle_recheck(self) -> bool:
+        """Draw the conclusion if the unit that is computed again is over; return True if it is."""
+        if not self._recheck.settle():
+            return False
+        if self._recheck.recovered is not None and self._recovered is not None:
+            self._recovered = self._recheck.recovered, self._recovered[1]
+        if self._recovered is not None:
+            self._parts.report.current = self._report_of(*self._recovered)
+        return True
+
     def refresh_report(self) -> None:
         """Make the report again: what was missing then may be tracked now."""
         if self._recovered is not None and self._parts.auxiliary.has_landed:
@@ -250,15 +272,22 @@ class Recovery:
         scheduler = untracked_scheduler(optimizers, auxiliary.tracked.values())
         others = [*auxiliary.caveats(), *scheduler, *caveats(state, found.body)]
         where = next(iter(auxiliary.read_data().values()), {"taken": auxiliary.count, "epoch": 0})
-        return make_report(
+        others += [PENDING] if parts.report.recheck == "pending" else []
+        if auxiliary.deviation is not None:
+            others.append(auxiliary.deviation[0])
+            exact = False if auxiliary.deviation[1] else exact
+        texts = [*parts.journal.notes, *found.notes, *state.notes, *compared, *notes, *parts.report.texts, *others]
+        report = make_report(
             found,
             exact=parts.report.verdict(exact, others),
-            notes=[*parts.journal.notes, *found.notes, *state.notes, *compared, *notes, *parts.report.texts, *others],
+            notes=[text for text in texts if text not in parts.report.refuted],
             batch=where["taken"],
             epoch=where["epoch"],
             seconds=seconds,
             timeline=parts.journal.timeline,
         )
+        rechecked, seconds_recheck = self._recheck.compared
+        return replace(report, recheck=parts.report.recheck, rechecked=rechecked, seconds_recheck=seconds_recheck)
 
     # Beginning.
 

@@ -120,7 +120,7 @@ class TrainingRun:
             report,
         )
         self._write_log.attach(self._parts, self.staging)
-        self._recovery = Recovery(self._parts, lambda: self._boundaries.landed())
+        self._recovery = Recovery(self._parts, lambda: self._boundaries.landed(), lambda: self._boundaries.set_back())
         self._loops = Loops(self._parts, self, self._user_loops)
         self._boundaries = Boundaries(self._parts, self._recovery, self._loops, self._user_loops, self._write_log)
         self.after_step = self._boundaries.after_step  # not a method: optimizers call it after each step
@@ -389,5 +389,7 @@ class TrainingRun:
             hooks.release()
         for hook in self._forward_hooks:
             hook.release()
+        if is_orderly and not self.loops:
+            self.journal.note_finished()
         self._user_loops.release()
         self._resources.close(None if is_orderly else self._parts.settings.grace_seconds)

@@ -55,6 +55,7 @@ class Auxiliary:
         built: the settings with which the script has made the tracked schedulers, by name.
         is_carried: True if the loop carries outputs of the model on to the next batch, which are not tracked.
         turns: what the data of these came from at the last boundary; None if that was not in a loop over `steps()`.
+        deviation: how a unit that was computed again first differed from its record, and True if it was not by rounding.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Auxiliary:
         self.count = 0
         self.is_carried = False
         self.turns: TurnData | None = None
+        self.deviation: tuple[str, bool] | None = None
         self._landed: dict[str, Any] | None = None  # what recovery landed on, until training goes on
         self._positions: dict[str, Any] = {}  # recorded positions of loaders that nobody has named yet
         self._rng: dict[str, Any] | None = None  # for the first loop that is opened after a recovery
@@ -238,6 +240,7 @@ class Auxiliary:
             "rng": self.rng_now(),
             "start_rng": self._start_rng,
             **({"is_carried": True} if self.is_carried else {}),
+            **({"deviation": self.deviation} if self.deviation else {}),
             **({"added": self._state.growth.read_added()} if self._state.growth.members else {}),
         }
 
@@ -277,7 +280,7 @@ class Auxiliary:
         """Set all of it to a recorded boundary's; buffers are the state's to set."""
         self._landed, self._positions = body, dict(body["data"])
         self._start_rng = Fixed(body.get("start_rng", {}))
-        self.is_carried = body.get("is_carried", False)
+        self.is_carried, self.deviation = body.get("is_carried", False), body.get("deviation")
         self._state.growth.load_whole(body.get("whole", {}))
         self.count, self.turns = body["count"], body.get("turns")
         for name, position in self.loaders.items():

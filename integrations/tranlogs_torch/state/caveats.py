@@ -27,6 +27,12 @@ CARRIED = (
     "it starts anew after a crash: keep it in an object with state_dict() and load_state_dict(), and track that object"
 )
 
+IMPLICIT = (
+    "the last step was taken outside of batches(), epochs(), steps() and loops over a tracked loader: the position in the data "
+    "is the script's own, as are random numbers drawn between a step and the next forward pass. track(loader=...) is all that "
+    "a plain loop over a DataLoader needs; a loop without a loader takes its turns from optimizer.steps(until=...)"
+)
+
 
 def has_steps(optimizer: torch.optim.Optimizer) -> bool:
     """Return True if the optimizer has counted a step, or has a momentum, which SGD makes in its first step.
@@ -56,12 +62,7 @@ def caveats(state: TorchState, body: dict[str, Any]) -> list[str]:
     if body.get("is_carried"):
         found.append(CARRIED)
     if body.get("is_implicit"):
-        found.append(
-            "the last step was taken outside of batches(), epochs(), steps() and loops over a tracked loader: the "
-            "position in the data is the script's own, as are random numbers drawn between a step and the next "
-            "forward pass. track(loader=...) is all that a plain loop over a DataLoader needs; a loop "
-            "without a loader takes its turns from optimizer.steps(until=...)"
-        )
+        found.append(IMPLICIT)
     return found
 
 

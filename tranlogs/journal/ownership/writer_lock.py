@@ -35,6 +35,7 @@ class Owner:
         since: time of day when it took the lock.
         is_alive: True while it holds the lock.
         has_closed: True if it released the lock in order, and did not die.
+        has_finished: True if its script came to its end, so that it stopped in the middle of no loop.
     """
 
     host: str
@@ -42,6 +43,7 @@ class Owner:
     since: float
     is_alive: bool = True
     has_closed: bool = False
+    has_finished: bool = False
 
 
 class OwnerLock:
@@ -50,6 +52,10 @@ class OwnerLock:
     Args:
         folder: the journal's.
         role: "owner" writes the journal, "monitor" watches it, "shipper" sends it to a store.
+
+    Attributes:
+        former: the process that held the lock before; None if no process did.
+        has_finished: set to True before `release`, if the script came to its end.
     """
 
     def __init__(self, folder: Path, role: str = "owner") -> None:
@@ -74,6 +80,7 @@ class OwnerLock:
             who = (found.host, found.pid, found.since) if found else ("unknown", 0)
             raise RunInUse(folder, *who) from None
         _owned_here.add(self._path)
+        self.former, self.has_finished = _read_info(folder, role), False
         _write_owner(folder, role)
 
     def mark_closed(self) -> None:
@@ -88,18 +95,18 @@ class OwnerLock:
     def release(self) -> None:
         """Release the lock, and record that this process did not die."""
         if self._fd >= 0:
-            _write_owner(self._folder, self._role, has_closed=True)
+            _write_owner(self._folder, self._role, has_closed=True, has_finished=self.has_finished)
             _owned_here.discard(self._path)
             fd, self._fd = self._fd, -1  # Never close it twice: the number may be another file's by then.
             with suppress(OSError):  # The lock is released even if `close` fails, and nothing was written.
                 os.close(fd)
 
 
-def _write_owner(folder: Path, role: str, *, has_closed: bool = False) -> None:
+def _write_owner(folder: Path, role: str, *, has_closed: bool = False, has_finished: bool = False) -> None:
     info = folder / f"{role}.json"
     temporary = info.with_suffix(".json.tmp")
     try:
-        owner = Owner(socket.gethostname(), os.getpid(), time.time(), has_closed=has_closed)
+        owner = Owner(socket.gethostname(), os.getpid(), time.time(), has_closed=has_closed, has_finished=has_finished)
         temporary.write_text(json.dumps(asdict(owner)))
         os.replace(temporary, info)
     except OSError:  # The disk is full or fails. The lock is valid without the file; a wrong owner would be worse than none.
@@ -147,8 +154,8 @@ def _holder(fd: int) -> int | None:
 def _read_info(folder: Path, role: str) -> Owner | None:
     try:
         content = json.loads((folder / f"{role}.json").read_text())
-        host, has_closed = str(content["host"])[:255], content.get("has_closed") is True
-        owner = Owner(host, int(content["pid"]), float(content["since"]), has_closed=has_closed)
+        ends = {name: content.get(name) is True for name in ("has_closed", "has_finished")}
+        owner = Owner(str(content["host"])[:255], int(content["pid"]), float(content["since"]), **ends)
         return owner if 0 <= owner.pid < 1 << 31 and 0 <= owner.since < _SINCE_MAX else None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):  # whatever the file holds
         return None

@@ -128,6 +128,11 @@ class UserLoops:
                 "loop, also where the run is new"
             )
 
+    def rejoin(self) -> None:
+        """Let passes that are under way go on at the positions to which their loaders were set."""
+        for p in self._passes.under_way():
+            p.iteration = p.position.iteration
+
     # What iter(loader) returns
 
     def _iterate(self, position: LoaderPosition) -> Iterator[Any]:

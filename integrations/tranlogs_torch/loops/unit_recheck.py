@@ -1,0 +1,84 @@
+"""The newest unit before a crash, which the script's own loop computes again: what follows from the comparison."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from tranlogs.training import UNKNOWN_DATA, Recheck, Recovered, describe_difference, is_rounding, recover
+
+from ..state.caveats import CARRIED
+from .run_parts import RunParts
+
+# Parts of a boundary that depend on the process: where it began, and whether it has learned that gradients are cleared before
+# the next step. The gradients themselves are compared with each step.
+_OF_EACH_PROCESS = ("start_rng", "flags", "waiting")
+REFUTED = frozenset({UNKNOWN_DATA, CARRIED})  # doubts about what the loop keeps, which an equal unit removes
+
+
+class UnitRecheck:
+    """Compares the unit that is computed again, and sets the recorded state back where it differs.
+
+    Args:
+        parts: of the run.
+        on_set_back: called when the recorded state was set back in the middle of a loop.
+
+    Attributes:
+        recovered: the recovery that set the recorded state back; None if that was not necessary.
+    """
+
+    def __init__(self, parts: RunParts, on_set_back: Callable[[], None]) -> None:
+        self._parts, self._on_set_back = parts, on_set_back
+        self._recheck: Recheck | None = None
+        self.recovered: Recovered | None = None
+
+    @property
+    def compared(self) -> tuple[int, float]:
+        """The number of steps that are equal, and the seconds that it took to compare them."""
+        return (0, 0.0) if self._recheck is None else (self._recheck.steps, self._recheck.seconds)
+
+    def begin(self, found: Recovered) -> None:
+        """Let the journal compare the unit behind the position where recovery has landed, if there is one to be computed."""
+        if found.last_unit is None:
+            return
+        self._recheck = Recheck(found.last_unit, _OF_EACH_PROCESS)
+        self._parts.journal.holds.hold()
+        self._parts.journal.begin_recheck(self._recheck, found.position.step)
+        self._parts.report.recheck = "pending"
+
+    def settle(self) -> bool:
+        """Draw the conclusion at a boundary if the unit is over; return True if it is."""
+        recheck, report, journal = self._recheck, self._parts.report, self._parts.journal
+        if recheck is None or report.recheck != "pending" or not recheck.is_over:
+            return False
+        journal.end_recheck()
+        recheck.close()
+        if recheck.is_equal:
+            report.recheck, report.refuted = "equal", REFUTED
+            self._say(f"step {journal.step} was computed again: equal to the run before the crash, bit for bit")
+            return True
+        report.recheck = "different"
+        assert recheck.difference is not None
+        self._set_back()
+        found = describe_difference(recheck.difference), not is_rounding(recheck.difference)
+        self._parts.auxiliary.deviation = self._parts.auxiliary.deviation or found
+        report.warn(*found)
+        return True
+
+    def _set_back(self) -> None:
+        """Bring everything to the newest boundary, as the log has it."""
+        parts, journal = self._parts, self._parts.journal
+        assert self._recheck is not None
+        end = self._recheck.unit.end
+        found = recover(journal.paths.folder, parts.state, sequence=end.sequence, spare=parts.resources.spare)
+        assert found is not None
+        found.require_position(end)
+        parts.scalars.extend(found.scalars)
+        parts.state.refresh()
+        parts.writes.remember(journal.step)
+        self.recovered = found
+        self._on_set_back()
+
+    def _say(self, text: str) -> None:
+        if self._parts.coordinator.rank == 0:
+            print(f"TranLogs: {self._parts.settings.run}: {text}", file=sys.stderr, flush=True)

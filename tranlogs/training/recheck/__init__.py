@@ -1,0 +1,6 @@
+"""A unit that training computes again after a crash, compared with its record."""
+
+from .messages import PENDING, describe_difference, is_rounding
+from .recheck import Recheck
+
+__all__ = ["PENDING", "Recheck", "describe_difference", "is_rounding"]

@@ -1,0 +1,227 @@
+"""Comparison of what training produces with a record of the log, bit for bit."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ...base.types import Array, Bytes, Extension, SparseArray, TensorSpec
+from ...encoding import tree
+from ...log.body import WHOLE, EncodedBody, Part
+from ...log.entry import Entry
+from ...log.layout import Payload
+
+_FLOATS = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
+_SHOWN_MAX = 60  # characters of a value in a message
+
+Kind = Literal["gradients", "weights", "settings", "state", "order"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first thing in which a unit that was computed again differs from its record.
+
+    Attributes:
+        step: the step of the record.
+        kind: what differs: the gradients of a step, the weights after it, its settings (a learning rate), the auxiliary state
+            at the end of the unit, or which steps and boundaries there are.
+        name: the tensor, or the path of the value.
+        text: how it differs, as the end of a sentence.
+        ratio: the largest difference of two numbers, divided by the largest number in the record; None if they are no floats.
+    """
+
+    step: int
+    kind: Kind
+    name: str
+    text: str
+    ratio: float | None = None
+
+
+def compare_payloads(payload: Payload, entry: Entry, kind: Kind) -> Difference | None:
+    """Compare the tensors of a step with those of its record; return the first difference."""
+    layout = entry.layout
+    if payload.layout != layout:
+        for found, recorded in itertools.zip_longest(payload.layout.tensors, layout.tensors):
+            if found != recorded:
+                return Difference(entry.step, kind, (recorded or found).name, _describe_specs(found, recorded))
+    for i in sorted(payload.absent ^ entry.absent):
+        is_there = i in entry.absent
+        text = "is there, and the record has none" if is_there else "is missing, and the record has one"
+        return Difference(entry.step, kind, layout.names[i], text)
+    if dict(payload.sparse) != dict(entry.sparse):
+        name = next(layout.names[i] for i in range(len(layout)) if payload.sparse.get(i) != entry.sparse.get(i))
+        return Difference(entry.step, kind, name, "has other rows than in the record")
+    recorded = entry.read_all()
+    at = _first_difference(payload.buffers, recorded)
+    if at is None:
+        return None
+    sizes = layout.sizes_in(entry.absent, entry.sparse)
+    starts = [0, *itertools.accumulate(sizes)]
+    i = bisect.bisect_right(starts, at) - 1
+    ours, theirs = _cut(payload.buffers, starts[i], sizes[i]), recorded[starts[i] : starts[i] + sizes[i]]
+    ratio = None if i in entry.sparse else _ratio(ours, theirs, layout.tensors[i].dtype)
+    return Difference(entry.step, kind, layout.names[i], _describe_ratio(ratio), ratio)
+
+
+def compare_bodies(body: EncodedBody, entry: Entry, kind: Kind, ignored: Collection[str] = ()) -> Difference | None:
+    """Compare a body with that of a record, except for some parts; return the first difference."""
+    recorded = entry.encoded()
+    if WHOLE in recorded:
+        return _compare_whole(body[WHOLE], recorded[WHOLE], entry.step, kind, ignored)
+    for name in [*recorded, *(body.keys() - recorded.keys())]:
+        if name in ignored:
+            continue
+        ours, theirs = body.get(name), recorded.get(name)
+        if ours is None or theirs is None:
+            text = "is missing, and the record has it" if ours is None else "is there, and the record does not have it"
+            return Difference(entry.step, kind, name, text)
+        if _is_same_part(ours, theirs):
+            continue
+        found = _find(name, _decode(ours.blob, ours.arrays), _decode(*theirs))
+        if found is not None:
+            path, text, ratio = found
+            return Difference(entry.step, kind, path, text, ratio)
+    return None
+
+
+def _compare_whole(
+    ours: Part, theirs: tuple[bytes, Sequence[Array]], step: int, kind: Kind, ignored: Collection[str]
+) -> Difference | None:
+    """Compare bodies of one part, except for some of their keys."""
+    if _is_same_part(ours, theirs):
+        return None
+    a, b = (
+        {key: value for key, value in body.items() if key not in ignored}
+        for body in (_decode(ours.blob, ours.arrays), _decode(*theirs))
+    )
+    found = _find("", a, b)
+    return None if found is None else Difference(step, kind, found[0].lstrip("."), found[1], found[2])
+
+
+def _is_same_part(ours: Part, theirs: tuple[bytes, Sequence[Array]]) -> bool:
+    blob, arrays = theirs
+    if ours.blob != blob or len(ours.arrays) != len(arrays):
+        return False
+    return all(np.array_equal(a.data, b.data) for (_, a), b in zip(ours.arrays, arrays, strict=True))
+
+
+def _decode(blob: bytes, arrays: Sequence[Any]) -> Any:
+    found = [array[1] if isinstance(array, tuple) else array for array in arrays]
+    return tree.decode(blob, lambda index, _: found[index], make_array=lambda array: array)
+
+
+def _find(path: str, ours: Any, theirs: Any) -> tuple[str, str, float | None] | None:
+    """Return the path of the first difference of two decoded values, how they differ, and the ratio."""
+    if type(ours) is not type(theirs):
+        return path, f"is {_show(ours)}, and {_show(theirs)} in the record", None
+    if isinstance(ours, dict):
+        for key in [*theirs, *(key for key in ours if key not in theirs)]:
+            if key not in ours or key not in theirs:
+                text = "is missing, and the record has it" if key not in ours else "is there, and the record does not have it"
+                return f"{path}.{key}", text, None
+            if (found := _find(f"{path}.{key}", ours[key], theirs[key])) is not None:
+                return found
+        return None
+    if isinstance(ours, (list, tuple)):
+        if len(ours) != len(theirs):
+            return path, f"has {len(ours)} items, and {len(theirs)} in the record", None
+        return next(
+            (
+                found
+                for i, (a, b) in enumerate(zip(ours, theirs, strict=True))
+                if (found := _find(f"{path}[{i}]", a, b)) is not None
+            ),
+            None,
+        )
+    if isinstance(ours, Extension):
+        return _find(path, ours.value, theirs.value) if ours.tag == theirs.tag else (path, "has another type", None)
+    if isinstance(ours, Array):
+        return _find_in_arrays(path, ours, theirs)
+    if isinstance(ours, SparseArray):
+        return next(
+            (
+                found
+                for a, b in ((ours.indices, theirs.indices), (ours.values, theirs.values))
+                if (found := _find_in_arrays(path, a, b))
+            ),
+            None,
+        )
+    if tree.encode(ours) == tree.encode(theirs):
+        return None
+    return path, f"is {_show(ours)}, and {_show(theirs)} in the record", None
+
+
+def _find_in_arrays(path: str, ours: Array, theirs: Array) -> tuple[str, str, float | None] | None:
+    if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+        text = f"is {ours.dtype} {list(ours.shape)}, and {theirs.dtype} {list(theirs.shape)} in the record"
+        return path, text, None
+    if ours.strides == theirs.strides and np.array_equal(ours.data, theirs.data):
+        return None
+    ratio = _ratio(ours.data, theirs.data, ours.dtype) if ours.strides == theirs.strides else None
+    return path, _describe_ratio(ratio), ratio
+
+
+def _show(value: Any) -> str:
+    shown = "a tensor" if isinstance(value, (Array, SparseArray)) else repr(value)
+    return shown if len(shown) <= _SHOWN_MAX else f"{shown[:_SHOWN_MAX]}..."
+
+
+def _describe_specs(found: TensorSpec | None, recorded: TensorSpec | None) -> str:
+    if found is None or recorded is None:
+        return "is missing, and the record has it" if found is None else "is there, and the record does not have it"
+    if found.name != recorded.name:
+        return f"is there in the record, and {found.name} takes its place"
+    return f"is {found.dtype} {list(found.shape)}, and {recorded.dtype} {list(recorded.shape)} in the record"
+
+
+def _describe_ratio(ratio: float | None) -> str:
+    return "differs from the record" if ratio is None else f"differs from the record by up to {ratio:.1e} of its largest value"
+
+
+def _first_difference(buffers: Sequence[Bytes], recorded: Bytes) -> int | None:
+    """Return the offset of the first byte that differs; None if all bytes are equal."""
+    at = 0
+    for buffer in buffers:
+        flat = buffer.reshape(-1).view(np.uint8)
+        other = recorded[at : at + flat.size]
+        if flat.size != other.size:
+            return at + min(flat.size, other.size)
+        if not np.array_equal(flat, other):
+            return at + int(np.flatnonzero(flat != other)[0])
+        at += flat.size
+    return None if at == recorded.size else at
+
+
+def _cut(buffers: Sequence[Bytes], start: int, nbytes: int) -> Bytes:
+    """Return a range of the bytes of consecutive buffers."""
+    parts, at = list[Bytes](), 0
+    for buffer in buffers:
+        flat = buffer.reshape(-1).view(np.uint8)
+        if at < start + nbytes and at + flat.size > start:
+            parts.append(flat[max(start - at, 0) : start + nbytes - at])
+        at += flat.size
+    return np.concatenate(parts) if parts else np.empty(0, np.uint8)
+
+
+def _ratio(ours: Bytes, theirs: Bytes, dtype: str) -> float | None:
+    """Return the largest difference of two arrays of floats, divided by the largest number of the second one."""
+    if ours.nbytes != theirs.nbytes or not (dtype in _FLOATS or dtype == "bfloat16"):
+        return None
+    a, b = (_floats(data, dtype) for data in (ours, theirs))
+    with np.errstate(invalid="ignore", over="ignore"):
+        largest, difference = float(np.max(np.abs(b), initial=0.0)), float(np.max(np.abs(a - b), initial=0.0))
+    if not np.isfinite(difference) or not largest:
+        return None
+    return difference / largest
+
+
+def _floats(data: Bytes, dtype: str) -> np.ndarray[Any, Any]:
+    flat = np.ascontiguousarray(data)
+    if dtype == "bfloat16":
+        return (flat.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return flat.view(_FLOATS[dtype]).astype(np.float64)

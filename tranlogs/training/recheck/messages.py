@@ -1,0 +1,44 @@
+"""What a recheck says to the user: what differs, what usually causes that, and the line to add."""
+
+from __future__ import annotations
+
+from .comparison import Difference
+
+PENDING = "the newest unit before the crash is being computed again, to prove that this script resumes exactly"
+
+_ROUNDING_MAX = 1e-3  # a larger ratio is another batch, and not another order of additions
+
+_CAUSES = {
+    "gradients": "The loop had other data or another state. Usual causes: a batch that was fetched ahead and kept in a "
+    "variable, a counter or an environment of the script's own, random numbers drawn before the loop or in DataLoader "
+    "workers. Let the run bring it back: optimizer.track(name=...) for a loader or what has a state_dict",
+    "weights": "Something else than the optimizer's step writes to the weights, or the optimizer keeps a state outside of "
+    "`state`. Track what decides over it: optimizer.track(name=...)",
+    "settings": "The script sets it from something that starts anew: a counter, an epoch, a scheduler that is not tracked. "
+    "Track it: optimizer.track(scheduler=...)",
+    "state": "It depends on something that starts anew with the process: a counter, random numbers drawn elsewhere, an object "
+    "that is not tracked. Track it: optimizer.track(name=...)",
+    "order": "The loop decides by something that starts anew with the process, such as a counter. Track it: "
+    "optimizer.track(name=...)",
+}
+_ROUNDING = (
+    "The difference is as small as a rounding error: this arithmetic does not repeat itself (atomic additions on a GPU, "
+    "another number of threads, other libraries). torch.use_deterministic_algorithms(True) or "
+    "tf.config.experimental.enable_op_determinism() makes it repeat itself"
+)
+
+
+def describe_difference(difference: Difference, units: str = "batch") -> str:
+    """Return a text on what differs, what usually causes that, and what to do."""
+    what = f"the gradient of {difference.name}" if difference.kind == "gradients" else difference.name
+    cause = _ROUNDING if is_rounding(difference) else _CAUSES[difference.kind]
+    return (
+        f"the last {units} before the crash (step {difference.step}) was computed again, and {what} {difference.text}. "
+        f"{cause}. The recorded state was set back, so no finished step is lost; what follows is not known to equal the run "
+        "without the crash"
+    )
+
+
+def is_rounding(difference: Difference) -> bool:
+    """Return True if the two computations differ by so little that it can only be rounding."""
+    return difference.kind == "gradients" and difference.ratio is not None and difference.ratio < _ROUNDING_MAX

@@ -1,0 +1,176 @@
+"""The recheck: it stands in the place of the log while training computes the newest unit before the crash again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from contextlib import ExitStack
+from typing import Any
+
+from ...encoding import tree
+from ...journal.writing.record_writers import Body, encode_body
+from ...log.body import BodyEncoder
+from ...log.definitions import Scalars
+from ...log.entry import Entry
+from ...log.layout import Payload
+from ...log.reader import SegmentReader
+from ...log.record import EntryKind
+from ...recovery.last_unit import LastUnit
+from .comparison import Difference, Kind, compare_bodies, compare_payloads
+
+_OF_THE_LOG = ("fingerprint",)  # keys of the body of a step that say how it was logged
+_NAMES = {EntryKind.STEP: "a step", EntryKind.IMAGE: "weights that no step wrote", EntryKind.BOUNDARY: "the end of a batch"}
+
+
+class Recheck:
+    """Compares the records of a unit that is computed again with those of the log. It is a writer that writes nothing.
+
+    Gradients, settings of the optimizers, fingerprints of the weights and the auxiliary state at each boundary are compared bit
+    for bit. The first difference is kept; the unit then ends with the next boundary.
+
+    Args:
+        unit: the recorded unit. Its files stay open until `close`.
+        ignored: parts of the body of a boundary that are not compared, since each process has its own.
+
+    Attributes:
+        difference: the first difference; None as long as there is none.
+        is_over: True once the unit was computed to its end, or to the first boundary after a difference.
+        steps: number of steps that were compared and are equal.
+        seconds: the time that the comparison took.
+    """
+
+    def __init__(self, unit: LastUnit, ignored: Collection[str] = ()) -> None:
+        self.unit, self._ignored = unit, ignored
+        self.difference: Difference | None = None
+        self.is_over = False
+        self.steps, self.seconds = 0, 0.0
+        self._encoder, self._next, self._has_begun = BodyEncoder(), 0, False
+        with ExitStack() as stack:
+            readers: dict[int, SegmentReader] = {}
+            for link in unit.links:
+                ordinal = link.segment.row.ordinal
+                if ordinal not in readers:
+                    reader = SegmentReader(link.segment.path, link.segment.locations)
+                    readers[ordinal] = stack.enter_context(reader)
+            self._entries = [readers[link.segment.row.ordinal].decode(link.location) for link in unit.links]
+            self._files = stack.pop_all()
+
+    @property
+    def is_equal(self) -> bool:
+        """True if the whole unit was computed, and equals its record."""
+        return self.is_over and self.difference is None
+
+    def close(self) -> None:
+        """Close the files of the recorded unit."""
+        self._files.close()
+
+    # The interface of a writer of records.
+
+    def begin(self, payload: Payload) -> RecheckRecord:
+        """Compare the gradients of the next step with the record. The step may still be dropped."""
+        start = time.perf_counter()
+        found: Difference | None = None
+        entry = self._expected()
+        if entry is not None and entry.kind == EntryKind.STEP and entry.body()["record"] == "gradients":
+            found = _compare(payload, entry, "gradients")
+        elif payload.release is not None:
+            payload.release()
+        self.seconds += time.perf_counter() - start
+        return RecheckRecord(found)
+
+    def commit(self, record: Any, step: int, body: Body, digests: bytes, adapt: tree.Adapt | None) -> None:
+        """Compare the rest of a step with the record."""
+        assert isinstance(record, RecheckRecord)
+        record.is_open = False
+        self._compare(EntryKind.STEP, step, None, body, digests, adapt, record.difference)
+
+    def append(
+        self,
+        kind: EntryKind,
+        step: int,
+        payload: Payload,
+        body: dict[str, Any],
+        digests: bytes,
+        adapt: tree.Adapt | None,
+        scalars: Scalars | None,
+    ) -> None:
+        """Compare a whole record; the scalars of the loop are not compared, since they may be times."""
+        self._compare(kind, step, payload, body, digests, adapt, None)
+
+    # The comparison.
+
+    def _expected(self) -> Entry | None:
+        """Return the record that is next; None once something differed."""
+        return None if self.difference is not None or self.is_over else self._entries[self._next]
+
+    def _compare(
+        self,
+        kind: EntryKind,
+        step: int,
+        payload: Payload | None,
+        body: Body,
+        digests: bytes,
+        adapt: tree.Adapt | None,
+        found: Difference | None,
+    ) -> None:
+        start, entry = time.perf_counter(), self._expected()
+        if entry is None:
+            if payload is not None and payload.release is not None:
+                payload.release()
+        elif kind == EntryKind.BOUNDARY and entry.kind != kind and self._next == 0 and not self._has_begun:
+            self._has_begun = True  # the boundary where recovery has landed: some loops commit it once more as they begin
+            self.seconds += time.perf_counter() - start
+            return
+        elif entry.kind != kind:
+            text = f"computes {_NAMES[kind]} where the record has {_NAMES[entry.kind]}"
+            self.difference = Difference(entry.step, "order", "the loop", text)
+        else:
+            self.difference = found or self._find(entry, payload, body, digests, adapt)
+            self._next += 1
+            self.steps += kind == EntryKind.STEP and self.difference is None
+        if kind == EntryKind.BOUNDARY:
+            self.is_over = self.difference is not None or self._next == len(self._entries)
+        self.seconds += time.perf_counter() - start
+
+    def _find(
+        self, entry: Entry, payload: Payload | None, body: Body, digests: bytes, adapt: tree.Adapt | None
+    ) -> Difference | None:
+        """Return the first difference from a record of the same kind."""
+        if entry.kind == EntryKind.BOUNDARY:
+            return compare_bodies(encode_body(self._encoder, entry.kind, body, adapt), entry, "state", self._ignored)
+        plain, recorded = body.value if isinstance(body, tree.Fixed) else body, entry.body()
+        is_same_form = plain.get("record") == recorded.get("record")
+        if payload is not None and is_same_form and (found := _compare(payload, entry, "weights")) is not None:
+            return found
+        if is_same_form:
+            found = compare_bodies(self._encoder.whole(body, adapt), entry, "settings", _OF_THE_LOG)
+            if found is not None:
+                return found
+        is_comparable = plain.get("fingerprint") == recorded.get("fingerprint")
+        if is_comparable and digests != entry.digests and len(digests) == len(entry.digests):
+            return Difference(entry.step, "weights", "the weights", "differ from the record after the step")
+        return None  # where one process logged the state after the step and the other did not, the weights alone are compared
+
+
+class RecheckRecord:
+    """The record of a step whose gradients were compared."""
+
+    def __init__(self, difference: Difference | None) -> None:
+        self.difference, self.is_open = difference, True
+
+    def wait(self) -> None:
+        """Return at once: the gradients were compared when the record was begun."""
+
+    def abort(self) -> None:
+        """Drop the record."""
+        self.is_open = False
+
+
+def _compare(payload: Payload, entry: Entry, kind: Kind) -> Difference | None:
+    if payload.wait is not None:
+        payload.wait()
+    try:
+        return compare_payloads(payload, entry, kind)
+    finally:
+        if payload.release is not None:
+            payload.release()
