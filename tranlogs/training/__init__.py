@@ -18,6 +18,7 @@ from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, so
 from .forecast import forecast_writes
 from .gradient_layout import GradientLayout
 from .live_report import UNKNOWN_DATA, LiveReport, TurnData
+from .loop_state import LoopState, Remembered, Unstorable
 from .offline import OfflineReplay
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
@@ -44,6 +45,7 @@ __all__ = [
     "HostRng",
     "Journal",
     "LiveReport",
+    "LoopState",
     "Mode",
     "Monitor",
     "OfflineReplay",
@@ -52,6 +54,7 @@ __all__ = [
     "Progress",
     "Recovered",
     "RecoveryReport",
+    "Remembered",
     "ReplayCheck",
     "RetentionPolicy",
     "RunOptions",
@@ -62,6 +65,7 @@ __all__ = [
     "StateDigests",
     "StepRecorder",
     "TurnData",
+    "Unstorable",
     "as_retention",
     "check_epochs",
     "compare_environments",

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UsageError
 from tranlogs.records import Payload, Tensor
-from tranlogs.training import LiveReport, Progress, RecoveryReport, RunResources, RunSettings, ScalarHistory
+from tranlogs.training import LiveReport, Progress, RecoveryReport, Remembered, RunResources, RunSettings, ScalarHistory
 
 from ..capture.carried_outputs import CarriedOutputs, is_any_untracked
 from ..capture.foreign_writes import ForeignWriteDetector
@@ -190,6 +190,12 @@ class TrainingRun:
         for name, thing in things.items():
             self.auxiliary.track(name, thing)
         self.refresh_report()
+
+    def remember_values(self, values: dict[str, Any]) -> Remembered:
+        """Remember attributes of the loop's namespace; refuse what cannot be stored."""
+        found = self.auxiliary.remember(values)
+        self.refresh_report()
+        return found
 
     def grow(self, name: str, thing: Growing) -> None:
         """Track state that is too large for each boundary, before `recover()`: a boundary holds what was added to it."""
