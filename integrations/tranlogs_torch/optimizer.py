@@ -276,9 +276,15 @@ class LoggedOptimizer(Optimizer):
         """What `recover()` returned, and what became known since: a source of data that does not repeat itself."""
         return self.training_run.report.current or RecoveryReport()
 
-    def batches(self, loader: DataLoader[Any], until: int | None = None) -> Iterator[Any]:
-        """Batches over all epochs, from the exact next one on, until `until` were handed out over the whole run."""
-        return self.training_run.batches(loader, until)
+    def batches(self, loader: DataLoader[Any], until: int | None = None, *, enumerate: bool = False) -> Iterator[Any]:
+        """Batches over all epochs, from the exact next one on, until `until` were handed out over the whole run.
+
+        Args:
+            loader: the DataLoader.
+            until: number of batches of the whole run.
+            enumerate: whether each comes with its number, `for i, batch in ...`: of the whole run, from 0, also after a crash.
+        """
+        return self.training_run.batches(loader, until, numbered=enumerate)
 
     def epochs(self, count: int, loader: DataLoader[Any] | None = None) -> Iterator[Epoch]:
         """The epochs that are left of `count`: `for epoch in optimizer.epochs(10): for batch in epoch: ...`.

@@ -333,9 +333,9 @@ class TrainingRun:
         """Yield the number of each turn of a loop without a loader."""
         return self._loops.steps(until, stateless=stateless)
 
-    def batches(self, loader: DataLoader[Any], until: int | None) -> Iterator[Any]:
-        """Yield the batches of a loader over all epochs."""
-        return self._loops.batches(loader, until)
+    def batches(self, loader: DataLoader[Any], until: int | None, *, numbered: bool = False) -> Iterator[Any]:
+        """Yield the batches of a loader over all epochs; if `numbered`, each with its number in the run."""
+        return self._loops.batches(loader, until, numbered=numbered)
 
     def epochs(self, count: int, loader: DataLoader[Any] | None) -> Iterator[Epoch]:
         """Yield the epochs that are left."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -250,7 +251,7 @@ def test_a_killed_loop_ends_with_the_bits_of_the_uninterrupted_one(tmp_path: Pat
         optimizer = attempt.wrap(torch.optim.Adam(model.parameters(), lr=0.05), model)
         values: dict[str, Any] = {"batch": torch.randn(2, 1, 3), "hidden": torch.zeros(1, 2, 4), "environment": Environment()}
         values |= {"best": math.inf, "weights": {}, "memory": deque(maxlen=5), "chance": random.Random(4), "lowest": None}
-        state: Any = SimpleNamespace(**values) if attempt.run is None else optimizer.remember(**values)
+        state = optimizer.remember(**values)
         attempt.start(optimizer)
         for turn in optimizer.steps(20, stateless=True):
             attempt.tick()
@@ -271,6 +272,37 @@ def test_a_killed_loop_ends_with_the_bits_of_the_uninterrupted_one(tmp_path: Pat
         optimizer.close()
 
     prove_exact(script, tmp_path / "run", [9, 2, 14, 5])
+
+
+def test_the_recipe_of_the_documentation_brings_an_environment_of_gymnasium_back(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "pytorch.md").read_text()
+    recipe = page[page.index("class Resumable") :].partition("```")[0]
+    names: dict[str, Any] = {"gymnasium": gymnasium}
+    exec(recipe, names)
+
+    def script(attempt: Attempt) -> None:
+        seed()
+        model = nn.Linear(4, 2)
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=0.05), model)
+        state = optimizer.remember(
+            environment=names["Resumable"](gymnasium.make("CartPole-v1", max_episode_steps=7)), seen=None
+        )
+        state.seen, _ = state.environment.reset(seed=3)
+        attempt.start(optimizer)
+        for _ in optimizer.steps(30, stateless=True):
+            found = model(torch.from_numpy(state.seen))
+            action = int(torch.distributions.Categorical(logits=found).sample())
+            state.seen, reward, is_over, is_late, _ = state.environment.step(action)
+            optimizer.zero_grad()
+            (found[action] * reward).backward()
+            attempt.tick()
+            optimizer.step()
+            if is_over or is_late:
+                state.seen, _ = state.environment.reset()
+        attempt.keep(model=model, seen=state.seen, environment=state.environment.get_state()["state"])
+        optimizer.close()
+
+    prove_exact(script, tmp_path / "run", [4, 9, 5])
 
 
 # What is refused
@@ -413,7 +445,7 @@ def test_code_per_epoch_that_runs_again_does_not_count(tmp_path: Path) -> None:
         loader = torch.utils.data.DataLoader(torch.randn(5, 3), shuffle=True)
         optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
         values: dict[str, Any] = {"total": 0.0, "history": []}
-        state: Any = SimpleNamespace(**values) if attempt.run is None else optimizer.remember(**values)
+        state = optimizer.remember(**values)
         attempt.start(optimizer, loader=loader)
         for _ in optimizer.epochs(3, loader):
             state.total = 0.0
