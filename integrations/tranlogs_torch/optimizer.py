@@ -16,7 +16,17 @@ from torch.utils.data import DataLoader
 
 from tranlogs.base.config import fitting_segment_bytes
 from tranlogs.base.errors import UsageError
-from tranlogs.training import GRACE_SECONDS, Curve, Monitor, OnSignal, RecoveryReport, RunOptions, RunSettings, check_epochs
+from tranlogs.training import (
+    GRACE_SECONDS,
+    Curve,
+    Monitor,
+    OnSignal,
+    RecoveryReport,
+    Remembered,
+    RunOptions,
+    RunSettings,
+    check_epochs,
+)
 
 from .capture.optimizer_hooks import LogKind, OptimizerHooks
 from .capture.replay_check import nested
@@ -225,6 +235,17 @@ class LoggedOptimizer(Optimizer):
         self.training_run.track(**things)
         return self
 
+    def remember(self, **values: Any) -> Remembered:
+        """Return a namespace with these attributes, which come back after a crash: `state = optimizer.remember(best=0.0)`.
+
+        Attributes are read and assigned as those of any object, also new ones. They may be numbers, strings, arrays, tensors,
+        random generators, containers of these, and objects with `state_dict` or `get_state`. Call it before `recover()`.
+
+        Raises:
+            UnencodableState: a value cannot be stored, is too large, or contains itself; the error has its path.
+        """
+        return self.training_run.remember_values(values)
+
     def recover(self, step: int | None = None, *, start_from: StartFrom | str | Path | None = None) -> RecoveryReport:
         """Bring model, optimizers and all that is tracked back to the newest boundary, or to `step`.
 
@@ -259,9 +280,15 @@ class LoggedOptimizer(Optimizer):
         """What `recover()` returned, and what became known since: a source of data that does not repeat itself."""
         return self.training_run.report.current or RecoveryReport()
 
-    def batches(self, loader: DataLoader[Any], until: int | None = None) -> Iterator[Any]:
-        """Batches over all epochs, from the exact next one on, until `until` were handed out over the whole run."""
-        return self.training_run.batches(loader, until)
+    def batches(self, loader: DataLoader[Any], until: int | None = None, *, enumerate: bool = False) -> Iterator[Any]:
+        """Batches over all epochs, from the exact next one on, until `until` were handed out over the whole run.
+
+        Args:
+            loader: the DataLoader.
+            until: number of batches of the whole run.
+            enumerate: whether each comes with its number, `for i, batch in ...`: of the whole run, from 0, also after a crash.
+        """
+        return self.training_run.batches(loader, until, numbered=enumerate)
 
     def epochs(self, count: int, loader: DataLoader[Any] | None = None) -> Iterator[Epoch]:
         """The epochs that are left of `count`: `for epoch in optimizer.epochs(10): for batch in epoch: ...`.

@@ -15,12 +15,14 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 import xxhash
 
+from tranlogs.training import Remembered
 from tranlogs_torch import LoggedOptimizer, RecoveryReport
 
 Script = Callable[["Attempt"], None]
@@ -95,21 +97,22 @@ class Attempt:
 
 
 def with_plain_loops(optimizer: torch.optim.Optimizer) -> Any:
-    """A plain optimizer with `batches`, `epochs`, `steps`, `clip_grad_norm_` and `log_scalars`, written in the plainest way."""
+    """A plain optimizer with the loops and methods of a logged one, written in the plainest way."""
     plain: Any = optimizer
     plain.batches, plain.epochs, plain.steps = _batches, _epochs, _steps
     plain.clip_grad_norm_ = partial(_clip, optimizer)
     plain.log_scalars = lambda **_: None
+    plain.remember = SimpleNamespace
     plain.close = lambda: None
     return plain
 
 
-def _batches(loader: Any, until: int | None = None) -> Iterator[Any]:
+def _batches(loader: Any, until: int | None = None, *, enumerate: bool = False) -> Iterator[Any]:
     taken = 0
     while until is None or taken < until:
         for batch in loader:
             taken += 1
-            yield batch
+            yield (taken - 1, batch) if enumerate else batch
             if taken == until:
                 return
 
@@ -127,6 +130,9 @@ class _PlainEpoch(int):
 
     def __len__(self) -> int:
         return len(self.loader)
+
+    def enumerate(self, start: int = 0) -> Iterator[tuple[int, Any]]:
+        return enumerate(self.loader, start)
 
 
 def _epochs(count: int, loader: Any) -> Iterator[_PlainEpoch]:
@@ -152,6 +158,8 @@ def contents(thing: Any) -> Any:
         parameters = [p for group in thing.param_groups for p in group["params"]]
         groups = [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in thing.param_groups]
         return {"params": parameters, "state": [thing.state.get(p) for p in parameters], "groups": groups}
+    if isinstance(thing, (Remembered, SimpleNamespace)):
+        return {name: contents(value) for name, value in vars(thing).items()}
     if isinstance(thing, torch.nn.Module):
         return dict(thing.named_parameters()) | dict(thing.named_buffers())
     return thing.state_dict() if hasattr(thing, "state_dict") else thing

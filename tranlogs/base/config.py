@@ -17,6 +17,9 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 OUT_OF_LINE_BYTES_MIN = 8 * KIB  # Arrays of this size or more in auxiliary state are stored outside of the tree.
 TREE_DEPTH_MAX = 64
 META_BYTES_MAX = 256 * MIB  # A larger description of a record has a damaged length.
+REMEMBERED_BYTES_MAX = 64 * MIB  # of all that a loop remembers, since it is written at each boundary
+REMEMBERED_VALUES_MAX = 100_000
+TRACKED_BYTES_MAX = 1 * GIB  # of one tracked object, or four times the model where that is more
 
 # LMDB. The size of a map is address space, not disk space. A map is doubled when it is full, up to the maximum.
 CATALOG_BYTES = 256 * MIB  # map of the catalog; it becomes full if a stopped reader keeps old pages from being reused

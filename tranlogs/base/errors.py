@@ -105,13 +105,19 @@ class StateMismatch(UsageError):
 
 
 class UnencodableState(UsageError):
-    """A tracked object holds a value that cannot be stored without running code at load time."""
+    """A tracked object holds a value that cannot be stored without running code at load time.
 
-    def __init__(self, path: str, value: object) -> None:
+    Attributes:
+        path: of the value.
+    """
+
+    def __init__(self, path: str, value: object, reason: str | None = None) -> None:
         self.path = path
         kind = type(value)
         super().__init__(
-            f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot be stored safely. "
+            f"{path} {reason}"
+            if reason is not None
+            else f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot be stored safely. "
             "Give the object a state_dict() of plain values, arrays and tensors"
         )
 

@@ -27,9 +27,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ..base.config import OUT_OF_LINE_BYTES_MIN
+from ..base.errors import UnencodableState
 from ..base.types import AnyArray, Extension
 from .tree_decoder import Decoder
-from .tree_encoder import Encoder
+from .tree_encoder import Encoder, TooDeep, find_cycle
 from .tree_values import Adapt, Fixed, MalformedTree, to_numpy
 
 __all__ = ["Adapt", "Fixed", "MalformedTree", "decode", "encode", "to_numpy"]
@@ -57,7 +58,12 @@ def encode(
         UnencodableState: the value contains a value that cannot be stored; the message has the path of that value.
     """
     parts: list[bytes] = []
-    Encoder(parts, adapt, out_of_line, out_of_line_bytes_min, path).write(value)
+    try:
+        Encoder(parts, adapt, out_of_line, out_of_line_bytes_min, path).write(value)
+    except TooDeep:
+        if (place := find_cycle(value, path)) is None:
+            raise
+        raise UnencodableState(place, value, "contains itself") from None
     return b"".join(parts)
 
 

@@ -17,6 +17,10 @@ from .tree_values import C128, F64, I64, NUMPY_DTYPES, U32, Adapt, Fixed
 assert META_BYTES_MAX < 1 << 32, "lengths are u32"
 
 
+class TooDeep(UnencodableState):
+    """A value is nested too deeply, or contains itself."""
+
+
 class Encoder:
     """Encodes values one after another. It keeps the path of the current value as a stack, and formats it only for errors.
 
@@ -58,7 +62,7 @@ class Encoder:
     def _enter(self, part: Any) -> None:
         self._stack.append(part)
         if len(self._stack) > TREE_DEPTH_MAX:
-            raise UnencodableState(f"{self.path()} (nested deeper than {TREE_DEPTH_MAX})", None)
+            raise TooDeep(self.path(), None, f"is nested deeper than {TREE_DEPTH_MAX} containers")
 
     def _none(self, value: None) -> None:
         self.parts.append(b"N")
@@ -221,3 +225,25 @@ def array_header(array: Array) -> bytes:
     flag = (1 if array.is_tensor else 0) | (2 if array.strides is not None else 0)
     head = bytes([flag]) + U32.pack(len(name)) + name + bytes([rank])
     return head + struct.pack(f"<{rank}Q", *array.shape) + struct.pack(f"<{len(array.strides or ())}q", *(array.strides or ()))
+
+
+def find_cycle(value: Any, path: str) -> str | None:
+    """Return the path of the first container in a value that contains itself."""
+    return _find_cycle(value, path, set())
+
+
+def _find_cycle(value: Any, path: str, above: set[int]) -> str | None:
+    if isinstance(value, dict):
+        items: Any = value.items()
+    elif isinstance(value, (list, tuple)):
+        items = enumerate(value)
+    else:
+        return None
+    if id(value) in above:
+        return path
+    above.add(id(value))
+    for key, item in items:
+        if (found := _find_cycle(item, f"{path}[{key!r}]", above)) is not None:
+            return found
+    above.discard(id(value))
+    return None

@@ -18,6 +18,7 @@ from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, so
 from .forecast import forecast_writes
 from .gradient_layout import GradientLayout
 from .live_report import UNKNOWN_DATA, LiveReport, TurnData
+from .loop_state import LoopState, Remembered, Unstorable
 from .offline import OfflineReplay
 from .recheck import PENDING, Recheck, describe_difference, is_rounding
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
@@ -46,6 +47,7 @@ __all__ = [
     "HostRng",
     "Journal",
     "LiveReport",
+    "LoopState",
     "Mode",
     "Monitor",
     "OfflineReplay",
@@ -55,6 +57,7 @@ __all__ = [
     "Recheck",
     "Recovered",
     "RecoveryReport",
+    "Remembered",
     "ReplayCheck",
     "RetentionPolicy",
     "RunOptions",
@@ -65,6 +68,7 @@ __all__ = [
     "StateDigests",
     "StepRecorder",
     "TurnData",
+    "Unstorable",
     "as_retention",
     "check_epochs",
     "compare_environments",

@@ -122,11 +122,12 @@ class Loops:
                 yield auxiliary.count - 1
                 self._boundaries.boundary(turns)
 
-    def batches(self, loader: DataLoader[Any], until: int | None) -> Iterator[Any]:
-        """Yield the batches of a loader over all epochs."""
+    def batches(self, loader: DataLoader[Any], until: int | None, *, numbered: bool) -> Iterator[Any]:
+        """Yield the batches of a loader over all epochs; if `numbered`, each with its number in the run."""
         position = self._parts.auxiliary.loader(loader)
         with self._looping(position):
-            yield from position.batches(until)
+            for data in position.batches(until):
+                yield (position.taken - 1, data) if numbered else data
             self._parts.auxiliary.pass_loop()
 
     def epochs(self, count: int, loader: DataLoader[Any] | None) -> Iterator[Epoch]:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UsageError
 from tranlogs.records import Payload, Tensor
-from tranlogs.training import LiveReport, Progress, RecoveryReport, RunResources, RunSettings, ScalarHistory
+from tranlogs.training import LiveReport, Progress, RecoveryReport, Remembered, RunResources, RunSettings, ScalarHistory
 
 from ..capture.carried_outputs import CarriedOutputs, is_any_untracked
 from ..capture.foreign_writes import ForeignWriteDetector
@@ -191,6 +191,12 @@ class TrainingRun:
             self.auxiliary.track(name, thing)
         self.refresh_report()
 
+    def remember_values(self, values: dict[str, Any]) -> Remembered:
+        """Remember attributes of the loop's namespace; refuse what cannot be stored."""
+        found = self.auxiliary.remember(values)
+        self.refresh_report()
+        return found
+
     def grow(self, name: str, thing: Growing) -> None:
         """Track state that is too large for each boundary, before `recover()`: a boundary holds what was added to it."""
         self.state.growth.members[name] = thing
@@ -327,9 +333,9 @@ class TrainingRun:
         """Yield the number of each turn of a loop without a loader."""
         return self._loops.steps(until, stateless=stateless)
 
-    def batches(self, loader: DataLoader[Any], until: int | None) -> Iterator[Any]:
-        """Yield the batches of a loader over all epochs."""
-        return self._loops.batches(loader, until)
+    def batches(self, loader: DataLoader[Any], until: int | None, *, numbered: bool = False) -> Iterator[Any]:
+        """Yield the batches of a loader over all epochs; if `numbered`, each with its number in the run."""
+        return self._loops.batches(loader, until, numbered=numbered)
 
     def epochs(self, count: int, loader: DataLoader[Any] | None) -> Iterator[Epoch]:
         """Yield the epochs that are left."""

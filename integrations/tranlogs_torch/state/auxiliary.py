@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from tranlogs.base.config import GIB, TRACKED_BYTES_MAX
 from tranlogs.base.errors import UnencodableState, UsageError
+from tranlogs.base.types import AnyArray
 from tranlogs.records import Fixed, tree
-from tranlogs.training import UNKNOWN_DATA, FixedCache, TurnData
+from tranlogs.training import UNKNOWN_DATA, FixedCache, LoopState, Remembered, TurnData
 
 from ..data.generators import generators_in, trackable
 from ..data.lasting_states import LastingStates
@@ -24,6 +26,7 @@ from ..data.other_loaders import advice_for_other_loader
 from ..data.position.loader_position import LoaderPosition
 from ..data.rng import KeptRng, get_rng, set_rng
 from ..tensors import arrays
+from ..tensors.loop_values import TorchValues
 from ..tensors.placement import local
 from .compatibility import Settings, describe_scheduler
 from .extra_state import split
@@ -34,6 +37,7 @@ from .state import TorchState
 
 _log = logging.getLogger("tranlogs")
 
+_REMEMBERED = "remember(...)"  # the name under which the loop's namespace is tracked
 _NOTHING = Fixed({})  # an empty part of a boundary: encoded once
 
 
@@ -87,6 +91,7 @@ class Auxiliary:
         self._after, self._flags, self._training, self._kept_rng = FixedCache(), FixedCache(), FixedCache(), KeptRng()
         self._lasting: defaultdict[str, LastingStates] = defaultdict(LastingStates)  # by loader
         self._base_rates: dict[str, list[Any]] = {}  # of tracked LambdaLRs, as recovery has set them
+        self._loop_state: LoopState | None = None
         self._scalers: dict[str, Any] = {}  # tracked GradScalers as they were at the last boundary
 
     # What belongs to it
@@ -104,7 +109,7 @@ class Auxiliary:
                 raise UsageError(f"track({name}=...): {advice}")
             raise UsageError(f"track({name}=...): a {type(thing).__name__} has no state_dict and load_state_dict")
         content = thing.state_dict()
-        tree.encode(content, path=f"track[{name!r}]", adapt=arrays.adapt)
+        self._demand_storable(name, content)
         is_disabled = isinstance(thing, torch.amp.GradScaler) and not thing.is_enabled()
         if content == {} and not is_disabled:
             _log.warning("track(%s=...): its state_dict is empty, so nothing of it comes back", name)
@@ -114,6 +119,32 @@ class Auxiliary:
         if self._landed is not None and name in self._landed["tracked"]:
             self._load(name, thing, self._landed["tracked"][name])
             self._set_hyper(self._landed)  # making a scheduler writes the groups
+
+    def _demand_storable(self, name: str, content: Any) -> None:
+        path, large = f"track[{name!r}]", list[tuple[str, AnyArray]]()
+        tree.encode(content, path=path, adapt=arrays.adapt, out_of_line=large)
+        size = sum(array.nbytes for _, array in large)
+        most = max(TRACKED_BYTES_MAX, 4 * sum(p.nbytes for p in self._state.parameters.values()))
+        if size > most:
+            where, largest = max(large, key=lambda item: item[1].nbytes)
+            raise UnencodableState(
+                path,
+                content,
+                f"holds {size / GIB:.1f} GiB (of them {largest.nbytes / GIB:.1f} GiB in {where}), which would be written at "
+                f"each boundary; {most / GIB:.1f} GiB are accepted. Leave data out that the script can read again, and track "
+                "their position",
+            )
+
+    def remember(self, values: dict[str, Any]) -> Remembered:
+        """Remember attributes of the loop's namespace; after a recovery, bring them back at once."""
+        if self._loop_state is None:
+            self._loop_state = LoopState(TorchValues(), lambda text: self._on_doubt(text, False))
+        self._loop_state.add(values)
+        if _REMEMBERED not in self.tracked:
+            self.track(_REMEMBERED, self._loop_state)
+        elif self._landed is not None and _REMEMBERED in self._landed["tracked"]:
+            self._load(_REMEMBERED, self._loop_state, self._landed["tracked"][_REMEMBERED])
+        return self._loop_state.namespace
 
     def _load(self, name: str, thing: Any, content: Any) -> None:
         """Give a tracked object its recorded state. A GradScaler that is disabled has none, and takes none."""

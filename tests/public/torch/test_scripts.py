@@ -45,8 +45,8 @@ SCRIPTS: dict[str, tuple[Script, Expected]] = {
     "siamese": (siamese.train, Expected()),
     "mnist rnn": (mnist_rnn.train, Expected(repeats=True)),
     "time sequence": (time_sequence.train, Expected()),
-    "word language model, not tracked": (
-        partial(word_language_model.train, tracks=False),
+    "word language model, not remembered": (
+        partial(word_language_model.train, remembers=False),
         Expected(exact=None, because="a hidden state that the loop carries on", is_equal=False),
     ),
 }

@@ -14,10 +14,10 @@ from tranlogs.training import UNKNOWN_DATA
 UNKNOWN = Expected(exact=None, because=UNKNOWN_DATA, is_equal=False)
 SCRIPTS: dict[str, tuple[Script, Expected]] = {
     "nanogpt": (nanogpt.train, UNKNOWN),
-    "nanogpt-tracked": (partial(nanogpt.train, tracks=True), Expected()),
+    "nanogpt-remembered": (partial(nanogpt.train, remembers=True), Expected()),
     "nanogpt-stateless": (partial(nanogpt.train, fetches_in_time=True), Expected()),
     "actor-critic": (actor_critic.train, UNKNOWN),
-    "actor-critic-tracked": (partial(actor_critic.train, tracks=True), Expected()),
+    "actor-critic-remembered": (partial(actor_critic.train, remembers=True), Expected()),
     "ppo": (ppo.train, UNKNOWN),
     "ppo-tracked": (partial(ppo.train, tracks=True), Expected()),
 }

@@ -13,7 +13,7 @@ from .loader_position import LoaderPosition
 class Epoch(int):
     """The number of an epoch, to be iterated over for its batches: `sampler.set_epoch(epoch)`, `for batch in epoch`.
 
-    After a crash the loop may enter the epoch in its middle: `enumerate(epoch, start=epoch.batch)` resumes the count.
+    After a crash the loop may enter the epoch in its middle: `epoch.enumerate()` has the true numbers of the batches.
     Copies and pickles of an epoch are plain integers.
     """
 
@@ -45,6 +45,11 @@ class Epoch(int):
     def sampler(self) -> Any:
         """The loader's sampler."""
         return self._position.source.index_sampler
+
+    def enumerate(self, start: int = 0) -> Iterator[tuple[int, Any]]:
+        """Yield each batch with its number in the epoch, from `start`; plain `enumerate` counts from 0 after a crash."""
+        for data in self._position.rest_of_epoch():
+            yield start + self._position.batch - 1, data
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return int, (int(self),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.distributions import Categorical
 from torch.nn import functional as F
 
 from tests.public.proof import Job
-from tests.public.torch.scripts.reinforce import LENGTH, Corridor, Running
+from tests.public.torch.scripts.reinforce import LENGTH, Corridor
 from tests.torch.nets import seed
 
 EPISODES = 30
@@ -44,27 +45,28 @@ def finish_episode(optimizer: Any, saved: list[tuple[torch.Tensor, torch.Tensor]
     optimizer.step()
 
 
-def train(job: Job, *, tracks: bool = False) -> None:
-    """Train; with the environment and the running reward tracked, or with neither."""
+def train(job: Job, *, remembers: bool = False) -> None:
+    """Train; with the environment and the running reward remembered, or with neither."""
     seed()
-    environment, running, model = Corridor(), Running(), Policy()
+    model = Policy()
     optimizer = job.wrap(torch.optim.Adam(model.parameters(), lr=3e-2), model)
-    job.start(optimizer, **({"environment": environment, "running": running} if tracks else {}))
-    for i_episode in optimizer.steps(EPISODES, stateless=tracks):
-        state, saved, rewards = environment.reset(), [], []
+    loop = (optimizer.remember if remembers else SimpleNamespace)(environment=Corridor(), reward=-10.0)
+    job.start(optimizer)
+    for i_episode in optimizer.steps(EPISODES, stateless=remembers):
+        state, saved, rewards = loop.environment.reset(), [], []
         for _ in range(LENGTH):
             chances, value = model(state)
             action = Categorical(chances).sample()
             saved.append((Categorical(chances).log_prob(action), value))
-            state, reward, is_over = environment.step(int(action))
+            state, reward, is_over = loop.environment.step(int(action))
             rewards.append(reward)
             if is_over:
                 break
         job.at("episode")
-        running.reward = 0.05 * sum(rewards) + 0.95 * running.reward
+        loop.reward = 0.05 * sum(rewards) + 0.95 * loop.reward
         finish_episode(optimizer, saved, rewards)
         job.at("step")
         if i_episode % 5 == 0:
-            job.print(f"Episode {i_episode}\tLast reward: {sum(rewards)}\tAverage reward: {running.reward}")
-    job.keep(model=model, optimizer=optimizer, environment=environment, running=running)
+            job.print(f"Episode {i_episode}\tLast reward: {sum(rewards)}\tAverage reward: {loop.reward}")
+    job.keep(model=model, optimizer=optimizer, loop=loop)
     optimizer.close()

@@ -48,7 +48,7 @@ def train(job: Job) -> None:
     job.start(optimizer_d, loader=loader)
     fixed_noise, criterion = torch.randn(3, NOISE, 1, 1), nn.BCELoss()
     for epoch in optimizer_d.epochs(EPOCHS, loader):
-        for i, (real,) in enumerate(epoch, start=epoch.batch):
+        for i, (real,) in epoch.enumerate():
             critic.zero_grad()
             label = torch.full((len(real),), 1.0)
             loss_real = criterion(critic(real).view(-1), label)

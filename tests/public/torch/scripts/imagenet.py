@@ -30,19 +30,6 @@ class BasicBlock(nn.Module):
         return self.relu(x + self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x))))))
 
 
-class Best:
-    """The best accuracy so far."""
-
-    def __init__(self) -> None:
-        self.acc1 = 0.0
-
-    def state_dict(self) -> dict[str, float]:
-        return {"acc1": self.acc1}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        self.acc1 = state["acc1"]
-
-
 class AverageMeter:
     """The value of now, and the mean of an epoch."""
 
@@ -92,22 +79,23 @@ def train(job: Job, *, resumes: bool = False, start_epoch: int | None = None) ->
     val_loader = DataLoader(TensorDataset(*digits(30, first=40)), batch_size=10)
     body = [nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 4, 3, bias=False), BasicBlock(4), nn.Flatten()]
     model = nn.Sequential(*body, nn.Linear(144, 10))
-    criterion, best = nn.CrossEntropyLoss(), Best()
+    criterion = nn.CrossEntropyLoss()
     optimizer = job.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4), model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.1)
+    state = optimizer.remember(best_acc1=0.0)
     if resumes and (job.files / "checkpoint.pth.tar").exists():
         checkpoint = torch.load(job.files / "checkpoint.pth.tar")
         start_epoch = None if start_epoch is None else checkpoint["epoch"]
-        best.acc1 = checkpoint["best_acc1"]
+        state.best_acc1 = checkpoint["best_acc1"]
         model.load_state_dict(checkpoint["state_dict"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         scheduler.load_state_dict(checkpoint["scheduler"])
-    job.start(optimizer, loader=train_loader, scheduler=scheduler, best=best)
+    job.start(optimizer, loader=train_loader, scheduler=scheduler)
     epochs = optimizer.epochs(EPOCHS, train_loader) if start_epoch is None else range(start_epoch, EPOCHS)
     for epoch in epochs:
         model.train()
         losses = AverageMeter("Loss")
-        for i, (images, target) in enumerate(epoch, start=epoch.batch) if start_epoch is None else enumerate(train_loader):
+        for i, (images, target) in epoch.enumerate() if start_epoch is None else enumerate(train_loader):
             loss = criterion(model(images), target)
             losses.update(loss.item(), len(images))
             optimizer.zero_grad()
@@ -119,10 +107,10 @@ def train(job: Job, *, resumes: bool = False, start_epoch: int | None = None) ->
         job.at("epoch end")
         acc1 = validate(job, val_loader, model, criterion)
         scheduler.step()
-        is_best, best.acc1 = acc1 > best.acc1, max(acc1, best.acc1)
-        state = {"epoch": int(epoch) + 1, "arch": "tiny", "state_dict": model.state_dict(), "best_acc1": best.acc1}
-        state |= {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
-        save_checkpoint(job, state, is_best)
+        is_best, state.best_acc1 = acc1 > state.best_acc1, max(acc1, state.best_acc1)
+        content = {"epoch": int(epoch) + 1, "arch": "tiny", "state_dict": model.state_dict(), "best_acc1": state.best_acc1}
+        content |= {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
+        save_checkpoint(job, content, is_best)
         job.at("epoch end")
-    job.keep(model=model, optimizer=optimizer, scheduler=scheduler, best=best)
+    job.keep(model=model, optimizer=optimizer, scheduler=scheduler, state=state)
     optimizer.close()

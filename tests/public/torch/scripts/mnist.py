@@ -62,7 +62,7 @@ def train(job: Job) -> None:
     job.start(optimizer, loader=train_loader, scheduler=scheduler)
     for epoch in optimizer.epochs(EPOCHS, train_loader):
         model.train()
-        for i, (x, y) in enumerate(epoch, start=epoch.batch):
+        for i, (x, y) in epoch.enumerate():
             optimizer.zero_grad()
             loss = F.nll_loss(model(x), y)
             loss.backward()

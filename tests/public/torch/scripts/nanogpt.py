@@ -6,6 +6,7 @@ The next batch is fetched while the step of the one before is computed, and wait
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,26 +34,14 @@ class Model(nn.Module):
         seen = self.token(x) + self.place(torch.arange(BLOCK))
         q, k, v = self.attention(self.norm(seen)).split(WIDTH, dim=2)
         seen = seen + self.drop(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
-        return nn.functional.cross_entropy(self.head(seen).view(-1, TOKENS), y.view(-1))
+        return nn.functional.cross_entropy(self.head(seen).view(-1, TOKENS), y.reshape(-1))
 
 
-class Batches:
-    """Batches of an array; the next one lies ready."""
-
-    def __init__(self, data: np.ndarray[Any, Any]) -> None:
-        self.data = data
-        self.x, self.y = self.fetch()
-
-    def fetch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        places = torch.randint(len(self.data) - BLOCK, (BATCH,))
-        rows = torch.stack([torch.from_numpy(self.data[int(at) : int(at) + BLOCK + 1].astype(np.int64)) for at in places])
-        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"x": self.x, "y": self.y}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.x, self.y = state["x"], state["y"]
+def get_batch(data: np.ndarray[Any, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a batch of random places of an array, and what follows."""
+    places = torch.randint(len(data) - BLOCK, (BATCH,))
+    rows = torch.stack([torch.from_numpy(data[int(at) : int(at) + BLOCK + 1].astype(np.int64)) for at in places])
+    return rows[:, :-1], rows[:, 1:]
 
 
 def rate(step: int) -> float:
@@ -62,8 +51,8 @@ def rate(step: int) -> float:
     return 0.002 + 0.009 * (1 + math.cos(math.pi * (step - WARMUP) / (STEPS - WARMUP)))
 
 
-def train(job: Job, *, tracks: bool = False, fetches_in_time: bool = False) -> None:
-    """Train; the batch that waits may be tracked, or may be fetched in the turn that uses it."""
+def train(job: Job, *, remembers: bool = False, fetches_in_time: bool = False) -> None:
+    """Train; the batch that waits may be remembered, or may be fetched in the turn that uses it."""
     seed()
     data = np.random.default_rng(1).integers(0, TOKENS, 200).astype(np.uint16)
     model = Model()
@@ -71,24 +60,26 @@ def train(job: Job, *, tracks: bool = False, fetches_in_time: bool = False) -> N
     others = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = job.wrap(torch.optim.AdamW(groups, lr=0.02, betas=(0.9, 0.95)), model)
-    train_batches, validation = Batches(data[:150]), Batches(data[150:])
-    job.start(optimizer, **({"batches": train_batches} if tracks else {}))
-    for step in optimizer.steps(STEPS, stateless=fetches_in_time or tracks):
+    x, y = get_batch(data[:150])
+    state = (optimizer.remember if remembers else SimpleNamespace)(x=x, y=y, best=math.inf)
+    job.start(optimizer)
+    for step in optimizer.steps(STEPS, stateless=fetches_in_time or remembers):
         for group in optimizer.param_groups:
             group["lr"] = rate(step)
         if step % EVALUATED_EVERY == 0:
             model.eval()
             with torch.no_grad():
-                loss = sum(float(model(*validation.fetch())) for _ in range(2)) / 2
+                loss = sum(float(model(*get_batch(data[150:]))) for _ in range(2)) / 2
             model.train()
-            job.print(f"step {step}: validation {loss}")
+            state.best = min(state.best, loss)
+            job.print(f"step {step}: validation {loss}, best {state.best}")
             job.at("evaluated")
         for _ in range(ACCUMULATED):
             if fetches_in_time:
-                train_batches.x, train_batches.y = train_batches.fetch()
-            loss = model(train_batches.x, train_batches.y) / ACCUMULATED
+                state.x, state.y = get_batch(data[:150])
+            loss = model(state.x, state.y) / ACCUMULATED
             if not fetches_in_time:
-                train_batches.x, train_batches.y = train_batches.fetch()
+                state.x, state.y = get_batch(data[:150])
             loss.backward()
             job.at("accumulated")
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -58,7 +58,7 @@ def train(job: Job) -> None:
     job.start(optimizer, loader=train_loader, scheduler=scheduler)
     for epoch in optimizer.epochs(EPOCHS, train_loader):
         model.train()
-        for i, (first, second, targets) in enumerate(epoch, start=epoch.batch):
+        for i, (first, second, targets) in epoch.enumerate():
             optimizer.zero_grad()
             loss = criterion(model(first, second), targets.float())
             loss.backward()

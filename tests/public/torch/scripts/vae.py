@@ -47,7 +47,7 @@ def train(job: Job) -> None:
     job.start(optimizer, loader=train_loader)
     for epoch in optimizer.epochs(EPOCHS, train_loader):
         model.train()
-        for i, data in enumerate(epoch, start=epoch.batch):
+        for i, data in epoch.enumerate():
             optimizer.zero_grad()
             loss = loss_function(*((out := model(data))[0], data, *out[1:]))
             loss.backward()

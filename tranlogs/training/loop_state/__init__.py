@@ -1,0 +1,7 @@
+"""State of the user's loop that comes back after a crash: `state = optimizer.remember(iter_num=0, best=inf)`."""
+
+from .loop_state import LoopState
+from .remembered import Remembered
+from .stored_form import SCALARS, FrameworkValues, Unstorable
+
+__all__ = ["SCALARS", "FrameworkValues", "LoopState", "Remembered", "Unstorable"]

@@ -1,0 +1,123 @@
+"""What a loop remembers: a namespace, checked at each assignment, read at each boundary and set by a recovery."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...base.errors import UnencodableState, UsageError
+from ...encoding import tree
+from .remembered import Remembered
+from .restoring import Restorer
+from .stored_form import SCALARS, FrameworkValues, Given, Unstorable
+from .storing import Storer
+
+_LOST = "It is remembered no longer, and does not come back after a crash"
+
+
+class LoopState:
+    """The namespace of a run that `remember` returns, with the `state_dict` of a tracked object.
+
+    What cannot be stored is refused where it is given. What is found at a boundary, since a container was changed in place, is
+    left out from there on and reported: logging goes on with the rest.
+
+    Args:
+        framework: knows the framework's values.
+        on_doubt: told what does not come back, in words.
+
+    Attributes:
+        namespace: the loop's.
+    """
+
+    def __init__(self, framework: FrameworkValues, on_doubt: Callable[[str], None]) -> None:
+        self._framework, self._on_doubt = framework, on_doubt
+        self.namespace = Remembered(self._check)
+        self._given = Given()
+        self._names: set[str] = set()  # of attributes that `remember` was given
+        self._lost: dict[str, str] = {}  # what is left out, by path, and why
+        self._told: set[str] = set()
+
+    @property
+    def objects(self) -> list[Any]:
+        """The objects with a state that the script has given."""
+        return list(self._given.objects.values())
+
+    def add(self, values: dict[str, Any]) -> None:
+        """Remember attributes with their values in a run that begins.
+
+        Raises:
+            UsageError: an attribute is remembered already.
+            UnencodableState: a value cannot be stored; the message has its path.
+        """
+        for name in values:
+            if name in self._names:
+                raise UsageError(f"remember({name}=...): it is remembered already; assign to the attribute instead")
+            if name.startswith("__") or name == "_tranlogs_check":
+                raise UsageError(f"remember({name}=...): choose a name without underscores before it")
+        given = Given(dict(self._given.objects), dict(self._given.factories))
+        storer = Storer(self._framework, given, takes_objects=True)
+        content = vars(self.namespace) | values
+        stored = {name: _demanded(storer, name, value) for name, value in content.items()}
+        states, errors = storer.store_states()
+        for error in errors:
+            raise UnencodableState(error.path, error.value, error.reason)
+        tree.encode((stored, states), path="state", adapt=self._framework.adapt, out_of_line=[])
+        self._given = given
+        self._names |= values.keys()
+        vars(self.namespace).update(values)
+
+    def _check(self, name: str, value: Any) -> None:
+        if type(value) not in SCALARS:
+            _demanded(Storer(self._framework, self._given), name, value)
+        self._lost.pop(f"state.{name}", None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the stored form of all attributes, and of the states of the objects in them."""
+        storer, values = Storer(self._framework, self._given), dict[str, Any]()
+        for name, value in vars(self.namespace).items():
+            path = f"state.{name}"
+            if path not in self._lost:
+                try:
+                    values[name] = storer.store(value, path)
+                except Unstorable as error:
+                    self._lost[path] = str(error)
+        states, errors = storer.store_states()
+        self._lost |= {error.path: str(error) for error in errors if error.path not in self._lost}
+        for text in self._lost.values():
+            self._tell(f"{text}. {_LOST}")
+        return {"values": values, "objects": states, "lost": dict(self._lost), "given": sorted(self._names)}
+
+    def load_state_dict(self, recorded: dict[str, Any]) -> None:
+        """Set the attributes to recorded ones. Others are removed, unless `remember` was given them."""
+        restorer, content = Restorer(self._framework, self._given), vars(self.namespace)
+        values, self._lost = recorded["values"], dict(recorded["lost"])
+        for name in content.keys() - values.keys() - self._names:
+            del content[name]
+        errors = []
+        for name, stored in values.items():
+            try:
+                content[name] = restorer.restore(content.get(name), stored, f"state.{name}")
+            except Unstorable as error:
+                errors.append(error)
+        errors += restorer.restore_states(recorded["objects"])
+        for missing in errors:
+            self._tell(f"{missing}: it does not come back")
+        for text in self._lost.values():
+            self._tell(f"{text}. {_LOST}")
+        for name in sorted(self._names - values.keys()):
+            if f"state.{name}" not in self._lost:
+                self._tell(f"state.{name} is remembered now, but the run has no value of it: it starts as it is")
+        for name in sorted(set(recorded["given"]) - self._names):
+            self._tell(f"state.{name} was given to remember(...) before, and is not now: it has its recorded value")
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._on_doubt(text)
+
+
+def _demanded(storer: Storer, name: str, value: Any) -> Any:
+    try:
+        return storer.store(value, f"state.{name}")
+    except Unstorable as error:
+        raise UnencodableState(error.path, error.value, error.reason) from None
