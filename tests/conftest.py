@@ -29,8 +29,8 @@ settings.register_profile("soak", **_PROFILE)
 # Threads of OpenMP that wait must not spin: the processes that share the tests have more of them than there are cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# Tests of recovery ask where it lands, which is the newest boundary where no unit is computed again. The recheck has tests of its
-# own, and is on in tests/public, as it is for users.
+# Tests of recovery ask where it lands: at the newest boundary, if no unit is computed again. The recheck has tests of its own,
+# and is on in tests/public, as it is for users.
 os.environ.setdefault("TRANLOGS_RECHECK", "0")
 
 # Child processes import the checkout: its packages, and `tests.support`. An editable install knows the packages only.

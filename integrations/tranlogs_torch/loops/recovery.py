@@ -49,11 +49,12 @@ class Recovery:
 
     Attributes:
         has_begun: True once steps are logged.
+        recheck: compares the unit that is computed again.
     """
 
     def __init__(self, parts: RunParts, on_landed: Callable[[], None], on_set_back: Callable[[], None]) -> None:
         self._parts, self._on_landed = parts, on_landed
-        self._recheck = UnitRecheck(parts, on_set_back)
+        self.recheck = UnitRecheck(parts, on_set_back)
         self.has_begun = False
         self._landed: dict[str, Any] = {}  # the boundary that recovery landed on
         self._recovered: tuple[Recovered, float] | None = None  # and the seconds that it took
@@ -165,7 +166,7 @@ class Recovery:
         parts, journal = self._parts, self._parts.journal
         if landing is None:
             parts.resources.continue_from(found)
-            self._recheck.begin(found)
+            self.recheck.begin(found)
         else:
             parts.resources.continue_from(found, new_timeline=landing.is_new, number=landing.timeline)
         parts.scalars.extend(found.scalars)
@@ -251,10 +252,10 @@ class Recovery:
 
     def settle_recheck(self) -> bool:
         """Draw the conclusion if the unit that is computed again is over; return True if it is."""
-        if not self._recheck.settle():
+        if not self.recheck.settle():
             return False
-        if self._recheck.recovered is not None and self._recovered is not None:
-            self._recovered = self._recheck.recovered, self._recovered[1]
+        if self.recheck.recovered is not None and self._recovered is not None:
+            self._recovered = self.recheck.recovered, self._recovered[1]
         if self._recovered is not None:
             self._parts.report.current = self._report_of(*self._recovered)
         return True
@@ -286,7 +287,7 @@ class Recovery:
             seconds=seconds,
             timeline=parts.journal.timeline,
         )
-        rechecked, seconds_recheck = self._recheck.compared
+        rechecked, seconds_recheck = self.recheck.compared
         return replace(report, recheck=parts.report.recheck, rechecked=rechecked, seconds_recheck=seconds_recheck)
 
     # Beginning.

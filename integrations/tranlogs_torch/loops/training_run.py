@@ -205,6 +205,10 @@ class TrainingRun:
         """Read all parameters before each step and at each boundary: a trainer writes to some in ways that leave no trace."""
         self._parts.writes.looks.expect_writes()
 
+    def ignore_in_recheck(self, path: str) -> None:
+        """Leave a value of boundaries ("tracked.learning") out when a unit is computed again: it holds wall-clock times."""
+        self._recovery.recheck.ignored.add(path)
+
     # Recovery.
 
     def refresh_report(self) -> None:

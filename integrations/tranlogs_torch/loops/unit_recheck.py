@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from tranlogs.training import UNKNOWN_DATA, Recheck, Recovered, describe_difference, is_rounding, recover
 
-from ..state.caveats import CARRIED
+from ..state.caveats import CARRIED, IMPLICIT
 from .run_parts import RunParts
 
-# Parts of a boundary that depend on the process: where it began, and whether it has learned that gradients are cleared before
-# the next step. The gradients themselves are compared with each step.
-_OF_EACH_PROCESS = ("start_rng", "flags", "waiting")
+# Parts of a boundary that depend on the process: where it began, whether it has learned that gradients are cleared before the
+# next step (the gradients themselves are compared with each step), and how an earlier unit differed.
+_OF_EACH_PROCESS = ("start_rng", "flags", "waiting", "deviation")
 REFUTED = frozenset({UNKNOWN_DATA, CARRIED})  # doubts about what the loop keeps, which an equal unit removes
 
 
@@ -25,11 +25,14 @@ class UnitRecheck:
 
     Attributes:
         recovered: the recovery that set the recorded state back; None if that was not necessary.
+        ignored: paths in the body of a boundary that are not compared: wall-clock times of a trainer, and what depends on the
+            process.
     """
 
     def __init__(self, parts: RunParts, on_set_back: Callable[[], None]) -> None:
         self._parts, self._on_set_back = parts, on_set_back
         self._recheck: Recheck | None = None
+        self.ignored = set(_OF_EACH_PROCESS)
         self.recovered: Recovered | None = None
 
     @property
@@ -41,7 +44,8 @@ class UnitRecheck:
         """Let the journal compare the unit behind the position where recovery has landed, if there is one to be computed."""
         if found.last_unit is None:
             return
-        self._recheck = Recheck(found.last_unit, _OF_EACH_PROCESS)
+        self._recheck = Recheck(found.last_unit, self.ignored)
+        self._parts.auxiliary.deviation = self._recheck.read_recorded("deviation")
         self._parts.journal.holds.hold()
         self._parts.journal.begin_recheck(self._recheck, found.position.step)
         self._parts.report.recheck = "pending"
@@ -54,7 +58,9 @@ class UnitRecheck:
         journal.end_recheck()
         recheck.close()
         if recheck.is_equal:
-            report.recheck, report.refuted = "equal", REFUTED
+            # How many turns are left of a loop of the script's own is known if it keeps its state in the run.
+            refuted = REFUTED | {IMPLICIT} if self._parts.auxiliary.is_loop_remembered else REFUTED
+            report.recheck, report.refuted = "equal", refuted
             self._say(f"step {journal.step} was computed again: equal to the run before the crash, bit for bit")
             return True
         report.recheck = "different"

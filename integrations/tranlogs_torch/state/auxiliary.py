@@ -135,6 +135,11 @@ class Auxiliary:
                 "their position",
             )
 
+    @property
+    def is_loop_remembered(self) -> bool:
+        """True if the script keeps the state of its loop in `remember(...)`."""
+        return _REMEMBERED in self.tracked
+
     def remember(self, values: dict[str, Any]) -> Remembered:
         """Remember attributes of the loop's namespace; after a recovery, bring them back at once."""
         if self._loop_state is None:

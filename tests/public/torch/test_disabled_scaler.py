@@ -42,7 +42,7 @@ def test_a_disabled_scaler_is_no_obstacle(is_tracked: bool, tmp_path: Path, capl
     with caplog.at_level(logging.WARNING, "tranlogs"):
         last = prove_exact(partial(training, is_tracked=is_tracked), tmp_path / "run", (4, 9))
     assert [record.getMessage() for record in caplog.records] == []
-    assert not last.reports[0].notes
+    assert not last.final_report().notes
 
 
 def run_once(run: Path, *, enabled: bool, steps: int) -> LoggedOptimizer:

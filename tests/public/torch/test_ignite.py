@@ -77,7 +77,8 @@ def test_an_engine_goes_on_at_the_exact_batch(tmp_path: Path) -> None:
     last = prove_exact(partial(training, run=resumable), tmp_path / "run", (6, 13, 1, 22, 11))
     assert last.reports[0].step > 0
     again = prove_exact(partial(training, run=resumable), tmp_path / "all", (EPOCHS * (2 * BATCHES + 1) + 1,))
-    assert again.reports[0].step == EPOCHS * BATCHES
+    assert again.final_report().recheck == "equal"
+    assert again.reports[0].step == EPOCHS * BATCHES - 1  # the last batch is computed again
 
 
 @pytest.mark.parametrize("tick", [5, 24, 26, 37])
@@ -102,7 +103,7 @@ def test_an_engine_that_counts_by_itself_is_never_called_exact(tick: int, tmp_pa
             pass  # its numbers of iterations are wrong, and an epoch without a batch has no average
     report = logged[0].report
     logged[0].close()
-    assert report.exact is None
+    assert report.exact is (False if report.recheck == "different" else None)
     assert any("next()" in note and "run_engine" in note for note in report.notes), report.notes
 
 

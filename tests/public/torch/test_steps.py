@@ -9,16 +9,17 @@ import pytest
 
 from tests.public.proof import Expected, Script, prove
 from tests.public.torch.scripts import actor_critic, nanogpt, ppo
-from tranlogs.training import UNKNOWN_DATA
 
-UNKNOWN = Expected(exact=None, because=UNKNOWN_DATA, is_equal=False)
+NAMED = Expected(exact=False, because="was computed again", is_equal=False)
+# The unit that is computed again with a wrong batch draws the next batch: once the recorded state is set back, all is right.
+HEALED = Expected(exact=False, because="was computed again", is_equal=None)
 SCRIPTS: dict[str, tuple[Script, Expected]] = {
-    "nanogpt": (nanogpt.train, UNKNOWN),
+    "nanogpt": (nanogpt.train, HEALED),
     "nanogpt-remembered": (partial(nanogpt.train, remembers=True), Expected()),
     "nanogpt-stateless": (partial(nanogpt.train, fetches_in_time=True), Expected()),
-    "actor-critic": (actor_critic.train, UNKNOWN),
+    "actor-critic": (actor_critic.train, NAMED),
     "actor-critic-remembered": (partial(actor_critic.train, remembers=True), Expected()),
-    "ppo": (ppo.train, UNKNOWN),
+    "ppo": (ppo.train, HEALED),
     "ppo-tracked": (partial(ppo.train, tracks=True), Expected()),
 }
 

@@ -69,7 +69,14 @@ def compare_payloads(payload: Payload, entry: Entry, kind: Kind) -> Difference |
 
 
 def compare_bodies(body: EncodedBody, entry: Entry, kind: Kind, ignored: Collection[str] = ()) -> Difference | None:
-    """Compare a body with that of a record, except for some parts; return the first difference."""
+    """Compare a body with that of a record, and return the first difference.
+
+    Args:
+        body: what training has produced.
+        entry: the record.
+        kind: of the difference.
+        ignored: paths of values that are not compared ("rng", "tracked.metric").
+    """
     recorded = entry.encoded()
     if WHOLE in recorded:
         return _compare_whole(body[WHOLE], recorded[WHOLE], entry.step, kind, ignored)
@@ -82,7 +89,7 @@ def compare_bodies(body: EncodedBody, entry: Entry, kind: Kind, ignored: Collect
             return Difference(entry.step, kind, name, text)
         if _is_same_part(ours, theirs):
             continue
-        found = _find(name, _decode(ours.blob, ours.arrays), _decode(*theirs))
+        found = _find(name, _decode(ours.blob, ours.arrays), _decode(*theirs), ignored)
         if found is not None:
             path, text, ratio = found
             return Difference(entry.step, kind, path, text, ratio)
@@ -95,12 +102,8 @@ def _compare_whole(
     """Compare bodies of one part, except for some of their keys."""
     if _is_same_part(ours, theirs):
         return None
-    a, b = (
-        {key: value for key, value in body.items() if key not in ignored}
-        for body in (_decode(ours.blob, ours.arrays), _decode(*theirs))
-    )
-    found = _find("", a, b)
-    return None if found is None else Difference(step, kind, found[0].lstrip("."), found[1], found[2])
+    found = _find("", _decode(ours.blob, ours.arrays), _decode(*theirs), ignored)
+    return None if found is None else Difference(step, kind, *found)
 
 
 def _is_same_part(ours: Part, theirs: tuple[bytes, Sequence[Array]]) -> bool:
@@ -115,16 +118,19 @@ def _decode(blob: bytes, arrays: Sequence[Any]) -> Any:
     return tree.decode(blob, lambda index, _: found[index], make_array=lambda array: array)
 
 
-def _find(path: str, ours: Any, theirs: Any) -> tuple[str, str, float | None] | None:
+def _find(path: str, ours: Any, theirs: Any, ignored: Collection[str]) -> tuple[str, str, float | None] | None:
     """Return the path of the first difference of two decoded values, how they differ, and the ratio."""
+    if path in ignored:
+        return None
     if type(ours) is not type(theirs):
         return path, f"is {_show(ours)}, and {_show(theirs)} in the record", None
     if isinstance(ours, dict):
         for key in [*theirs, *(key for key in ours if key not in theirs)]:
-            if key not in ours or key not in theirs:
+            below = f"{path}.{key}" if path else str(key)
+            if below not in ignored and (key not in ours or key not in theirs):
                 text = "is missing, and the record has it" if key not in ours else "is there, and the record does not have it"
-                return f"{path}.{key}", text, None
-            if (found := _find(f"{path}.{key}", ours[key], theirs[key])) is not None:
+                return below, text, None
+            if below not in ignored and (found := _find(below, ours[key], theirs[key], ignored)) is not None:
                 return found
         return None
     if isinstance(ours, (list, tuple)):
@@ -134,12 +140,12 @@ def _find(path: str, ours: Any, theirs: Any) -> tuple[str, str, float | None] | 
             (
                 found
                 for i, (a, b) in enumerate(zip(ours, theirs, strict=True))
-                if (found := _find(f"{path}[{i}]", a, b)) is not None
+                if (found := _find(f"{path}[{i}]", a, b, ignored)) is not None
             ),
             None,
         )
     if isinstance(ours, Extension):
-        return _find(path, ours.value, theirs.value) if ours.tag == theirs.tag else (path, "has another type", None)
+        return _find(path, ours.value, theirs.value, ignored) if ours.tag == theirs.tag else (path, "has another type", None)
     if isinstance(ours, Array):
         return _find_in_arrays(path, ours, theirs)
     if isinstance(ours, SparseArray):

@@ -30,7 +30,8 @@ _ROUNDING = (
 
 def describe_difference(difference: Difference, units: str = "batch") -> str:
     """Return a text on what differs, what usually causes that, and what to do."""
-    what = f"the gradient of {difference.name}" if difference.kind == "gradients" else difference.name
+    name = difference.name.removeprefix("grad/").removeprefix("param/")
+    what = f"the gradient of {name}" if difference.kind == "gradients" else name
     cause = _ROUNDING if is_rounding(difference) else _CAUSES[difference.kind]
     return (
         f"the last {units} before the crash (step {difference.step}) was computed again, and {what} {difference.text}. "

@@ -60,6 +60,10 @@ class Recheck:
         """True if the whole unit was computed, and equals its record."""
         return self.is_over and self.difference is None
 
+    def read_recorded(self, part: str) -> Any:
+        """Return a part of the boundary at which the unit ends; None if it has no such part."""
+        return self._entries[-1].part(part)
+
     def close(self) -> None:
         """Close the files of the recorded unit."""
         self._files.close()

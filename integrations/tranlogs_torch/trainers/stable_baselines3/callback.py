@@ -132,6 +132,8 @@ class TranLogsSB3Callback(BaseCallback):  # type: ignore[misc]
 
     def _recover(self, logged: LoggedOptimizer, learning: Learning) -> None:
         logged.track(learning=learning)
+        for path in ("tracked.learning", "added.experience.lists"):
+            logged.training_run.ignore_in_recheck(path)
         logged.training_run.grow("experience", Experience(self.model, learning.lists))
         logged.recover()
         self._optimizer, self._learning, self._is_open = logged, learning, True

@@ -101,14 +101,15 @@ class _Ring:
         if count and buffer.optimize_memory_usage:  # the row behind the last holds its next observation
             count = min(count + 1, buffer.buffer_size)
         found = {name: _rows(array, start, count) for name, array in self._arrays().items()} if count else {}
-        return {"start": start, "pos": buffer.pos, "full": bool(buffer.full), "rows": found}
+        at = {"start": start, "pos": buffer.pos, "full": bool(buffer.full), "timesteps": self._model.num_timesteps}
+        return {**at, "rows": found}
 
     def add(self, added: dict[str, Any]) -> None:
         arrays, size = self._arrays(), self._buffer.buffer_size
         for name, rows in added["rows"].items():
             arrays[name][np.arange(added["start"], added["start"] + len(rows)) % size] = rows
         self._buffer.pos, self._buffer.full = added["pos"], added["full"]
-        self._remember()
+        self._pos, self._timesteps = added["pos"], added["timesteps"]  # the model gets its own count back later
 
 
 def _rows(array: Any, start: int, count: int) -> Any:
