@@ -10,7 +10,7 @@ from typing import Any, Literal
 import keras
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import GRACE_SECONDS, Curve, Monitor, OnSignal, RecoveryReport, check_epochs
+from tranlogs.training import GRACE_SECONDS, Curve, Monitor, OnSignal, RecoveryReport, Remembered, check_epochs
 
 from . import keras_internals
 from .loop.loop_data import LoopData
@@ -163,6 +163,21 @@ class LoggedOptimizer:
             self._run.members.track(name, thing)
         return self
 
+    def remember(self, **values: Any) -> Remembered:
+        """Return a namespace with these attributes, which come back after a crash: `state = optimizer.remember(best=0.0)`.
+
+        Attributes are read and assigned as those of any object, also new ones. They may be numbers, strings, arrays, tensors,
+        random generators, containers of these, and objects with `state_dict` or `get_state`. What Keras has variables for
+        (metrics, layers, seed generators) belongs to `track`.
+
+        Raises:
+            UsageError: training has begun.
+            UnencodableState: a value cannot be stored, is too large, or contains itself; the error has its path.
+        """
+        if self._run.has_begun:
+            raise UsageError("remember() must come before recover() and before the loop")
+        return self._run.remember(values)
+
     def recover(self) -> RecoveryReport:
         """Bring models, optimizers and all that is tracked back to the newest boundary; begin a run that is new.
 
@@ -204,6 +219,7 @@ class LoggedOptimizer:
         batch_size: int | None = None,
         shuffle: bool = True,
         stateless: bool = False,
+        enumerate: bool = False,
     ) -> Iterator[Any]:
         """Yield the batches of the running epoch that are left; outside of `epochs`, those of all epochs up to `until`.
 
@@ -214,8 +230,10 @@ class LoggedOptimizer:
             shuffle: whether arrays are shuffled.
             stateless: the script's word that a pass over an iterable of its own depends on nothing but the global random
                 generators. Where this is not declared, `report.exact` is None.
+            enumerate: whether each batch comes with its number, `for i, batch in ...`: in the epoch, or outside of `epochs` in
+                the run; from 0, also after a crash.
         """
-        return self._loops.batches(LoopData(data, batch_size, shuffle, is_stateless=stateless), until)
+        return self._loops.batches(LoopData(data, batch_size, shuffle, is_stateless=stateless), until, numbered=enumerate)
 
     def steps(self, until: int, *, stateless: bool = False) -> Iterator[int]:
         """For loops without data: the numbers of the turns that are left.

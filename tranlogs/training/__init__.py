@@ -18,7 +18,7 @@ from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, so
 from .forecast import forecast_writes
 from .gradient_layout import GradientLayout
 from .live_report import UNKNOWN_DATA, LiveReport, TurnData
-from .loop_state import LoopState, Remembered, Unstorable
+from .loop_state import LoopState, Remembered, Unstorable, demand_storable
 from .offline import OfflineReplay
 from .recheck import PENDING, Recheck, describe_difference, is_rounding
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
@@ -73,6 +73,7 @@ __all__ = [
     "check_epochs",
     "compare_environments",
     "decode_entries",
+    "demand_storable",
     "describe_difference",
     "describe_replacement",
     "digest_of",

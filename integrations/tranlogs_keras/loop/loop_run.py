@@ -9,7 +9,8 @@ from typing import Any
 
 from tranlogs.base.config import fitting_segment_bytes
 from tranlogs.base.errors import NotRecovered, UsageError
-from tranlogs.training import UNKNOWN_DATA, LiveReport, RecoveryReport, RunResources, ScalarHistory, TurnData
+from tranlogs.training import UNKNOWN_DATA, LiveReport, RecoveryReport, Remembered, RunResources, ScalarHistory, TurnData
+from tranlogs.training import LoopState as Namespace
 
 from .. import keras_internals
 from ..backends import arrays, make_backend
@@ -27,6 +28,7 @@ from ..state.boundary_parts import Parts, found_under
 from ..state.state import plain_attributes
 from .capture import LoopCapture, LoopState
 from .loop_data import LoopData, make_loop_source
+from .loop_values import LoopValues
 from .members import LoopVariables, Members
 from .settings import LoopSettings
 from .untracked import UntrackedVariables
@@ -72,6 +74,7 @@ class LoopRun:
         self._environment: dict[str, Any] = {}
         self._doubts: list[str] = []  # that later processes have to report, too
         self._parts: RunParts | None = None
+        self._loop_state: Namespace | None = None
         self._is_waiting = False  # for the place at which the run stood
         step_bytes = sum(math.prod(v.shape) * 4 for v in members.trainable_variables)
         self.resources = RunResources(
@@ -157,6 +160,7 @@ class LoopRun:
         self.position = Position(**body["position"])
         self._doubts = list(body["doubts"])
         self._is_waiting = bool(self.position.total or self.position.epoch or found.position.step)
+        self.members.write_remembered(body["tracked"])
         self.scalars.unpack(self._recovery_scalars())
         self.scalars.extend(found.scalars)
         for text in self._doubts:
@@ -168,6 +172,14 @@ class LoopRun:
     def _recovery_scalars(self) -> dict[str, Any]:
         found: dict[str, Any] = self._recovery.kept[0].get("scalars", {})
         return found
+
+    def remember(self, values: dict[str, Any]) -> Remembered:
+        """Remember attributes of the loop's namespace."""
+        if self._loop_state is None:
+            self._loop_state = Namespace(LoopValues(), self._add_doubt)
+        self._loop_state.add(values)
+        self.members.remember(self._loop_state)
+        return self._loop_state.namespace
 
     def begin(self) -> None:
         """Recover the run unless that was done."""

@@ -15,7 +15,7 @@ from .loop_run import LoopRun
 class Epoch(int):
     """The number of an epoch, to be iterated over for its batches: `for batch in epoch`.
 
-    After a crash the loop may enter it in its middle: `enumerate(epoch, start=epoch.batch)` counts on where it was. Copies and
+    After a crash the loop may enter it in its middle: `epoch.enumerate()` has the true numbers of the batches. Copies and
     pickles of it are plain integers.
     """
 
@@ -32,6 +32,11 @@ class Epoch(int):
     def batch(self) -> int:
         """Batches of this epoch that are done."""
         return self._loops.run.position.batch
+
+    def enumerate(self, start: int = 0) -> Iterator[tuple[int, Any]]:
+        """Yield each batch with its number in the epoch, from `start`; plain `enumerate` counts from 0 after a crash."""
+        for batch in self._loops.rest_of_epoch():
+            yield start + self.batch, batch
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return int, (int(self),)
@@ -92,8 +97,17 @@ class Loops:
             finally:
                 self._is_in_epochs = False
 
-    def batches(self, data: LoopData, until: int | None) -> Iterator[Any]:
-        """Yield the rest of the running epoch; outside of `epochs`, the batches of all epochs up to number `until`."""
+    def batches(self, data: LoopData, until: int | None, *, numbered: bool) -> Iterator[Any]:
+        """Yield the rest of the running epoch; outside of `epochs`, the batches of all epochs up to number `until`.
+
+        If `numbered`, each comes with its number in the epoch, or in the run.
+        """
+        is_in_epochs = self._is_in_epochs
+        for batch in self._batches(data, until):
+            position = self.run.position
+            yield (position.batch if is_in_epochs else position.total, batch) if numbered else batch
+
+    def _batches(self, data: LoopData, until: int | None) -> Iterator[Any]:
         if self._is_in_epochs:
             if self._data is not None and self._data.given is not data.given:
                 raise UsageError(

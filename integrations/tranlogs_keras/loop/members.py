@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +11,14 @@ import keras
 
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import Extension
-from tranlogs.records import tree
+from tranlogs.training import LoopState, demand_storable
 
 from .. import keras_internals
 from ..backends import arrays
 from ..state.stateful_values import content_of, set_content
 from ..state.variables import Slot, Variables
+
+_REMEMBERED = "remember(...)"  # the name under which the loop's namespace is tracked
 
 
 class Members:
@@ -62,7 +65,8 @@ class Members:
         elif isinstance(thing, keras.Variable):
             self._variables[name] = thing
         elif content_of(thing) is not None or (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
-            tree.encode(_state_of(thing), path=f"track[{name!r}]", adapt=arrays.adapt)
+            model_bytes = sum(math.prod(v.shape) * 4 for v in self.variables)
+            demand_storable(_state_of(thing), f"track[{name!r}]", arrays.adapt, model_bytes)
             self.tracked[name] = thing
         else:
             raise UsageError(
@@ -70,6 +74,10 @@ class Members:
                 "seed generators, models, random generators of numpy and Python, or objects with state_dict and load_state_dict"
             )
         self._names[name] = thing
+
+    def remember(self, state: LoopState) -> None:
+        """Add the namespace of the loop."""
+        self.tracked[_REMEMBERED] = self._names[_REMEMBERED] = state
 
     def build(self) -> None:
         """Build the optimizers on the variables of their models.
@@ -129,6 +137,11 @@ class Members:
     def read_tracked(self) -> dict[str, Any]:
         """Return the states of tracked objects, encodable."""
         return {name: _state_of(thing) for name, thing in self.tracked.items()}
+
+    def write_remembered(self, states: dict[str, Any]) -> None:
+        """Set the namespace of the loop, if there is one, to a recorded state."""
+        if _REMEMBERED in states and _REMEMBERED in self.tracked:
+            self.tracked[_REMEMBERED].load_state_dict(states[_REMEMBERED])
 
     def write_tracked(self, states: dict[str, Any]) -> list[str]:
         """Set the tracked objects to recorded states.

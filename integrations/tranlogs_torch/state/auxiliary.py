@@ -14,11 +14,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from tranlogs.base.config import GIB, TRACKED_BYTES_MAX
 from tranlogs.base.errors import UnencodableState, UsageError
-from tranlogs.base.types import AnyArray
 from tranlogs.records import Fixed, tree
-from tranlogs.training import UNKNOWN_DATA, FixedCache, LoopState, Remembered, TurnData
+from tranlogs.training import UNKNOWN_DATA, FixedCache, LoopState, Remembered, TurnData, demand_storable
 
 from ..data.generators import generators_in, trackable
 from ..data.lasting_states import LastingStates
@@ -109,7 +107,8 @@ class Auxiliary:
                 raise UsageError(f"track({name}=...): {advice}")
             raise UsageError(f"track({name}=...): a {type(thing).__name__} has no state_dict and load_state_dict")
         content = thing.state_dict()
-        self._demand_storable(name, content)
+        model_bytes = sum(p.nbytes for p in self._state.parameters.values())
+        demand_storable(content, f"track[{name!r}]", arrays.adapt, model_bytes)
         is_disabled = isinstance(thing, torch.amp.GradScaler) and not thing.is_enabled()
         if content == {} and not is_disabled:
             _log.warning("track(%s=...): its state_dict is empty, so nothing of it comes back", name)
@@ -119,21 +118,6 @@ class Auxiliary:
         if self._landed is not None and name in self._landed["tracked"]:
             self._load(name, thing, self._landed["tracked"][name])
             self._set_hyper(self._landed)  # making a scheduler writes the groups
-
-    def _demand_storable(self, name: str, content: Any) -> None:
-        path, large = f"track[{name!r}]", list[tuple[str, AnyArray]]()
-        tree.encode(content, path=path, adapt=arrays.adapt, out_of_line=large)
-        size = sum(array.nbytes for _, array in large)
-        most = max(TRACKED_BYTES_MAX, 4 * sum(p.nbytes for p in self._state.parameters.values()))
-        if size > most:
-            where, largest = max(large, key=lambda item: item[1].nbytes)
-            raise UnencodableState(
-                path,
-                content,
-                f"holds {size / GIB:.1f} GiB (of them {largest.nbytes / GIB:.1f} GiB in {where}), which would be written at "
-                f"each boundary; {most / GIB:.1f} GiB are accepted. Leave data out that the script can read again, and track "
-                "their position",
-            )
 
     @property
     def is_loop_remembered(self) -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import keras
 import numpy as np
 
-from tests.public.keras.own_loop import Death, arrays, outcome
+from tests.public.keras.own_loop import ROWS, Death, arrays, outcome
+from tranlogs.base.errors import UsageError
 from tranlogs_keras import LoggedOptimizer
 
 STEPS, BATCH = 12, 8
@@ -85,6 +89,102 @@ def train(run: str | None, die: list[Any] | None, how: str, declares_late: bool 
     if run is not None:
         optimizer.close()
     return outcome([model, plain], [], optimizer)
+
+
+def draw_rows(state: Any) -> Any:
+    """Return rows for the next turn, with a weight for each of them as a tensor of the backend."""
+    rows = state.chance.integers(0, ROWS, BATCH)
+    return rows, keras.ops.cast(keras.ops.arange(1, BATCH + 1) / BATCH, "float32") * float(np.random.random())
+
+
+def remember(run: str | None, die: list[Any] | None) -> dict[str, Any]:
+    """Train on rows that wait, drawn by a generator, with a decaying mean of gradients as a tensor and the last losses."""
+    keras.utils.set_random_seed(4)
+    x, y = arrays()
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(3)])
+    plain, death = keras.optimizers.Adam(1e-2), Death(die)
+    values = {"chance": np.random.default_rng(7), "waiting": None, "mean": keras.ops.zeros((3,)), "best": float("inf")}
+    values |= {"last": deque(maxlen=3), "python": random.Random(3)}
+    optimizer: Any = plain
+    state: Any = SimpleNamespace(**values)
+    if run is not None:
+        optimizer = LoggedOptimizer(plain, run, model, checkpoint_every=4, segment_bytes=1 << 20)
+        state = optimizer.remember(**values)
+        assert optimizer.recover().step == 0 or len(state.last) == min(3, optimizer.report.step), "they are there at once"
+    if state.waiting is None:
+        state.waiting = draw_rows(state)
+    printed = []
+    for turn in range(STEPS) if run is None else optimizer.steps(STEPS, stateless=True):
+        rows, weights = state.waiting
+        state.waiting = draw_rows(state)
+        found = gradients_of(model, x[rows] * keras.ops.convert_to_numpy(weights)[:, None], y[rows])
+        state.mean = 0.9 * state.mean + found[-1]
+        found[-1] = found[-1] + state.mean * state.python.random()
+        optimizer.apply(found, list(model.trainable_weights))
+        state.last.append((turn, float(keras.ops.sum(found[-1]))))
+        state.best = min(state.best, state.last[-1][1])
+        death.count("step")
+    printed = [state.best, list(state.last), keras.ops.convert_to_numpy(state.mean).tolist(), str(state.mean.dtype)]
+    if run is not None:
+        optimizer.close()
+    return outcome([model, plain], printed, optimizer)
+
+
+def count(run: str | None, die: list[Any] | None, how: str) -> dict[str, Any]:
+    """Train at a rate that depends on the number of the batch, and sum losses up in an attribute that each epoch sets to 0."""
+    keras.utils.set_random_seed(4)
+    data = arrays()
+    model, plain, death = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)]), keras.optimizers.SGD(1e-2), Death(die)
+    optimizer = LoggedOptimizer(plain, run, model, checkpoint_every=4, segment_bytes=1 << 20)
+    state = optimizer.remember(total=0.0, history=[])
+    optimizer.recover()
+
+    def train_on(number: int, batch: Any) -> None:
+        plain.learning_rate = 0.01 * (1 + number)
+        found = gradients_of(model, *batch)
+        optimizer.apply(found, list(model.trainable_weights))
+        state.total += float(keras.ops.sum(found[-1] * found[-1]))
+        death.count("batch")
+
+    if how == "run":
+        for number, batch in optimizer.batches(data, until=3 * ROWS // BATCH, batch_size=BATCH, enumerate=True):
+            train_on(number, batch)
+    for epoch in optimizer.epochs(3, data if how == "epoch" else None, batch_size=BATCH) if how != "run" else ():
+        state.total = 0.0
+        batches = epoch.enumerate() if how == "epoch" else optimizer.batches(data, batch_size=BATCH, enumerate=True)
+        for number, batch in batches:
+            train_on(number, batch)
+        state.history.append(state.total)
+    optimizer.close()
+    return outcome([model, plain], [state.total, *state.history], optimizer)
+
+
+def refuse(run: str) -> list[str]:
+    """Return what is said of values that cannot be remembered or tracked."""
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+    optimizer = LoggedOptimizer(keras.optimizers.SGD(1e-2), run, model, segment_bytes=1 << 20)
+    itself: dict[str, Any] = {"a": []}
+    itself["a"].append(itself)
+    best = Best()
+    best.state_dict = lambda: itself  # type: ignore[method-assign]
+    state = optimizer.remember(x=0)
+    attempts = [
+        lambda: optimizer.remember(replay=[1, {"fn": lambda: 1}]),
+        lambda: setattr(state, "x", itself),
+        lambda: setattr(state, "x", [np.empty(1 << 24)]),
+        lambda: optimizer.remember(layer=model.layers[0]),
+        lambda: optimizer.remember(seeds=(keras.random.SeedGenerator(1),)),
+        lambda: optimizer.track(best=best),
+        lambda: (optimizer.recover(), optimizer.remember(late=1)),
+    ]
+    found = []
+    for attempt in attempts:
+        try:
+            attempt()
+        except UsageError as error:
+            found.append(str(error))
+    optimizer.close()
+    return found
 
 
 class Drawing:

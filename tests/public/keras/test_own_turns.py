@@ -13,6 +13,8 @@ from tests.public.keras.proof import run_killed
 from tranlogs.training import UNKNOWN_DATA
 
 _SCRIPT = "tests.public.keras.own_turns.train"
+_REMEMBER = "tests.public.keras.own_turns.remember"
+_COUNT = "tests.public.keras.own_turns.count"
 _ITERATE = "tests.public.keras.own_turns.iterate"
 
 
@@ -63,3 +65,39 @@ def test_an_iterable_that_draws_from_the_global_generators_may_be_declared(torch
     whole, resumed = run_killed(torch, _ITERATE, tmp_path, [["batch", 6], ["batch", 3]], how="stateless")
     assert differences(whole["state"], resumed["state"]) == []
     assert (resumed["exact"], resumed["notes"]) == (True, [])
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("backend", ["torch", "tensorflow"], indirect=True)
+def test_what_a_loop_remembers_comes_back_exactly(backend: Lab, tmp_path: Path) -> None:
+    """Rows and weights that wait, generators, a mean of gradients, the last losses."""
+    places = _places(24)
+    twin = backend.value(_REMEMBER, run=None, die=None)
+    whole, resumed = run_killed(backend, _REMEMBER, tmp_path, places)
+    for found in (whole, resumed):
+        assert differences(twin["state"], found["state"]) == [], places
+        assert found["history"] == twin["history"]
+        assert (found["exact"], found["notes"]) == (True, [])
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("how", ["epoch", "batches of an epoch", "run"])
+def test_batches_are_counted_after_a_crash_and_sums_of_an_epoch_go_on(how: str, torch: Lab, tmp_path: Path) -> None:
+    whole, resumed = run_killed(torch, _COUNT, tmp_path, [["batch", 3], ["batch", 6]], how=how)
+    assert differences(whole["state"], resumed["state"]) == []
+    assert whole["history"] == resumed["history"]
+    assert (resumed["exact"], resumed["notes"]) == (True, [])
+
+
+def test_what_cannot_be_remembered_or_tracked_is_refused_by_its_path(torch: Lab, tmp_path: Path) -> None:
+    words = [
+        "state.replay[1]['fn'] is a function, which cannot be stored",
+        "state.x['a'][0] contains itself",
+        "state.x[0] is too much: remembered values may take 64 MiB",
+        "state.layer is a Dense, which has variables. Track it",
+        "state.seeds[0] is a SeedGenerator, which has variables. Track it",
+        "track['best']['a'][0] contains itself",
+        "remember() must come before recover()",
+    ]
+    found = torch.value("tests.public.keras.own_turns.refuse", run=str(tmp_path / "run"))
+    assert [text[: len(word)] for text, word in zip(found, words, strict=True)] == words

@@ -3,5 +3,6 @@
 from .loop_state import LoopState
 from .remembered import Remembered
 from .stored_form import SCALARS, FrameworkValues, Unstorable
+from .tracked import demand_storable
 
-__all__ = ["SCALARS", "FrameworkValues", "LoopState", "Remembered", "Unstorable"]
+__all__ = ["SCALARS", "FrameworkValues", "LoopState", "Remembered", "Unstorable", "demand_storable"]
