@@ -20,7 +20,7 @@ TRAINING = """
 FIRST_UNITS GRACE_SECONDS UNKNOWN_DATA Automatic CheckpointPolicy Curve Decoded Digests Divergence EverySteps
 Fingerprint FixedCache GradientLayout HostRng Journal LiveReport Mode Monitor OfflineReplay OnSignal Place Progress
 Recovered RecoveryReport ReplayCheck RetentionPolicy RunOptions RunResources RunSettings ScalarHistory ScanSchedule
-StateDigests StepRecorder TurnData as_retention check_epochs compare_environments decode_entries describe_replacement
+StateDigests StepRecorder TurnData announce as_retention check_epochs compare_environments decode_entries describe_replacement
 digest_of forecast_writes full_digests is_same is_same_state judge_exactness make_report numpy_state prepare_run_id
 progress_bar python_state read_facts recover redo_in_order set_host_rng some_bytes when_full window_of
 """

@@ -17,7 +17,7 @@ from .environment import compare_environments
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, some_bytes, window_of
 from .forecast import forecast_writes
 from .gradient_layout import GradientLayout
-from .live_report import UNKNOWN_DATA, LiveReport, TurnData
+from .live_report import UNKNOWN_DATA, LiveReport, TurnData, announce
 from .offline import OfflineReplay
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
@@ -62,6 +62,7 @@ __all__ = [
     "StateDigests",
     "StepRecorder",
     "TurnData",
+    "announce",
     "as_retention",
     "check_epochs",
     "compare_environments",

@@ -1,4 +1,4 @@
-"""The report of a recovery, updated while training continues."""
+"""The report of a recovery, updated while training continues, and the line that callbacks print of it."""
 
 from __future__ import annotations
 
@@ -59,11 +59,12 @@ class LiveReport:
         return len(self.caveats) < count
 
     def warn(self, text: str, is_wrong: bool) -> None:
-        """Log a caveat, and add it to the report."""
-        _log.warning("%s: %s", self._run, text)
+        """Add a caveat to the report, and log it unless the report has it already."""
+        report = self.current or RecoveryReport()
+        if text not in report.notes:
+            _log.warning("%s: %s", self._run, text)
         self.dismiss(text)
         self.caveats.append((text, is_wrong))
-        report = self.current or RecoveryReport()
         exact = False if is_wrong else None if report.exact else report.exact
         self.current = replace(report, exact=exact, notes=tuple(dict.fromkeys([*report.notes, text])))
 
@@ -84,3 +85,21 @@ class LiveReport:
         if any(is_wrong for _, is_wrong in self.caveats):
             return False
         return None if exact and (self.caveats or any(True for _ in others)) else exact
+
+
+def announce(run: Path, report: RecoveryReport, place: str, *, is_finished: bool = False) -> None:
+    """Print what a new run is going to write, or where a resumed one goes on.
+
+    Args:
+        run: folder of the run.
+        report: of its recovery.
+        place: where training stands, in the words of the trainer: "step 412".
+        is_finished: True if nothing is left to train.
+    """
+    if report.checkpoint_step is None:
+        line = f": {report}"
+    elif is_finished:
+        line = f" is finished at {place}, and nothing is trained (for another training, give another folder): {report}"
+    else:
+        line = f" goes on at {place}: {report}"
+    print(f"TranLogs: {run}{line}", flush=True)

@@ -63,3 +63,25 @@ def test_an_iterable_that_draws_from_the_global_generators_may_be_declared(torch
     whole, resumed = run_killed(torch, _ITERATE, tmp_path, [["batch", 6], ["batch", 3]], how="stateless")
     assert differences(whole["state"], resumed["state"]) == []
     assert (resumed["exact"], resumed["notes"]) == (True, [])
+
+
+@pytest.mark.crash
+def test_a_loop_that_ends_by_its_own_break_is_no_accident(torch: Lab, tmp_path: Path) -> None:
+    """Nothing is warned of, and a run that is started again computes that turn again, and ends with the same bits."""
+    script, run = "tests.public.keras.own_turns.leave", str(tmp_path / "run")
+    twin = torch.value(script, run=None, die=None, how="break")
+    assert torch.run(script, run=run, die=["step", 4], how="break").was_killed
+    for step in (3, 6):
+        ended = torch.run(script, run=run, die=None, how="break")
+        assert differences(twin["state"], ended.value["state"]) == []
+        assert (ended.value["exact"], ended.value["notes"], ended.value["step"]) == (True, [], step)
+        assert "in the middle of a batch" not in ended.output
+        assert "outside of the loops" not in ended.output
+    failed = torch.run(script, run=str(tmp_path / "failed"), die=None, how="exception")
+    assert failed.code == 1
+    assert "was left in the middle of a batch" in failed.output
+
+
+def test_the_report_of_a_new_run_says_what_it_writes(torch: Lab, tmp_path: Path) -> None:
+    begun = torch.value("tests.public.keras.own_turns.begin", run=str(tmp_path))
+    assert begun == "fresh run: step 0 (about 2.1 KiB of log a step; next checkpoint after 4 steps (8.4 KiB of log))"

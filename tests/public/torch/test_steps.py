@@ -11,7 +11,7 @@ from tests.public.proof import Expected, Script, prove
 from tests.public.torch.scripts import actor_critic, nanogpt, ppo
 from tranlogs.training import UNKNOWN_DATA
 
-UNKNOWN = Expected(exact=None, because=UNKNOWN_DATA, is_equal=False)
+UNKNOWN = Expected(exact=None, because=UNKNOWN_DATA, is_equal=False, warns=(UNKNOWN_DATA,))
 SCRIPTS: dict[str, tuple[Script, Expected]] = {
     "nanogpt": (nanogpt.train, UNKNOWN),
     "nanogpt-tracked": (partial(nanogpt.train, tracks=True), Expected()),
