@@ -21,11 +21,13 @@ def run_killed(lab: Lab, script: str, folder: Path, places: Sequence[Place], **a
     return right.value, resumed.value
 
 
-def prove_exact(lab: Lab, script: str, folder: Path, places: Sequence[Place], **arguments: Any) -> Any:
-    """Demand equal bits, and a report that says so."""
+def prove_exact(
+    lab: Lab, script: str, folder: Path, places: Sequence[Place], *, warns: tuple[str, ...] = (), **arguments: Any
+) -> Any:
+    """Demand equal bits, and a report that says so; `warns` is what the uninterrupted run warns of (`Expected`)."""
     (whole,), (*_, last) = _lives(lab, script, folder, places, "run", arguments)
     right, resumed = whole.value, last.value
-    _demand_words(whole, last, folder / "whole", folder / "killed", Expected())
+    _demand_words(whole, last, folder / "whole", folder / "killed", Expected(warns=warns))
     different = [text for what in ("history", "others", "state") for text in _different(what, right[what], resumed[what])]
     demand_fit(different, resumed["exact"], resumed["notes"], Expected(), f"killed at {places}")
     return resumed
