@@ -9,7 +9,7 @@ from typing import Any, Literal
 import keras
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import GRACE_SECONDS, Monitor, OnSignal, RecoveryReport, prepare_run_id
+from tranlogs.training import GRACE_SECONDS, Monitor, OnSignal, RecoveryReport, announce, prepare_run_id
 
 from . import keras_internals
 from .data.source import DataOrder
@@ -211,15 +211,12 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
                     else "Until then the model has the weights that the script has given it, not the trained ones"
                 )
             )
-        elif fit_run.is_complete:
-            print(
-                f"TranLogs: {self.run} is complete ({fit_run.report.step} steps): nothing is trained. For another training, "
-                "give another folder"
-            )
-        elif fit_run.report.checkpoint_step is not None:
-            print(f"TranLogs: {self.run} goes on at {fit_run.cursor.place}: {fit_run.report}")
-        else:
-            print(f"TranLogs: {self.run}: {fit_run.forecast()}")
+            return
+        report, is_finished = fit_run.report, fit_run.is_complete
+        if fit_run.number and report.checkpoint_step is None:
+            print(f"TranLogs: {self.run}: fit {fit_run.number + 1}: {report.forecast}")
+            return
+        announce(self.run, report, f"step {report.step}" if is_finished else fit_run.cursor.place, is_finished=is_finished)
 
 
 class _Last(keras.callbacks.Callback):  # type: ignore[misc]

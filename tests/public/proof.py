@@ -14,7 +14,8 @@ A PyTorch script is a function of a `Job`. Each of its lives is a forked child, 
 
 Weights, optimizers, whatever else the script keeps, random states, printed lines and written files are compared. What the
 report says has to fit: `exact=True` of a result that differs is an error whatever the script expects, and so is "not verified"
-for another reason than the one that the test names.
+for another reason than the one that the test names. What a user reads of TranLogs is of a known form (`words`), and a script
+that nobody kills warns of nothing but true problems.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from typing import Any
 import torch
 import torch._dynamo  # the first step imports it, which would take every life a second
 
+from tests.public.words import Heard, listening
 from tests.support import campaign
 from tests.torch.lab import Attempt, Outcome, differences, flatten, in_child
 from tranlogs_torch import LoggedOptimizer
@@ -70,12 +72,14 @@ class Expected:
         is_equal: whether the result equals the twin's; None if it may. A script whose result may differ is not verified, or not
             exact, unless it was equal and proven in the end. It may also end before it comes to the place where it is to die.
         repeats: whether code around finished epochs runs again, so that it prints other lines.
+        warns: texts of what an uninterrupted run warns of, each a true problem.
     """
 
     exact: bool | None = True
     because: str = ""
     is_equal: bool | None = True
     repeats: bool = False
+    warns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.is_equal or self.exact is not True
@@ -83,7 +87,7 @@ class Expected:
 
 
 class Job(Attempt):
-    """One life of a script.
+    """One life of a script, as if it printed what `recover()` returns.
 
     Args:
         folder: what the script prints and writes lies here, over all lives.
@@ -106,6 +110,12 @@ class Job(Attempt):
         if self.run is not None:
             self.watch(lambda: found.report)
         return found
+
+    def start(self, optimizer: Any, /, **tracked: Any) -> None:
+        """Track and recover, and print the report."""
+        super().start(optimizer, **tracked)
+        if self.reports:
+            print(f"TranLogs: {self.reports[-1]}")
 
     def watch(self, report: Callable[[], Any]) -> None:
         """Say where the report of the recovery is to be found when the script ends."""
@@ -138,9 +148,11 @@ class Job(Attempt):
         """Run the script in this process; what it came to."""
         if self.death is not None and self.death.place == "recovery":
             self._die_in_recovery()
-        script(self)
+        with listening() as heard:
+            script(self)
         report = self._report()
         return {
+            "heard": heard,
             "outcome": self.outcome(),
             "exact": getattr(report, "exact", None),
             "notes": list(getattr(report, "notes", ())),
@@ -169,6 +181,7 @@ class Life:
     """A life that went to the end, and what all lives before it left in their folder."""
 
     outcome: Outcome
+    heard: Heard
     exact: bool | None
     notes: list[str]
     step: int
@@ -237,6 +250,8 @@ def prove(script: Script, folder: Path, expected: Expected | None = None, **opti
     twin = finished(script, folder / "twin")
     whole = finished(script, folder / "whole", folder / "whole" / "run", **options)
     assert not (found := whole.differences(twin)), f"logging alone changes {found}"
+    whole.heard.demand_quiet(expected.warns)
+    whole.heard.demand_forms(folder / "whole" / "run")
     seed = campaign.seed() + zlib.crc32(folder.name.encode())
     last, has_differed = whole, False
     for number in range(campaign.rounds(5)):
@@ -248,6 +263,8 @@ def prove(script: Script, folder: Path, expected: Expected | None = None, **opti
             assert died, f"a life was to end at {death} of {deaths}; its exit status is {status}"
         last = finished(script, place, place / "run", **options)
         judge(twin, last, expected, f"seed {seed + number}, killed at {deaths}")
+        last.heard.demand_forms(place / "run")
+        last.heard.demand_verdict(last.exact, place / "run")
         has_differed |= bool(last.differences(twin))
         if expected.is_equal:
             again = finished(script, place, place / "run", **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,11 @@ def test_a_restart_says_each_thing_once_and_keeps_the_best_models(lightning: Lau
     said = "\n".join(found["lines"])
     for noise in ("barebones", "not resumable", "dirpath has changed"):
         assert noise not in said
+    begun = lightning.run("told", run=str(tmp_path / "new"), folder=str(tmp_path / "new files"), kills=[])[0]["starts"][0]
+    assert re.fullmatch(rf"TranLogs: {tmp_path / 'new'}: fresh run: step 0 \(about .* of log a step; next .*\)\n", begun), begun
     resumed, finished = found["starts"]
     assert resumed.startswith(f"TranLogs: {tmp_path / 'run'} goes on at step 17: recovered to step 17 (")
-    assert finished.startswith(f"TranLogs: {tmp_path / 'run'} is finished at step 28, and nothing is trained: ")
+    assert finished.startswith(f"TranLogs: {tmp_path / 'run'} is finished at step 28, and nothing is trained (for another ")
     assert (said + resumed).count("Keeps.on_save_checkpoint") == 1
 
 

@@ -17,7 +17,7 @@ from .environment import compare_environments
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, some_bytes, window_of
 from .forecast import forecast_writes
 from .gradient_layout import GradientLayout
-from .live_report import UNKNOWN_DATA, LiveReport, TurnData
+from .live_report import UNKNOWN_DATA, LiveReport, TurnData, announce
 from .loop_state import LoopState, Remembered, Unstorable, demand_storable
 from .offline import OfflineReplay
 from .recheck import PENDING, Recheck, describe_difference, is_rounding
@@ -69,6 +69,7 @@ __all__ = [
     "StepRecorder",
     "TurnData",
     "Unstorable",
+    "announce",
     "as_retention",
     "check_epochs",
     "compare_environments",

@@ -1,4 +1,4 @@
-"""The report of a recovery, updated while training continues."""
+"""The report of a recovery, updated while training continues, and the line that callbacks print of it."""
 
 from __future__ import annotations
 
@@ -65,13 +65,14 @@ class LiveReport:
         return len(self.caveats) < count
 
     def warn(self, text: str, is_wrong: bool) -> None:
-        """Log a caveat, and add it to the report."""
+        """Add a caveat to the report, and log it unless the report has it already."""
         if text in self.refuted:
             return
-        _log.warning("%s: %s", self._run, text)
+        report = self.current or RecoveryReport()
+        if text not in report.notes:
+            _log.warning("%s: %s", self._run, text)
         self.dismiss(text)
         self.caveats.append((text, is_wrong))
-        report = self.current or RecoveryReport()
         exact = False if is_wrong else None if report.exact else report.exact
         self.current = replace(report, exact=exact, notes=tuple(dict.fromkeys([*report.notes, text])))
 
@@ -93,3 +94,21 @@ class LiveReport:
             return False
         doubts = {text for text, _ in self.caveats}.union(others) - self.refuted
         return None if exact and (doubts or self.recheck in ("pending", "different")) else exact
+
+
+def announce(run: Path, report: RecoveryReport, place: str, *, is_finished: bool = False) -> None:
+    """Print what a new run is going to write, or where a resumed one goes on.
+
+    Args:
+        run: folder of the run.
+        report: of its recovery.
+        place: where training stands, in the words of the trainer: "step 412".
+        is_finished: True if nothing is left to train.
+    """
+    if report.checkpoint_step is None:
+        line = f": {report}"
+    elif is_finished:
+        line = f" is finished at {place}, and nothing is trained (for another training, give another folder): {report}"
+    else:
+        line = f" goes on at {place}: {report}"
+    print(f"TranLogs: {run}{line}", flush=True)

@@ -65,7 +65,7 @@ def make_parts(
     splits = log == "gradients"
     if recorded is not None:  # as the run has found out
         log, splits = recorded["log"], recorded["splits"]
-    if why:
+    if why and recorded is None:
         _log.warning("%s: weights are logged, not gradients: %s", settings.run, why)
     variables = Variables(model, backend, is_whole=log == "weights")
     state = ReplayableState(variables, backend, log, settings.shared.fingerprint)

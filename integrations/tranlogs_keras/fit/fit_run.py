@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from typing import Any
 
-from tranlogs.training import LiveReport, RecoveryReport, forecast_writes
+from tranlogs.training import LiveReport, RecoveryReport
 
 from .. import keras_internals
 from ..backends import make_backend
@@ -16,6 +15,7 @@ from ..identity import describe_identity
 from ..run.boundaries import RNG, Boundaries, last_scalars
 from ..run.newest_checkpoint import NewestCheckpoint, find_newest_checkpoint
 from ..run.recovery import Recovery
+from ..run.start_report import report_start
 from ..settings import Settings
 from ..state import rng
 from ..state.architecture import describe_model
@@ -89,22 +89,11 @@ class FitRun:
                 find_late=late_optimizers.find_built,
                 describe=self._describe,
             )
+            if self._recovery.landed is None and not self.is_skipped:
+                report_start(self.parts, settings.shared, every_epoch=settings.every_epoch)
         except BaseException:
             resources.close()
             raise
-
-    def forecast(self) -> str:
-        """Return how much the fit writes, and when its next checkpoint comes."""
-        shared, state = self.settings.shared, self.parts.state
-        trained = sum(math.prod(v.shape) * 4 for v in self.model.trainable_variables)
-        state_bytes = state.nbytes()
-        return forecast_writes(
-            shared.policy,
-            shared.run,
-            step_bytes=max(trained, 1) if state.log == "gradients" else state_bytes,
-            state_bytes=state_bytes,
-            at_epoch_ends=self.settings.every_epoch,
-        )
 
     @property
     def report(self) -> RecoveryReport:

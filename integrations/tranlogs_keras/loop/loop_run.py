@@ -22,6 +22,7 @@ from ..run.log_form import LogForm
 from ..run.newest_checkpoint import find_newest_checkpoint
 from ..run.parts import RunParts
 from ..run.recovery import Recovery
+from ..run.start_report import report_start
 from ..state import environment, rng
 from ..state.architecture import describe_model
 from ..state.boundary_parts import Parts, found_under
@@ -76,6 +77,7 @@ class LoopRun:
         self._parts: RunParts | None = None
         self._loop_state: Namespace | None = None
         self._is_waiting = False  # for the place at which the run stood
+        self._is_outside = False  # a step of the running unit was taken outside of all loops
         step_bytes = sum(math.prod(v.shape) * 4 for v in members.trainable_variables)
         self.resources = RunResources(
             settings.shared,
@@ -133,6 +135,7 @@ class LoopRun:
             self._land()
         else:
             self._boundaries.begin()
+            report_start(parts, settings.shared, every_epoch=settings.every_epoch)
         self._parts = parts
         self._taps: list[OptimizerTap] = []
         for name, optimizer in members.optimizers.items():
@@ -245,14 +248,21 @@ class LoopRun:
             return
         if self._is_waiting:
             self.come_back()
-        if self._capture.steps_since_boundary:
-            self._add_doubt(_IMPLICIT)
-            self._boundaries.commit(is_end=True)
+        if self._capture.steps_since_boundary and self._is_outside:
+            self._commit_outside()
+        self._is_outside = True
+
+    def _commit_outside(self) -> None:
+        """Commit a step that was taken outside of all loops."""
+        self._is_outside = False
+        self._add_doubt(_IMPLICIT)
+        self._boundaries.commit(is_end=True)
 
     def boundary(self, *, is_epoch_end: bool = False) -> None:
         """Commit what came since the last boundary as one unit."""
         if self._capture.is_closed:
             raise UsageError(f"{self.settings.shared.run}: the run was closed inside its loop. Leave the loop before close()")
+        self._is_outside = False
         self._capture.check_step()
         parts = self._begun_parts()
         known = [slot.variable for slot in [*parts.variables.everything_but_metrics, *parts.variables.metrics]]
@@ -306,11 +316,11 @@ class LoopRun:
         if self.resources.journal.is_closed:
             return
         if self._parts is not None:
-            if is_orderly and not self.is_looping and self._capture.steps_since_boundary:
-                self._add_doubt(_IMPLICIT)
-                self._boundaries.commit(is_end=True)
+            if is_orderly and self._is_outside and not self.is_looping and self._capture.steps_since_boundary:
+                self._commit_outside()
             elif self._capture.steps_since_boundary:
-                _log.warning(
+                _log.log(
+                    logging.INFO if is_orderly else logging.WARNING,  # a loop that ends by `break` loses nothing
                     "%s: the loop was left in the middle of a batch (break, or an exception): the log ends at step %d, and "
                     "that batch is computed again when the run goes on",
                     self.settings.shared.run,

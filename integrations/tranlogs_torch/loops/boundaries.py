@@ -108,8 +108,7 @@ class Boundaries:
         """Note what the data of the running loop come from, if it is one over `steps()`."""
         outer = self._loops.running[0] if self._loops.running else None
         self._auxiliary.turns = outer.basis() if isinstance(outer, Turns) else None
-        report = self._parts.report.current
-        if self._auxiliary.turns == "unknown" and (report is None or UNKNOWN_DATA not in report.notes):
+        if self._auxiliary.turns == "unknown":
             self._parts.report.warn(UNKNOWN_DATA, False)
 
     def _say_nested(self) -> None:

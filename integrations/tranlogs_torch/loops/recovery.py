@@ -60,6 +60,7 @@ class Recovery:
         self._recovered: tuple[Recovered, float] | None = None  # and the seconds that it took
         self._shared_id: str | None = None  # of a journal, the same on all ranks
         self._origin_notes: list[str] | None = None  # of what a fresh run started from
+        self._has_loaded = False  # the script, a checkpoint of its own; what it makes of that is not known yet
 
     @property
     def run_id(self) -> str:
@@ -112,8 +113,7 @@ class Recovery:
             return self._begin_fresh(step, origin, progress, is_first=landing is None)
         parts.describe_environment()
         self._compare_settings()
-        if state.loaded:
-            parts.report.suspect(LOADED_BEFORE)
+        self._has_loaded = bool(state.loaded)
         if landing is not None:
             self._landed = settle_in(state, landing, self._landed)
             coordinator.restore_division(self._landed)
@@ -242,12 +242,12 @@ class Recovery:
 
     def note_own_loop(self) -> None:
         """Note that a loop of `LoggedOptimizer` begins: it counts finished epochs, whatever the script has loaded before."""
-        if self._parts.report.dismiss(LOADED_BEFORE):
-            self.refresh_report()
+        self._has_loaded = False
 
     def note_user_loop(self) -> None:
         """Note that a loop of the script's own resumes, or never comes: the script may have left epochs out by itself."""
-        if self._parts.report.dismiss(LOADED_BEFORE):
+        if self._has_loaded:
+            self._has_loaded = False
             self._parts.report.warn(LOADED_BEFORE, False)
 
     def settle_recheck(self) -> bool:

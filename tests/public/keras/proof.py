@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.keras.lab import Ended, Lab, differences
 from tests.public.proof import Expected, demand_fit
+from tests.public.words import heard_in
 from tests.support import campaign
 
 Place = list[Any]
@@ -20,9 +21,13 @@ def run_killed(lab: Lab, script: str, folder: Path, places: Sequence[Place], **a
     return right.value, resumed.value
 
 
-def prove_exact(lab: Lab, script: str, folder: Path, places: Sequence[Place], **arguments: Any) -> Any:
-    """Demand equal bits, and a report that says so."""
-    right, resumed = run_killed(lab, script, folder, places, **arguments)
+def prove_exact(
+    lab: Lab, script: str, folder: Path, places: Sequence[Place], *, warns: tuple[str, ...] = (), **arguments: Any
+) -> Any:
+    """Demand equal bits, and a report that says so; `warns` is what the uninterrupted run warns of (`Expected`)."""
+    (whole,), (*_, last) = _lives(lab, script, folder, places, "run", arguments)
+    right, resumed = whole.value, last.value
+    _demand_words(whole, last, folder / "whole", folder / "killed", Expected(warns=warns))
     different = [text for what in ("history", "others", "state") for text in _different(what, right[what], resumed[what])]
     demand_fit(different, resumed["exact"], resumed["notes"], Expected(), f"killed at {places}")
     return resumed
@@ -35,9 +40,20 @@ def prove_script(lab: Lab, script: str, folder: Path, places: Sequence[Place], e
         ended[-1].value | {"printed": _epochs([life.output for life in ended]), "said": _said(ended[-1].output)}
         for ended in lives
     )
+    (whole,), (*_, last) = lives
+    _demand_words(whole, last, folder / "whole" / "run", folder / "killed" / "run", expected)
     assert wanted["printed"], "the script prints its epochs"
     different = [text for what in _COMPARED for text in _different(what, wanted[what], found[what])]
     demand_fit(different, found["exact"], found["notes"], expected, f"killed at {places}")
+
+
+def _demand_words(whole: Ended, last: Ended, run: Path, resumed: Path, expected: Expected) -> None:
+    """Demand of both what a user may read: no warning without need, and lines of a known form."""
+    begun, goes_on = heard_in(whole.output, run), heard_in(last.output, resumed)
+    begun.demand_quiet(expected.warns)
+    begun.demand_forms(run)
+    goes_on.demand_forms(resumed)
+    goes_on.demand_verdict(last.value["exact"], resumed)
 
 
 def _lives(

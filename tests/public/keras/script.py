@@ -65,7 +65,7 @@ class Script:
     def __init__(self, folder: str, die: list[Any] | None, **options: Any) -> None:
         self.files = Path(folder) / "files"
         self.files.mkdir(parents=True, exist_ok=True)
-        self.logger = TranLogsCallback(f"{folder}/run", segment_bytes=1 << 20, verbose=False, **options)
+        self.logger = TranLogsCallback(f"{folder}/run", segment_bytes=1 << 20, **options)
         self._deaths: dict[str, list[Any]] = {"before": [], "after": [], "validation": []}
         if die and die[0] == "failpoint":
             tranlogs.base.failpoints._rules = tranlogs.base.failpoints._parse(f"{die[1]}=kill@{die[2]}")

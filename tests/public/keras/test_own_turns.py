@@ -101,3 +101,24 @@ def test_what_cannot_be_remembered_or_tracked_is_refused_by_its_path(torch: Lab,
     ]
     found = torch.value("tests.public.keras.own_turns.refuse", run=str(tmp_path / "run"))
     assert [text[: len(word)] for text, word in zip(found, words, strict=True)] == words
+
+
+def test_a_loop_that_ends_by_its_own_break_is_no_accident(torch: Lab, tmp_path: Path) -> None:
+    """Nothing is warned of, and a run that is started again computes that turn again, and ends with the same bits."""
+    script, run = "tests.public.keras.own_turns.leave", str(tmp_path / "run")
+    twin = torch.value(script, run=None, die=None, how="break")
+    assert torch.run(script, run=run, die=["step", 4], how="break").was_killed
+    for step in (3, 6):
+        ended = torch.run(script, run=run, die=None, how="break")
+        assert differences(twin["state"], ended.value["state"]) == []
+        assert (ended.value["exact"], ended.value["notes"], ended.value["step"]) == (True, [], step)
+        assert "in the middle of a batch" not in ended.output
+        assert "outside of the loops" not in ended.output
+    failed = torch.run(script, run=str(tmp_path / "failed"), die=None, how="exception")
+    assert failed.code == 1
+    assert "was left in the middle of a batch" in failed.output
+
+
+def test_the_report_of_a_new_run_says_what_it_writes(torch: Lab, tmp_path: Path) -> None:
+    begun = torch.value("tests.public.keras.own_turns.begin", run=str(tmp_path))
+    assert begun == "fresh run: step 0 (about 2.1 KiB of log a step; next checkpoint after 4 steps (8.4 KiB of log))"

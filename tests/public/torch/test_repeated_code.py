@@ -155,6 +155,7 @@ def test_a_script_that_loads_its_own_file_and_takes_logged_epochs_is_exact(tick:
     script(last)
     assert last.outcome() == right.outcome()
     assert last.logged.report.exact is True, last.logged.report.notes
+    assert (last.reports[0].exact, last.reports[0].notes) == (True, ()), "the line of the resume says so, too"
     assert not last.logged.report.notes
 
 

@@ -8,16 +8,16 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import RecoveryReport
 
 from ...optimizer import LoggedOptimizer
+from ..logging_callback import LoggingCallback
 from . import transformers_internals
 from .loop import Loop
 
 transformers_internals.check_transformers()
 
 
-class TranLogsTrainerCallback(TrainerCallback):  # type: ignore[misc]
+class TranLogsTrainerCallback(LoggingCallback, TrainerCallback):  # type: ignore[misc]
     """Logs every step of `Trainer.train`; run the same script again after a crash, and training goes on at the step.
 
         trainer = Trainer(model, args, train_dataset=dataset, callbacks=[TranLogsTrainerCallback("runs/gpt")])
@@ -28,7 +28,7 @@ class TranLogsTrainerCallback(TrainerCallback):  # type: ignore[misc]
 
     Args:
         run: folder of the run; made if there is none. One run for one training: the same script, the same data.
-        verbose: whether to print where training goes on.
+        verbose: whether to print what a new run writes, and where training goes on.
         settings: all that `LoggedOptimizer` takes besides: checkpoint_every, durability, keep, log, monitor, store, ...
 
     Raises:
@@ -36,24 +36,19 @@ class TranLogsTrainerCallback(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, run: str | Path, *, verbose: bool = True, **settings: Any) -> None:
-        self._run, self._settings, self._verbose = Path(run), settings, verbose
+        LoggingCallback.__init__(self, run, settings)
+        self._verbose = verbose
         self._loop: Loop | None = None
 
     @property
     def optimizer(self) -> LoggedOptimizer:
-        """The logged optimizer, from the beginning of `train()` on: `report`, `watermarks`, `checkpoint()`.
+        """The logged optimizer, from the beginning of `train()` on.
 
         Raises:
             UsageError: nothing was trained yet.
         """
-        if self._loop is None or self._loop.optimizer is None:
-            raise UsageError(f"{self._run}: nothing was trained yet")
-        return self._loop.optimizer
-
-    @property
-    def report(self) -> RecoveryReport:
-        """What recovery told, as `LoggedOptimizer.report` has it."""
-        return self.optimizer.report
+        self._logged = None if self._loop is None else self._loop.optimizer
+        return super().optimizer
 
     def attach(self, trainer: Trainer) -> TranLogsTrainerCallback:
         """Log this trainer's training; the callback is added to it, if it is not there.

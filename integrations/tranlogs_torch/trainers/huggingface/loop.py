@@ -24,6 +24,7 @@ from typing import Any
 from transformers import Trainer
 
 from tranlogs.base.errors import UsageError
+from tranlogs.training import announce
 
 from ...optimizer import LoggedOptimizer
 from ..changed_attributes import CANNOT_BE_STORED
@@ -90,9 +91,8 @@ class Loop:
         progress, state = self._progress, self.trainer.state
         self._began_at = state.global_step
         is_finished = self._is_resumed and (progress.is_stopped or state.global_step >= max_steps)
-        if self._verbose and self._is_resumed and self.trainer.is_world_process_zero():
-            place = "is finished at step {}, and nothing is trained" if is_finished else "goes on at step {}"
-            print(f"TranLogs: {self.run} {place.format(state.global_step)}: {self.optimizer.report}", flush=True)
+        if self._verbose and self.trainer.is_world_process_zero():
+            announce(self.run, self.optimizer.report, f"step {state.global_step}", is_finished=is_finished)
         if progress.is_stopped or state.global_step >= max_steps:
             self.optimizer.training_run.auxiliary.open_loop()  # the trainer opens none: code behind it draws from here on
             return num_train_epochs, 0

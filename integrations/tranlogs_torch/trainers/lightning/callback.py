@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import RecoveryReport
+from tranlogs.training import announce
 
 from ...optimizer import LoggedOptimizer
 from ..changed_attributes import CANNOT_BE_STORED
+from ..logging_callback import LoggingCallback
 from ..trainer_position import TrainerPosition
 from . import hooks, lightning_internals
 from .base import TranLogsCallback
@@ -22,7 +23,7 @@ from .progress import Progress
 lightning_internals.check_lightning()
 
 
-class TranLogsLightningCallback(TranLogsCallback):
+class TranLogsLightningCallback(LoggingCallback, TranLogsCallback):
     """Logs every step of `Trainer.fit`; run the same script again after a crash, and training goes on at the batch.
 
         trainer = pl.Trainer(max_epochs=20, callbacks=[TranLogsLightningCallback("runs/digits")])
@@ -33,7 +34,7 @@ class TranLogsLightningCallback(TranLogsCallback):
 
     Args:
         run: folder of the run; made if there is none. One run for one training: the same script, the same data.
-        verbose: whether to print where training goes on.
+        verbose: whether to print what a new run writes, and where training goes on.
         settings: all that `LoggedOptimizer` takes besides: checkpoint_every, durability, keep, log, monitor, store, ...
 
     Raises:
@@ -41,29 +42,11 @@ class TranLogsLightningCallback(TranLogsCallback):
     """
 
     def __init__(self, run: str | Path, *, verbose: bool = True, **settings: Any) -> None:
-        self._run, self._settings, self._verbose = Path(run), settings, verbose
-        self._optimizer: LoggedOptimizer | None = None
+        LoggingCallback.__init__(self, run, settings)
+        self._verbose, self._is_resumed = verbose, False
         self._trainer: pl.Trainer | None = None
         self._position: _Position | None = None
         self._progress: Progress | None = None
-        self._turns: Iterator[int] = iter(())
-        self._is_open = self._has_begun = self._is_resumed = False
-
-    @property
-    def optimizer(self) -> LoggedOptimizer:
-        """The logged optimizer, from the beginning of `fit` on: `report`, `watermarks`, `checkpoint()`.
-
-        Raises:
-            UsageError: nothing was trained yet.
-        """
-        if self._optimizer is None:
-            raise UsageError(f"{self._run}: nothing was trained yet")
-        return self._optimizer
-
-    @property
-    def report(self) -> RecoveryReport:
-        """What recovery told, as `LoggedOptimizer.report` has it."""
-        return self.optimizer.report
 
     # Hooks of Lightning
 
@@ -106,7 +89,7 @@ class TranLogsLightningCallback(TranLogsCallback):
         if scaler is not None:
             logged.track(scaler=scaler)
         report = logged.recover()
-        self._optimizer, self._trainer, self._progress, self._position = logged, trainer, progress, None
+        self._logged, self._trainer, self._progress, self._position = logged, trainer, progress, None
         self._turns, self._has_begun, self._is_open = logged.steps(until=sys.maxsize, stateless=True), False, True
         self._is_resumed = bool(report.step)
         lightning_internals.silence_restart(trainer)
@@ -142,27 +125,21 @@ class TranLogsLightningCallback(TranLogsCallback):
                 f"{self._run}: reload_dataloaders_every_n_epochs makes another loader, whose place no resume knows"
             )
         is_new, self._position, position.on_ask = self._position is None, position, self._asked
-        if is_new and self._is_resumed:
+        if is_new:
             self._tell(self._trainer)
 
     def _tell(self, trainer: pl.Trainer) -> None:
-        """Say where training goes on, and what of it is not known to be exact: once."""
+        """Say where training begins or goes on, and what of it is not known to be exact: once."""
         run = self.optimizer.training_run
-        for caveat in self._caveats():
+        for caveat in self._caveats() if self._is_resumed else ():
             if self._verbose:  # the report that is printed has it
                 run.report.suspect(caveat)
             else:
                 run.report.warn(caveat, False)
         run.refresh_report()  # with what is known not to come back of the loader
         if self._verbose and trainer.is_global_zero:
-            print(f"TranLogs: {self._run} {self._place()}: {self.report}", flush=True)
-
-    def _place(self) -> str:
-        assert self._trainer is not None
-        step = self._trainer.global_step
-        if lightning_internals.is_finished(self._trainer):
-            return f"is finished at step {step}, and nothing is trained"
-        return f"goes on at step {step}"
+            is_finished = lightning_internals.is_finished(trainer)
+            announce(self._run, self.report, f"step {trainer.global_step}", is_finished=is_finished)
 
     def _counters_are_set(self) -> None:
         assert self._trainer is not None
@@ -219,11 +196,11 @@ class TranLogsLightningCallback(TranLogsCallback):
 
     def _close(self) -> None:
         """Seal the run and release it."""
-        if not self._is_open or self._optimizer is None or self._trainer is None:
+        if not self._is_open or self._trainer is None:
             return
         self._is_open = False
         self._turns.close()  # type: ignore[attr-defined]
-        self._optimizer.close()
+        self.optimizer.close()
         lightning_internals.release(self._trainer)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,19 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import RecoveryReport
+from tranlogs.training import announce
 
 from ...data.rng import get_rng, set_rng
 from ...optimizer import LoggedOptimizer
+from ..logging_callback import LoggingCallback
 from . import sb3_internals
 from .experience import Experience
-from .learning import END, ROLLOUT, START, Learning, names
+from .learning import END, ROLLOUT, Learning, names
 
 sb3_internals.check_stable_baselines3()
 
 
-class TranLogsSB3Callback(BaseCallback):  # type: ignore[misc]
+class TranLogsSB3Callback(LoggingCallback, BaseCallback):  # type: ignore[misc]
     """Logs every step of `model.learn`; run the same script again after a crash, and training goes on.
 
         model = PPO("MlpPolicy", env)
@@ -37,7 +37,7 @@ class TranLogsSB3Callback(BaseCallback):  # type: ignore[misc]
     Args:
         run: folder of the run; made if there is none. One run for one `learn`: the same script, the same environment.
         boundary_every: timesteps between two boundaries at least. Each takes about a millisecond.
-        verbose: whether to print where training goes on.
+        verbose: whether to print what a new run writes, and where training goes on.
         settings: all that `LoggedOptimizer` takes besides: checkpoint_every, durability, keep, log, monitor, store, ...
 
     Raises:
@@ -45,39 +45,21 @@ class TranLogsSB3Callback(BaseCallback):  # type: ignore[misc]
     """
 
     def __init__(self, run: str | Path, *, boundary_every: int = 100, verbose: bool = True, **settings: Any) -> None:
-        super().__init__(verbose=int(verbose))
+        BaseCallback.__init__(self, verbose=int(verbose))
         if not isinstance(boundary_every, int) or boundary_every < 1:
             raise UsageError(f"boundary_every={boundary_every!r}: a number of timesteps is wanted, 1 or more")
-        self._run, self._settings, self._boundary_every = Path(run), settings, boundary_every
-        self._optimizer: LoggedOptimizer | None = None
+        LoggingCallback.__init__(self, run, settings)
+        self._boundary_every = boundary_every
         self._learning: Learning | None = None
-        self._turns: Iterator[int] = iter(())
-        self._is_open = self._has_begun = False
         self._boundary_at = 0  # timesteps
         self._rng: dict[str, Any] = {}
         self._timesteps: int | None = None  # of a training that a callback had stopped
-
-    @property
-    def optimizer(self) -> LoggedOptimizer:
-        """The logged optimizer, from the beginning of `learn` on: `report`, `watermarks`, `checkpoint()`.
-
-        Raises:
-            UsageError: nothing was trained yet.
-        """
-        if self._optimizer is None:
-            raise UsageError(f"{self._run}: nothing was trained yet")
-        return self._optimizer
-
-    @property
-    def report(self) -> RecoveryReport:
-        """What recovery told, as `LoggedOptimizer.report` has it."""
-        return self.optimizer.report
 
     # Hooks of Stable-Baselines3
 
     def _on_training_start(self) -> None:
         """`learn` has set its counters to zero and reset the environment: recover."""
-        if self._optimizer is not None:
+        if self._logged is not None:
             raise UsageError(
                 f"{self._run}: this callback has logged another learn(): make one for each, in a folder of its own"
             )
@@ -136,7 +118,7 @@ class TranLogsSB3Callback(BaseCallback):  # type: ignore[misc]
             logged.training_run.ignore_in_recheck(path)
         logged.training_run.grow("experience", Experience(self.model, learning.lists))
         logged.recover()
-        self._optimizer, self._learning, self._is_open = logged, learning, True
+        self._logged, self._learning, self._is_open = logged, learning, True
         learning.set_back()
         for doubt in learning.find_doubts():
             logged.training_run.report.warn(doubt, False)
@@ -145,9 +127,9 @@ class TranLogsSB3Callback(BaseCallback):  # type: ignore[misc]
         self._rng = get_rng()
         if learning.is_stopped:
             self._timesteps, self.model.num_timesteps = self.model.num_timesteps, self.locals["total_timesteps"]
-        if self.verbose and learning.is_loaded and learning.place != START:
+        if self.verbose:
             report = replace(logged.report, batch=0)  # rollouts are counted there, and have no batches
-            print(f"TranLogs: {self._run} goes on at timestep {learning.timesteps}: {report}", flush=True)
+            announce(self._run, report, f"timestep {learning.timesteps}", is_finished=learning.is_finished)
 
     def _on_rollout_start(self) -> None:
         """All of the rollout before is trained: a boundary."""

@@ -92,6 +92,11 @@ class Learning:
         """True if a callback had stopped the training that was loaded before all timesteps were trained."""
         return self._loaded is not None and self.place == END and self.timesteps < self._loaded["total"]
 
+    @property
+    def is_finished(self) -> bool:
+        """True if nothing is left of the training that was loaded."""
+        return self.is_stopped or (self.place == END and self.timesteps >= self._total)
+
     def state_dict(self) -> dict[str, Any]:
         """All of it, now."""
         model, lost = self._model, list[str]()

@@ -60,7 +60,7 @@ def learn(job: Job, model: BaseAlgorithm, timesteps: int, *others: BaseCallback,
     if job.run is not None:
         from tranlogs_torch.trainers.stable_baselines3 import TranLogsSB3Callback
 
-        logged = TranLogsSB3Callback(job.run, boundary_every=boundary_every, verbose=False, **job.settings)
+        logged = TranLogsSB3Callback(job.run, boundary_every=boundary_every, **job.settings)
         job.watch(lambda: logged.report)
         callbacks.insert(1, logged)
     model.learn(timesteps, callback=callbacks)

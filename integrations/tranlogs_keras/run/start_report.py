@@ -1,0 +1,30 @@
+"""The report of a run that begins."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from tranlogs.training import RecoveryReport, RunSettings, forecast_writes
+
+from .parts import RunParts
+
+
+def report_start(parts: RunParts, settings: RunSettings, *, every_epoch: bool) -> None:
+    """Add to the report of a new run how much it writes, and when its next checkpoint comes.
+
+    Args:
+        parts: of the run.
+        settings: of the run.
+        every_epoch: whether a checkpoint is taken at the end of each epoch.
+    """
+    state, trained = parts.state, sum(math.prod(v.shape) * 4 for v in parts.model.trainable_variables)
+    state_bytes = state.nbytes()
+    forecast = forecast_writes(
+        settings.policy,
+        settings.run,
+        step_bytes=max(trained if state.log == "gradients" else state_bytes, 1),
+        state_bytes=state_bytes,
+        at_epoch_ends=every_epoch,
+    )
+    parts.report.current = replace(parts.report.current or RecoveryReport(), forecast=forecast)

@@ -1,0 +1,43 @@
+"""What the callbacks of all trainers share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tranlogs.base.errors import UsageError
+from tranlogs.training import RecoveryReport
+
+from ..optimizer import LoggedOptimizer
+
+
+class LoggingCallback:
+    """A callback that logs the training of a trainer into a run.
+
+    Args:
+        run: folder of the run.
+        settings: for `LoggedOptimizer`.
+    """
+
+    def __init__(self, run: str | Path, settings: dict[str, Any]) -> None:
+        self._run, self._settings = Path(run), settings
+        self._logged: LoggedOptimizer | None = None
+        self._turns: Iterator[int] = iter(())
+        self._is_open = self._has_begun = False
+
+    @property
+    def optimizer(self) -> LoggedOptimizer:
+        """The logged optimizer, from the beginning of training on: `report`, `watermarks`, `run_id`, `checkpoint()`.
+
+        Raises:
+            UsageError: nothing was trained yet.
+        """
+        if self._logged is None:
+            raise UsageError(f"{self._run}: nothing was trained yet")
+        return self._logged
+
+    @property
+    def report(self) -> RecoveryReport:
+        """What recovery told, as `LoggedOptimizer.report` has it."""
+        return self.optimizer.report

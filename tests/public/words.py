@@ -1,0 +1,131 @@
+"""What a user reads of TranLogs: the line at the start, the line of a resume with its report, and warnings.
+
+Numbers are masked, and each line has to be of one of the few forms that there are. Python's own warnings are errors in scripts
+of PyTorch, as in all tests; in those of Keras the ones that TranLogs raises are found in the output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_FORECAST = r"about SIZE of log a step; next checkpoint (at the end of the epoch, or )?after (about )?# steps? \(SIZE of log\)"
+_RESUMED = (
+    r"recovered to step # \((epoch #, )?(after # batch(es)?, )?checkpoint # \+ # replayed, SECONDS, "
+    r"(?P<verdict>[a-zA-Z# -]+)\)"
+)
+_PLACE = r"(step #|timestep #|epoch #, batch #|epoch #, its end)"
+_FORMS = (
+    rf"TranLogs: (RUN: )?fresh run: step # \({_FORECAST}\)",
+    rf"TranLogs: RUN: fit #: {_FORECAST}",
+    rf"TranLogs: (RUN goes on at {_PLACE}: )?{_RESUMED}",
+    rf"TranLogs: RUN is finished at step #, and nothing is trained \(for another training, give another folder\): {_RESUMED}",
+    r"TranLogs: RUN: step # was computed again: equal to the run before the crash, bit for bit",
+    r"TranLogs: RUN: this fit was finished before, and trains nothing; the run goes on in a later one\. [^#]*",
+)
+_VERDICTS = {"bit-exact": True, "not verified": None, "being proven": None, "NOT exact": False, "NOT exact from step #": False}
+_MASKS = ((r"\d+(,\d{3})*(\.\d+)?", "#"), (r"# ([KMG]i)?B\b", "SIZE"), (r"# s\b", "SECONDS"))
+
+
+@dataclass
+class Heard:
+    """What a life of a script said.
+
+    Attributes:
+        lines: that TranLogs printed, or that the script printed of a report.
+        warnings: of TranLogs.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines under a report."""
+        return [line.strip() for line in self.lines if line.startswith("  ")]
+
+    def demand_forms(self, run: Path) -> None:
+        """Demand that each line is of a known form, and that nothing is said twice."""
+        for line in self.lines:
+            masked = mask(line, run)
+            assert line.startswith("  ") or any(re.fullmatch(form, masked) for form in _FORMS), f"not of a known form: {masked}"
+        said = [warning.removeprefix(f"{run}: ") for warning in self.warnings] + self.notes
+        assert len(set(said)) == len(said), f"said twice: {said}"
+
+    def demand_quiet(self, warns: Iterable[str]) -> None:
+        """Demand that an uninterrupted run warns of nothing but of true problems, which the test names."""
+        found = self.warnings + self.notes
+        unknown = [text for text in found if not any(known in text for known in warns)]
+        assert not unknown, f"an uninterrupted run warns: {unknown}"
+        missing = [known for known in warns if not any(known in text for text in found)]
+        assert not missing, f"{missing} is not warned of: {found}"
+
+    def demand_verdict(self, exact: bool | None, run: Path) -> None:
+        """Demand that the line of the resume has the last word of the report, or that a warning came in between."""
+        found = [match["verdict"] for line in self.lines if (match := re.search(_RESUMED, mask(line, run)))]
+        for verdict in found[-1:]:
+            is_told = verdict == "being proven" or (bool(self.warnings) and exact is not True)
+            assert _VERDICTS[verdict] is exact or is_told, f"{self.lines}: the last word is {exact}, after {self.warnings}"
+
+
+def mask(line: str, run: Path) -> str:
+    """Return a line without the folder of the run and without numbers."""
+    line = line.replace(str(run), "RUN")
+    for pattern, replacement in _MASKS:
+        line = re.sub(pattern, replacement, line)
+    return line
+
+
+class _Warnings(logging.Handler):
+    def __init__(self, heard: Heard) -> None:
+        super().__init__(logging.WARNING)
+        self._heard = heard
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._heard.warnings.append(record.getMessage())
+
+
+class _Lines(io.StringIO):
+    def __init__(self, heard: Heard) -> None:
+        super().__init__()
+        self._heard, self._out = heard, sys.stdout
+
+    def write(self, text: str) -> int:
+        self._heard.lines += lines_of(text)
+        return self._out.write(text)
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[Heard]:
+    """Hear what is said in this process."""
+    heard = Heard()
+    handler, log = _Warnings(heard), logging.getLogger("tranlogs")
+    log.addHandler(handler)
+    try:
+        with contextlib.redirect_stdout(_Lines(heard)):
+            yield heard
+    finally:
+        log.removeHandler(handler)
+
+
+def lines_of(output: str) -> list[str]:
+    """Return the lines of TranLogs in an output: those that begin with its name, and the notes under them."""
+    found: list[str] = []
+    is_own = False
+    for line in output.splitlines():
+        is_own = line.startswith("TranLogs: ") or (is_own and line.startswith("  "))
+        found += [line] if is_own else []
+    return found
+
+
+def heard_in(output: str, run: Path) -> Heard:
+    """Return what was said in the output of a process."""
+    lines = lines_of(output)
+    others = [line for line in output.splitlines() if line not in lines]
+    return Heard(lines, [line for line in others if f"{run}: " in line or re.search("/tranlogs.*Warning: ", line)])
