@@ -1,0 +1,219 @@
+"""The newest unit before a crash is computed again: equal where the run has all of the loop's state, and named where not."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import campaign
+from tests.support.damage import tensor_span
+from tests.torch.lab import Attempt, Outcome, differences, in_child, uninterrupted
+from tests.torch.loops import recheck_scripts as scripts
+from tests.torch.loops.recheck_scripts import Script
+from tranlogs.log.reader import SegmentReader
+from tranlogs.log.record import EntryKind
+from tranlogs.recovery import read_facts
+from tranlogs.training import PENDING
+
+pytestmark = pytest.mark.crash
+
+UNTRACKED: dict[str, Script] = {
+    script.__name__: partial(script, tracks=False)
+    for script in (scripts.gan, scripts.prefetched, scripts.rated, scripts.episodes)
+}
+
+
+@pytest.fixture(autouse=True)
+def rechecks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANLOGS_RECHECK", "1")
+
+
+def resume(script: Script, run: Path, **options: Any) -> tuple[dict[str, Any], dict[str, Any], Outcome]:
+    """Start a script once more, in this process; return the report at its begin and at its end, and the outcome."""
+    attempt = Attempt(run, **options)
+    script(attempt)
+    return asdict(attempt.reports[0]), asdict(attempt.final_report()), attempt.outcome()
+
+
+def kill(script: Script, run: Path, tick: int, **options: Any) -> None:
+    status = in_child(lambda: script(Attempt(run, tick, **options)))
+    assert status == -signal.SIGKILL, f"the child was to die at tick {tick}; its exit status is {status}"
+
+
+@pytest.mark.parametrize("name", scripts.PROVEN)
+def test_a_loop_whose_state_is_in_the_run_is_proven_at_every_kill(name: str, tmp_path: Path) -> None:
+    script = scripts.PROVEN[name]
+    right = uninterrupted(script)
+    chance = campaign.dice(name)
+    for number in range(campaign.rounds(25)):
+        tick = chance.randrange(3, right.ticks + 1)
+        run = tmp_path / str(number)
+        kill(script, run, tick)
+        begun, ended, outcome = resume(script, run)
+        where = f"killed at {tick}"
+        assert (begun["recheck"], begun["exact"]) == ("pending", None), where
+        assert PENDING in begun["notes"], where
+        assert (ended["recheck"], ended["exact"]) == ("equal", True), f"{where}: {ended}"
+        assert [note for note in ended["notes"] if "begins anew" not in note] == [], where
+        assert ended["rechecked"] >= 1, where
+        assert differences(outcome, right.outcome()) == [], where
+        shutil.rmtree(run)
+
+
+@pytest.mark.parametrize("name", UNTRACKED)
+def test_a_loop_whose_state_is_not_in_the_run_is_named_at_every_kill(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = UNTRACKED[name]
+    right = uninterrupted(script)
+    chance = campaign.dice(name, "untracked")
+    has_differed = False
+    for number in range(campaign.rounds(25)):
+        tick = chance.randrange(right.ticks // 2, right.ticks + 1)
+        run = tmp_path / str(number)
+        kill(script, run, tick)
+        caplog.clear()
+        _, ended, outcome = resume(script, run)
+        has_differed |= bool(differences(outcome, right.outcome()))
+        if ended["recheck"] == "equal":  # a counter that begins anew where it would have come to a multiple: it is in step
+            assert differences(outcome, right.outcome()) == []
+            continue
+        assert (ended["recheck"], ended["exact"]) == ("different", False), f"killed at {tick}: {ended}"
+        told = [record.getMessage() for record in caplog.records if "was computed again" in record.getMessage()]
+        assert len(told) == 1, told
+        assert any(("was computed again" in note and "Track it" in note) or "bring it back" in note for note in ended["notes"])
+        shutil.rmtree(run)
+    assert has_differed
+
+
+def last_entry(run: Path, kind: EntryKind) -> Any:
+    """Return the newest record of a kind, and the file that holds it."""
+    segments = sorted(read_facts(run / "rank0").segments, key=lambda one: one.row.ordinal)
+    found = [(segment, location) for segment in segments for location in segment.locations if location.head.kind == kind]
+    segment, location = found[-1]
+    with SegmentReader(segment.path) as reader:
+        return reader.decode(location), segment.path
+
+
+def test_a_recheck_that_is_killed_is_done_again(tmp_path: Path) -> None:
+    """Each of these processes dies in the unit that it computes again, or in the one behind."""
+    script = scripts.epochs
+    right, run = uninterrupted(script), tmp_path / "run"
+    kill(script, run, 12)
+    before = last_entry(run, EntryKind.BOUNDARY)[0].head
+    for _ in range(3):
+        kill(script, run, 1)
+        assert last_entry(run, EntryKind.BOUNDARY)[0].head == before, "nothing is logged while a unit is computed again"
+    kill(script, run, 2)
+    begun, ended, outcome = resume(script, run)
+    assert begun["step"] == before.step - 1
+    assert (ended["recheck"], ended["exact"]) == ("equal", True)
+    assert differences(outcome, right.outcome()) == []
+
+
+@pytest.mark.parametrize("kind", [EntryKind.STEP, EntryKind.BOUNDARY])
+def test_a_damaged_unit_is_not_compared_with(kind: EntryKind, tmp_path: Path) -> None:
+    """Recovery goes back before the damage, and the unit before is computed again."""
+    script = partial(scripts.batches, fingerprint="full")
+    right, run = uninterrupted(scripts.batches), tmp_path / "run"
+    kill(script, run, 12)
+    entry, path = last_entry(run, kind)
+    span = tensor_span(entry, "grad/0.weight") if kind == EntryKind.STEP else (entry.location.description_offset,) * 2
+    with path.open("r+b") as file:
+        file.seek(span[0])
+        file.write(bytes([0x5A, 0xA5]))
+    shutil.rmtree(run / "rank0" / "log" / "records.lmdb", ignore_errors=True)
+    for name in ("records.lmdb", "records.lmdb-lock"):
+        (run / "rank0" / "log" / name).unlink(missing_ok=True)
+    begun, ended, outcome = resume(script, run)
+    assert begun["step"] == entry.step - 2
+    assert ended["recheck"] == "equal"
+    assert ended["exact"] is True
+    assert any("committed" in note or "damaged" in note or "checksum" in note for note in ended["notes"]), ended["notes"]
+    assert differences(outcome, right.outcome()) == []
+
+
+def test_the_recorded_state_is_set_back_where_the_unit_differs(tmp_path: Path) -> None:
+    """Weights, optimizer, random numbers and the place in the data are those of the record, and scalars are there once."""
+    steps: dict[int, Outcome] = {}
+
+    def script(attempt: Attempt, *, rate: float = 0.01) -> None:
+        model, optimizer, loader = scripts._begin(attempt)
+        attempt.start(optimizer)
+        for batch in optimizer.batches(loader, until=scripts.TURNS):
+            attempt.kept = {}
+            attempt.keep(model=model, optimizer=optimizer, batch=batch)
+            steps.setdefault(optimizer.watermarks["step"] if attempt.run else attempt.ticks, attempt.outcome())
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            scripts._step(attempt, model, optimizer, batch)
+        if attempt.run is not None:
+            assert optimizer.scalars["loss"][0] == list(range(1, scripts.TURNS + 1))
+        optimizer.close()
+
+    uninterrupted(script)
+    right, run = dict(steps), tmp_path / "run"
+    kill(script, run, 10)
+    steps.clear()
+    begun, ended, _ = resume(partial(script, rate=0.02), run)
+    assert (begun["step"], ended["recheck"], ended["exact"], ended["step"]) == (8, "different", False, 9)
+    assert any("hyper[0].lr is 0.02, and 0.01 in the record" in note for note in ended["notes"])
+    found = {path for path in differences(steps[9], right[9]) if "['lr']" not in path}
+    assert found == set()
+
+
+def test_a_deviation_is_told_by_later_processes_too(tmp_path: Path) -> None:
+    script, run = UNTRACKED["rated"], tmp_path / "run"
+    kill(script, run, 9)
+    kill(script, run, 4)
+    _, ended, _ = resume(script, run)
+    assert ended["exact"] is False
+    _, again, _ = resume(script, run)
+    assert (again["recheck"], again["exact"]) == ("", False)
+    assert any("was computed again" in note for note in again["notes"])
+
+
+@pytest.mark.parametrize("ends", ["finished", "switched off", "no unit", "a step of the user's"])
+def test_nothing_is_computed_again(ends: str, tmp_path: Path) -> None:
+    """At the end of the script, where it is not wanted, where the log does not hold a whole unit, and at a given step."""
+    script, run = scripts.batches, tmp_path / "run"
+    if ends == "finished":
+        assert in_child(lambda: script(Attempt(run))) == 0
+    else:
+        kill(script, run, 1 if ends == "no unit" else 10)
+    attempt = Attempt(run, recheck=False if ends == "switched off" else None)
+    attempt.recover_at = 5 if ends == "a step of the user's" else None
+    script(attempt)
+    report = attempt.final_report()
+    assert report.recheck == attempt.reports[0].recheck == ""
+    assert report.exact is True
+    assert report.step == {"finished": scripts.TURNS, "no unit": 0, "a step of the user's": 5}.get(ends, 9)
+
+
+def test_an_exception_is_no_end(tmp_path: Path) -> None:
+    """The loop is left amid a turn, as by a lack of memory: the turn before is computed again."""
+
+    def script(attempt: Attempt) -> None:
+        model, optimizer, loader = scripts._begin(attempt)
+        attempt.start(optimizer)
+        try:
+            for batch in optimizer.batches(loader, until=scripts.TURNS):
+                scripts._step(attempt, model, optimizer, batch)
+                if attempt.ticks == attempt.die_at:
+                    raise MemoryError
+        finally:
+            optimizer.close()
+
+    attempt = Attempt(tmp_path / "run", die_at=0)
+    attempt.tick = lambda: setattr(attempt, "ticks", attempt.ticks + 1)  # type: ignore[method-assign]
+    attempt.die_at = 7
+    with pytest.raises(MemoryError):
+        script(attempt)
+    _, ended, _ = resume(script, tmp_path / "run")
+    assert (ended["recheck"], ended["exact"]) == ("equal", True)
