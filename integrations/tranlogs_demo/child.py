@@ -64,7 +64,9 @@ def train(job: Job, tell: Teller) -> None:
 
     curve = dict(enumerate(losses, 1)) if logged is None else dict(zip(*logged.scalars["loss"], strict=True))
     # A run that was killed behind its last batch has nothing left to train: its losses are those of the process before.
-    tell.event("finished", loss=curve[max(curve)], log_bytes=0 if logged is None else logged.training_run.journal.log_bytes)
+    log_bytes = 0 if logged is None else logged.training_run.journal.log_bytes
+    report = None if logged is None else logged.report.as_dict()
+    tell.event("finished", loss=curve[max(curve)], log_bytes=log_bytes, report=report)
     torch.save(
         {
             "weights": model.state_dict(),

@@ -58,6 +58,7 @@ class Recovery:
         self.has_begun = False
         self._landed: dict[str, Any] = {}  # the boundary that recovery landed on
         self._recovered: tuple[Recovered, float] | None = None  # and the seconds that it took
+        self._place: dict[str, Any] = {}  # in the data, where training goes on
         self._shared_id: str | None = None  # of a journal, the same on all ranks
         self._origin_notes: list[str] | None = None  # of what a fresh run started from
         self._has_loaded = False  # the script, a checkpoint of its own; what it makes of that is not known yet
@@ -256,6 +257,7 @@ class Recovery:
             return False
         if self.recheck.recovered is not None and self._recovered is not None:
             self._recovered = self.recheck.recovered, self._recovered[1]
+            self._place = {}
         if self._recovered is not None:
             self._parts.report.current = self._report_of(*self._recovered)
         return True
@@ -272,7 +274,8 @@ class Recovery:
         optimizers = [optimizer for hooks in parts.hooks.values() for optimizer in (hooks.shell, hooks.outer, hooks.inner)]
         scheduler = untracked_scheduler(optimizers, auxiliary.tracked.values())
         others = [*auxiliary.caveats(), *scheduler, *caveats(state, found.body)]
-        where = next(iter(auxiliary.read_data().values()), {"taken": auxiliary.count, "epoch": 0})
+        if auxiliary.has_landed or not self._place:  # a loader may be tracked after the recovery
+            self._place = next(iter(auxiliary.read_data().values()), {"taken": auxiliary.count, "epoch": 0})
         others += [PENDING] if parts.report.recheck == "pending" else []
         if auxiliary.deviation is not None:
             others.append(auxiliary.deviation[0])
@@ -282,8 +285,8 @@ class Recovery:
             found,
             exact=parts.report.verdict(exact, others),
             notes=[text for text in texts if text not in parts.report.refuted],
-            batch=where["taken"],
-            epoch=where["epoch"],
+            batch=self._place["taken"],
+            epoch=self._place["epoch"],
             seconds=seconds,
             timeline=parts.journal.timeline,
         )
