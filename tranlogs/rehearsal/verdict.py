@@ -9,6 +9,18 @@ from typing import Any
 from .comparison.differences import Difference
 
 
+class NotJudged(Exception):
+    """The script cannot be judged; the message says why.
+
+    Attributes:
+        notes: further facts, such as the last lines of its errors.
+    """
+
+    def __init__(self, why: str, *notes: str) -> None:
+        super().__init__(why)
+        self.notes = list(notes)
+
+
 class Outcome(Enum):
     """Outcome of a rehearsal; the value is the exit code."""
 

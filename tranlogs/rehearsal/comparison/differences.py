@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +23,9 @@ Kind = Literal[
     "printed",
     "file",
 ]
+
+# Two starts of a script that trains the same way do not differ in these.
+ESSENTIAL: tuple[Kind, ...] = ("gradients", "hyper-parameters", "random state", "data position", "buffers", "weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +49,37 @@ class Difference:
         return f"{self.kind}{place}: {self.what}" + (f" ({self.detail})" if self.detail else "")
 
 
-def find_difference(a: Any, b: Any, path: str = "") -> tuple[str, str] | None:
-    """Return the path of the first difference between two decoded values and what differs there; None if they are equal."""
+def find_differences(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path of each difference between two decoded values, and what differs there."""
     if type(a) is not type(b):
-        return path, f"{_brief(b)} instead of {_brief(a)}"
-    if isinstance(a, dict):
+        yield path, f"{_brief(b)} instead of {_brief(a)}"
+    elif isinstance(a, dict):
         for key in [*a, *(key for key in b if key not in a)]:
             inner = f"{path}.{key}" if path else str(key)
-            if key not in a or key not in b:
-                return inner, "missing" if key in a else "not there without a kill"
-            if (found := find_difference(a[key], b[key], inner)) is not None:
-                return found
-        return None
-    if isinstance(a, (list, tuple)):
+            if key in a and key in b:
+                yield from find_differences(a[key], b[key], inner)
+            else:
+                yield inner, "missing" if key in a else "not there without a kill"
+    elif isinstance(a, (list, tuple)):
         if len(a) != len(b):
-            return path, f"{len(b)} values instead of {len(a)}"
-        return next(
-            filter(None, (find_difference(x, y, f"{path}[{i}]") for i, (x, y) in enumerate(zip(a, b, strict=True)))), None
-        )
-    if isinstance(a, SparseArray):
-        return find_difference((a.indices, a.values), (b.indices, b.values), path)
-    if isinstance(a, (Array, np.ndarray)):
-        return None if _bytes_of(a) == _bytes_of(b) and a.shape == b.shape else (path, describe_arrays(a, b))
-    if isinstance(a, Extension):
-        return find_difference((a.tag, a.value), (b.tag, b.value), path)
-    is_equal = a == b or (a != a and b != b)
-    return None if is_equal else (path, f"{_brief(b)} instead of {_brief(a)}")
+            yield path, f"{len(b)} values instead of {len(a)}"
+        else:
+            for i, (x, y) in enumerate(zip(a, b, strict=True)):
+                yield from find_differences(x, y, f"{path}[{i}]")
+    elif isinstance(a, SparseArray):
+        yield from find_differences((a.indices, a.values), (b.indices, b.values), path)
+    elif isinstance(a, (Array, np.ndarray)):
+        if a.shape != b.shape or _bytes_of(a) != _bytes_of(b):
+            yield path, describe_arrays(a, b)
+    elif isinstance(a, Extension):
+        yield from find_differences((a.tag, a.value), (b.tag, b.value), path)
+    elif not (a == b or (a != a and b != b)):
+        yield path, f"{_brief(b)} instead of {_brief(a)}"
+
+
+def find_difference(a: Any, b: Any, path: str = "") -> tuple[str, str] | None:
+    """Return the first difference between two decoded values; None if they are equal."""
+    return next(find_differences(a, b, path), None)
 
 
 def describe_arrays(a: Any, b: Any) -> str:

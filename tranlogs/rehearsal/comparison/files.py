@@ -16,18 +16,18 @@ _DIGITS = re.compile(r"\d+")
 Files = Mapping[str, Path]
 
 
-def compare_files(twin: Files, control: Files, killed: Files) -> tuple[list[Difference], list[str]]:
+def compare_files(twin: Files, control: Files | None, killed: Files) -> tuple[list[Difference], list[str]]:
     """Compare the files of a script that was killed with those of one that was not.
 
     Args:
         twin: files of the script that was not killed.
-        control: of the same once more. What differs between these two says nothing.
+        control: of the same once more, if there is one. What differs between these two says nothing.
         killed: files of the script that was killed.
 
     Returns:
         The differences, and remarks on what is equal but for repetitions, and on what cannot be compared.
     """
-    noisy = {_DIGITS.sub("#", name) for name in twin.keys() ^ control.keys()}
+    noisy = {_DIGITS.sub("#", name) for name in twin.keys() ^ control.keys()} if control is not None else set()
     differences, remarks = [], []
     for name in sorted(twin.keys() | killed.keys()):
         if _DIGITS.sub("#", name) in noisy:
@@ -36,7 +36,7 @@ def compare_files(twin: Files, control: Files, killed: Files) -> tuple[list[Diff
             what = "is missing" if name in twin else "is not there without a kill"
             differences.append(Difference("file", name, what))
             continue
-        found = _compare(twin[name], control.get(name), killed[name])
+        found = _compare(twin[name], None if control is None else control.get(name), killed[name])
         if found is None:
             continue
         if found.startswith("~"):

@@ -38,15 +38,16 @@ def read_units(lives: Sequence[Life]) -> dict[int, PrintedUnit]:
     return found
 
 
-def compare_printed(twin: Life, control: Life, killed: Sequence[Life]) -> Difference | None:
+def compare_printed(twin: Life, control: Life | None, killed: Sequence[Life]) -> Difference | None:
     """Return the first line that a killed script printed differently; None if there is none.
 
     Args:
         twin: the script, not killed.
-        control: the same once more. What it prints differently says nothing.
+        control: the same once more, if there is one. What it prints differently says nothing.
         killed: the lives of the script that was killed.
     """
-    ours, again, theirs = read_units([twin]), read_units([control]), read_units(killed)
+    ours, theirs = read_units([twin]), read_units(killed)
+    again = {} if control is None else read_units([control])
     noise = Noise()
     for step, unit in ours.items():
         if step in again and not unit.is_first:

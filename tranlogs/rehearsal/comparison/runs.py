@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ...log.record import EntryKind
 from ...rebuild_catalog import rebuild_catalog
 from ...recovery.history import Link, build_history
 from ...recovery.journal_facts import read_facts
-from .differences import Difference, Kind, describe_arrays, find_difference
+from .differences import Difference, Kind, describe_arrays, find_difference, find_differences
 
 _FIRST = "step-0000000000-*"
 _PARTS: dict[str, Kind] = {
@@ -30,6 +31,9 @@ _PARTS: dict[str, Kind] = {
     "buffers": "buffers",
     "after": "hyper-parameters",
 }
+# What a boundary notes of what this process has learned, and not of the training. Gradients that wait for a step are among it:
+# the gradients of that step show them.
+_BOOKKEEPING = {"flags", "waiting", "turns", "is_implicit", "start_rng", "traced", "log"}
 Key = tuple[int, int, int]  # step, kind of the record, number among those
 
 
@@ -55,17 +59,34 @@ def copy_start(source: Path, target: Path) -> bool:
     return has_all
 
 
-def compare_runs(twin: Path, other: Path) -> list[Difference]:
-    """Return how the runs in one folder differ from those in another: the first ones."""
+def compare_runs(twin: Path, other: Path, ignored: Collection[tuple[Kind, str]] = ()) -> list[Difference]:
+    """Return how the runs in one folder differ from those in another: the first differences of each.
+
+    Args:
+        twin: folder with the runs of the script that was not killed.
+        other: folder with the same runs of another start of the script.
+        ignored: kinds and names of what is not compared.
+    """
     found = []
     for journal in sorted(twin.glob("*/rank*")):
         name = str(journal.relative_to(twin))
         if not (other / name / "log").is_dir():
-            found.append(Difference("state", f"run {name}", "the killed script has not written it"))
+            found.append(Difference("state", f"run {name}", "it was not written"))
             continue
-        first = next(_compare_logs(journal, other / name), None)
-        last = _compare_states(journal, other / name)
-        found += [difference for difference in (first, last) if difference is not None]
+        for differences in (_compare_logs(journal, other / name), _compare_states(journal, other / name)):
+            kept = (one for one in differences if (one.kind, one.what) not in ignored)
+            found += [one for one in [next(kept, None)] if one is not None]
+    return found
+
+
+def find_unsteady(twin: Path, control: Path) -> set[tuple[Kind, str]]:
+    """Return kinds and names of what differs in two runs without a kill, such as a measured time in a trainer's history."""
+    found = set()
+    for journal in sorted(twin.glob("*/rank*")):
+        other = control / journal.relative_to(twin)
+        if (other / "log").is_dir():
+            for one in chain(_compare_logs(journal, other), _compare_states(journal, other)):
+                found.add((one.kind, one.what))
     return found
 
 
@@ -106,9 +127,8 @@ def _open(link: Link) -> SegmentReader:
 
 def _compare_steps(a: Entry, b: Entry) -> Iterator[Difference]:
     step = a.step
-    body = find_difference(_without_form(a.body()), _without_form(b.body()))
-    if body is not None:
-        yield Difference("hyper-parameters", body[0].removeprefix("hyper"), body[1], step)
+    for path, detail in find_differences(_without_form(a.body()), _without_form(b.body())):
+        yield Difference("hyper-parameters", path, detail, step)
     if a.tensor_names() != b.tensor_names():
         yield Difference("gradients", "other tensors have gradients", "", step)
     elif xxhash.xxh3_64_digest(a.read_all().data) != xxhash.xxh3_64_digest(b.read_all().data):
@@ -117,18 +137,16 @@ def _compare_steps(a: Entry, b: Entry) -> Iterator[Difference]:
             if (found := find_difference(x, y)) is not None:
                 detail = found[1] if x is None or y is None else describe_arrays(x, y)
                 yield Difference("gradients", name.removeprefix("grad/"), detail, step)
-                return
 
 
 def _compare_boundaries(a: Entry, b: Entry) -> Iterator[Difference]:
     ours, theirs = a.parts(), b.parts()
     has_arrays = bool(a.arrays())
     for name in ours:
-        if ours[name] == theirs.get(name) and not has_arrays:
+        if name in _BOOKKEEPING or (ours[name] == theirs.get(name) and not has_arrays):
             continue
-        found = find_difference(a.part(name), b.part(name))
-        if found is not None:
-            yield Difference(_PARTS.get(name, "state"), ".".join(filter(None, (name, found[0]))), found[1], a.step)
+        for path, detail in find_differences(a.part(name), b.part(name), name):
+            yield Difference(_PARTS.get(name, "state"), path, detail, a.step)
 
 
 def _without_form(body: Any) -> Any:
@@ -139,29 +157,32 @@ def _without_form(body: Any) -> Any:
 # States.
 
 
-def _compare_states(twin: Path, other: Path) -> Difference | None:
-    """Compare the newest checkpoints that two journals have of the same step."""
+def _compare_states(twin: Path, other: Path) -> Iterator[Difference]:
+    """Yield the differences between the newest checkpoints that two journals have of the same step."""
     ours, theirs = _checkpoints(twin), _checkpoints(other)
-    common = sorted(ours.keys() & theirs.keys())
-    if not common or common[-1] == 0:
-        return None
-    step = common[-1]
+    step = max(ours.keys() & theirs.keys(), default=0)
+    if not step:
+        return
     try:
         with Checkpoint(ours[step]) as a, Checkpoint(theirs[step]) as b:
+            there = set(b.names())
             for name in a.names():
-                if name.startswith("aux/"):
+                if name.startswith("aux/"):  # large arrays of the state, which are compared with it
                     continue
-                if name not in set(b.names()):
-                    return Difference("weights", name, "missing", step)
-                if (found := find_difference(a.read(name), b.read(name))) is not None:
-                    return Difference("weights", name.removeprefix("param/"), found[1], step)
+                found = find_difference(a.read(name), b.read(name)) if name in there else ("", "missing")
+                if found is not None:
+                    yield Difference("weights", name.removeprefix("param/"), found[1], step)
             x, y = a.meta(), b.meta()
     except DataError as error:
-        return Difference("state", "the checkpoint cannot be read", str(error), step)
-    for part in ("optimizers", "boundary"):
-        if (found := find_difference(x.get(part), y.get(part), part)) is not None:
-            return Difference("state", found[0], found[1], step)
-    return None
+        yield Difference("state", "the checkpoint cannot be read", str(error), step)
+        return
+    for path, detail in find_differences(x.get("optimizers"), y.get("optimizers"), "optimizers"):
+        yield Difference("state", path, detail, step)
+    ours_left, theirs_left = x.get("boundary", {}), y.get("boundary", {})
+    for name in ours_left:
+        if name not in _BOOKKEEPING:
+            for path, detail in find_differences(ours_left[name], theirs_left.get(name), name):
+                yield Difference(_PARTS.get(name, "state"), path, detail, step)
 
 
 def _checkpoints(folder: Path) -> dict[int, Path]:

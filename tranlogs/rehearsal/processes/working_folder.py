@@ -20,7 +20,7 @@ _ENTRIES_MAX = 20_000  # that are linked one by one
 _FORBIDDEN = set(",:\\")  # they separate options of the mount
 _IGNORED = {"__pycache__", ".git"}
 
-Stamp = tuple[int, int]  # size, and time of the last write
+Stamps = dict[str, tuple[int, int]]  # size, and time of the last write, of each file
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,9 @@ def can_mount(user: Path, scratch: Path) -> bool:
         remove(trial)
 
 
-def stamp_files(user: Path) -> dict[str, Stamp]:
+def stamp_files(user: Path) -> Stamps:
     """Return size and time of the files in a folder: what a script changes although it should not shows later."""
-    found: dict[str, Stamp] = {}
+    found: Stamps = {}
     for folder, folders, names in os.walk(user):
         folders[:] = [name for name in folders if name not in _IGNORED]
         for name in names:
@@ -97,6 +97,12 @@ def stamp_files(user: Path) -> dict[str, Stamp]:
         if len(found) > _ENTRIES_MAX:
             break
     return found
+
+
+def find_changed(user: Path, before: Stamps) -> list[str]:
+    """Return the names of files that are new, have changed or are gone."""
+    now = stamp_files(user)
+    return sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name))
 
 
 def remove(folder: Path) -> None:

@@ -28,7 +28,7 @@ class RehearsedJournal(Journal):
 
     _units = 0
     _last_step: int | None = None
-    _has_begun = _is_dying = False
+    _has_begun = _is_dying = _is_over = False
 
     def boundary(
         self,
@@ -42,9 +42,11 @@ class RehearsedJournal(Journal):
         rehearsal, rank = require(), self.run.rank
         if not self.is_writer:
             return
+        if self._is_over:  # recovery has landed on the ordered unit: the process before this one died after it
+            self._wait_for_the_end()
         if self.step != self._last_step:
             self._units, self._last_step = self._units + 1, self.step
-        is_end = self._is_end(rehearsal.orders)
+        is_end = self._is_over = self._is_end(rehearsal.orders)
         if is_end:
             self.wait_checkpoint()  # one that is being written would keep the next from being taken
         super().boundary(body, snapshot, scalars=scalars, checkpoint=True if is_end else checkpoint)
@@ -53,9 +55,7 @@ class RehearsedJournal(Journal):
         if is_end:
             self.wait_checkpoint()
             self.wait_synced()
-            _flush_files()
-            rehearsal.tell("end", rank, run=self.paths.folder.parent.name, step=self.step, is_suspended=self.is_suspended)
-            wait_for_the_end(rehearsal)
+            self._wait_for_the_end()
         self._die_if_ordered(rehearsal)
 
     def checkpoint(self, snapshot: Snapshot, *, wait: bool = False) -> bool:
@@ -68,12 +68,20 @@ class RehearsedJournal(Journal):
         """Set the position where recovery ended: it is where the loop begins."""
         super().continue_from(*arguments, **options)
         self._tell_begin()
+        ordered = require().orders.step
+        self._is_over = ordered is not None and self.step >= ordered
 
     def _end(self) -> None:
         rehearsal = require()
         rehearsal.tell_reports(self.run.rank)
         super()._end()
         rehearsal.tell("closed", self.run.rank, run=self.paths.folder.parent.name, step=self.step)
+
+    def _wait_for_the_end(self) -> None:
+        """Report that the ordered unit is committed, and wait until the rehearsal kills this process."""
+        _flush_files()
+        require().tell("end", self.run.rank, run=self.paths.folder.parent.name, step=self.step, is_suspended=self.is_suspended)
+        _wait_to_be_killed(require().folder)
 
     def _tell_begin(self) -> None:
         if not self._has_begun:
@@ -86,14 +94,17 @@ class RehearsedJournal(Journal):
             return True
         return orders.step is not None and self.step >= orders.step
 
+    def _die(self) -> None:
+        if not self._is_over:  # else it is killed anyway
+            require().tell("dying", self.run.rank)
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def _die_if_ordered(self, rehearsal: Rehearsal) -> None:
         orders = rehearsal.orders
         if self._is_dying or orders.die_at is None or self.step < orders.die_at or self.run.rank != orders.die_rank:
             return
         self._is_dying = True
-        if orders.die_after <= 0:
-            _die(rehearsal, self.run.rank)
-        timer = threading.Timer(orders.die_after, _die, (rehearsal, self.run.rank))
+        timer = threading.Timer(orders.die_after, self._die)
         timer.daemon = True
         timer.start()
 
@@ -114,16 +125,11 @@ def open_journal(run: Path, rank: int, given: dict[str, Any]) -> Journal:
     return journal
 
 
-def wait_for_the_end(rehearsal: Rehearsal) -> None:
+def _wait_to_be_killed(folder: Path) -> None:
     """Wait until the rehearsal kills this process; die by SIGKILL if it does not."""
     started = time.monotonic()
-    while rehearsal.folder.exists() and time.monotonic() - started < _WAIT_SECONDS_MAX:
+    while folder.exists() and time.monotonic() - started < _WAIT_SECONDS_MAX:
         time.sleep(_POLL_SECONDS)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _die(rehearsal: Rehearsal, rank: int) -> None:
-    rehearsal.tell("dying", rank)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

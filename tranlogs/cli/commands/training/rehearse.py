@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from ....base.errors import UsageError
 from ....base.quantities import parse_bytes, parse_seconds
-from ....rehearsal.rehearse import RehearsalSettings
 from ....rehearsal.rehearse import rehearse as run_rehearsal
+from ....rehearsal.settings import RehearsalSettings
 from ....rehearsal.verdict import Verdict
 from ...options import Json, command
 from ...output import screen
@@ -41,8 +40,6 @@ def rehearse(
     and compares weights, optimizer state, random states, data position, printed lines and files. The script's own folder is
     only read. Exit codes: 0 it resumes exactly, 1 it does not, 2 wrong usage, or it could not be judged.
     """
-    if scratch is not None and not scratch.is_dir():
-        raise UsageError(f"--scratch {scratch}: no such folder")
     settings = RehearsalSettings(
         command=script,
         folder=Path.cwd(),
