@@ -110,7 +110,8 @@ def _judge_failure(killed: Arm, kills: Killed) -> Verdict:
     verdict = _begin_verdict(kills, killed.lives)
     verdict.outcome = Outcome.NOT_EXACT
     after = f"started again after {count(len(kills.kills), 'kill')}, " if kills.kills else "started a second time, "
-    verdict.headline = f"The script does not resume: {after}it ends at step {life.steps} ({describe_end(life)})."
+    where = f"at step {life.steps}" if life.of("unit") else "before its next unit"
+    verdict.headline = f"The script does not resume: {after}it ends {where} ({describe_end(life)})."
     verdict.notes = [*last_errors(life), *verdict.notes]
     return verdict
 

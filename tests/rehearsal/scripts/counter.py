@@ -12,7 +12,7 @@ loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16, shu
 model = nn.Linear(8, 1)
 optimizer = LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-2), run="runs/counter", model=model)
 optimizer.track(loader=loader).recover()
-count = 0
+count = torch.zeros((), dtype=torch.int64)
 for a, b in optimizer.batches(loader, until=1000):
     count += 1
     if count % 3 == 0:
@@ -21,5 +21,5 @@ for a, b in optimizer.batches(loader, until=1000):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    print(f"turn {count}: loss {loss.item():.6f}")
+    print(f"turn {count.item()}: loss {loss.item():.6f}")
 optimizer.close()

@@ -46,7 +46,10 @@ class RehearsedJournal(Journal):
             self._wait_for_the_end()
         if self.step != self._last_step:
             self._units, self._last_step = self._units + 1, self.step
-        is_end = self._is_over = self._is_end(rehearsal.orders)
+        is_end = self._is_end(rehearsal.orders)
+        if is_end and self._is_dying:  # the kill is late, and there is no later unit for it
+            self._die()
+        self._is_over = is_end
         if is_end:
             self.wait_checkpoint()  # one that is being written would keep the next from being taken
         super().boundary(body, snapshot, scalars=scalars, checkpoint=True if is_end else checkpoint)
