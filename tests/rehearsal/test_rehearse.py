@@ -27,15 +27,15 @@ def test_script_that_tracks_everything_resumes_exactly(rehearse: Rehearse) -> No
 
 
 def test_counter_that_is_not_tracked_is_named_at_the_first_step_it_changes(rehearse: Rehearse) -> None:
-    found = rehearse("counter.py", "--kills", "1", "--units", "8", "--seed", "4")
+    found = rehearse("counter.py", "--kills", "1", "--units", "8")
     assert (found.code, found.verdict["outcome"]) == (1, "not exact")
     died = found.verdict["kills"][0]["step"]
-    first = found.verdict["differences"][0]
-    assert first["kind"] == "gradients"
-    assert died < first["step"] <= died + 3
-    assert "printed" in found.kinds
-    assert f"instead of 'turn {died + 1}: loss" in found.verdict["differences"][-1]["what"]
-    assert any("counter" in line for line in found.verdict["advice"])
+    assert died % 3, "else the counter is right by chance, and the seed is to be changed"
+    steps = {difference["kind"]: difference["step"] for difference in found.verdict["differences"]}
+    assert died < steps["gradients"] <= died + 3
+    assert f"'turn {died + 1}: loss" in found.verdict["differences"][-1]["what"]
+    assert steps["printed"] == died + 1
+    assert any("optimizer.remember(" in line for line in found.verdict["advice"])
 
 
 def test_script_that_is_not_wrapped_is_told_what_it_loses(rehearse: Rehearse) -> None:

@@ -10,29 +10,33 @@ from pathlib import Path
 from .comparison.differences import Difference, Kind
 
 _SOURCE_BYTES_MAX = 1 << 20
+_LAST: dict[Kind, int] = {"printed": 1, "file": 2}
 _WRAPPED = re.compile(r"\btranlogs(_torch|_keras)?\b")
 
-_TORCH_LINES = {
-    "random state": "seed generators of your own once, and track them: optimizer.track(generator=...)",
-    "data position": "optimizer.track(loader=loader), and take the batches from optimizer.batches(loader, until=...)",
-    "hyper-parameters": "optimizer.track(scheduler=scheduler); a value that the loop itself changes must follow from "
-    "what is tracked",
-    "gradients": "optimizer.track(NAME=...) for what a unit takes from the one before it: a batch fetched ahead, a hidden "
-    "state, an environment, a counter (an object with state_dict and load_state_dict)",
-    "printed": "optimizer.track(NAME=...) for the variable that is printed (a counter, a sum over an epoch), or take it from "
-    "optimizer.scalars",
-    "file": 'open the file with "a" after a resume, and write what belongs to a batch before the next batch is requested',
+_REMEMBER = (
+    "state = optimizer.remember(NAME=VALUE) before recover(), and state.NAME in the loop, for what a unit takes from the one "
+    "before it: a counter, a batch fetched ahead, a hidden state, an environment"
+)
+_COUNT = "for batch, data in optimizer.batches(loader, until=STEPS, enumerate=True): the true number of the batch"
+_APPEND = 'open the file with "a", and write what belongs to a batch before the next batch is requested'
+
+_TORCH_LINES: dict[Kind, list[str]] = {
+    "recheck": [_REMEMBER, _COUNT],
+    "gradients": [_REMEMBER, _COUNT],
+    "printed": [_REMEMBER, _COUNT],
+    "random state": ["optimizer.track(generator=generator) for a generator of your own; seed the global ones before recover()"],
+    "data position": ["optimizer.track(loader=loader)", "for batch in optimizer.batches(loader, until=STEPS):"],
+    "hyper-parameters": ["optimizer.track(scheduler=scheduler)"],
+    "buffers": ["LoggedOptimizer(..., model=model) with the module that holds the buffer"],
+    "file": [_APPEND],
 }
-_KERAS_LINES = {
-    "gradients": "give fit() data that repeat themselves (arrays, a PyDataset, a tf.data pipeline with seeds): what it "
-    "feeds differs after a resume",
-    "printed": "keep what the script prints in a Keras metric or in a callback with get_state and set_state",
-    "file": _TORCH_LINES["file"],
+_KERAS_LINES: dict[Kind, list[str]] = {
+    "gradients": ["model.fit(DATA, ...) with data that repeat themselves: arrays, a PyDataset, a tf.data pipeline with seeds"],
+    "printed": ["keep what is printed in a Keras metric, or in a callback with get_state and set_state"],
+    "file": [_APPEND],
 }
-_GENERAL = {
-    "tracked state": "an object that is tracked does not come back as it was: its load_state_dict must restore all that its "
-    "state_dict returns",
-    "buffers": "pass the module that holds the buffer as model=... of LoggedOptimizer",
+_GENERAL: dict[Kind, list[str]] = {
+    "tracked state": ["load_state_dict of the object that is named above has to restore all that its state_dict returns"]
 }
 
 
@@ -63,11 +67,10 @@ def mentions_tranlogs(sources: dict[Path, str]) -> bool:
 
 
 def advise(differences: Sequence[Difference], framework: str) -> list[str]:
-    """Return lines for what differs first. What is printed follows from the state, and files from both."""
+    """Return the lines to add for what differs first. What is printed follows from the state, and files from both."""
     lines = {**_GENERAL, **(_KERAS_LINES if framework == "keras" else _TORCH_LINES)}
-    kinds: list[Kind] = [difference.kind for difference in differences]
-    first = sorted(kinds, key=lambda kind: (("printed", "file").index(kind) + 1) if kind in ("printed", "file") else 0)[:1]
-    return [lines[kind] for kind in first if kind in lines]
+    kinds = sorted((difference.kind for difference in differences), key=lambda kind: _LAST.get(kind, 0))
+    return next((lines[kind] for kind in kinds if kind in lines), [])
 
 
 def suggest_wrapping(sources: dict[Path, str]) -> list[str]:

@@ -72,7 +72,12 @@ class _Comparison:
         printed = compare_printed(twin.lives[-1], None if control is None else control.lives[-1], killed.lives)
         ours, theirs = twin.place.files(), killed.place.files()
         files, self.remarks = compare_files(ours, None if control is None else control.place.files(), theirs)
-        self.differences: list[Difference] = [*runs, *([] if printed is None else [printed]), *files]
+        self.differences: list[Difference] = [
+            *_find_rechecks(killed.lives),
+            *runs,
+            *([] if printed is None else [printed]),
+            *files,
+        ]
         self.remarks += [f"not compared, because it differs between two starts: {name}" for _, name in sorted(set(ignored))]
         self.equal = []
         if not runs:
@@ -83,6 +88,16 @@ class _Comparison:
             self.equal.append(count(len(ours), "written file"))
 
 
+def _find_rechecks(lives: Sequence[Life]) -> list[Difference]:
+    """Return a difference if a unit that was computed again after a kill was not the recorded one."""
+    for life in lives:
+        for report in life.reports:
+            if report["recheck"] == "different":
+                note = next((note for note in report["notes"] if "computed again" in note), "")
+                return [Difference("recheck", "the unit before a kill, computed again, differs from its record", note)]
+    return []
+
+
 def _require_steady(twin: Arm, control: Arm) -> None:
     """Demand that a second run without a kill trains the same way.
 
@@ -90,7 +105,7 @@ def _require_steady(twin: Arm, control: Arm) -> None:
         NotJudged: it does not.
     """
     last = control.lives[-1]
-    if last.ending == "exited" and (last.code != 0 or twin.lives[-1].ending == "end"):
+    if last.ending == "exited" and (last.code != 0 or last.steps < twin.lives[-1].steps):
         raise NotJudged(
             f"Started a second time without a kill, the script does not come as far: {describe_end(last)}.", *last_errors(last)
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import median
 
 from ..training.rehearsal.orders import Orders
 from .arms import Arm, Arms
@@ -51,7 +53,7 @@ def plan_deaths(twin: Life, count: int, dice: random.Random) -> list[Death]:
     steps = sorted({event["step"] for event in twin.units})[:-1]
     ranks = sorted({event["rank"] for event in twin.of("open")})
     times = [float(event["time"]) for event in twin.units]
-    pace = (times[-1] - times[0]) / max(1, len(times) - 1)
+    pace = median([later - earlier for earlier, later in pairwise(times)] or [0.0])
     start = max(0.1, twin.seconds - (float(twin.events[-1]["time"]) - times[0]))
     chosen = sorted(dice.sample(steps, min(count, len(steps))))
     deaths = [Death(step, dice.uniform(0, pace), dice.choice(ranks)) for step in chosen]
@@ -86,6 +88,6 @@ def kill_repeatedly(arms: Arms, arm: Arm, orders: Orders, twin: Life, deaths: li
             if life.ending == "died":
                 break
     life = arms.live(arm, orders, "last life")
-    if life.ending == "exited" and (life.code != 0 or twin.ending == "end"):
+    if life.ending == "exited" and (life.code != 0 or life.steps < twin.steps):
         killed.failure = life
     return killed

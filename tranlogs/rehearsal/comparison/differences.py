@@ -12,6 +12,7 @@ from ...base.types import Array, Extension, SparseArray
 from ...encoding.tree import to_numpy
 
 Kind = Literal[
+    "recheck",
     "gradients",
     "hyper-parameters",
     "random state",

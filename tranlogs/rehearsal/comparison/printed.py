@@ -30,7 +30,7 @@ def read_units(lives: Sequence[Life]) -> dict[int, PrintedUnit]:
     found = {}
     for life in lives:
         output = life.output
-        begin = next((event["stdout"] for event in life.of("begin") if event["rank"] == 0), 0)
+        begin = max((event["stdout"] for event in life.of("begin", "recheck") if event["rank"] == 0), default=0)
         for number, event in enumerate(life.units):
             lines = split_lines(output[begin : event["stdout"]])
             found[event["step"]] = PrintedUnit(event["step"], lines, number == 0)

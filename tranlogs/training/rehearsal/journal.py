@@ -42,14 +42,18 @@ class RehearsedJournal(Journal):
         rehearsal, rank = require(), self.run.rank
         if not self.is_writer:
             return
+        if self._recheck_writer is not None:
+            super().boundary(body, snapshot, scalars=scalars, checkpoint=checkpoint)
+            rehearsal.tell("recheck", rank, run=self.paths.folder.parent.name, step=self.step, stdout=_stdout_bytes())
+            return
         if self._is_over:  # recovery has landed on the ordered unit: the process before this one died after it
+            rehearsal.tell_reports(rank)
             self._wait_for_the_end()
         if self.step != self._last_step:
             self._units, self._last_step = self._units + 1, self.step
-        is_end = self._is_end(rehearsal.orders)
-        if is_end and self._is_dying:  # the kill is late, and there is no later unit for it
+        if self._is_dying:  # the kill is late: it belongs into the unit that ends here
             self._die()
-        self._is_over = is_end
+        is_end = self._is_over = self._is_end(rehearsal.orders)
         if is_end:
             self.wait_checkpoint()  # one that is being written would keep the next from being taken
         super().boundary(body, snapshot, scalars=scalars, checkpoint=True if is_end else checkpoint)

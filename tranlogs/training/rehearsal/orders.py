@@ -5,6 +5,7 @@ The variable TRANLOGS_REHEARSAL names a folder with two files. `orders.json` is 
 
     open    a run was opened: {"run": name of its folder, "given": the folder that the script gives, "rank"}
     begin   recovery has ended: {"step"}
+    recheck a unit was computed again, and compared with its record: {"step", "stdout"}
     unit    a boundary is committed: {"step", "stdout": size of the standard output}
     report  the report of a recovery is new, or has changed: {"report"}
     closed  the script has closed the run: {"step"}
@@ -44,7 +45,7 @@ class Orders:
         units: number of units after which the process ends; None for no limit.
         step: the step at whose boundary the process ends; None for no limit.
         die_at: the process dies by SIGKILL after the first boundary at this step or a later one; None: it does not.
-        die_after: seconds from that boundary to the kill.
+        die_after: seconds from that boundary to the kill, which comes before the next boundary commits in any case.
         die_rank: rank of the process that dies.
     """
 
