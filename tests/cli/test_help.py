@@ -10,7 +10,8 @@ from tranlogs.cli.app import SUBCOMMANDS, load_subcommand
 
 from .conftest import Cli
 
-COMMANDS = ("demo", "status", "log", "verify", "replay", "export", "import", "repair", "monitor", "push", "pull", "store")
+COMMANDS = ("demo", "status", "log", "verify", "replay", "rehearse", "export", "import", "repair", "monitor")
+COMMANDS += ("push", "pull", "store")
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 CLIENTS = ("alluxio", "fsspec", "requests", "starlette", "uvicorn")
 HEAVY = (*FRAMEWORKS, *CLIENTS, "numpy", "lmdb", "rich", "zstandard", "xxhash")

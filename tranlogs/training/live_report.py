@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..recovery import RecoveryReport
+from .rehearsal.orders import current
 
 _log = logging.getLogger("tranlogs")
 
@@ -48,6 +49,8 @@ class LiveReport:
         self.recheck: RecheckState = ""
         self.refuted: frozenset[str] = frozenset()
         self._notes: list[str] = []
+        if (rehearsal := current()) is not None:
+            rehearsal.watch(self)
 
     @property
     def texts(self) -> list[str]:

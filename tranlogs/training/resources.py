@@ -16,6 +16,7 @@ from ..recovery.group.journal_access import read_run_id
 from ..recovery.progress_bar import progress_bar
 from ..recovery.recover import Recovered
 from ..shipping import StoreCopies, fetch_missing_journal, start_shipping
+from .rehearsal.journal import open_journal
 from .settings import RunSettings
 
 _FILES_OF_A_BUDGET = 3  # the open log file, the next one, and one that is sealed
@@ -69,16 +70,15 @@ class RunResources:
                 was_fetched = fetch_missing_journal(url, JournalPaths.of(settings.run, former), progress) is not None
                 former += 1
         take_over = settings.grace_seconds if settings.takes_over else None
-        self.journal = Journal.open(
-            settings.run,
-            rank=rank,
-            framework=framework,
-            environment=environment,
-            config=self.config,
-            policy=settings.policy,
-            retention=settings.retention,
-            take_over=take_over,
-        )
+        opening = {
+            "framework": framework,
+            "environment": environment,
+            "config": self.config,
+            "policy": settings.policy,
+            "retention": settings.retention,
+            "take_over": take_over,
+        }
+        self.journal = open_journal(settings.run, rank, opening)
         if rank == 0 and take_over is not None:
             end_former_ranks(settings.run, world, take_over)
         self.journal.adapt = adapt

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any, get_args
@@ -13,7 +13,9 @@ from ..journal.embedded_monitor import parse_monitor
 from ..journal.ownership.takeover import is_takeover_wanted
 from ..journal.process.shutdown import OnSignal, check_shutdown_settings
 from ..retention import CheckpointPolicy, Monitor, RetentionPolicy, as_policy, as_retention
+from ..retention.keep_policy import KeepAll
 from .fingerprint import Mode
+from .rehearsal.orders import current
 
 RECHECK_VARIABLE = "TRANLOGS_RECHECK"
 
@@ -89,7 +91,7 @@ class RunSettings:
         _check_choice("durability", options.durability, ("machine", "process"))
         _check_choice("fingerprint", options.fingerprint, get_args(Mode))
         _check_choice("writer", options.writer, ("direct", "thread", None))
-        return cls(
+        settings = cls(
             run=Path(run),
             policy=as_policy(options.checkpoint_every),
             retention=as_retention(options.keep),
@@ -104,6 +106,15 @@ class RunSettings:
             takes_over=is_takeover_wanted(options.take_over),
             rechecks=_is_recheck_wanted(options.recheck),
         )
+        return settings._rehearsed()
+
+    def _rehearsed(self) -> RunSettings:
+        """Return these settings; in a rehearsal, those of a run in its folder that keeps its whole log and is not shipped."""
+        rehearsal = current()
+        if rehearsal is None:
+            return self
+        run = rehearsal.redirect(self.run)
+        return replace(self, run=run, retention=KeepAll(), monitor=None, store=None, takes_over=False)
 
 
 def check_epochs(count: object) -> None:

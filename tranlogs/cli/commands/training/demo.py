@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ..frameworks import load_demo
-from ..options import Json, command
+from ...frameworks import load_demo
+from ...options import Json, command
 
 
 @command

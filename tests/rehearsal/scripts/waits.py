@@ -1,0 +1,4 @@
+"""Waits for input."""
+
+name = input("name of the experiment: ")
+print(name)

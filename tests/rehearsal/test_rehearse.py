@@ -1,0 +1,124 @@
+"""Real scripts, rehearsed: processes that are killed by SIGKILL."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.launcher import environment
+
+from .conftest import Rehearse
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow]
+
+
+def test_script_that_tracks_everything_resumes_exactly(rehearse: Rehearse) -> None:
+    found = rehearse("exact.py", "--kills", "2", "--units", "12")
+    assert (found.code, found.verdict["outcome"]) == (0, "exact")
+    assert len(found.verdict["kills"]) >= 2
+    assert {kill["during"] for kill in found.verdict["kills"]} == {"training", "start"}
+    assert found.verdict["step"] == found.verdict["units"] == 12
+    assert "2 written files" in found.verdict["compared"]
+    assert found.verdict["differences"] == [] == found.left
+
+
+def test_counter_that_is_not_tracked_is_named_at_the_first_step_it_changes(rehearse: Rehearse) -> None:
+    found = rehearse("counter.py", "--kills", "1", "--units", "8")
+    assert (found.code, found.verdict["outcome"]) == (1, "not exact")
+    died = found.verdict["kills"][0]["step"]
+    assert died % 3, "else the counter is right by chance, and the seed is to be changed"
+    steps = {difference["kind"]: difference["step"] for difference in found.verdict["differences"]}
+    assert died < steps["gradients"] <= died + 3
+    assert f"'turn {died + 1}: loss" in found.verdict["differences"][-1]["what"]
+    assert steps["printed"] == died + 1
+    assert any("optimizer.remember(" in line for line in found.verdict["advice"])
+
+
+def test_script_that_is_not_wrapped_is_told_what_it_loses(rehearse: Rehearse) -> None:
+    found = rehearse("not_wrapped.py")
+    assert (found.code, found.verdict["is_wrapped"]) == (1, False)
+    assert "starts again from the beginning" in found.verdict["headline"]
+    assert "model.pt, and does not read it" in found.notes
+    assert any("LoggedOptimizer(optimizer, run=" in line for line in found.verdict["advice"])
+
+
+def test_script_that_cannot_be_started_twice_does_not_resume(rehearse: Rehearse) -> None:
+    found = rehearse("fails_again.py", "--kills", "1", "--units", "6")
+    assert found.code == 1
+    assert "does not resume" in found.verdict["headline"]
+    assert "FileExistsError" in found.notes
+
+
+def test_script_that_never_steps_and_ignores_signals_is_not_judged(rehearse: Rehearse) -> None:
+    found = rehearse("never_steps.py", "--time", "20s")
+    assert (found.code, found.verdict["outcome"]) == (2, "not judged")
+    assert "has opened its run and took no step within the 20 s" in found.verdict["headline"]
+    assert found.verdict["seconds"] < 40
+    assert found.left == []
+
+
+def test_script_that_waits_for_input_is_not_judged(rehearse: Rehearse) -> None:
+    found = rehearse("waits.py")
+    assert found.code == 2
+    assert "waits for input" in found.notes
+    assert found.verdict["seconds"] < 40
+
+
+def test_daemon_is_not_judged_and_does_not_survive(rehearse: Rehearse) -> None:
+    found = rehearse("daemon.py")
+    assert found.code == 2
+    assert "into the background" in found.verdict["headline"]
+    assert found.left == []
+
+
+def test_disk_limit_ends_the_rehearsal(rehearse: Rehearse) -> None:
+    found = rehearse("fills_disk.py", "--disk", "1MiB")
+    assert found.code == 2
+    assert "1.0 MiB on disk (--disk)" in found.verdict["headline"]
+
+
+def test_keras_fit_resumes_exactly(rehearse: Rehearse) -> None:
+    found = rehearse("keras_fit.py", "--kills", "1", "--units", "9")
+    assert (found.code, found.verdict["differences"]) == (0, [])
+    assert "printed lines" in found.verdict["compared"]
+
+
+def test_two_processes_under_torchrun_resume_exactly(rehearse: Rehearse) -> None:
+    start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    found = rehearse("ddp.py", "--kills", "1", "--units", "10", start=start)
+    assert (found.code, found.verdict["differences"]) == (0, [])
+    assert found.verdict["ranks"] == 2
+    assert found.left == []
+
+
+def test_lightning_resumes_exactly(rehearse: Rehearse) -> None:
+    found = rehearse("light.py", "--kills", "1", "--units", "8")
+    assert (found.code, found.verdict["differences"]) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--units", "1", "--", "python", "x.py"], "--units must be at least 2"),
+        (["--kills", "0", "--", "python", "x.py"], "--kills must be at least 1"),
+        (["--", "python", "missing.py"], "missing.py: no such file"),
+        (["--", "no-such-command"], "no-such-command: no such command"),
+        (["--scratch", "nowhere", "--", "python", "x.py"], "--scratch nowhere: no such folder"),
+    ],
+)
+def test_wrong_usage_is_said_before_anything_runs(options: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("open('ran', 'w')")
+    called = subprocess.run(
+        [sys.executable, "-m", "tranlogs", "rehearse", "--json", *options],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert called.returncode == 2
+    assert message in json.loads(called.stdout)["error"]["message"]
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tranlogs.rehearsal.processes.working_folder import WorkingFolder, can_mount, find_changed, remove, stamp_files
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Path:
+    """A user's folder with a script, data, and the checkpoint of a real run."""
+    folder = tmp_path / "user"
+    (folder / "data").mkdir(parents=True)
+    (folder / "out").mkdir()
+    (folder / "data" / "train.txt").write_text("data")
+    (folder / "out" / "best.pt").write_text("precious")
+    return folder
+
+
+def run(place: WorkingFolder, script: str) -> str:
+    called = subprocess.run(place.launch(["sh", "-c", script]), capture_output=True, text=True, check=True)
+    return called.stdout
+
+
+def test_mounted_folder_takes_up_all_writes(user: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    if not can_mount(user, scratch):
+        pytest.skip("this kernel does not allow it to mount a file system")
+    place, before = WorkingFolder.make(user, scratch / "arm", is_mounted=True), stamp_files(user)
+    script = f"cat data/train.txt; pwd; echo new > out/best.pt; echo log > {user}/log.txt; rm data/train.txt"
+    assert run(place, script) == f"data{user}\n"
+    assert find_changed(user, before) == []
+    assert {name: path.read_text() for name, path in place.files().items()} == {"out/best.pt": "new\n", "log.txt": "log\n"}
+    assert run(place, "cat out/best.pt") == "new\n", "the next life sees what this one wrote"
+    remove(scratch)
+    assert not scratch.exists()
+
+
+def test_linked_folder_has_the_data_and_keeps_new_files(user: Path, tmp_path: Path) -> None:
+    place, before = WorkingFolder.make(user, tmp_path / "arm", is_mounted=False), stamp_files(user)
+    assert run(place, "cat data/train.txt; echo new > out/new.pt; echo log > log.txt") == "data"
+    assert find_changed(user, before) == []
+    assert sorted(place.files()) == ["log.txt", "out/new.pt"]
+
+
+def test_write_through_a_link_is_noticed(user: Path, tmp_path: Path) -> None:
+    place, before = WorkingFolder.make(user, tmp_path / "arm", is_mounted=False), stamp_files(user)
+    run(place, "echo other and longer > out/best.pt")
+    assert find_changed(user, before) == ["out/best.pt"]
+
+
+def test_folder_that_holds_the_scratch_folder_is_not_mounted_over(user: Path) -> None:
+    assert not can_mount(user, user / "scratch")
+
+
+def test_command_that_cannot_be_started_says_so(user: Path, tmp_path: Path) -> None:
+    place = WorkingFolder.make(user, tmp_path / "arm", is_mounted=False)
+    called = subprocess.run(place.launch(["no-such-command"]), capture_output=True, text=True)
+    assert (called.returncode, called.stderr) == (127, "no-such-command: No such file or directory\n")

@@ -1,0 +1,1 @@
+"""Subcommands that run a training script."""

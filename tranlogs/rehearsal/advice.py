@@ -1,0 +1,112 @@
+"""The lines that would make a script resume exactly, from what differs and from what the script imports."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from .comparison.differences import Difference, Kind
+
+_SOURCE_BYTES_MAX = 1 << 20
+_LAST: dict[Kind, int] = {"printed": 1, "file": 2}
+_WRAPPED = re.compile(r"\btranlogs(_torch|_keras)?\b")
+
+_REMEMBER = (
+    "state = optimizer.remember(NAME=VALUE) before recover(), and state.NAME in the loop, for what a unit takes from the one "
+    "before it: a counter, a batch fetched ahead, a hidden state, an environment"
+)
+_COUNT = "for batch, data in optimizer.batches(loader, until=STEPS, enumerate=True): the true number of the batch"
+_APPEND = 'open the file with "a", and write what belongs to a batch before the next batch is requested'
+
+_TORCH_LINES: dict[Kind, list[str]] = {
+    "recheck": [_REMEMBER, _COUNT],
+    "gradients": [_REMEMBER, _COUNT],
+    "printed": [_REMEMBER, _COUNT],
+    "random state": ["optimizer.track(generator=generator) for a generator of your own; seed the global ones before recover()"],
+    "data position": ["optimizer.track(loader=loader)", "for batch in optimizer.batches(loader, until=STEPS):"],
+    "hyper-parameters": ["optimizer.track(scheduler=scheduler)"],
+    "buffers": ["LoggedOptimizer(..., model=model) with the module that holds the buffer"],
+    "file": [_APPEND],
+}
+_KERAS_LINES: dict[Kind, list[str]] = {
+    "gradients": ["model.fit(DATA, ...) with data that repeat themselves: arrays, a PyDataset, a tf.data pipeline with seeds"],
+    "printed": ["keep what is printed in a Keras metric, or in a callback with get_state and set_state"],
+    "file": [_APPEND],
+}
+_GENERAL: dict[Kind, list[str]] = {
+    "tracked state": ["load_state_dict of the object that is named above has to restore all that its state_dict returns"]
+}
+
+
+def read_sources(command: Sequence[str], folder: Path) -> dict[Path, str]:
+    """Return the sources of a script: the files that the command line names."""
+    found = {}
+    names = [word for word in command[1:] if word.endswith(".py")]
+    modules = [after for word, after in pairwise(command) if word == "-m"]
+    names += [module.replace(".", "/") + ending for module in modules for ending in (".py", "/__main__.py")]
+    for name in names:
+        path = folder / name
+        if path.is_file() and path.stat().st_size <= _SOURCE_BYTES_MAX:
+            found[path] = path.read_text(errors="replace")
+    return found
+
+
+def mentions_tranlogs(sources: dict[Path, str]) -> bool:
+    """Return True if one of the sources, or a module beside it, names TranLogs."""
+    if any(_WRAPPED.search(text) for text in sources.values()):
+        return True
+    for path in {path.parent for path in sources}:
+        for near in sorted(path.glob("*.py"))[:100]:
+            if near.stat().st_size <= _SOURCE_BYTES_MAX and _WRAPPED.search(near.read_text(errors="replace")):
+                name = near.stem
+                if any(re.search(rf"\b{re.escape(name)}\b", text) for text in sources.values()):
+                    return True
+    return False
+
+
+def advise(differences: Sequence[Difference], framework: str) -> list[str]:
+    """Return the lines to add for what differs first. What is printed follows from the state, and files from both."""
+    lines = {**_GENERAL, **(_KERAS_LINES if framework == "keras" else _TORCH_LINES)}
+    kinds = sorted((difference.kind for difference in differences), key=lambda kind: _LAST.get(kind, 0))
+    return next((lines[kind] for kind in kinds if kind in lines), [])
+
+
+def suggest_wrapping(sources: dict[Path, str]) -> list[str]:
+    """Return the lines that make a script resume, guessed from what it imports."""
+    text = "\n".join(sources.values())
+
+    def imports(name: str) -> bool:
+        return bool(re.search(rf"^\s*(import|from)\s+{name}\b", text, re.MULTILINE))
+
+    if imports("transformers"):
+        return [
+            "from tranlogs_torch.trainers.huggingface import TranLogsTrainerCallback",
+            'Trainer(..., callbacks=[TranLogsTrainerCallback("runs/NAME")])',
+        ]
+    if imports("lightning") or imports("pytorch_lightning"):
+        return [
+            "from tranlogs_torch.trainers.lightning import TranLogsLightningCallback",
+            'Trainer(..., callbacks=[TranLogsLightningCallback("runs/NAME")])',
+        ]
+    if imports("accelerate"):
+        return [
+            "from tranlogs_torch.trainers.accelerate import log_prepared",
+            'log = log_prepared(accelerator, "runs/NAME", model, optimizer, loader)  # after accelerator.prepare(...)',
+            "log.track(scheduler=scheduler).recover()",
+            "for epoch in log.epochs(EPOCHS):  # in place of: for epoch in range(EPOCHS)",
+            "    for batch in epoch:           # in place of: for batch in loader",
+        ]
+    if imports("keras") or imports("tensorflow"):
+        return [
+            "from tranlogs_keras import TranLogsCallback",
+            'model.fit(..., callbacks=[TranLogsCallback("runs/NAME")])',
+        ]
+    return [
+        "from tranlogs_torch import LoggedOptimizer",
+        'optimizer = LoggedOptimizer(optimizer, run="runs/NAME", model=model)',
+        "optimizer.track(loader=loader)  # and scheduler=..., scaler=...: what has state_dict",
+        "optimizer.recover()",
+        "for batch in optimizer.batches(loader, until=STEPS):  # in place of: for batch in loader",
+    ]

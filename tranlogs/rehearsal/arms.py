@@ -1,0 +1,119 @@
+"""The arms of a rehearsal: the same script several times over, each with a working folder and runs of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..base.quantities import format_bytes
+from ..training.rehearsal.orders import Orders
+from .comparison.runs import copy_start
+from .processes.life import Life, Limits, Stage
+from .processes.working_folder import WorkingFolder, can_mount
+from .settings import RehearsalSettings
+from .verdict import NotJudged
+
+_ERROR_LINES = 3
+
+Progress = Callable[[str, int, int], None]  # what is done, step, units in all
+
+
+@dataclass(slots=True)
+class Arm:
+    """A run of the script.
+
+    Attributes:
+        name: name of the arm, and of its folder.
+        place: the folder that the script works in.
+        runs: the folder of its runs.
+        lives: the lives of the script, in order.
+    """
+
+    name: str
+    place: WorkingFolder
+    runs: Path
+    lives: list[Life] = field(default_factory=list)
+
+
+class Arms:
+    """Makes arms, and lets the script live in them.
+
+    Args:
+        settings: settings of the rehearsal.
+        scratch: its folder.
+        progress: called while a life goes on.
+    """
+
+    def __init__(self, settings: RehearsalSettings, scratch: Path, progress: Progress) -> None:
+        self._settings, self._scratch, self._progress = settings, scratch, progress
+        limits = Limits(time.monotonic() + settings.seconds, settings.disk_bytes)
+        self._stage = Stage(scratch, settings.command, limits)
+        self._is_mounted = can_mount(settings.folder, scratch)
+
+    def make(self, name: str, start: Arm | None = None) -> Arm:
+        """Make an arm, whose runs begin where those of `start` began."""
+        folder = self._scratch / name
+        arm = Arm(name, WorkingFolder.make(self._settings.folder, folder, is_mounted=self._is_mounted), folder / "runs")
+        arm.runs.mkdir()
+        if start is not None:
+            copy_start(start.runs, arm.runs)
+        return arm
+
+    def live(self, arm: Arm, orders: Orders, what: str, *, seconds: float | None = None) -> Life:
+        """Let the script live once.
+
+        Args:
+            arm: where.
+            orders: what its processes are ordered to do.
+            what: which life it is, for people.
+            seconds: time after which it is killed; None for no such time.
+
+        Raises:
+            NotJudged: a limit was reached, or the script has put itself into the background.
+        """
+        folder, total = self._scratch / arm.name / f"life{len(arm.lives) + 1}", self._settings.units
+
+        def show(step: int) -> None:
+            self._progress(what, step, total)
+
+        show(0)
+        life = self._stage.live(folder, arm.place, replace(orders, runs=str(arm.runs)), seconds=seconds, progress=show)
+        arm.lives.append(life)
+        if life.ending == "time":
+            raise NotJudged(self._describe_timeout(life, what), *last_errors(life))
+        if life.ending == "disk":
+            limit = format_bytes(self._settings.disk_bytes)
+            raise NotJudged(f"The rehearsal took more than {limit} on disk (--disk) in {self._scratch}.")
+        if life.ending == "daemon":
+            raise NotJudged(
+                f"The script has put itself into the background: it ended (exit code {life.code}) and left processes behind "
+                f"({life.left}), which were killed. Rehearse it in the foreground."
+            )
+        return life
+
+    def _describe_timeout(self, life: Life, what: str) -> str:
+        limit = f"within the {self._settings.seconds:.0f} s of --time"
+        if not life.of("unit"):
+            where = "has opened its run and " if life.of("open") else ""
+            return f"The script {where}took no step {limit} (life: {what})."
+        return f"The rehearsal did not end {limit}: it was at step {life.steps} (life: {what}). Give more, or fewer --units."
+
+
+def describe_end(life: Life) -> str:
+    """Return how a script has ended, in words."""
+    if life.ending != "exited":
+        return life.ending
+    if life.code is not None and life.code < 0:
+        return f"killed by signal {-life.code}"
+    return f"exit code {life.code}"
+
+
+def last_errors(life: Life) -> list[str]:
+    """Return the last lines of the script's errors, and what they mean."""
+    lines = [line for line in life.errors.splitlines() if line.strip()][-_ERROR_LINES:]
+    found = [f"stderr: {line}" for line in lines]
+    if any("EOFError" in line or "Inappropriate ioctl" in line for line in lines):
+        found.append("the script waits for input, and a rehearsal has none: give what it asks for as arguments")
+    return found

@@ -1,0 +1,107 @@
+"""Comparison of the files that a script has written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from .archives import read_archive
+from .differences import Difference, find_difference
+from .text import Noise, split_lines
+
+_TEXT_BYTES_MAX = 16 << 20  # of a file that is compared line by line
+_DIGITS = re.compile(r"\d+")
+
+Files = Mapping[str, Path]
+
+
+def compare_files(twin: Files, control: Files | None, killed: Files) -> tuple[list[Difference], list[str]]:
+    """Compare the files of a script that was killed with those of one that was not.
+
+    Args:
+        twin: files of the script that was not killed.
+        control: of the same once more, if there is one. What differs between these two says nothing.
+        killed: files of the script that was killed.
+
+    Returns:
+        The differences, and remarks on what is equal but for repetitions, and on what cannot be compared.
+    """
+    noisy = {_DIGITS.sub("#", name) for name in twin.keys() ^ control.keys()} if control is not None else set()
+    differences, remarks = [], []
+    for name in sorted(twin.keys() | killed.keys()):
+        if _DIGITS.sub("#", name) in noisy:
+            continue
+        if name not in killed or name not in twin:
+            what = "is missing" if name in twin else "is not there without a kill"
+            differences.append(Difference("file", name, what))
+            continue
+        found = _compare(twin[name], None if control is None else control.get(name), killed[name])
+        if found is None:
+            continue
+        if found.startswith("~"):
+            remarks.append(f"{name}: {found[1:]}")
+        else:
+            differences.append(Difference("file", name, found))
+    if noisy:
+        remarks.append("not compared, because they differ between two runs without a kill: " + ", ".join(sorted(noisy)[:5]))
+    return differences, remarks
+
+
+def _compare(twin: Path, control: Path | None, killed: Path) -> str | None:
+    """Return how a file differs; None if it is equal. A text that begins with "~" is a remark, and no difference."""
+    ours, theirs = _read(twin), _read(killed)
+    if ours is not None and ours == theirs:
+        return None
+    if ours is None or theirs is None:
+        return None if twin.stat().st_size == killed.stat().st_size else _sizes(twin, killed)
+    again = _read(control) if control is not None else None
+    if _is_text(ours) and _is_text(theirs):
+        return _compare_texts(ours, again, theirs)
+    a, b = read_archive(twin), read_archive(killed)
+    if a is not None and b is not None:
+        found = find_difference(a, b)
+        if found is None:
+            return None
+        if control is not None and (c := read_archive(control)) is not None and find_difference(a, c) is not None:
+            return "~not compared, because it differs between two runs without a kill"
+        return f"{found[0]}: {found[1]}"
+    if again is not None and again != ours:
+        return "~not compared, because it differs between two runs without a kill"
+    return _sizes(twin, killed) if len(ours) != len(theirs) else "other bytes"
+
+
+def _compare_texts(ours: bytes, again: bytes | None, theirs: bytes) -> str | None:
+    noise = Noise()
+    if again is not None:
+        noise.learn(split_lines(ours), split_lines(again))
+    expected, found = noise.strip(split_lines(ours)), noise.strip(split_lines(theirs))
+    wanted, there = {line for _, line in expected}, {line for _, line in found}
+    missing = [raw for raw, line in expected if line not in there]
+    more = [raw for raw, line in found if line not in wanted]
+    if missing:
+        return f"{len(missing)} of {len(expected)} lines are missing, the first is {missing[0][:80]!r}"
+    if more:
+        return f"{len(more)} lines are not there without a kill, the first is {more[0][:80]!r}"
+    repeated = len(found) - len(expected)
+    if repeated > 0:
+        return f"~{repeated} lines are there twice: the unit that was killed had written them"
+    return None
+
+
+def _read(path: Path) -> bytes | None:
+    return path.read_bytes() if path.stat().st_size <= _TEXT_BYTES_MAX * 64 else None
+
+
+def _is_text(data: bytes) -> bool:
+    if len(data) > _TEXT_BYTES_MAX or b"\0" in data:
+        return False
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _sizes(twin: Path, killed: Path) -> str:
+    return f"{killed.stat().st_size:,} bytes instead of {twin.stat().st_size:,}"

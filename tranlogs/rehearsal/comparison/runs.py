@@ -1,0 +1,189 @@
+"""Comparison of two runs: their logs, step by step, and their states where the rehearsal has ended."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Collection, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from ...base.errors import DataError
+from ...catalog.lineage import trace_lineage
+from ...checkpoints import Checkpoint
+from ...journal import JournalPaths
+from ...log.entry import Entry
+from ...log.reader import SegmentReader
+from ...log.record import EntryKind
+from ...rebuild_catalog import rebuild_catalog
+from ...recovery.history import Link, build_history
+from ...recovery.journal_facts import read_facts
+from .differences import Difference, Kind, describe_arrays, find_difference, find_differences
+
+_FIRST = "step-0000000000-*"
+_PARTS: dict[str, Kind] = {
+    "rng": "random state",
+    "data": "data position",
+    "tracked": "tracked state",
+    "buffers": "buffers",
+    "after": "hyper-parameters",
+}
+# What a boundary notes of what this process has learned, and not of the training. Gradients that wait for a step are among it:
+# the gradients of that step show them.
+_BOOKKEEPING = {"flags", "waiting", "turns", "is_implicit", "start_rng", "traced", "log"}
+Key = tuple[int, int, int]  # step, kind of the record, number among those
+
+
+def copy_start(source: Path, target: Path) -> bool:
+    """Make runs that are before their first step, as those of another folder were; return False if one of them cannot be.
+
+    A script that draws its first weights without a seed then begins with the same ones, as it would after a crash.
+    """
+    has_all = True
+    for journal in sorted(source.glob("*/rank*")):
+        first = sorted((journal / "checkpoints").glob(_FIRST))
+        if not first:
+            has_all = False
+            continue
+        paths = JournalPaths(target / journal.relative_to(source))
+        paths.log.mkdir(parents=True)
+        shutil.copytree(first[0], paths.checkpoints / first[0].name)
+        rebuild_catalog(paths.folder)
+    for linked in source.glob("*/*"):
+        if linked.is_symlink():
+            (target / linked.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
+            (target / linked.relative_to(source)).symlink_to(linked.resolve())
+    return has_all
+
+
+def compare_runs(twin: Path, other: Path, ignored: Collection[tuple[Kind, str]] = ()) -> list[Difference]:
+    """Return how the runs in one folder differ from those in another: the first differences of each.
+
+    Args:
+        twin: folder with the runs of the script that was not killed.
+        other: folder with the same runs of another start of the script.
+        ignored: kinds and names of what is not compared.
+    """
+    found = []
+    for journal in sorted(twin.glob("*/rank*")):
+        name = str(journal.relative_to(twin))
+        if not (other / name / "log").is_dir():
+            found.append(Difference("state", f"run {name}", "it was not written"))
+            continue
+        for differences in (_compare_logs(journal, other / name), _compare_states(journal, other / name)):
+            kept = (one for one in differences if (one.kind, one.what) not in ignored)
+            found += [one for one in [next(kept, None)] if one is not None]
+    return found
+
+
+def find_unsteady(twin: Path, control: Path) -> set[tuple[Kind, str]]:
+    """Return kinds and names of what differs in two runs without a kill, such as a measured time in a trainer's history."""
+    found = set()
+    for journal in sorted(twin.glob("*/rank*")):
+        other = control / journal.relative_to(twin)
+        if (other / "log").is_dir():
+            for one in chain(_compare_logs(journal, other), _compare_states(journal, other)):
+                found.add((one.kind, one.what))
+    return found
+
+
+# Logs.
+
+
+def _compare_logs(twin: Path, other: Path) -> Iterator[Difference]:
+    """Yield the differences between the records of two journals, in order."""
+    ours, theirs = _read_records(twin), _read_records(other)
+    for key in sorted(ours):
+        if key not in theirs:
+            continue
+        a_link, b_link = ours[key], theirs[key]
+        with _open(a_link) as a_file, _open(b_link) as b_file:
+            a, b = a_file.decode(a_link.location), b_file.decode(b_link.location)
+            if a.kind == EntryKind.BOUNDARY:
+                yield from _compare_boundaries(a, b)
+            else:
+                yield from _compare_steps(a, b)
+
+
+def _read_records(folder: Path) -> dict[Key, Link]:
+    """Return the committed records of a journal's newest timeline."""
+    facts = read_facts(folder)
+    history = build_history(facts.segments, trace_lineage(facts.timelines, facts.timeline))
+    found: dict[Key, Link] = {}
+    counts: Counter[tuple[int, int]] = Counter()
+    for link in (link for run in history.runs for link in run):
+        place = link.step, int(link.kind)
+        found[(*place, counts[place])] = link
+        counts[place] += 1
+    return found
+
+
+def _open(link: Link) -> SegmentReader:
+    return SegmentReader(link.segment.path, link.segment.locations)
+
+
+def _compare_steps(a: Entry, b: Entry) -> Iterator[Difference]:
+    step = a.step
+    for path, detail in find_differences(_without_form(a.body()), _without_form(b.body())):
+        yield Difference("hyper-parameters", path, detail, step)
+    if a.tensor_names() != b.tensor_names():
+        yield Difference("gradients", "other tensors have gradients", "", step)
+    elif xxhash.xxh3_64_digest(a.read_all().data) != xxhash.xxh3_64_digest(b.read_all().data):
+        for name in a.tensor_names():
+            x, y = a.read(name), b.read(name)
+            if (found := find_difference(x, y)) is not None:
+                detail = found[1] if x is None or y is None else describe_arrays(x, y)
+                yield Difference("gradients", name.removeprefix("grad/"), detail, step)
+
+
+def _compare_boundaries(a: Entry, b: Entry) -> Iterator[Difference]:
+    ours, theirs = a.parts(), b.parts()
+    has_arrays = bool(a.arrays())
+    for name in ours:
+        if name in _BOOKKEEPING or (ours[name] == theirs.get(name) and not has_arrays):
+            continue
+        for path, detail in find_differences(a.part(name), b.part(name), name):
+            yield Difference(_PARTS.get(name, "state"), path, detail, a.step)
+
+
+def _without_form(body: Any) -> Any:
+    """Return the body of a step without how it was fingerprinted, which depends on the time that steps take."""
+    return {key: value for key, value in body.items() if key != "fingerprint"} if isinstance(body, dict) else body
+
+
+# States.
+
+
+def _compare_states(twin: Path, other: Path) -> Iterator[Difference]:
+    """Yield the differences between the newest checkpoints that two journals have of the same step."""
+    ours, theirs = _checkpoints(twin), _checkpoints(other)
+    step = max(ours.keys() & theirs.keys(), default=0)
+    if not step:
+        return
+    try:
+        with Checkpoint(ours[step]) as a, Checkpoint(theirs[step]) as b:
+            there = set(b.names())
+            for name in a.names():
+                if name.startswith("aux/"):  # large arrays of the state, which are compared with it
+                    continue
+                found = find_difference(a.read(name), b.read(name)) if name in there else ("", "missing")
+                if found is not None:
+                    yield Difference("weights", name.removeprefix("param/"), found[1], step)
+            x, y = a.meta(), b.meta()
+    except DataError as error:
+        yield Difference("state", "the checkpoint cannot be read", str(error), step)
+        return
+    for path, detail in find_differences(x.get("optimizers"), y.get("optimizers"), "optimizers"):
+        yield Difference("state", path, detail, step)
+    ours_left, theirs_left = x.get("boundary", {}), y.get("boundary", {})
+    for name in ours_left:
+        if name not in _BOOKKEEPING:
+            for path, detail in find_differences(ours_left[name], theirs_left.get(name), name):
+                yield Difference(_PARTS.get(name, "state"), path, detail, step)
+
+
+def _checkpoints(folder: Path) -> dict[int, Path]:
+    return {int(path.name.split("-")[1]): path for path in sorted((folder / "checkpoints").glob("step-*"))}

@@ -1,0 +1,137 @@
+"""Judging of a script by what its arms have left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..base.quantities import count
+from .advice import advise
+from .arms import Arm, describe_end, last_errors
+from .comparison.differences import ESSENTIAL, Difference
+from .comparison.files import compare_files
+from .comparison.printed import compare_printed
+from .comparison.runs import compare_runs, find_unsteady
+from .killing import Killed
+from .processes.life import Life
+from .verdict import NotJudged, Outcome, Verdict
+
+
+def judge(twin: Arm, killed: Arm, kills: Killed, framework: str, make_control: Callable[[], Arm]) -> Verdict:
+    """Compare the script that was killed with the one that was not, and judge.
+
+    Args:
+        twin: the script that was not killed.
+        killed: the script that was.
+        kills: the kills.
+        framework: "torch" or "keras".
+        make_control: runs the script once more without a kill. It is called if something differs: the difference may be one
+            between any two starts.
+
+    Raises:
+        NotJudged: two runs without a kill differ, too; or nothing was killed.
+    """
+    if kills.failure is not None:
+        return _judge_failure(killed, kills)
+    if not kills.kills:
+        raise NotJudged("No kill came before the last unit. Give more --units, or more --kills.")
+    comparison = _Comparison(twin, killed, None)
+    if comparison.differences:
+        control = make_control()
+        _require_steady(twin, control)
+        comparison = _Comparison(twin, killed, control)
+    verdict = _begin_verdict(kills, killed.lives)
+    last = twin.lives[-1]
+    verdict.units, verdict.step = len({event["step"] for event in last.units}), last.steps
+    verdict.ranks = len({event["rank"] for event in last.of("open")})
+    verdict.compared, verdict.differences = comparison.equal, comparison.differences
+    verdict.notes += comparison.remarks
+    if comparison.differences:
+        verdict.outcome = Outcome.NOT_EXACT
+        verdict.headline = f"The script does not resume exactly: {comparison.differences[0]}."
+        verdict.advice = advise(comparison.differences, framework)
+    else:
+        verdict.headline = (
+            f"The script resumes exactly: its first {count(verdict.units, 'unit')} with {count(len(kills.kills), 'kill')} "
+            "equal those without."
+        )
+    return verdict
+
+
+class _Comparison:
+    """Comparison of two arms.
+
+    Attributes:
+        differences: what differs, the state first.
+        remarks: what could not be compared, or differs in a way that does not count.
+        equal: what is equal.
+    """
+
+    def __init__(self, twin: Arm, killed: Arm, control: Arm | None) -> None:
+        ignored = find_unsteady(twin.runs, control.runs) if control is not None else ()
+        runs = compare_runs(twin.runs, killed.runs, ignored)
+        printed = compare_printed(twin.lives[-1], None if control is None else control.lives[-1], killed.lives)
+        ours, theirs = twin.place.files(), killed.place.files()
+        files, self.remarks = compare_files(ours, None if control is None else control.place.files(), theirs)
+        self.differences: list[Difference] = [
+            *_find_rechecks(killed.lives),
+            *runs,
+            *([] if printed is None else [printed]),
+            *files,
+        ]
+        self.remarks += [f"not compared, because it differs between two starts: {name}" for _, name in sorted(set(ignored))]
+        self.equal = []
+        if not runs:
+            self.equal.append("gradients of each step, weights, optimizer state, random states, data position, tracked state")
+        if printed is None:
+            self.equal.append("printed lines")
+        if ours and not files:
+            self.equal.append(count(len(ours), "written file"))
+
+
+def _find_rechecks(lives: Sequence[Life]) -> list[Difference]:
+    """Return a difference if a unit that was computed again after a kill was not the recorded one."""
+    for life in lives:
+        for report in life.reports:
+            if report["recheck"] == "different":
+                note = next((note for note in report["notes"] if "computed again" in note), "")
+                return [Difference("recheck", "the unit before a kill, computed again, differs from its record", note)]
+    return []
+
+
+def _require_steady(twin: Arm, control: Arm) -> None:
+    """Demand that a second run without a kill trains the same way.
+
+    Raises:
+        NotJudged: it does not.
+    """
+    last = control.lives[-1]
+    if last.ending == "exited" and (last.code != 0 or last.steps < twin.lives[-1].steps):
+        raise NotJudged(
+            f"Started a second time without a kill, the script does not come as far: {describe_end(last)}.", *last_errors(last)
+        )
+    if any(kind in ESSENTIAL for kind, _ in find_unsteady(twin.runs, control.runs)):
+        raise NotJudged(
+            "The script does not repeat itself even without a kill, so nothing can be said about one.",
+            *map(str, compare_runs(twin.runs, control.runs)[:3]),
+            "it was started twice from the same first weights. Usual causes: data or random numbers without a seed before the "
+            "loop, data-loader workers, threads or kernels that round differently each time",
+        )
+
+
+def _judge_failure(killed: Arm, kills: Killed) -> Verdict:
+    """Judge a script that ends before it has come as far as the twin."""
+    life = kills.failure
+    assert life is not None
+    verdict = _begin_verdict(kills, killed.lives)
+    verdict.outcome = Outcome.NOT_EXACT
+    after = f"started again after {count(len(kills.kills), 'kill')}, " if kills.kills else "started a second time, "
+    where = f"at step {life.steps}" if life.of("unit") else "before its next unit"
+    verdict.headline = f"The script does not resume: {after}it ends {where} ({describe_end(life)})."
+    verdict.notes = [*last_errors(life), *verdict.notes]
+    return verdict
+
+
+def _begin_verdict(kills: Killed, lives: Sequence[Life]) -> Verdict:
+    said = [note for life in lives for report in life.reports for note in report["notes"]]
+    notes = [f"the recovery's report says: {note}" for note in dict.fromkeys(said)]
+    return Verdict(Outcome.EXACT, "", is_wrapped=True, kills=kills.kills, notes=notes)

@@ -1,0 +1,145 @@
+"""A rehearsal from its beginning to its verdict.
+
+1. the twin     the script is run until it has committed so many units, and not killed
+2. the killed   the same from the twin's first weights, killed by SIGKILL at random moments and started again
+3. the control  if something differs: the same once more without a kill. What differs here, too, does not come from a kill
+
+Then logs, states, printed lines and files of the twin and the killed script are compared.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from pathlib import Path
+
+from ..training.rehearsal.orders import Orders
+from .advice import mentions_tranlogs, read_sources, suggest_wrapping
+from .arms import Arm, Arms, Progress, describe_end, last_errors
+from .judging import judge
+from .killing import kill_repeatedly, plan_deaths
+from .processes.life import Life
+from .processes.tracker import adopting
+from .processes.working_folder import Stamps, count_bytes, find_changed, remove, stamp_files
+from .settings import RehearsalSettings
+from .unwrapped import find_read, judge_loss
+from .verdict import Kill, NotJudged, Outcome, Verdict
+
+_UNWRAPPED_SHARE = 0.25  # of the time, for each life of a script that does not use TranLogs
+_UNWRAPPED_SECONDS_MAX = 20.0
+
+
+def rehearse(settings: RehearsalSettings, progress: Progress = lambda what, done, total: None) -> Verdict:
+    """Rehearse a crash of a script.
+
+    Raises:
+        UsageError: the command cannot be found, or a setting is wrong.
+    """
+    settings.check()
+    started = time.monotonic()
+    scratch = Path(tempfile.mkdtemp(prefix="tranlogs-rehearsal-", dir=settings.scratch)).resolve()
+    before = stamp_files(settings.folder)
+    try:
+        try:
+            with adopting():
+                verdict = Rehearsal(settings, scratch, progress).run()
+        except NotJudged as error:
+            verdict = Verdict(Outcome.NOT_JUDGED, str(error), notes=error.notes)
+        verdict.notes += _describe_changes(settings.folder, before)
+        verdict.command, verdict.seed = settings.command, settings.seed
+        verdict.seconds, verdict.disk_bytes = time.monotonic() - started, count_bytes(scratch)
+        verdict.folder = str(scratch) if settings.keeps else None
+        return verdict
+    finally:
+        if not settings.keeps:
+            remove(scratch)
+
+
+class Rehearsal:
+    """A rehearsal.
+
+    Args:
+        settings: its settings.
+        scratch: its folder.
+        progress: called while it goes on.
+    """
+
+    def __init__(self, settings: RehearsalSettings, scratch: Path, progress: Progress) -> None:
+        self._settings, self._dice = settings, random.Random(settings.seed)
+        self._arms = Arms(settings, scratch, progress)
+        self._sources = read_sources(settings.command, settings.folder)
+
+    def run(self) -> Verdict:
+        """Run the script, kill it, compare, and judge.
+
+        Raises:
+            NotJudged: it cannot be judged.
+        """
+        settings, arms = self._settings, self._arms
+        is_expected = mentions_tranlogs(self._sources)
+        seconds = None if is_expected else min(_UNWRAPPED_SECONDS_MAX, _UNWRAPPED_SHARE * settings.seconds)
+        twin = arms.make("twin")
+        life = arms.live(twin, Orders("", units=settings.units), "not killed", seconds=seconds)
+        if not life.of("open"):
+            self._require_success(life)
+            if is_expected:
+                raise NotJudged("The script ended and opened no run: nothing was trained with TranLogs.", *last_errors(life))
+            return self._judge_unwrapped(life)
+        self._require_units(life)
+        orders = Orders("", step=life.steps if life.ending == "end" else None)
+        killed = arms.make("killed", start=twin)
+        deaths = plan_deaths(life, settings.kills, self._dice)
+        kills = kill_repeatedly(arms, killed, orders, life, deaths)
+
+        def make_control() -> Arm:
+            control = arms.make("control", start=twin)
+            arms.live(control, orders, "not killed, again")
+            return control
+
+        framework = "keras" if any("tranlogs_keras" in text for text in self._sources.values()) else "torch"
+        return judge(twin, killed, kills, framework, make_control)
+
+    def _require_success(self, life: Life) -> None:
+        if life.ending == "exited" and life.code != 0:
+            where = "before its first step" if not life.of("unit") else f"at step {life.steps}"
+            raise NotJudged(f"The script fails without a kill, {where} ({describe_end(life)}).", *last_errors(life))
+
+    def _require_units(self, life: Life) -> None:
+        """Demand that the twin has trained enough for a kill.
+
+        Raises:
+            NotJudged: it has not.
+        """
+        self._require_success(life)
+        if life.ending == "killed":
+            raise NotJudged(f"The script did not come to unit {self._settings.units} within {life.seconds:.0f} s.")
+        if len({event["step"] for event in life.units}) < 2:
+            raise NotJudged(f"The script ended at step {life.steps}: too early for a kill.", *last_errors(life))
+
+    def _judge_unwrapped(self, twin: Life) -> Verdict:
+        """Kill a script that does not use TranLogs, start it again, and say what it lost."""
+        arm = self._arms.make("killed")
+        moment = self._dice.uniform(0.6, 0.95) * twin.seconds
+        first = self._arms.live(arm, Orders(""), "kill 1", seconds=moment)
+        written, since = arm.place.files(), time.time_ns()
+        second = self._arms.live(arm, Orders(""), "last life", seconds=twin.seconds)
+        loss = judge_loss(first, second, written, find_read(written, since))
+        advice = suggest_wrapping(self._sources)
+        return Verdict(
+            Outcome.NOT_EXACT,
+            loss.headline,
+            is_wrapped=False,
+            kills=[Kill(0, first.seconds, "training")],
+            notes=loss.notes,
+            advice=advice,
+        )
+
+
+def _describe_changes(folder: Path, before: Stamps) -> list[str]:
+    """Return a note if files of the user's folder have changed since they were looked at."""
+    changed = find_changed(folder, before)
+    if not changed:
+        return []
+    names = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+    return [f"files of {folder} have changed meanwhile, outside of the rehearsal's folder: {names}"]

@@ -1,0 +1,89 @@
+"""What a rehearsal has found."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+from .comparison.differences import Difference
+
+
+class NotJudged(Exception):
+    """The script cannot be judged; the message says why.
+
+    Attributes:
+        notes: further facts, such as the last lines of its errors.
+    """
+
+    def __init__(self, why: str, *notes: str) -> None:
+        super().__init__(why)
+        self.notes = list(notes)
+
+
+class Outcome(Enum):
+    """Outcome of a rehearsal; the value is the exit code."""
+
+    EXACT = 0
+    NOT_EXACT = 1
+    NOT_JUDGED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A kill of the script.
+
+    Attributes:
+        step: the newest step that was committed when the script died.
+        seconds: seconds that it had lived.
+        during: "training" or "start".
+    """
+
+    step: int
+    seconds: float
+    during: str
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What a rehearsal has found.
+
+    Attributes:
+        outcome: whether the script resumes exactly.
+        headline: one sentence that says it.
+        command: the command line of the script.
+        seed: seed of the moments of the kills.
+        is_wrapped: whether the script trains with TranLogs; None if it is not known.
+        units: number of units that were compared.
+        step: the step at which the runs were compared.
+        ranks: number of processes that trained.
+        kills: the kills.
+        compared: what was compared and is equal.
+        differences: what differs, what shows first at the beginning.
+        notes: what else to know: notes of the recovery's report, and what could not be compared.
+        advice: lines to add to the script.
+        seconds: how long the rehearsal took.
+        disk_bytes: what its folder took at the end.
+        folder: the rehearsal's folder, if it was kept.
+    """
+
+    outcome: Outcome
+    headline: str
+    command: list[str] = field(default_factory=list)
+    seed: int = 0
+    is_wrapped: bool | None = None
+    units: int = 0
+    step: int = 0
+    ranks: int = 0
+    kills: list[Kill] = field(default_factory=list)
+    compared: list[str] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    disk_bytes: int = 0
+    folder: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the verdict as plain values, for JSON."""
+        return {**asdict(self), "outcome": self.outcome.name.lower().replace("_", " ")}
