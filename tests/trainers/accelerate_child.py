@@ -116,6 +116,7 @@ def train(
     }
     if report is not None:
         found["report"] = {"step": report.step, "exact": report.exact, "notes": report.notes, "batch": report.batch}
+        found["report"] |= {"recheck": report.recheck, "rechecked": report.rechecked}
     return found
 
 

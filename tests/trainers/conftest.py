@@ -31,7 +31,7 @@ class Launcher(launcher.Launcher):
 
     def __init__(self, framework: str, folder: Path) -> None:
         modules = (*_MODULES[framework], f"tests.trainers.{framework}_child")
-        super().__init__(folder, *modules, HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
+        super().__init__(folder, *modules, HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TRANLOGS_RECHECK="1")
         self.framework = framework
         self._references: dict[str, Outcome] = {}
 
@@ -69,6 +69,7 @@ class Launcher(launcher.Launcher):
             report = mine.pop("report")
             assert report["step"] > 0, "nothing was recovered"
             assert report["exact"] is exact, report
+            assert report["recheck"] == ("equal" if world == 1 else ""), report
             assert {key: (value, theirs[key]) for key, value in mine.items() if value != theirs[key]} == {}
             mine["report"] = report
         return found

@@ -242,6 +242,7 @@ def train(
     if callback is not None:
         report = callback.report
         found["report"] = {"step": report.step, "exact": report.exact, "notes": report.notes, "epoch": report.epoch}
+        found["report"] |= {"recheck": report.recheck, "rechecked": report.rechecked}
     return found
 
 

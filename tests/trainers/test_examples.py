@@ -28,7 +28,7 @@ def test_example_goes_on_after_sigkill(
     told = launcher.run(
         "tests.trainers.common.example", kills=[sign], path=str(ROOT / "examples" / f"{script}.py"), folder=str(tmp_path)
     )[0]
-    found = re.search(r"recovered to step (\d+) \(.* bit-exact\)", str(told))
+    found = re.search(r"recovered to step (\d+) \(.* being proven\)", str(told))
     assert found is not None, told
     assert int(found[1]) > 0
     assert re.match(end, str(told[-1])), told

@@ -20,8 +20,8 @@ def test_kills_in_steps_evaluations_and_at_the_edges_of_epochs_leave_no_trace(hu
     kills = [[0, "step end", 7], [0, "epoch end", 1], [0, "evaluation", 12], [0, "step", chance.randrange(13, 20)]]
     print(kills)
     found = huggingface.prove_exact(tmp_path / "run", kills, **EVALUATED, patience=9, metric_for_best_model="loss")
-    assert found[0]["report"]["step"] == kills[-1][2]
-    steps = 21 - kills[-1][2]  # the rates are those of this process
+    assert found[0]["report"]["step"] + found[0]["report"]["rechecked"] == kills[-1][2]
+    steps = 21 - found[0]["report"]["step"]  # the rates are those of this process
     assert found[0]["report"]["trained"] == pytest.approx([steps, steps * 75 / 21], rel=0.01)
     assert len([entry for entry in found[0]["history"] if "eval_loss" in entry]) == 6
 
@@ -36,7 +36,7 @@ def test_accumulated_gradients_end_where_the_update_did(huggingface: Launcher, t
         accelerator_config={"use_seedable_sampler": False},
     )
     assert found[0]["global_step"] == 9  # seven batches an epoch: the last update of each takes one
-    assert found[0]["report"]["step"] == 7
+    assert found[0]["report"]["step"] + found[0]["report"]["rechecked"] == 7
 
 
 def test_early_stopping_and_the_best_model_come_back(huggingface: Launcher, tmp_path: Path) -> None:
@@ -56,6 +56,7 @@ def test_early_stopping_and_the_best_model_come_back(huggingface: Launcher, tmp_
     assert found[0]["global_step"] < 21, "early stopping did not stop it"
     assert found[0]["counters"] == [3]
     step = found[0]["global_step"]
+    found = huggingface.run("train", run=str(tmp_path / "run"), folder=str(tmp_path / "killed"), **options)
     finished = f"run is finished at step {step}, and nothing is trained (for another training, give another folder): "
     assert f"{finished}recovered to step {step} (" in huggingface.said()
     assert found[0]["report"]["trained"] == [0.0, 0.0]
