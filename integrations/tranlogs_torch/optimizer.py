@@ -14,7 +14,6 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from tranlogs.base.config import fitting_segment_bytes
 from tranlogs.base.errors import UsageError
 from tranlogs.training import (
     GRACE_SECONDS,
@@ -33,12 +32,12 @@ from .capture.replay_check import nested
 from .checkpoint_import import StartFrom
 from .data.position.epoch import Epoch
 from .distributed.process_group import local_world
+from .loops.log_sizes import fit_segment
 from .loops.training_run import TrainingRun
 from .sharding import zero_optimizer
 from .state.fingerprint import Mode
 from .state.naming import Models
 from .state.pending_gradients import mark_zero
-from .tensors.placement import local
 
 _SHARED = ["param_groups", "state", "defaults", "grad_scale", "found_inf", "_step_supports_amp_scaling"]
 _SHARED += [
@@ -146,7 +145,7 @@ class LoggedOptimizer(Optimizer):
             model,
             rank=rank,
             on_cuda=any(p.is_cuda for p in parameters),
-            segment_bytes=_fitting(parameters),
+            segment_bytes=fit_segment(optimizer),
             worker_seeds=worker_seeds,
             copies=copies,
         )
@@ -373,10 +372,6 @@ def _check(optimizer: Any, log: str) -> None:
         raise UsageError(f'log={log!r}: use "gradients" or "weights"')
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise UsageError("differentiable=True: such steps cannot be redone from a log")
-
-
-def _fitting(parameters: list[torch.Tensor]) -> int:
-    return fitting_segment_bytes(sum(local(p).nbytes for p in parameters))
 
 
 def _shared(name: str) -> property:

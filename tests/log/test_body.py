@@ -180,6 +180,20 @@ def test_an_array_that_comes_again_is_stored_once_though_its_part_changed() -> N
     assert same(segment.read(record), {"ema": {"order": LARGE[1], "n": "two"}})
 
 
+def test_arrays_that_move_within_a_body_are_stored_once() -> None:
+    """A history gives up its oldest array for a new one; so does the body of a step, which has one part."""
+    segment, rng = Segment(), np.random.default_rng(0)
+    history = [rng.integers(0, 256, OUT_OF_LINE_BYTES_MIN, np.uint8) for _ in range(10)]
+    written = []
+    for _ in range(5):
+        history = [*history[1:], rng.integers(0, 256, OUT_OF_LINE_BYTES_MIN, np.uint8)]
+        body = {"old_dirs": history, "latest": history[-1]}
+        written.append((segment.write(segment.encoder.whole(body, None)), body))
+    assert len(segment.arrays) == 10 + 4
+    for record, body in written:
+        assert same(segment.read(record)[WHOLE], body)
+
+
 def test_arrays_of_a_body_are_compressed_where_it_pays() -> None:
     segment = Segment()
     record = segment.write(segment.encoder.whole({"zeros": LARGE[3], "noise": LARGE[0]}, None))

@@ -21,6 +21,9 @@ REMEMBERED_BYTES_MAX = 64 * MIB  # of all that a loop remembers, since it is wri
 REMEMBERED_VALUES_MAX = 100_000
 TRACKED_BYTES_MAX = 1 * GIB  # of one tracked object, or four times the model where that is more
 
+# Loops.
+OUTSIDE_UNITS_MAX = 10  # in a row, that are committed outside of all loops without a warning: a script may warm up
+
 # LMDB. The size of a map is address space, not disk space. A map is doubled when it is full, up to the maximum.
 CATALOG_BYTES = 256 * MIB  # map of the catalog; it becomes full if a stopped reader keeps old pages from being reused
 CATALOG_BYTES_GROWN_MAX = 64 * GIB

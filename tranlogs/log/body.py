@@ -11,12 +11,15 @@ The body of a boundary is a dict, and each of its values is a *part*. The body o
     arrays   the part's large arrays, in the order of the tree's indices: list of (name, offset in the file, stored bytes,
              xxh3_64 of them, codec); None if they equal those of the record at `offset`
 
+An array whose bytes lie in the file already, in whatever record and part, is not written again.
+
 A part that is stored in full does not refer to another record. Reading a record therefore needs at most one other record for
 each part.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,8 +32,10 @@ from ..encoding.compression import compress
 
 WHOLE = ""  # the part that is the whole body
 _DELTA_BYTES_MIN = 128  # Smaller parts are stored in full.
+_ARRAYS_MAX = 4096  # Later records of a segment can refer to this number of different arrays.
 _WHOLE_BODIES_MAX = 64  # Later records of a segment can refer to this number of different bodies of steps.
 
+Content = tuple[int, int]  # bytes of an array, and xxh3_64 of them
 Row = tuple[str, int, int, int, int]  # name, offset, stored bytes, checksum, codec
 PackedPart = tuple[int, Any, Any]  # offset, content, arrays, as defined above
 
@@ -106,7 +111,7 @@ class PartsWriter:
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
-        self._places: dict[tuple[str, int], Row] = {}  # rows of arrays, by part and index
+        self._places: dict[Content, Row] = {}  # rows of arrays that lie in the segment, the oldest first
         self._bodies: dict[bytes, int] = {}  # offset of the record that holds the body
 
     def shared_body(self, body: EncodedBody) -> int:
@@ -132,7 +137,11 @@ class PartsWriter:
     def written(self, placed: PlacedBody) -> None:
         """Note that a record is in the file, so that later records can refer to the parts that it holds in full."""
         self._known.update(placed.known)
+        for content in placed.places:
+            self._places.pop(content, None)
         self._places.update(placed.places)
+        for content in list(itertools.islice(self._places, max(len(self._places) - _ARRAYS_MAX, 0))):
+            del self._places[content]
         if placed.blob is not None:
             if len(self._bodies) >= _WHOLE_BODIES_MAX:
                 self._bodies.clear()
@@ -142,7 +151,7 @@ class PartsWriter:
         known = self._known.get(name)
         if known is not None and known.part is part:
             return known.reference
-        rows = [self._place((name, i), array_name, array, placed) for i, (array_name, array) in enumerate(part.arrays)]
+        rows = [self._place(array_name, array, placed) for array_name, array in part.arrays]
         if known is not None:
             same_rows = None if rows == known.rows else rows
             if part.blob == known.part.blob:
@@ -155,17 +164,19 @@ class PartsWriter:
             placed.known[name] = _Known(part, placed.record, rows)
         return 0, part.blob, rows
 
-    def _place(self, key: tuple[str, int], name: str, array: Array, placed: PlacedBody) -> Row:
-        """Return the row of an array. An array with the bytes of an earlier one keeps its place; others go to this record."""
-        codec, stored = compress(array.data)
-        checksum = xxhash.xxh3_64_intdigest(stored.data)
-        known = self._places.get(key)
-        if known is not None and known[2:] == (stored.nbytes, checksum, int(codec)):
-            return (name, *known[1:])
-        row = (name, placed.end, stored.nbytes, checksum, int(codec))
-        placed.add(stored)
-        placed.places[key] = row
-        return row
+    def _place(self, name: str, array: Array, placed: PlacedBody) -> Row:
+        """Return the row of an array: an array with the bytes of one in the segment lies there, others go to this record.
+
+        Arrays may move within a body, as the history of LBFGS does, which gives up its oldest directions for new ones.
+        """
+        content = array.data.nbytes, xxhash.xxh3_64_intdigest(array.data.data)
+        known = placed.places.get(content) or self._places.get(content)
+        if known is None:
+            codec, stored = compress(array.data)
+            known = (name, placed.end, stored.nbytes, xxhash.xxh3_64_intdigest(stored.data), int(codec))
+            placed.add(stored)
+        placed.places[content] = known
+        return (name, *known[1:])
 
 
 class PlacedBody:
@@ -177,7 +188,7 @@ class PlacedBody:
         buffers: bytes of the large arrays that this record stores, in order.
         end: offset in the file after these arrays.
         known: the parts that this record holds in full.
-        places: rows of the arrays that this record stores.
+        places: rows of the arrays of this record, by content.
         blob: the tree of the whole body, if later records can refer to it.
     """
 
@@ -186,7 +197,7 @@ class PlacedBody:
         self.packed: dict[str, PackedPart | tree.Fixed] = {}
         self.buffers: list[Bytes] = []
         self.known: dict[str, _Known] = {}
-        self.places: dict[tuple[str, int], Row] = {}
+        self.places: dict[Content, Row] = {}
         self.blob: bytes | None = None
 
     def add(self, stored: Bytes) -> None:

@@ -68,16 +68,23 @@ class LiveReport:
         return len(self.caveats) < count
 
     def warn(self, text: str, is_wrong: bool) -> None:
-        """Add a caveat to the report, and log it unless the report has it already."""
+        """Log a caveat, and add it to the report."""
         if text in self.refuted:
             return
-        report = self.current or RecoveryReport()
-        if text not in report.notes:
-            _log.warning("%s: %s", self._run, text)
+        _log.warning("%s: %s", self._run, text)
         self.dismiss(text)
         self.caveats.append((text, is_wrong))
+        report = self.current or RecoveryReport()
         exact = False if is_wrong else None if report.exact else report.exact
         self.current = replace(report, exact=exact, notes=tuple(dict.fromkeys([*report.notes, text])))
+
+    def warn_of_script(self, text: str) -> None:
+        """Log a caveat about the script itself, and add it to the report.
+
+        A fresh run has warned of it, and the report of a resumed run has it from there: then nothing is said.
+        """
+        if self.current is None or text not in self.current.notes:
+            self.warn(text, False)
 
     def note(self, text: str) -> None:
         """Log what is good to know and does not change the verdict, and add it to the report."""

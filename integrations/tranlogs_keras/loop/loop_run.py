@@ -7,7 +7,7 @@ import math
 import secrets
 from typing import Any
 
-from tranlogs.base.config import fitting_segment_bytes
+from tranlogs.base.config import OUTSIDE_UNITS_MAX, fitting_segment_bytes
 from tranlogs.base.errors import NotRecovered, UsageError
 from tranlogs.training import UNKNOWN_DATA, LiveReport, RecoveryReport, Remembered, RunResources, ScalarHistory, TurnData
 from tranlogs.training import LoopState as Namespace
@@ -78,6 +78,7 @@ class LoopRun:
         self._loop_state: Namespace | None = None
         self._is_waiting = False  # for the place at which the run stood
         self._is_outside = False  # a step of the running unit was taken outside of all loops
+        self._outside_units = 0  # in a row
         step_bytes = sum(math.prod(v.shape) * 4 for v in members.trainable_variables)
         self.resources = RunResources(
             settings.shared,
@@ -253,16 +254,21 @@ class LoopRun:
         self._is_outside = True
 
     def _commit_outside(self) -> None:
-        """Commit a step that was taken outside of all loops."""
-        self._is_outside = False
-        self._add_doubt(_IMPLICIT)
+        """Commit a step that was taken outside of all loops. A script may take a few before its loop, so they warn later."""
+        self._is_outside, self._outside_units = False, self._outside_units + 1
+        if _IMPLICIT not in self._doubts:
+            self._doubts.append(_IMPLICIT)
+        if self._outside_units == OUTSIDE_UNITS_MAX:
+            self.report.warn_of_script(_IMPLICIT)
         self._boundaries.commit(is_end=True)
 
     def boundary(self, *, is_epoch_end: bool = False) -> None:
         """Commit what came since the last boundary as one unit."""
         if self._capture.is_closed:
             raise UsageError(f"{self.settings.shared.run}: the run was closed inside its loop. Leave the loop before close()")
-        self._is_outside = False
+        self._is_outside, self._outside_units = False, 0
+        if _IMPLICIT in self._doubts:
+            self._doubts.remove(_IMPLICIT)
         self._capture.check_step()
         parts = self._begun_parts()
         known = [slot.variable for slot in [*parts.variables.everything_but_metrics, *parts.variables.metrics]]

@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
+from tranlogs.base.config import OUTSIDE_UNITS_MAX
 from tranlogs.training import UNKNOWN_DATA, Place
 
 from ..state import naming
+from ..state.caveats import IMPLICIT
 from ..tensors.placement import local
 from .loops import Loops
 from .recovery import Recovery
@@ -54,6 +56,7 @@ class Boundaries:
         self._has_reserved = self._has_said_nested = False
         self._implicit: dict[str, Any] | None = None  # after a step in a loop of the user's own: random state, and buffers
         self._is_forward_seen = True
+        self._outside_units = 0  # in a row
         self._boundary_at = time.perf_counter()
 
     def landed(self) -> None:
@@ -95,7 +98,7 @@ class Boundaries:
         if asking is not None and outermost is not asking:
             self._say_nested()
             return
-        self._implicit = None
+        self._implicit, self._outside_units = None, 0
         self.note_writes("at a boundary")
         taken = self._auxiliary.taken()
         if self.steps_since_boundary == 0 and taken != self._taken_at_boundary and self._is_amid(taken, asking):
@@ -109,7 +112,7 @@ class Boundaries:
         outer = self._loops.running[0] if self._loops.running else None
         self._auxiliary.turns = outer.basis() if isinstance(outer, Turns) else None
         if self._auxiliary.turns == "unknown":
-            self._parts.report.warn(UNKNOWN_DATA, False)
+            self._parts.report.warn_of_script(UNKNOWN_DATA)
 
     def _say_nested(self) -> None:
         if self.steps_since_boundary and not self._has_said_nested:
@@ -183,6 +186,9 @@ class Boundaries:
         if not is_before_forward and not implicit["buffers"] and naming.named_buffers(self._parts.modules):
             self._is_forward_seen = False  # this unit merges with the next, of which the buffers will be kept
             return
+        self._outside_units += 1
+        if self._outside_units == OUTSIDE_UNITS_MAX and not self._auxiliary.is_loop_remembered:
+            self._parts.report.warn_of_script(IMPLICIT)
         self.note_writes("at a boundary")
         body = self._auxiliary.read() | {"rng": implicit["rng"], "is_implicit": True, "turns": None}
         self._commit(body if is_before_forward else body | {"buffers": implicit["buffers"]})

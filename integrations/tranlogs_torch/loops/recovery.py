@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.ranks import GroupRecovered, get_first_timeline_id
 from tranlogs.training import PENDING, Progress, Recovered, RecoveryReport, forecast_writes, make_report, recover
@@ -24,19 +22,11 @@ from ..state import environment
 from ..state.caveats import LOADED_BEFORE, caveats, has_steps, untracked_scheduler, verdict
 from ..state.compatibility import compare_modules, compare_schedulers
 from ..tensors.placement import local
+from .log_sizes import count_kept, count_logged
 from .run_parts import RunParts
 from .unit_recheck import UnitRecheck
 
 _log = logging.getLogger("tranlogs")
-
-_STATE_OVER_TRAINED = 2  # Adam, AdamW and many others keep two tensors for each parameter.
-
-
-def _state_over_trained(optimizer: torch.optim.Optimizer) -> int:
-    """Return how many tensors an optimizer is going to keep for each parameter."""
-    if isinstance(optimizer, torch.optim.LBFGS):  # two for each step of its history, a direction, and a gradient
-        return 2 * int(optimizer.param_groups[0]["history_size"]) + 2
-    return _STATE_OVER_TRAINED
 
 
 class Recovery:
@@ -155,10 +145,9 @@ class Recovery:
         trained = {
             name: sum(local(p).nbytes for p in hooks.parameters() if p.requires_grad) for name, hooks in parts.hooks.items()
         }
-        kept = sum(_state_over_trained(parts.hooks[name].inner) * nbytes for name, nbytes in trained.items())
-        state_bytes = parts.state.nbytes() + kept
-        logs_weights = any(hooks.log == "weights" for hooks in parts.hooks.values())
-        step_bytes = state_bytes if logs_weights else max(sum(trained.values()), 1)
+        state_bytes = parts.state.nbytes() + sum(count_kept(parts.hooks[name].inner) * n for name, n in trained.items())
+        logged = {name: count_logged(hooks.inner) if hooks.log == "weights" else 1 for name, hooks in parts.hooks.items()}
+        step_bytes = max(sum(logged[name] * nbytes for name, nbytes in trained.items()), 1)
         settings = parts.settings
         return forecast_writes(settings.policy, settings.run, step_bytes=step_bytes, state_bytes=state_bytes)
 

@@ -293,7 +293,7 @@ class TrainingRun:
         weights = [*naming.named_parameters(self.modules).values(), *naming.named_buffers(self.modules).values()]
         self.auxiliary.is_carried = is_any_untracked(tensors, self.auxiliary.tracked.values(), weights)
         if self.auxiliary.is_carried:
-            self.report.warn(CARRIED, False)
+            self.report.warn_of_script(CARRIED)
 
     def has_changed(self) -> bool:
         """Return True if something wrote to the state since the last scan."""

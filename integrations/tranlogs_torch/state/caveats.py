@@ -28,9 +28,10 @@ CARRIED = (
 )
 
 IMPLICIT = (
-    "the last step was taken outside of batches(), epochs(), steps() and loops over a tracked loader: the position in the data "
-    "is the script's own, as are random numbers drawn between a step and the next forward pass. track(loader=...) is all that "
-    "a plain loop over a DataLoader needs; a loop without a loader takes its turns from optimizer.steps(until=...)"
+    "steps are taken outside of batches(), epochs(), steps() and loops over a tracked loader: a resume cannot be verified "
+    "there, since the position in the data is the script's own, as are random numbers drawn between a step and the next "
+    "forward pass. track(loader=...) is all that a plain loop over a DataLoader needs; a loop without a loader takes its turns "
+    "from optimizer.steps(until=...)"
 )
 
 

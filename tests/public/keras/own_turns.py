@@ -242,3 +242,26 @@ def begin(run: str) -> str:
     report = str(optimizer.recover())
     optimizer.close()
     return report
+
+
+def warm_up(run: str | None, die: list[Any] | None, steps: int) -> dict[str, Any]:
+    """Take steps outside of all loops, then some in a loop."""
+    keras.utils.set_random_seed(4)
+    model, plain, death = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)]), keras.optimizers.SGD(1e-2), Death(die)
+    waiting = Waiting()
+    optimizer: Any = plain if run is None else LoggedOptimizer(plain, run, model, segment_bytes=1 << 20)
+    if run is not None:
+        optimizer.recover()
+
+    def step() -> None:
+        rows = waiting.draw()
+        optimizer.apply(gradients_of(model, waiting.x[rows], waiting.y[rows]), list(model.trainable_weights))
+        death.count("step")
+
+    while int(plain.iterations) < steps:
+        step()
+    for _ in range(STEPS) if run is None else optimizer.steps(STEPS, stateless=True):
+        step()
+    if run is not None:
+        optimizer.close()
+    return outcome([model, plain], [], optimizer)

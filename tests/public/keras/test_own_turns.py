@@ -122,3 +122,18 @@ def test_a_loop_that_ends_by_its_own_break_is_no_accident(torch: Lab, tmp_path: 
 def test_the_report_of_a_new_run_says_what_it_writes(torch: Lab, tmp_path: Path) -> None:
     begun = torch.value("tests.public.keras.own_turns.begin", run=str(tmp_path))
     assert begun == "fresh run: step 0 (about 2.1 KiB of log a step; next checkpoint after 4 steps (8.4 KiB of log))"
+
+
+@pytest.mark.crash
+def test_steps_outside_of_all_loops_are_named_unless_they_are_few_and_a_loop_follows(torch: Lab, tmp_path: Path) -> None:
+    script, said = "tests.public.keras.own_turns.warm_up", "a step was taken outside of the loops"
+    whole, resumed = run_killed(torch, script, tmp_path / "few", [["step", 9]], steps=5)
+    assert differences(whole["state"], resumed["state"]) == []
+    for found in (whole, resumed):
+        assert (found["exact"], found["notes"]) == (True, [])
+    run = str(tmp_path / "many")
+    killed = torch.run(script, run=run, die=["step", 13], steps=20)
+    assert killed.output.count(said) == 1, "a fresh run says so"
+    ended = torch.run(script, run=run, die=None, steps=20)
+    assert ended.value["exact"] is None
+    assert [said in note for note in ended.value["notes"]] == [True]

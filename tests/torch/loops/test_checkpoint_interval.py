@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -73,11 +74,36 @@ def test_a_policy_of_one_s_own_sees_units_and_sizes(tmp_path: Path) -> None:
     assert all(0 < facts.free_bytes < 1 << 62 for facts in seen)
 
 
-def test_the_start_line_counts_the_history_of_lbfgs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("history", "says"), [(5, "6.5 MiB"), (100, "21.5 MiB")])
+def test_the_start_line_counts_what_comes_to_the_history_of_lbfgs(history: int, says: str, tmp_path: Path) -> None:
+    """In each of its 20 iterations a step adds two tensors, as long as the history has room for so many."""
     model = nn.Linear(256, 512, bias=False)  # 0.5 MiB
-    inner = torch.optim.LBFGS(model.parameters(), history_size=5)
+    inner = torch.optim.LBFGS(model.parameters(), history_size=history)
     with LoggedOptimizer(inner, tmp_path / "run", model, durability="process") as optimizer:
-        assert "(about 6.5 MiB of log a step; " in str(optimizer.recover())
+        assert f"(about {says} of log a step; " in str(optimizer.recover())
+
+
+def test_lbfgs_logs_what_comes_to_its_history(tmp_path: Path) -> None:
+    """Not all of it in each step: a log file holds each tensor once."""
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(64, 128, bias=False), torch.randn(99, 64), torch.randn(99, 128)  # 32 KiB
+    inner = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4, history_size=20)
+    run = tmp_path / "run"
+    with LoggedOptimizer(inner, run, model, durability="process", checkpoint_every=1000, segment_bytes=64 * MIB) as optimizer:
+        optimizer.recover()
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        for _ in optimizer.steps(until=20):
+            optimizer.step(closure)
+        history = inner.state_dict()["state"][0]["old_dirs"]
+        assert len(history) == 20
+    (path,) = (run / "rank0" / "log").glob("*.seg")
+    assert path.stat().st_size < 20 * (3 + 2 * 4) * 32 * 1024 + MIB
 
 
 class Buffer:

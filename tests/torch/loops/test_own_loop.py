@@ -15,6 +15,7 @@ from torch import nn
 from tests.torch.lab import prove_exact
 from tests.torch.scripts import own_loop
 from tests.torch.small import logged, one_step, small
+from tranlogs_torch.state.caveats import IMPLICIT
 
 
 def test_own_loop_loses_the_last_batch_at_most(tmp_path: Path) -> None:
@@ -60,3 +61,43 @@ def test_exit_without_close_loses_no_finished_batch(ending: str, step: int, tmp_
     model = nn.Linear(4, 2)
     with logged(model, tmp_path / "run", torch.optim.SGD(model.parameters(), lr=0.1)) as optimizer:
         assert optimizer.recover().step == step
+
+
+def test_steps_outside_of_all_loops_are_named_before_a_crash(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Once: the report of the resumed run has it, and no warning repeats it."""
+    run = tmp_path / "run"
+    for _ in range(2):
+        model = small()
+        with logged(model, run) as optimizer:
+            optimizer.recover()
+            for number in range(20):
+                one_step(model, optimizer, number)
+            assert optimizer.report.exact is None
+            assert optimizer.report.notes == (IMPLICIT,)
+        assert [record.getMessage() for record in caplog.records] == [f"{run}: {IMPLICIT}"]
+
+
+def test_steps_of_a_loop_whose_state_is_remembered_are_no_reason_to_warn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = small()
+    with logged(model, tmp_path / "run") as optimizer:
+        state = optimizer.remember(number=0)
+        optimizer.recover()
+        while state.number < 20:
+            one_step(model, optimizer, state.number)
+            state.number += 1
+        assert optimizer.report.exact is True
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_a_few_steps_before_a_loop_are_no_reason_to_warn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = small()
+    with logged(model, tmp_path / "run") as optimizer:
+        optimizer.recover()
+        for number in range(5):
+            one_step(model, optimizer, number)
+        for number in optimizer.steps(20, stateless=True):
+            one_step(model, optimizer, number)
+        assert optimizer.report.exact is True
+    assert [record.getMessage() for record in caplog.records] == []

@@ -8,8 +8,14 @@ import pytest
 import torch
 
 from tranlogs_torch import LoggedOptimizer
+from tranlogs_torch.loops.log_sizes import fit_segment
 
 MIB = 1 << 20
+
+
+def test_log_file_of_lbfgs_holds_its_history_four_times() -> None:
+    parameters = torch.nn.Linear(64, 128, bias=False).parameters()  # 32 KiB
+    assert fit_segment(torch.optim.LBFGS(parameters, history_size=20)) == 4 * 43 * 32 * 1024 // MIB * MIB
 
 
 @pytest.mark.parametrize(("width", "asked", "expected"), [(8, None, 1), (1024, None, 64), (8, 12 * MIB, 12)])
