@@ -23,7 +23,9 @@ def test_kills_leave_no_trace(accelerate: Launcher, tmp_path: Path) -> None:
 def test_accumulated_gradients_end_where_the_step_did(accelerate: Launcher, tmp_path: Path) -> None:
     kills = [[0, "batch", 4], [0, "batch", 7], [0, "batch", 13]]
     found = accelerate.prove_exact(tmp_path / "run", kills, accumulation=3, seedable=True)
-    assert found[0]["report"]["step"] + found[0]["report"]["rechecked"] == 5  # three steps an epoch: after 3, 6 and all 7 batches
+    assert (
+        found[0]["report"]["step"] + found[0]["report"]["rechecked"] == 5
+    )  # three steps an epoch: after 3, 6 and all 7 batches
     assert found[0]["report"]["batch"] == 10
 
 

@@ -78,7 +78,7 @@ def test_a_restart_says_each_thing_once_and_keeps_the_best_models(lightning: Lau
     begun = lightning.run("told", run=str(tmp_path / "new"), folder=str(tmp_path / "new files"), kills=[])[0]["starts"][0]
     assert re.fullmatch(rf"TranLogs: {tmp_path / 'new'}: fresh run: step 0 \(about .* of log a step; next .*\)\n", begun), begun
     resumed, finished = found["starts"]
-    assert resumed.startswith(f"TranLogs: {tmp_path / 'run'} goes on at step 17: recovered to step 17 (")
+    assert resumed.startswith(f"TranLogs: {tmp_path / 'run'} goes on at step 16: recovered to step 16 (")
     assert finished.startswith(f"TranLogs: {tmp_path / 'run'} is finished at step 28, and nothing is trained (for another ")
     assert (said + resumed).count("Keeps.on_save_checkpoint") == 1
 

@@ -157,5 +157,5 @@ def _read_info(folder: Path, role: str) -> Owner | None:
         ends = {name: content.get(name) is True for name in ("has_closed", "has_finished")}
         owner = Owner(str(content["host"])[:255], int(content["pid"]), float(content["since"]), **ends)
         return owner if 0 <= owner.pid < 1 << 31 and 0 <= owner.since < _SINCE_MAX else None
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):  # whatever the file holds
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):  # whatever it holds
         return None

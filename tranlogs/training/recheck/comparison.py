@@ -120,17 +120,19 @@ def _decode(blob: bytes, arrays: Sequence[Any]) -> Any:
 
 def _find(path: str, ours: Any, theirs: Any, ignored: Collection[str]) -> tuple[str, str, float | None] | None:
     """Return the path of the first difference of two decoded values, how they differ, and the ratio."""
-    if path in ignored:
+    if _is_below(path, ignored):
         return None
     if type(ours) is not type(theirs):
         return path, f"is {_show(ours)}, and {_show(theirs)} in the record", None
     if isinstance(ours, dict):
         for key in [*theirs, *(key for key in ours if key not in theirs)]:
             below = f"{path}.{key}" if path else str(key)
-            if below not in ignored and (key not in ours or key not in theirs):
+            if _is_below(below, ignored):
+                continue
+            if key not in ours or key not in theirs:
                 text = "is missing, and the record has it" if key not in ours else "is there, and the record does not have it"
                 return below, text, None
-            if below not in ignored and (found := _find(below, ours[key], theirs[key], ignored)) is not None:
+            if (found := _find(below, ours[key], theirs[key], ignored)) is not None:
                 return found
         return None
     if isinstance(ours, (list, tuple)):
@@ -160,6 +162,11 @@ def _find(path: str, ours: Any, theirs: Any, ignored: Collection[str]) -> tuple[
     if tree.encode(ours) == tree.encode(theirs):
         return None
     return path, f"is {_show(ours)}, and {_show(theirs)} in the record", None
+
+
+def _is_below(path: str, ignored: Collection[str]) -> bool:
+    """Return True if a path is one of the ignored ones, or lies below one. Keys may have dots."""
+    return any(path == one or path.startswith(f"{one}.") for one in ignored)
 
 
 def _find_in_arrays(path: str, ours: Array, theirs: Array) -> tuple[str, str, float | None] | None:

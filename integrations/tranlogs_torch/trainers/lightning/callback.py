@@ -83,7 +83,8 @@ class TranLogsLightningCallback(LoggingCallback, TranLogsCallback):
     def _recover(self, trainer: pl.Trainer, logged: LoggedOptimizer) -> None:
         progress = Progress(trainer)
         logged.track(trainer=progress)
-        logged.training_run.ignore_in_recheck("tracked.trainer.callbacks.Timer")
+        for path in ("count", *progress.of_each_process):
+            logged.training_run.ignore_in_recheck(path)
         for number, config in enumerate(trainer.lr_scheduler_configs):
             logged.track(**{f"scheduler{number or ''}": config.scheduler})
         scaler = getattr(trainer.precision_plugin, "scaler", None)

@@ -71,6 +71,13 @@ class Progress:
             found.update(recorded)
 
     @property
+    def of_each_process(self) -> list[str]:
+        """Paths of values that Lightning counts anew after a restart, or that are times: a rechecked unit may have others."""
+        scores = [f"{one.state_key}.current_score" for one in self._others() if isinstance(one, ModelCheckpoint)]
+        callbacks = [f"tracked.trainer.callbacks.{name}" for name in ("Timer", *scores)]
+        return ["tracked.trainer.loops.epoch_loop.val_loop", *callbacks]
+
+    @property
     def lost(self) -> list[str]:
         """Attributes of the module and of callbacks that have changed and cannot be stored."""
         return self._attributes.lost
