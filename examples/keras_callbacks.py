@@ -6,6 +6,8 @@ One more callback is all that it takes. The others (a rate that is reduced, the 
 early stopping) go on with what they had counted.
 """
 
+from pathlib import Path
+
 import keras
 from sklearn.datasets import load_digits
 
@@ -38,6 +40,7 @@ class Told(keras.callbacks.Callback):
         print(f"epoch {epoch}: {told}", flush=True)
 
 
+Path("runs").mkdir(exist_ok=True)
 callbacks = [
     keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=2),
     keras.callbacks.EarlyStopping("val_loss", patience=8, restore_best_weights=True),
