@@ -93,6 +93,7 @@ def example(attempt: int, kills: list[tuple[str, int]], path: str, folder: str) 
         path: of the script.
         folder: where it runs.
     """
+    os.environ["TRANLOGS_RECHECK"] = "1"
     os.makedirs(folder, exist_ok=True)
     os.chdir(folder)
     words, calls = kills[attempt] if attempt < len(kills) else ("", 0)
