@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tranlogs_torch.trainers.accelerate import log_prepared
 
+EPOCHS = 12
+
 accelerator = Accelerator(gradient_accumulation_steps=2)
 set_seed(0)
 digits = load_digits()
@@ -27,7 +29,7 @@ model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, load
 
 log = log_prepared(accelerator, "runs/accelerate", model, optimizer, loader, checkpoint_every=100)
 accelerator.print(log.track(scheduler=scheduler).recover(), flush=True)
-for epoch in log.epochs(12):
+for epoch in log.epochs(EPOCHS):
     for x, y in epoch:
         with accelerator.accumulate(model):
             loss = nn.functional.cross_entropy(model(x), y)

@@ -14,6 +14,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from tranlogs_torch.trainers.huggingface import TranLogsTrainerCallback
 
+EPOCHS = 3
+
 
 class Windows(Dataset):
     def __init__(self, text: bytes, width: int = 32) -> None:
@@ -31,7 +33,7 @@ text = "".join(topics.values()).encode("ascii", "replace")[:36_000]
 config = GPT2Config(n_layer=2, n_embd=64, n_head=4, n_positions=32, vocab_size=128, bos_token_id=0, eos_token_id=0)
 arguments = TrainingArguments(
     "runs/huggingface-output",
-    num_train_epochs=3,
+    num_train_epochs=EPOCHS,
     per_device_train_batch_size=8,
     gradient_accumulation_steps=2,
     learning_rate=3e-3,

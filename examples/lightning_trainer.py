@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tranlogs_torch.trainers.lightning import TranLogsLightningCallback
 
+EPOCHS = 15
+
 
 class Digits(pl.LightningModule):
     def __init__(self) -> None:
@@ -31,7 +33,7 @@ class Digits(pl.LightningModule):
 
     def configure_optimizers(self) -> dict[str, object]:
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
-        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 15)}
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)}
 
 
 pl.seed_everything(0, verbose=False)
@@ -39,7 +41,7 @@ digits = load_digits()
 data = TensorDataset(torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target))
 train, test = torch.utils.data.random_split(data, [1497, 300])
 trainer = pl.Trainer(
-    max_epochs=15,
+    max_epochs=EPOCHS,
     logger=False,
     enable_checkpointing=False,
     enable_progress_bar=False,

@@ -163,7 +163,13 @@ def contents(thing: Any) -> Any:
         return {name: contents(value) for name, value in vars(thing).items()}
     if isinstance(thing, torch.nn.Module):
         return dict(thing.named_parameters()) | dict(thing.named_buffers())
-    return thing.state_dict() if hasattr(thing, "state_dict") else thing
+    if isinstance(thing, np.random.Generator):
+        return thing.bit_generator.state
+    if isinstance(thing, dict):
+        return {name: contents(value) for name, value in thing.items()}
+    if hasattr(thing, "state_dict"):
+        return thing.state_dict()
+    return contents(thing.get_state()) if hasattr(thing, "set_state") else thing
 
 
 def flatten(value: Any, path: str = "") -> Outcome:

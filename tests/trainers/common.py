@@ -18,6 +18,8 @@ import numpy as np
 import torch
 import xxhash
 
+from tests.support import examples
+
 
 def note(attempt: int, function: str, arguments: dict[str, Any], out: str) -> None:
     """Call a function in this process, which tests/support/torchrun.py has forked, and write down what it gives, by rank."""
@@ -81,18 +83,34 @@ def plain(value: Any) -> Any:
     return repr(value)
 
 
-def example(attempt: int, kills: list[str], path: str, folder: str) -> list[str]:
-    """Run a script in a folder; at each start but the last it dies when it prints something with the words in `kills`."""
+def example(attempt: int, kills: list[tuple[str, int]], path: str, folder: str) -> dict[str, Any]:
+    """Run a script in a folder; return what it has printed, and a digest of its model.
+
+    Args:
+        attempt: number of this start.
+        kills: for each start but the last, words, and the number of function calls that are made behind the first line that has
+            these words before the process dies.
+        path: of the script.
+        folder: where it runs.
+    """
+    os.environ["TRANLOGS_RECHECK"] = "1"
+    os.makedirs(folder, exist_ok=True)
     os.chdir(folder)
+    words, calls = kills[attempt] if attempt < len(kills) else ("", 0)
+    killer = examples.Killer(1 if words else None, calls)
     lines: list[str] = []
     plain_print = builtins.print
 
     def told(*what: Any, **options: Any) -> None:
         plain_print(*what, **options)
         lines.append(" ".join(map(str, what)))
-        if attempt < len(kills) and kills[attempt] in lines[-1]:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if words and words in lines[-1]:
+            killer.count_step()
 
     builtins.print = told
-    runpy.run_path(path, run_name="__main__")
-    return lines
+    names = runpy.run_path(path, run_name="__main__")
+    model = names["trainer"].model if "trainer" in names else names["model"]
+    found = xxhash.xxh3_64()
+    for tensor in [*model.parameters(), *model.buffers()]:
+        found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return {"lines": lines, "model": found.hexdigest()}

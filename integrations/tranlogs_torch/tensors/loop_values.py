@@ -12,7 +12,7 @@ from tranlogs.training import Unstorable
 from . import arrays
 from .placement import layout_of
 
-_PLAIN = (torch.dtype, torch.device, torch.Size, slice)
+_PLAIN = (torch.dtype, torch.device, torch.Size)
 
 
 class TorchValues:

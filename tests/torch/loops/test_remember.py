@@ -21,6 +21,7 @@ from tests.torch.lab import Attempt, flatten, prove_exact
 from tests.torch.nets import seed
 from tranlogs.base.errors import UnencodableState, UsageError
 from tranlogs_torch import LoggedOptimizer
+from tranlogs_torch.offline.run import OfflineRun
 
 Step = namedtuple("Step", ["seen", "reward"])
 
@@ -303,6 +304,25 @@ def test_the_recipe_of_the_documentation_brings_an_environment_of_gymnasium_back
         optimizer.close()
 
     prove_exact(script, tmp_path / "run", [4, 9, 5])
+
+
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
+def test_what_is_remembered_is_in_an_export_that_loads_without_pickle(tmp_path: Path) -> None:
+    values = {name: make() for name, make in VALUES.items() if name != "function of a defaultdict"}
+    optimizer, model = logged(tmp_path / "run")
+    state = optimizer.remember(
+        values=values, chance=np.random.default_rng(1), python=random.Random(1), environment=Environment()
+    )
+    optimizer.recover()
+    train(optimizer, model, 2, lambda turn: setattr(state, "best", 0.5 * turn))
+    offline = OfflineRun(tmp_path / "run" / "rank0")
+    offline.replay()
+    notes = offline.export(tmp_path / "state.pt")
+    found = torch.load(tmp_path / "state.pt", weights_only=True)["tracked"]["remember(...)"]
+    assert found["values"]["best"] == 0.5
+    assert torch.equal(found["values"]["values"]["tensors"][0], values["tensors"][0])
+    assert found["objects"]["environment"][1][0] == 0.0, "the place of the environment"
+    assert notes == ["tracked object 'remember(...)' holds numpy arrays: they are tensors in the file"]
 
 
 # What is refused

@@ -72,10 +72,10 @@ class Progress:
 
     @property
     def of_each_process(self) -> list[str]:
-        """Paths of values that Lightning counts anew after a restart, or that are times: a rechecked unit may have others."""
+        """Paths of values that Lightning counts or collects anew after a restart, or that are times."""
         scores = [f"{one.state_key}.current_score" for one in self._others() if isinstance(one, ModelCheckpoint)]
         callbacks = [f"tracked.trainer.callbacks.{name}" for name in ("Timer", *scores)]
-        return ["tracked.trainer.loops.epoch_loop.val_loop", *callbacks]
+        return ["tracked.trainer.loops.epoch_loop.val_loop", "tracked.trainer.metrics", *callbacks]
 
     @property
     def lost(self) -> list[str]:
