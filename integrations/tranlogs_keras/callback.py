@@ -55,6 +55,8 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             whatever the main thread does; where somebody handles it, the log is synced and that handler decides. None leaves
             signals alone.
         grace_seconds: seconds that this may take, from the signal to the end of the process.
+        recheck: whether the fit computes the newest batch before a crash again, and the resume is called exact only if that
+            equals the log; by default what TRANLOGS_RECHECK says, else True.
         take_over: whether another process on this machine that writes the run is ended (SIGTERM, the time of grace, SIGKILL);
             by default what TRANLOGS_TAKE_OVER says, else not.
         accept_changes: whether the run continues although the model, the settings of `compile`, the optimizer or the data are
@@ -65,7 +67,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
     to a folder of its own below `run`, which the same fit finds again.
 
     Attributes:
-        report: what recovery told (`RecoveryReport`).
+        report: what recovery told, and what became known since (`RecoveryReport`).
 
     Raises:
         UsageError: a setting is wrong.
@@ -93,6 +95,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         grace_seconds: float = GRACE_SECONDS,
         take_over: bool | None = None,
         accept_changes: bool = False,
+        recheck: bool | None = None,
     ) -> None:
         super().__init__()
         self._options: dict[str, Any] = {
@@ -114,6 +117,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             "grace_seconds": grace_seconds,
             "take_over": take_over,
             "accept_changes": accept_changes,
+            "recheck": recheck,
         }
         self._settings = Settings.checked(run, **self._options)
         self._given = self._settings.run
@@ -121,7 +125,12 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._fit_run: FitRun | None = None
         self._fits = 0
         self._fitted: Any = None  # the model of the first fit
-        self.report = RecoveryReport()
+        self._report = RecoveryReport()  # of the last fit
+
+    @property
+    def report(self) -> RecoveryReport:
+        """What recovery found, and what became known since."""
+        return self._report if self._fit_run is None else self._fit_run.report
 
     @property
     def run(self) -> Path:
@@ -151,7 +160,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         _refuse(others, self.run)
         fit_run = FitRun(self.model, self._place, self._fits, others)
         self._fitted, self._fits = self.model, fit_run.number
-        self._fit_run, self.report = fit_run, fit_run.report
+        self._fit_run, self._report = fit_run, fit_run.report
         if not fit_run.is_skipped:
             fit_run.install()
             _open[str(self.run.resolve())] = fit_run
@@ -195,7 +204,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._fits += 1  # one that an exception ended is begun again, where it stopped
         try:
             fit_run.finish()
-            self.report = fit_run.report
+            self._report = fit_run.report
         finally:
             fit_run.release()
 

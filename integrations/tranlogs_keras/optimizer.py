@@ -46,6 +46,8 @@ class LoggedOptimizer:
         segment_bytes: size of a log file; by default it fits the model.
         writer: "direct" (records are written on the training thread) or "thread".
         monitor, budget, store, on_signal, grace_seconds, take_over: as for `TranLogsCallback`.
+        recheck: whether the loop computes the newest batch before a crash again, and the resume is called exact only if that
+            equals the log; by default what TRANLOGS_RECHECK says, else True.
 
     Raises:
         RunInUse: another live process trains on this run.
@@ -72,6 +74,7 @@ class LoggedOptimizer:
         on_signal: OnSignal | None = "seal",
         grace_seconds: float = GRACE_SECONDS,
         take_over: bool | None = None,
+        recheck: bool | None = None,
     ) -> None:
         settings = LoopSettings.checked(
             run,
@@ -89,6 +92,7 @@ class LoggedOptimizer:
             on_signal=on_signal,
             grace_seconds=grace_seconds,
             take_over=take_over,
+            recheck=recheck,
         )
         _check(optimizer)
         members = Members()

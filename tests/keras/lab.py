@@ -103,7 +103,8 @@ class Lab:
         result = self._folder / f"job-{next(self._numbers)}"
         name = function if "." in function else f"scenario.{function}"
         name = name if name.startswith("tests.") else f"tests.keras.{name}"
-        job = {"function": name, "arguments": arguments, "result": str(result)}
+        settings = {name: value for name, value in os.environ.items() if name.startswith("TRANLOGS_")}  # of the present test
+        job = {"function": name, "arguments": arguments, "result": str(result), "environment": settings}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()

@@ -1,8 +1,9 @@
 """A process that has Keras imported and forks for every job, so that each is a fresh process in a second, not in ten.
 
 Keras computes nothing here: neither TensorFlow's nor JAX's runtime has begun when a job is forked off.
-Jobs come as lines of JSON on stdin: {"function", "arguments", "result"}; how each ended is written to `result`. An empty line
-is the end: that of stdin might never come, since whatever the tests fork holds a copy of its other side.
+Jobs come as lines of JSON on stdin: {"function", "arguments", "result", "environment"}; how each ended is written to
+`result`. An empty line is the end: that of stdin might never come, since whatever the tests fork holds a copy of its other
+side.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def _run(job: dict[str, Any], result: Path) -> None:
     output = os.open(result.with_suffix(".txt"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    os.environ.update(job["environment"])
     code = 1
     try:
         module, _, name = job["function"].rpartition(".")

@@ -41,6 +41,10 @@ class JaxBackend(Backend):
         self._held: list[Any] = []
         self._doubt: Doubt | None = None
 
+    def take_back(self, model: Any) -> None:
+        if hasattr(model, "jax_state_sync"):
+            model.jax_state_sync()
+
     def values_of(self, variables: Sequence[Any]) -> Sequence[Values]:
         return HostViews(self._current(variables), np.asarray)
 

@@ -132,7 +132,7 @@ class PyDatasetBatches(Source):
         return {
             "attributes": self._held,
             "order": self._order,
-            "begun": self._begun if self._is_redrawn else None,
+            "begun": self._begun,  # always: a process that goes on here may find out later that batches draw
             "draws": self._draws,
             "draws_own": self._draws_own,
         }

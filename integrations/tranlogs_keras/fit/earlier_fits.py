@@ -28,11 +28,13 @@ class EarlierFits:
 
     Attributes:
         entries: one for each fit. The list is replaced, never changed.
+        deviation: how the fit before the present one deviated from the run without a crash; None if it did not.
     """
 
     def __init__(self, parts: RunParts, retention: KeepEnds) -> None:
         self._parts, self._retention = parts, retention
         self.entries: list[dict[str, Any]] = []
+        self.deviation: tuple[str, bool] | None = None
 
     def read(self, boundary: dict[str, Any], *, keeps_checkpoints: bool) -> None:
         """Take them from the body of a boundary."""
@@ -53,7 +55,7 @@ class EarlierFits:
             "step": found.position.step,
             "identity": nothing.body["identity"],
         }
-        self.entries = [*nothing.body.get("earlier", []), end]
+        self.entries, self.deviation = [*nothing.body.get("earlier", []), end], nothing.body.get("deviation")
         self._keep_checkpoints()
         return int(nothing.body["position"]["total"])
 

@@ -13,7 +13,7 @@ from ..state.boundary_parts import Parts, found_under
 from ..state.callbacks import CallbackStates
 from .earlier_fits import EarlierFits
 
-_CALLBACK = "callback."  # names of a boundary's parts for callbacks begin with it
+CALLBACK = "callback."  # names of a boundary's parts for callbacks begin with it
 
 
 class FitBody:
@@ -58,12 +58,12 @@ class FitBody:
             **{name: parts.of(name, value) for name, value in self._constants.items()},
             "earlier": parts.of("earlier", self._earlier.entries),
             "source": parts.of("source", self._source.read(rng_now)),
-            **parts.under(_CALLBACK, self._read_callbacks()),
+            **parts.under(CALLBACK, self._read_callbacks()),
         }
 
     def write_callbacks(self, body: dict[str, Any], *, is_complete: bool = False) -> None:
         """Set the other callbacks to what a boundary holds of them, in a fit that may have nothing left to train."""
-        self.callbacks.write(found_under(_CALLBACK, body), is_complete=is_complete)
+        self.callbacks.write(found_under(CALLBACK, body), is_complete=is_complete)
 
     def write_history(self, number: int) -> None:
         """Give the History callback what an earlier fit has recorded."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from tranlogs.training import LiveReport, RecoveryReport
+from tranlogs.training import LiveReport, Recovered, RecoveryReport
 
 from .. import keras_internals
 from ..backends import make_backend
@@ -16,6 +16,7 @@ from ..run.boundaries import RNG, Boundaries, last_scalars
 from ..run.newest_checkpoint import NewestCheckpoint, find_newest_checkpoint
 from ..run.recovery import Recovery
 from ..run.start_report import report_start
+from ..run.unit_recheck import RecheckRules
 from ..settings import Settings
 from ..state import rng
 from ..state.architecture import describe_model
@@ -23,11 +24,23 @@ from ..state.boundary_parts import found_under
 from ..state.callbacks import CallbackStates
 from .building import LateOptimizers, build_as_recorded, build_for_fit
 from .earlier_fits import EarlierFits
-from .fit_body import FitBody
+from .fit_body import CALLBACK, FitBody
 from .fit_parts import make_parts, open_resources
 from .same_fit import finished, require_same_data, require_same_fit
 
 _log = logging.getLogger("tranlogs")
+
+_KEEP = "Keep it as an attribute of a callback of this fit: numbers, strings, arrays and random generators there come back"
+_CAUSES = {  # of a difference between a unit that is computed again and its record
+    "gradients": "The fit had other data or another state. Usual causes: a batch, a counter or a random generator that data or "
+    f"a callback keep in a variable of the script, random numbers drawn before the fit or in several workers. {_KEEP}",
+    "weights": f"Something besides the optimizer sets it, such as a callback, by what starts anew: a counter. {_KEEP}",
+    "settings": f"The script sets it from something that starts anew: a counter, a number of the epoch of its own. {_KEEP}",
+    "state": f"It depends on something that starts anew with the process: a counter, random numbers drawn elsewhere. {_KEEP}",
+    "order": f"A callback, or the data, decide by something that starts anew with the process, such as a counter. {_KEEP}",
+}
+_HOST_RNG = (f"{RNG}python", f"{RNG}numpy", f"{RNG}torch")  # parts of a boundary
+_LEARNED = ("source.draws", "source.draws_own")  # each process finds out for itself whether batches draw random numbers
 
 
 class FitRun:
@@ -79,11 +92,15 @@ class FitRun:
                 recorded=recorded,
                 expects=self._expects_step,
             )
-            self._recovery = Recovery(self.parts, form)
-            self._enter_run(newest, identity, CallbackStates(callbacks))
+            states = CallbackStates(callbacks)
+            ignored = {*_LEARNED, *(f"{CALLBACK}{path}" for path in states.of_each_process)}
+            self._rules = RecheckRules(self._set_back, (), _CAUSES, not settings.verbose, ignored)
+            self._recovery = Recovery(self.parts, form, self._rules)
+            self._enter_run(newest, identity, states)
             self._boundaries = Boundaries(
                 self.parts,
                 form,
+                self._recovery,
                 read_place=self._body.read,
                 read_for_checkpoint=lambda: self.cursor.source.read_for_checkpoint(),
                 find_late=late_optimizers.find_built,
@@ -125,7 +142,8 @@ class FitRun:
             for text in require_same_data(parts.run, before.get("data", data), data):
                 parts.report.warn(text, True)
             earlier.read(before, keeps_checkpoints=True)
-            self._recovery.recover()
+            is_open = not before["position"]["is_finished"] and not self._recovery.changes.texts
+            self._recovery.recover(rechecks=settings.shared.rechecks and is_open)
             self._is_waiting = True
             position = Position(**self._recovery.body["position"])
         elif before is not None and held > number:
@@ -133,6 +151,7 @@ class FitRun:
             self.is_skipped, self.has_end = True, earlier.restore_end(number)
         elif before is not None:
             position.total = earlier.begin_next()
+            self._recovery.recheck.take_over(earlier.deviation)
         constants = {"seed": seed, "data": data, "identity": identity}
         self._body = FitBody(self.model, position, source, callbacks, earlier, constants, parts.report)
         self.cursor = Cursor(
@@ -224,6 +243,12 @@ class FitRun:
         self.parts.steps.remember()
         self._take_script_rates()
 
+    def _set_back(self, found: Recovered) -> None:
+        """Set what the fit keeps besides the model to what the newest boundary holds; the iterator of data goes on."""
+        body = self._recovery.body
+        self._body.write_callbacks(body)
+        rng.set_rng(found_under(RNG, body), self.parts.backend, but_python=not self.cursor.source.sets_rng)
+
     def _take_script_rates(self) -> None:
         """Go on with learning rates that the script has changed on purpose; the log takes them for a callback's writes."""
         changes = self._recovery.changes
@@ -260,6 +285,8 @@ class FitRun:
     def boundary(self, *, is_epoch_end: bool = False) -> None:
         """Commit what came since the last boundary as one unit: the loop wants its next batch."""
         self._body.is_end = is_epoch_end
+        if not self.cursor.source.sets_rng:  # threads have drawn ahead by an accidental number of batches
+            self._rules.ignored.update(_HOST_RNG)
         self._boundaries.commit(
             is_end=is_epoch_end,
             wants_checkpoint=is_epoch_end and self.settings.every_epoch,
@@ -290,9 +317,11 @@ class FitRun:
         self._body.is_end = True
         # Should more epochs follow, they begin with metrics of their own.
         self._boundaries.commit_end({"metrics": {}, "has_stopped": has_stopped}, self._scalars())
+        self.parts.journal.note_finished()
 
     def release(self) -> None:
         """Give model, epoch iterator and run back."""
+        self._recovery.recheck.close()
         self.parts.steps.close()
         self.parts.backend.release()
         self.cursor.release()

@@ -9,7 +9,16 @@ from typing import Any
 
 from tranlogs.base.config import OUTSIDE_UNITS_MAX, fitting_segment_bytes
 from tranlogs.base.errors import NotRecovered, UsageError
-from tranlogs.training import UNKNOWN_DATA, LiveReport, RecoveryReport, Remembered, RunResources, ScalarHistory, TurnData
+from tranlogs.training import (
+    UNKNOWN_DATA,
+    LiveReport,
+    Recovered,
+    RecoveryReport,
+    Remembered,
+    RunResources,
+    ScalarHistory,
+    TurnData,
+)
 from tranlogs.training import LoopState as Namespace
 
 from .. import keras_internals
@@ -23,6 +32,7 @@ from ..run.newest_checkpoint import find_newest_checkpoint
 from ..run.parts import RunParts
 from ..run.recovery import Recovery
 from ..run.start_report import report_start
+from ..run.unit_recheck import RecheckRules
 from ..state import environment, rng
 from ..state.architecture import describe_model
 from ..state.boundary_parts import Parts, found_under
@@ -62,6 +72,7 @@ class LoopRun:
         is_looping: whether a loop of `LoggedOptimizer` runs.
         turns: what the data of the running loop come from, if it is one over `steps()` or over an iterable of the script's own.
         source: of the batches; None before the first loop over data.
+        was_set_back: whether the state was set back in the running loop, and its source of batches is to be opened again.
     """
 
     def __init__(self, settings: LoopSettings, members: Members) -> None:
@@ -70,7 +81,8 @@ class LoopRun:
         self.position, self.is_looping = Position(), False
         self.source: Source | None = None
         self.turns: TurnData | None = None
-        self._report_if_declared: RecoveryReport | None = None  # of data that were not known before the crash
+        self.was_set_back = False
+        self._is_undeclared = False  # the data were not known before the crash
         self._data: dict[str, Any] | None = None
         self._environment: dict[str, Any] = {}
         self._doubts: list[str] = []  # that later processes have to report, too
@@ -121,18 +133,25 @@ class LoopRun:
         )
         self._capture, self._untracked = capture, UntrackedVariables(backend)
         self._seed = newest.boundary["seed"] if newest is not None else self._choose_seed()
+        # What a process declares or has found out of its loop and its data. Doubts are taken over from the record.
+        ignored = {"turns", "doubts", "source.draws", "source.draws_own"}
+        refuted = [UNKNOWN_DATA, _UNKNOWN_ITERABLE]
+        if self._loop_state is not None:  # how many turns are left of the script's own loop is known if the run keeps its state
+            refuted.append(_IMPLICIT)
+        rules = RecheckRules(self._set_back, refuted, ignored=ignored)
+        self._recovery = Recovery(parts, form, rules)
         self._boundaries = Boundaries(
             parts,
             form,
+            self._recovery,
             read_place=self._read_place,
             read_for_checkpoint=self._read_for_checkpoint,
             find_late=list,
             describe=lambda: None,
         )
-        self._recovery = Recovery(parts, form)
         if newest is not None:
             self._doubts = list(newest.boundary["doubts"])
-            self._recovery.recover()
+            self._recovery.recover(rechecks=settings.shared.rechecks)
             self._land()
         else:
             self._boundaries.begin()
@@ -162,7 +181,7 @@ class LoopRun:
         body, found = self._recovery.body, self._recovery.landed
         assert found is not None
         self.position = Position(**body["position"])
-        self._doubts = list(body["doubts"])
+        self._doubts = list(dict.fromkeys([*body["doubts"], *self._recovery.recheck.end.get("doubts", ())]))
         self._is_waiting = bool(self.position.total or self.position.epoch or found.position.step)
         self.members.write_remembered(body["tracked"])
         self.scalars.unpack(self._recovery_scalars())
@@ -170,7 +189,7 @@ class LoopRun:
         for text in self._doubts:
             self.report.warn(text, False)
         if body.get("turns") == "unknown":
-            self._report_if_declared = self.report.current
+            self._is_undeclared = True
             self.report.warn(UNKNOWN_DATA if body["data"] is None else _UNKNOWN_ITERABLE, False)
 
     def _recovery_scalars(self) -> dict[str, Any]:
@@ -216,7 +235,7 @@ class LoopRun:
         if not self._is_waiting:
             return False
         self._is_waiting = False
-        parts, body, position, source = self._begun_parts(), self._recovery.body, self.position, self.source
+        parts, body = self._begun_parts(), self._recovery.body
         self._recovery.undo_writes()
         parts.state.set_auxiliary(body)
         for name in self.members.write_tracked(body["tracked"]):
@@ -224,14 +243,29 @@ class LoopRun:
                 f"{name!r} was tracked by the run or is tracked now, and not both, or it is of another kind: it begins anew. "
                 f"Track the same objects under the same names as the run had"
             )
-        if source is not None and body["source"]:
-            source.write(body["source"])
-            kept, taken = self._recovery.kept
-            if taken["passes"] == position.passes:
-                source.write_from_checkpoint(kept, taken["seen"])
+        if self.source is not None and body["source"]:
+            self._write_source()
         self.set_random_states()
         parts.steps.remember()
         return True
+
+    def _write_source(self) -> None:
+        source, kept, taken = self.source, *self._recovery.kept
+        assert source is not None
+        source.write(self._recovery.body["source"])
+        if taken["passes"] == self.position.passes:
+            source.write_from_checkpoint(kept, taken["seen"])
+
+    def _set_back(self, found: Recovered) -> None:
+        """Set what the loop keeps besides models and optimizers to what the newest boundary holds."""
+        body = self._recovery.body
+        self.members.write_tracked(body["tracked"])
+        self.scalars.unpack(self._recovery_scalars())
+        self.scalars.extend(found.scalars)
+        if self.source is not None and body["source"] and self.position.as_dict() == body["position"]:
+            self._write_source()
+            self.was_set_back = True
+        self.set_random_states()
 
     def set_random_states(self) -> None:
         """Set the random number generators to what they were where the run stood."""
@@ -279,6 +313,7 @@ class LoopRun:
             )
         noted = self.scalars.commit(parts.journal.step)
         wants = is_epoch_end and self.settings.every_epoch
+        self.was_set_back = False
         self._boundaries.commit(is_end=True, wants_checkpoint=wants, scalars=noted or None)
 
     def note_turns(self, *, stateless: bool) -> None:
@@ -290,9 +325,9 @@ class LoopRun:
         is_told = reason in self.report.texts
         if turns == "unknown" and not is_told:
             self.report.warn(reason, False)
-        elif turns == "stateless" and is_told and self._report_if_declared is not None:
+        elif turns == "stateless" and is_told and self._is_undeclared:
             self.report.dismiss(reason)
-            self.report.current = self._report_if_declared
+            self._recovery.refresh_report()
 
     def _add_doubt(self, text: str) -> None:
         if text not in self._doubts:
@@ -336,6 +371,9 @@ class LoopRun:
             self._capture.close()
             for tap in self._taps:
                 tap.release()
+            self._recovery.recheck.close()
+            if is_orderly and not self.is_looping and not self._recovery.recheck.is_pending:
+                self.resources.journal.note_finished()
         self.resources.close()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tranlogs.base.errors import UsageError
 
+from ..data.source import Source
 from .loop_data import LoopData
 from .loop_run import LoopRun
 
@@ -147,9 +148,7 @@ class Loops:
             source.refresh()
         source.prepare(position.passes, position.seen, is_amid=position.batch > 0)
         source.entered(is_amid=position.batch > 0)
-        batches = iter(source.open(position.passes, position.seen))
-        if is_resumed and position.seen:
-            run.set_random_states()
+        batches = self._open(source, is_resumed=is_resumed)
         self._is_in_pass = True
         try:
             while until is None or position.total < until:
@@ -164,8 +163,20 @@ class Loops:
                 position.seen += 1
                 position.total += 1
                 run.boundary()
+                if run.was_set_back:
+                    source.prepare(position.passes, position.seen, is_amid=True)
+                    source.entered(is_amid=True)
+                    batches = self._open(source, is_resumed=True)
         finally:
             self._is_in_pass = False
+
+    def _open(self, source: Source, *, is_resumed: bool) -> Iterator[Any]:
+        """Open the data behind the batches of the present pass that are done."""
+        position = self.run.position
+        batches: Iterator[Any] = iter(source.open(position.passes, position.seen))
+        if is_resumed and position.seen:
+            self.run.set_random_states()
+        return batches
 
     def _next_epoch(self) -> None:
         position = self.run.position

@@ -16,6 +16,7 @@ from ..state.boundary_parts import Parts
 from ..state.plan import Look
 from .log_form import LogForm
 from .parts import RunParts
+from .recovery import Recovery
 
 RNG = "rng."  # names of a boundary's parts for random states begin with it
 
@@ -28,6 +29,7 @@ class Boundaries:
     Args:
         parts: of the run.
         form: in which steps are logged.
+        recovery: compares the unit that is computed again after a crash.
         read_place: returns what a boundary commits besides the model and random states, given the random states.
         read_for_checkpoint: returns what the source of data keeps in a checkpoint only.
         find_late: returns the optimizers that were built since it was last called.
@@ -38,13 +40,14 @@ class Boundaries:
         self,
         parts: RunParts,
         form: LogForm,
+        recovery: Recovery,
         *,
         read_place: ReadPlace,
         read_for_checkpoint: Callable[[], dict[str, Any]],
         find_late: Callable[[], list[str]],
         describe: Callable[[], None],
     ) -> None:
-        self._parts, self._form = parts, form
+        self._parts, self._form, self._recovery = parts, form, recovery
         self._read_place, self._read_for_checkpoint = read_place, read_for_checkpoint
         self._find_late, self._describe = find_late, describe
         self._generators, self._fixed = rng.Generators(parts.backend), Parts()
@@ -81,24 +84,43 @@ class Boundaries:
         self._form.wants_checkpoint = False
         body = self._read(look)
         if body is None:
+            self._recovery.settle_recheck(None)
             return
         late = self._find_late()
         if late:
             self._describe()
         journal.boundary(body, lambda: self._snapshot(body), scalars=scalars, checkpoint=wanted or None)
+        if self._recovery.settle_recheck(body["position"]) and wanted and not self._has_checkpoint():
+            self._form.wants_checkpoint = True  # the former process died before this one was written
         if late:  # the log alone cannot be redone by a process in which no step has built them
             journal.wait_checkpoint()
             journal.checkpoint(self._snapshot(body), wait=True)
 
     def commit_end(self, changes: dict[str, Any], scalars: dict[str, float] | None) -> None:
         """Commit the end of the training, with a checkpoint. `changes` replace values of the boundary's body."""
-        parts, journal = self._parts, self._parts.journal
-        body = self._read(parts.steps.note_unit(is_end=True))
+        journal = self._parts.journal
+        body = self._read_end(changes)
         if body is None:
+            self._recovery.settle_recheck(None)
             return
-        body.update(changes)
         journal.wait_checkpoint()  # while one is being written no other is taken, and this one is needed
         journal.boundary(body, lambda: self._snapshot(body), scalars=scalars, checkpoint=True)
+        if not self._recovery.settle_recheck(body["position"], is_last=True):
+            return
+        if self._recovery.recheck.recovered is None:  # it equals the recorded end
+            if not self._has_checkpoint():
+                journal.checkpoint(self._snapshot(body), wait=True)
+        elif (now := self._read_end(changes)) is not None:
+            journal.boundary(now, lambda: self._snapshot(now), scalars=scalars, checkpoint=True)
+
+    def _read_end(self, changes: dict[str, Any]) -> dict[str, Any] | None:
+        body = self._read(self._parts.steps.note_unit(is_end=True))
+        return None if body is None else body | changes
+
+    def _has_checkpoint(self) -> bool:
+        """Return True if there is a checkpoint at the end of the log."""
+        journal = self._parts.journal
+        return any(row.sequence == journal.log.end.sequence for row in journal.catalog.checkpoints())
 
     def _read(self, look: Look) -> dict[str, Any] | None:
         """Return what a boundary commits; None, and logging suspends, where an object of the user's cannot be read."""
@@ -115,6 +137,7 @@ class Boundaries:
             "metrics": look.metrics,
             "log": self._parts.state.log,
             **({"traced": traced} if (traced := self._parts.backend.traced) else {}),
+            **({"deviation": deviation} if (deviation := self._recovery.recheck.deviation) else {}),
             **self._read_place(now, self._fixed),
             **self._fixed.under(RNG, now),
         }

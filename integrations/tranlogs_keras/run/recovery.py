@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tranlogs.training import Recovered, RecoveryReport, judge_exactness, make_report, recover
+from tranlogs.base.errors import StateMismatch
+from tranlogs.training import PENDING, Recovered, RecoveryReport, judge_exactness, make_report, recover
 
 from ..backends.arrays import Values
 from ..state import environment
 from ..state.architecture import compare_models
 from .log_form import LogForm
 from .parts import RunParts
+from .unit_recheck import RecheckRules, UnitRecheck
 
 _SMALL_BYTES = 1 << 16  # variables that are kept aside between recovery and the first batch
 
@@ -36,14 +38,18 @@ class Recovery:
     Args:
         parts: of the run.
         form: in which steps are logged.
+        rules: how the unit that is computed again is compared.
 
     Attributes:
         landed: what recovery found; None in a run that begins.
         changes: what the script has changed.
+        recheck: compares the unit that is computed again.
     """
 
-    def __init__(self, parts: RunParts, form: LogForm) -> None:
+    def __init__(self, parts: RunParts, form: LogForm, rules: RecheckRules) -> None:
         self._parts, self._form = parts, form
+        self.recheck = UnitRecheck(parts, rules)
+        self._seconds = 0.0  # that the recovery took
         self.landed: Recovered | None = None
         self.changes = ScriptChanges()
         self._small: dict[str, Values] = {}  # values right after the recovery
@@ -58,21 +64,54 @@ class Recovery:
         """What the checkpoint keeps of the data, and the position at which it was taken."""
         return self._parts.state.kept
 
-    def recover(self) -> None:
-        """Bring the state back. A report follows by `report`."""
+    def recover(self, *, rechecks: bool) -> None:
+        """Bring the state back. A report follows by `report`.
+
+        Args:
+            rechecks: whether the newest unit is computed again, unless the former process came to its end.
+        """
         parts, state = self._parts, self._parts.state
         start = time.monotonic()
         parts.backend.prepare_apply(parts.model)
-        found = recover(parts.journal.paths.folder, state, progress=parts.progress(), spare=parts.resources.spare)
-        assert found is not None, "a run with a checkpoint holds something"
+        found = self._recover(before_last_unit=rechecks and not parts.journal.was_finished)
         parts.resources.continue_from(found)
+        self.recheck.begin(found)
+        self.recheck.deviation = state.body.get("deviation") or self.recheck.end.get("deviation")
         if state.body["log"] == "weights" and state.log == "gradients":
             self._form.log_weights()
         self.landed = found
         self._small = self._read_small_values()
         parts.steps.remember()
-        position = state.body["position"]
-        parts.report.current = self._report_of(found, position["total"], position["epoch"], time.monotonic() - start)
+        self._seconds = time.monotonic() - start
+        self.refresh_report()
+
+    def _recover(self, *, before_last_unit: bool) -> Recovered:
+        parts = self._parts
+        folder, spare = parts.journal.paths.folder, parts.resources.spare
+        found: Recovered | None = None
+        if before_last_unit:
+            try:
+                found = recover(folder, parts.state, progress=parts.progress(), spare=spare, before_last_unit=True)
+            except StateMismatch:  # the last unit has built an optimizer, and only the checkpoint behind it fits the model
+                found = None
+        if found is None:
+            found = recover(folder, parts.state, progress=parts.progress(), spare=spare)
+        assert found is not None, "a run with a checkpoint holds something"
+        return found
+
+    def settle_recheck(self, position: dict[str, Any] | None, *, is_last: bool = False) -> bool:
+        """Draw the conclusion if the unit that is computed again is over; return True if it is. See `UnitRecheck.settle`."""
+        if not self.recheck.settle(position, is_last=is_last):
+            return False
+        self.landed = self.recheck.recovered or self.landed
+        self.refresh_report()
+        return True
+
+    def refresh_report(self) -> None:
+        """Make the report again, with what became known since."""
+        if self.landed is not None:
+            position = self.body["position"]
+            self._parts.report.current = self._report_of(self.landed, position["total"], position["epoch"])
 
     def undo_writes(self) -> None:
         """Undo what was written since the recovery: the log has what came of it (a learning rate set before the loop)."""
@@ -80,7 +119,11 @@ class Recovery:
         for name, value in self._small.items():
             parts.backend.assign(parts.variables.by_name[name].variable, value)
         if any(name not in self._small for name in parts.steps.written()):
-            recover(parts.journal.paths.folder, parts.state)
+            assert self.landed is not None
+            position = self.landed.position
+            found = recover(parts.journal.paths.folder, parts.state, sequence=position.sequence, spare=parts.resources.spare)
+            assert found is not None
+            found.require_position(position)
         self._small.clear()
 
     def _read_small_values(self) -> dict[str, Values]:
@@ -88,7 +131,7 @@ class Recovery:
         values = self._parts.backend.values_of([slot.variable for slot in slots])
         return {slot.name: value.copy() for slot, value in zip(slots, values, strict=True) if value.nbytes <= _SMALL_BYTES}
 
-    def _report_of(self, found: Recovered, batch: int, epoch: int, seconds: float) -> RecoveryReport:
+    def _report_of(self, found: Recovered, batch: int, epoch: int) -> RecoveryReport:
         parts, state = self._parts, self._parts.state
         exact, told = judge_exactness(found, state.fingerprint_kinds, compared="variables")
         parts.describe_environment()
@@ -97,16 +140,23 @@ class Recovery:
         compared += [
             f"the script has changed: {text}" for text in self.changes.texts if text.startswith(("the layers", "the trial"))
         ]
-        notes = [*parts.journal.notes, *found.notes, *state.notes, *compared, *told, *parts.report.texts]
-        return make_report(
+        others = [*compared, *([PENDING] if self.recheck.is_pending else [])]
+        if self.recheck.deviation is not None:
+            text, is_wrong = self.recheck.deviation
+            others.append(text)
+            exact = False if is_wrong else exact
+        notes = [*parts.journal.notes, *found.notes, *state.notes, *others, *told, *parts.report.texts]
+        report = make_report(
             found,
-            exact=parts.report.verdict(exact, compared),
-            notes=notes,
+            exact=parts.report.verdict(exact, others),
+            notes=[text for text in notes if text not in parts.report.refuted],
             batch=batch,
             epoch=epoch,
-            seconds=seconds,
+            seconds=self._seconds,
             timeline=parts.journal.timeline,
         )
+        rechecked, seconds = self.recheck.compared
+        return replace(report, recheck=parts.report.recheck, rechecked=rechecked, seconds_recheck=seconds)
 
     def _compare_models(self) -> list[str]:
         """Return the changes of the model; those of an optimizer's settings become notes, since the run's settings hold."""

@@ -38,6 +38,7 @@ class Attributes:
                 continue
             if name in self._carried or mark != self._given.get(name):
                 found[name] = _stored(value)
+                self._carried.add(name)  # it stays, or a process that goes on from here would tell more than this one
         return found
 
     def random_states(self) -> dict[str, Any]:

@@ -32,6 +32,11 @@ _AFTER_BATCHES = ("on_train_batch_end", "on_batch_end")
 _HOOKS = (*_BEFORE_BATCHES, *_AFTER_BATCHES)
 # They have hooks of batches, which write no variable of the model.
 _READING = (keras.callbacks.ModelCheckpoint, keras.callbacks.TensorBoard, keras.callbacks.TerminateOnNaN)
+_OF_EACH_PROCESS = {
+    # Times, and event files with the number of the process in their names.
+    keras.callbacks.TensorBoard: (FILE, "_batch_start_time", "_epoch_start_time", "_train_accumulated_time"),
+    keras.callbacks.CSVLogger: ("append_header",),  # whether the table was empty as this process opened it
+}
 _HEAVY_BYTES = 1 << 16  # arrays larger than this are compared by digest: EarlyStopping keeps the best weights
 
 _DIGESTED_BYTES_MAX = 16 << 20
@@ -84,6 +89,17 @@ class CallbackStates:
     def _writing(self) -> list[Any]:
         return [callback for callback in self._named.values() if type(callback) not in _READING]
 
+    @property
+    def of_each_process(self) -> set[str]:
+        """What differs between two processes that do the same, as "NAME.ATTRIBUTE"."""
+        return {
+            f"{name}.{attribute}"
+            for name, callback in self._named.items()
+            for kind, attributes in _OF_EACH_PROCESS.items()
+            if isinstance(callback, kind)
+            for attribute in attributes
+        }
+
     def read(self, *, is_end: bool = True) -> State:
         """Their state now: the same object as before for each that has not changed.
 
@@ -119,7 +135,8 @@ class CallbackStates:
 
     def _changed(self, name: str, key: str, value: Any) -> Any:
         """An attribute, packed, if it is not as the script gave it; the same object as long as it stays the same."""
-        given, is_carried = self._given[name], key in self._carried.get(name, ())
+        # What was in the state once stays there, or a process that goes on from there would tell more than the one before.
+        given, is_carried = self._given[name], key in self._carried.get(name, ()) or key in self._states.get(name, ())
         mark = _digest(value) if _is_heavy(value) else _encoded(value)
         if mark is None:
             inside = self._inside.get(name, {}).get(key)

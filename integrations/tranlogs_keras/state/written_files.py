@@ -71,6 +71,8 @@ def _read_table(path: Path) -> bytes | None:
 def _restore_table(callback: Any, content: bytes) -> None:
     callback.csv_file.close()
     Path(callback.filename).write_bytes(content)
+    if callback.append:  # it has found what the file held before it was brought back
+        callback.append_header = not content
     # Opened and continued as CSVLogger does, but without a second header.
     callback.csv_file = open(callback.filename, "a")  # noqa: SIM115
     if callback.keys is None:

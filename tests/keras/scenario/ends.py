@@ -17,7 +17,7 @@ _SEEN: Counter[str] = Counter()  # of this process: what a callback keeps on its
 
 
 class Death(keras.callbacks.Callback):
-    """SIGKILL at a place: ["batch", n], ["epoch-end", n], ["validation", n], counted over the run's process."""
+    """SIGKILL at a place: ["batch", n], ["epoch-end", n], ["validation", n], ["train-end", 1], counted over the process."""
 
     def __init__(self, place: list[Any] | None) -> None:
         super().__init__()
@@ -36,6 +36,9 @@ class Death(keras.callbacks.Callback):
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._reached("validation")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._reached("train-end")
 
 
 class Told(Death):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections import deque
 from typing import Any
 
@@ -14,6 +16,27 @@ class BatchRate(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self.model.optimizer.learning_rate = 1e-2 / (1 + int(self.model.optimizer.iterations))
+
+
+_turns = itertools.count()  # begins anew in each process
+
+
+class GlobalRate(keras.callbacks.Callback):
+    """Another learning rate at each batch, by a counter that no run brings back."""
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate = 1e-2 / (1 + next(_turns))
+
+
+class Timing(keras.callbacks.Callback):
+    """The time of each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.times.append(time.perf_counter())
 
 
 class Clamp(keras.callbacks.Callback):
@@ -81,6 +104,8 @@ def siblings(names: list[str]) -> list[Any]:
         "plateau": lambda: keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=10.0, factor=0.5, cooldown=1),
         "schedule": lambda: keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.7),
         "batch-rate": BatchRate,
+        "global-rate": GlobalRate,
+        "timing": Timing,
         "clamp": Clamp,
         "thaw": Thaw,
         "collecting": Collecting,

@@ -53,6 +53,7 @@ def outcome(things: list[Any], printed: list[Any], optimizer: Any, **others: Any
         "exact": None if report is None else report.exact,
         "notes": [] if report is None else list(report.notes),
         "step": None if report is None else report.step,
+        "recheck": None if report is None else report.recheck,
     }
 
 
@@ -208,7 +209,7 @@ def torch_guide(run: str | None, die: list[Any] | None) -> dict[str, Any]:
 def has_recovered_weights(run: str, path: str) -> bool:
     """Return True if a file of weights holds what a process that goes on with the run of `torch_guide` recovers."""
     models = [classifier() for _ in range(2)]
-    optimizer = LoggedOptimizer(keras.optimizers.Adam(1e-2), run, models[0])
+    optimizer = LoggedOptimizer(keras.optimizers.Adam(1e-2), run, models[0], recheck=False)
     optimizer.track(accuracy=keras.metrics.SparseCategoricalAccuracy()).recover()
     models[1].load_weights(path)
     recovered, loaded = ([value.tobytes() for value in model.get_weights()] for model in models)

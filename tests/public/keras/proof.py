@@ -33,6 +33,12 @@ def prove_exact(
     return resumed
 
 
+def demand_deviation(resumed: Any) -> None:
+    """Demand that the unit which was computed again has shown that the script resumes with something else."""
+    assert resumed["exact"] is False, resumed["notes"]
+    assert any("was computed again, and the gradient of" in note for note in resumed["notes"]), resumed["notes"]
+
+
 def prove_script(lab: Lab, script: str, folder: Path, places: Sequence[Place], expected: Expected, **arguments: Any) -> None:
     """Demand of a script of `scripts/`, and of its report, what is expected, after it was killed at all these places."""
     lives = _lives(lab, f"tests.public.keras.scripts.{script}.train", folder, places, "folder", arguments)

@@ -32,7 +32,7 @@ def test_a_killed_script_of_the_style_of_keras_io_ends_with_the_right_bits(backe
     assert resumed["state"] == whole["state"]
     assert resumed["history"] == whole["history"]
     assert resumed["exact"] is True
-    assert resumed["step"] == 7
+    assert resumed["step"] == 5, "6 were taken, and one is computed again in each life"
 
 
 @pytest.mark.crash

@@ -25,7 +25,7 @@ def test_a_killed_tuner_goes_on_with_each_trial_in_its_own_run(executions: int, 
     assert resumed["trials"] == whole["trials"]
     assert resumed["best"] == whole["best"]
     assert resumed["runs"] == whole["runs"]
-    assert resumed["batches"][0] <= 4, "the killed trial goes on where it stopped"
+    assert resumed["batches"][0] <= 5, "the killed trial goes on where it stopped, and computes one batch again"
 
 
 @pytest.mark.crash
@@ -36,7 +36,7 @@ def test_a_killed_cross_validation_goes_on_in_its_fold(torch: Lab, tmp_path: Pat
     resumed = torch.value(f"{SCRIPTS}.cross_validation", folder=str(tmp_path / "killed"))
     assert resumed["scores"] == whole["scores"]
     assert resumed["final"] == whole["final"]
-    assert list(resumed["batches"].values()) in ([0, 4, 8, 12], [0, 3, 8, 12])
+    assert list(resumed["batches"].values()) in ([0, 5, 8, 12], [0, 4, 8, 12]), "one of them is computed again"
 
 
 @pytest.mark.crash
@@ -48,7 +48,7 @@ def test_a_killed_study_goes_on_in_its_trial(torch: Lab, tmp_path: Path) -> None
     assert torch.run(f"{SCRIPTS}.optuna", folder=str(tmp_path / "killed"), die=[1, 8]).was_killed
     resumed = torch.value(f"{SCRIPTS}.optuna", folder=str(tmp_path / "killed"))
     assert resumed["values"] == whole["values"]
-    assert resumed["batches"][0] <= 5
+    assert resumed["batches"][0] <= 6, "one of them is computed again"
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"], indirect=True)

@@ -33,6 +33,7 @@ class Difference:
         name: the tensor, or the path of the value.
         text: how it differs, as the end of a sentence.
         ratio: the largest difference of two numbers, divided by the largest number in the record; None if they are no floats.
+        may_be_time: True if the value may be a time that the script has measured, and all other state is equal.
     """
 
     step: int
@@ -40,6 +41,7 @@ class Difference:
     name: str
     text: str
     ratio: float | None = None
+    may_be_time: bool = False
 
 
 def compare_payloads(payload: Payload, entry: Entry, kind: Kind) -> Difference | None:
@@ -68,7 +70,9 @@ def compare_payloads(payload: Payload, entry: Entry, kind: Kind) -> Difference |
     return Difference(entry.step, kind, layout.names[i], _describe_ratio(ratio), ratio)
 
 
-def compare_bodies(body: EncodedBody, entry: Entry, kind: Kind, ignored: Collection[str] = ()) -> Difference | None:
+def compare_bodies(
+    body: EncodedBody, entry: Entry, kind: Kind, ignored: Collection[str] = (), timed: str | None = None
+) -> Difference | None:
     """Compare a body with that of a record, and return the first difference.
 
     Args:
@@ -76,8 +80,9 @@ def compare_bodies(body: EncodedBody, entry: Entry, kind: Kind, ignored: Collect
         entry: the record.
         kind: of the difference.
         ignored: paths of values that are not compared ("rng", "tracked.metric").
+        timed: prefix of the parts in which numbers may be times. Such a difference is returned if there is no other.
     """
-    recorded = entry.encoded()
+    recorded, maybe_time = entry.encoded(), None
     if WHOLE in recorded:
         return _compare_whole(body[WHOLE], recorded[WHOLE], entry.step, kind, ignored)
     for name in [*recorded, *(body.keys() - recorded.keys())]:
@@ -90,10 +95,13 @@ def compare_bodies(body: EncodedBody, entry: Entry, kind: Kind, ignored: Collect
         if _is_same_part(ours, theirs):
             continue
         found = _find(name, _decode(ours.blob, ours.arrays), _decode(*theirs), ignored)
-        if found is not None:
-            path, text, ratio = found
+        if found is None:
+            continue
+        path, text, ratio = found
+        if timed is None or ratio is None or not name.startswith(timed):
             return Difference(entry.step, kind, path, text, ratio)
-    return None
+        maybe_time = maybe_time or Difference(entry.step, kind, path, text, ratio, may_be_time=True)
+    return maybe_time
 
 
 def _compare_whole(
@@ -161,7 +169,8 @@ def _find(path: str, ours: Any, theirs: Any, ignored: Collection[str]) -> tuple[
         )
     if tree.encode(ours) == tree.encode(theirs):
         return None
-    return path, f"is {_show(ours)}, and {_show(theirs)} in the record", None
+    ratio = abs(ours - theirs) / (abs(theirs) or 1.0) if isinstance(ours, float) else None
+    return path, f"is {_show(ours)}, and {_show(theirs)} in the record", ratio
 
 
 def _is_below(path: str, ignored: Collection[str]) -> bool:

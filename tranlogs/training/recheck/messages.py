@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .comparison import Difference
 
 PENDING = "the newest unit before the crash is being computed again, to prove that this script resumes exactly"
@@ -21,6 +23,10 @@ _CAUSES = {
     "order": "The loop decides by something that starts anew with the process, such as a counter. Track it: "
     "optimizer.track(name=...)",
 }
+_TIME = (
+    "All else is equal. A time that the script measures is never the same twice; any other number there would mean that the "
+    "script resumes with another state"
+)
 _ROUNDING = (
     "The difference is as small as a rounding error: this arithmetic does not repeat itself (atomic additions on a GPU, "
     "another number of threads, other libraries). torch.use_deterministic_algorithms(True) or "
@@ -28,11 +34,17 @@ _ROUNDING = (
 )
 
 
-def describe_difference(difference: Difference, units: str = "batch") -> str:
-    """Return a text on what differs, what usually causes that, and what to do."""
+def describe_difference(difference: Difference, units: str = "batch", causes: Mapping[str, str] = _CAUSES) -> str:
+    """Return a text on what differs, what usually causes that, and what to do.
+
+    Args:
+        difference: the difference.
+        units: what a unit is to the user.
+        causes: usual causes and what to do, by kind of difference.
+    """
     name = difference.name.removeprefix("grad/").removeprefix("param/")
     what = f"the gradient of {name}" if difference.kind == "gradients" else name
-    cause = _ROUNDING if is_rounding(difference) else _CAUSES[difference.kind]
+    cause = _ROUNDING if is_rounding(difference) else _TIME if difference.may_be_time else causes[difference.kind]
     return (
         f"the last {units} before the crash (step {difference.step}) was computed again, and {what} {difference.text}. "
         f"{cause}. The recorded state was set back, so no finished step is lost; what follows is not known to equal the run "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from ...encoding import tree
@@ -18,7 +19,7 @@ from ...log.record import EntryKind
 from ...recovery.last_unit import LastUnit
 from .comparison import Difference, Kind, compare_bodies, compare_payloads
 
-_OF_THE_LOG = ("fingerprint",)  # keys of the body of a step that say how it was logged
+_OF_THE_LOG = ("fingerprint", "halved")  # keys of the body of a step that say how it was taken and logged
 _NAMES = {EntryKind.STEP: "a step", EntryKind.IMAGE: "weights that no step wrote", EntryKind.BOUNDARY: "the end of a batch"}
 
 
@@ -30,7 +31,8 @@ class Recheck:
 
     Args:
         unit: the recorded unit. Its files stay open until `close`.
-        ignored: parts of the body of a boundary that are not compared, since each process has its own.
+        ignored: parts of the body of a boundary, and paths in them, that are not compared, since each process has its own.
+        timed: prefix of the parts of a boundary in which numbers may be times that the script has measured.
 
     Attributes:
         difference: the first difference; None as long as there is none.
@@ -39,8 +41,8 @@ class Recheck:
         seconds: the time that the comparison took.
     """
 
-    def __init__(self, unit: LastUnit, ignored: Collection[str] = ()) -> None:
-        self.unit, self._ignored = unit, ignored
+    def __init__(self, unit: LastUnit, ignored: Collection[str] = (), timed: str | None = None) -> None:
+        self.unit, self._ignored, self._timed = unit, ignored, timed
         self.difference: Difference | None = None
         self.is_over = False
         self.steps, self.seconds = 0, 0.0
@@ -63,6 +65,16 @@ class Recheck:
     def read_recorded(self, part: str) -> Any:
         """Return a part of the boundary at which the unit ends; None if it has no such part."""
         return self._entries[-1].part(part)
+
+    @property
+    def end(self) -> Entry:
+        """The boundary that ends the recorded unit."""
+        return self._entries[-1]
+
+    def fail(self, name: str, text: str) -> None:
+        """End the unit where it is, and say how it differs from the record, unless something differed before."""
+        self.difference = self.difference or Difference(self.end.step, "order", name, text)
+        self.is_over = True
 
     def close(self) -> None:
         """Close the files of the recorded unit."""
@@ -130,18 +142,25 @@ class Recheck:
             self.difference = Difference(entry.step, "order", "the loop", text)
         else:
             self.difference = found or self._find(entry, payload, body, digests, adapt)
+            if self.difference is not None and kind == EntryKind.IMAGE:
+                self.difference = replace(self.difference, step=self._find_next_step())
             self._next += 1
             self.steps += kind == EntryKind.STEP and self.difference is None
         if kind == EntryKind.BOUNDARY:
             self.is_over = self.difference is not None or self._next == len(self._entries)
         self.seconds += time.perf_counter() - start
 
+    def _find_next_step(self) -> int:
+        """Return the number of the step before which weights were written."""
+        return next((entry.step for entry in self._entries[self._next :] if entry.kind == EntryKind.STEP), self.end.step)
+
     def _find(
         self, entry: Entry, payload: Payload | None, body: Body, digests: bytes, adapt: tree.Adapt | None
     ) -> Difference | None:
         """Return the first difference from a record of the same kind."""
         if entry.kind == EntryKind.BOUNDARY:
-            return compare_bodies(encode_body(self._encoder, entry.kind, body, adapt), entry, "state", self._ignored)
+            encoded = encode_body(self._encoder, entry.kind, body, adapt)
+            return compare_bodies(encoded, entry, "state", self._ignored, self._timed)
         plain, recorded = body.value if isinstance(body, tree.Fixed) else body, entry.body()
         is_same_form = plain.get("record") == recorded.get("record")
         if payload is not None and is_same_form and (found := _compare(payload, entry, "weights")) is not None:

@@ -1,0 +1,160 @@
+"""The newest unit before a crash, which the script computes again: the comparison, and what follows from it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tranlogs.training import Recheck, Recovered, describe_difference, is_rounding, recover
+
+from .parts import RunParts
+
+# Parts of a boundary that depend on the process. How steps are logged, and what a compiled step has as constants, say nothing
+# of the numbers. The descriptions of fit and data are compared as the run is opened, in words that name the change. How a
+# former unit deviated is taken over from the record.
+_OF_EACH_PROCESS = frozenset({"log", "traced", "identity", "data", "deviation"})
+_CALLBACK = "callback."  # what callbacks keep may be times that they have measured
+
+
+@dataclass(frozen=True, slots=True)
+class RecheckRules:
+    """How the unit that is computed again is compared in one kind of loop.
+
+    Attributes:
+        set_back: called once the recorded state was set back, with what recovery has found; sets the state of the loop itself.
+        refuted: texts of doubts that an equal unit shows to be unfounded.
+        causes: usual causes of a difference, and what to do, by kind; None for the usual ones of a loop of one's own.
+        is_quiet: whether nothing is printed.
+        ignored: parts of a boundary that depend on the process, and paths in them. More may be added while the loop runs.
+    """
+
+    set_back: Callable[[Recovered], None]
+    refuted: Collection[str] = ()
+    causes: Mapping[str, str] | None = None
+    is_quiet: bool = False
+    ignored: set[str] = field(default_factory=set)
+
+
+class UnitRecheck:
+    """Compares the unit that is computed again, and sets the recorded state back where it differs.
+
+    Args:
+        parts: of the run.
+        rules: of the loop.
+
+    Attributes:
+        recovered: the recovery that set the recorded state back; None if that was not necessary.
+        deviation: how a unit first differed from its record, and True if the resume is not exact for it: in this process, or in
+            a former one. Boundaries record it.
+        end: the body of the boundary that ends the recorded unit; empty if no unit is computed again.
+    """
+
+    def __init__(self, parts: RunParts, rules: RecheckRules) -> None:
+        self._parts, self._rules = parts, rules
+        self._recheck: Recheck | None = None
+        self.recovered: Recovered | None = None
+        self.deviation: tuple[str, bool] | None = None
+        self.end: dict[str, Any] = {}
+
+    @property
+    def compared(self) -> tuple[int, float]:
+        """The number of steps that are equal, and the seconds that it took to compare them."""
+        return (0, 0.0) if self._recheck is None else (self._recheck.steps, self._recheck.seconds)
+
+    @property
+    def is_pending(self) -> bool:
+        """True while the unit is computed."""
+        return self._recheck is not None and self._parts.report.recheck == "pending"
+
+    def begin(self, found: Recovered) -> None:
+        """Let the journal compare the unit behind the position where recovery has landed, if there is one to be computed."""
+        if found.last_unit is None:
+            return
+        self._rules.ignored.update(_OF_EACH_PROCESS)
+        recheck = self._recheck = Recheck(found.last_unit, self._rules.ignored, _CALLBACK)
+        self.end = self._parts.state.decode(recheck.end)
+        self._parts.journal.holds.hold()
+        self._parts.journal.begin_recheck(recheck, found.position.step)
+        self._parts.report.recheck = "pending"
+
+    def take_over(self, deviation: tuple[str, bool] | None) -> None:
+        """Take over that a former part of the run has deviated: what follows from it does, too."""
+        self.deviation = deviation
+        if deviation is not None:
+            self._parts.report.warn(*deviation)
+
+    def settle(self, position: dict[str, Any] | None, *, is_last: bool) -> bool:
+        """Draw the conclusion at a boundary if the unit is over; return True if it is.
+
+        Where something differs, the loop goes on to the place at which the record ends: it is not compared any more, and only
+        there the recorded state fits the loop.
+
+        Args:
+            position: of the loop; None if the state of the boundary cannot be read.
+            is_last: whether no other boundary follows.
+        """
+        recheck = self._recheck
+        if recheck is None or not self.is_pending:
+            return False
+        if position is None:
+            recheck.fail("the state at the end of the batch", "cannot be read")
+        elif is_last and not recheck.is_over:
+            recheck.fail("the loop", "ends before the record does")
+        if not recheck.is_over:
+            return False
+        if not (recheck.is_equal or is_last or position is None) and _place(position) < _place(self.end["position"]):
+            return False
+        self._conclude(recheck, position)
+        return True
+
+    def _conclude(self, recheck: Recheck, position: dict[str, Any] | None) -> None:
+        report, journal = self._parts.report, self._parts.journal
+        journal.end_recheck()
+        recheck.close()
+        if recheck.is_equal:
+            report.recheck, report.refuted = "equal", frozenset(self._rules.refuted)
+            self._say(f"step {journal.step} was computed again: equal to the run before the crash, bit for bit")
+            return
+        report.recheck = "different"
+        difference = recheck.difference
+        assert difference is not None
+        causes = self._rules.causes
+        text = describe_difference(difference) if causes is None else describe_difference(difference, causes=causes)
+        if position is not None and _place(position) != _place(self.end["position"]):
+            here, there = _in_words(position), _in_words(self.end["position"])
+            text += f". The loop stands at another place than the record: {here}, not {there}"
+        self._set_back(recheck)
+        found = text, not (is_rounding(difference) or difference.may_be_time)
+        self.deviation = self.deviation or found
+        report.warn(*found)
+
+    def _set_back(self, recheck: Recheck) -> None:
+        """Bring everything to the newest boundary, as the log has it."""
+        parts, end = self._parts, recheck.unit.end
+        parts.backend.take_back(parts.model)
+        folder = parts.journal.paths.folder
+        found = recover(folder, parts.state, sequence=end.sequence, spare=parts.resources.spare)
+        assert found is not None, "a run with a checkpoint holds something"
+        found.require_position(end)
+        self.recovered = found
+        self._rules.set_back(found)
+        parts.steps.remember()
+
+    def close(self) -> None:
+        """Close the files of the recorded unit."""
+        if self._recheck is not None:
+            self._recheck.close()
+
+    def _say(self, text: str) -> None:
+        if not self._rules.is_quiet:
+            print(f"TranLogs: {self._parts.run}: {text}", file=sys.stderr, flush=True)
+
+
+def _place(position: dict[str, Any]) -> tuple[int, int, int]:
+    return position["total"], position["epoch"], position["batch"]
+
+
+def _in_words(position: dict[str, Any]) -> str:
+    return f"batch {position['batch']} of epoch {position['epoch']}"
