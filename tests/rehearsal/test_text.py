@@ -21,8 +21,8 @@ def test_line_is_split_into_text_and_numbers_without_times(line: str, text: str,
     assert parse(line) == (text, numbers)
 
 
-def test_progress_bar_is_split_as_a_terminal_shows_it() -> None:
-    assert split_lines(b"\x1b[1m1/2\x1b[0m loss 3\r2/2 loss 2\n\n  done \n") == ["1/2 loss 3", "2/2 loss 2", "done"]
+def test_of_a_progress_bar_what_stays_on_a_terminal_counts() -> None:
+    assert split_lines(b"\x1b[1m1/2\x1b[0m loss 3\r\b\b2/2 loss 2\r\n\n  done \n1/2 loss 2\r") == ["2/2 loss 2", "done"]
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,8 @@ def _compare(twin: Path, control: Path | None, killed: Path) -> str | None:
 def _compare_texts(ours: bytes, again: bytes | None, theirs: bytes) -> str | None:
     noise = Noise()
     if again is not None:
-        noise.learn(split_lines(ours), split_lines(again))
-    expected, found = noise.strip(split_lines(ours)), noise.strip(split_lines(theirs))
+        noise.learn(split_lines(ours + b"\n"), split_lines(again + b"\n"))
+    expected, found = noise.strip(split_lines(ours + b"\n")), noise.strip(split_lines(theirs + b"\n"))
     wanted, there = {line for _, line in expected}, {line for _, line in found}
     missing = [raw for raw, line in expected if line not in there]
     more = [raw for raw, line in found if line not in wanted]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_BREAKS = re.compile(r"[\r\n\b\v\f]+")
+_OVERWRITING = re.compile(r"[\r\b]+")
 _TIMES = re.compile(
     r"\d{4}-\d\d-\d\d[T ]?|\b\d{1,2}:\d\d(:\d\d)?([.,]\d+)?\b|\b0x[0-9a-f]+\b|"
     r"\b\d+(\.\d+)?\s?(it|its|steps?|samples?|batch(es)?|tokens?|[KMG]i?B|B)/s(ec)?\b|"
@@ -23,9 +23,13 @@ Line = tuple[str, tuple[str, ...]]  # the text without its numbers, and the numb
 
 
 def split_lines(output: bytes) -> list[str]:
-    """Return the lines of an output, as a terminal would show them one after the other, without empty ones."""
-    text = _ESCAPES.sub("", output.decode(errors="replace"))
-    return [line.strip() for line in _BREAKS.split(text) if line.strip()]
+    """Return the finished lines of an output, as they stay on a terminal, without empty ones.
+
+    A progress bar that is overwritten is shown as often as time allows; what it shows last stays.
+    """
+    lines = _ESCAPES.sub("", output.decode(errors="replace")).split("\n")[:-1]
+    shown = ([part for part in _OVERWRITING.split(line) if part.strip()] for line in lines)
+    return [parts[-1].strip() for parts in shown if parts]
 
 
 def parse(line: str) -> Line:
