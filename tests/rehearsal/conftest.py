@@ -70,12 +70,13 @@ def rehearse(tmp_path: Path) -> Rehearse:
         print(called.stdout, called.stderr)
         assert sorted(folder.iterdir()) == before, "the rehearsal has written into the script's folder"
         assert not list(scratch.iterdir()) or "--keep" in options
-        return Rehearsed(called.returncode, json.loads(called.stdout), folder, _find_processes(scratch))
+        return Rehearsed(called.returncode, json.loads(called.stdout), folder, find_processes(scratch))
 
     return call
 
 
-def _find_processes(scratch: Path) -> list[int]:
+def find_processes(scratch: Path) -> list[int]:
+    """Return the processes whose environment names a folder of a rehearsal."""
     found = []
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         try:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.launcher import environment
 
-from .conftest import Rehearse
+from .conftest import SCRIPTS, Rehearse, find_processes
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
@@ -44,6 +47,27 @@ def test_script_that_is_not_wrapped_is_told_what_it_loses(rehearse: Rehearse) ->
     assert "starts again from the beginning" in found.verdict["headline"]
     assert "model.pt, and does not read it" in found.notes
     assert any("LoggedOptimizer(optimizer, run=" in line for line in found.verdict["advice"])
+
+
+def test_script_with_a_checkpoint_of_its_own_is_told_what_it_loses(rehearse: Rehearse) -> None:
+    found = rehearse("own_checkpoint.py")
+    assert found.code == 1
+    assert "continues from a checkpoint of its own" in found.verdict["headline"]
+    assert "has written last.pt, and reads last.pt when it is started again" in found.notes
+
+
+def test_rehearsal_that_is_ended_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    shutil.copy(SCRIPTS / "sleeps.py", tmp_path)
+    command = ["rehearse", "--scratch", str(tmp_path / "scratch"), "--", sys.executable, "sleeps.py"]
+    rehearsal = subprocess.Popen([sys.executable, "-m", "tranlogs", *command], cwd=tmp_path, env=environment())
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("scratch/*/twin/files/started")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    rehearsal.send_signal(signal.SIGTERM)
+    assert rehearsal.wait(60) == 128 + signal.SIGTERM
+    assert find_processes(tmp_path / "scratch") == []
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 def test_script_that_cannot_be_started_twice_does_not_resume(rehearse: Rehearse) -> None:

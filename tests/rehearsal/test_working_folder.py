@@ -28,10 +28,10 @@ def test_mounted_folder_takes_up_all_writes(user: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     if not can_mount(user, scratch):
         pytest.skip("this kernel does not allow it to mount a file system")
-    place, before = WorkingFolder.make(user, scratch / "arm", is_mounted=True), stamp_files(user)
+    place, before = WorkingFolder.make(user, scratch / "arm", is_mounted=True), stamp_files(user, tmp_path)
     script = f"cat data/train.txt; pwd; echo new > out/best.pt; echo log > {user}/log.txt; rm data/train.txt"
     assert run(place, script) == f"data{user}\n"
-    assert find_changed(user, before) == []
+    assert find_changed(user, tmp_path, before) == []
     assert {name: path.read_text() for name, path in place.files().items()} == {"out/best.pt": "new\n", "log.txt": "log\n"}
     assert run(place, "cat out/best.pt") == "new\n", "the next life sees what this one wrote"
     remove(scratch)
@@ -39,20 +39,25 @@ def test_mounted_folder_takes_up_all_writes(user: Path, tmp_path: Path) -> None:
 
 
 def test_linked_folder_has_the_data_and_keeps_new_files(user: Path, tmp_path: Path) -> None:
-    place, before = WorkingFolder.make(user, tmp_path / "arm", is_mounted=False), stamp_files(user)
+    place, before = WorkingFolder.make(user, tmp_path / "arm", is_mounted=False), stamp_files(user, tmp_path)
     assert run(place, "cat data/train.txt; echo new > out/new.pt; echo log > log.txt") == "data"
-    assert find_changed(user, before) == []
+    assert find_changed(user, tmp_path, before) == []
     assert sorted(place.files()) == ["log.txt", "out/new.pt"]
 
 
 def test_write_through_a_link_is_noticed(user: Path, tmp_path: Path) -> None:
-    place, before = WorkingFolder.make(user, tmp_path / "arm", is_mounted=False), stamp_files(user)
+    place, before = WorkingFolder.make(user, tmp_path / "arm", is_mounted=False), stamp_files(user, tmp_path)
     run(place, "echo other and longer > out/best.pt")
-    assert find_changed(user, before) == ["out/best.pt"]
+    assert find_changed(user, tmp_path, before) == ["out/best.pt"]
 
 
-def test_folder_that_holds_the_scratch_folder_is_not_mounted_over(user: Path) -> None:
-    assert not can_mount(user, user / "scratch")
+def test_scratch_folder_within_the_working_folder_is_not_linked_into_itself(user: Path) -> None:
+    scratch = user / "scratch"
+    assert not can_mount(user, scratch), "a file system over a folder cannot keep its files within that folder"
+    before = stamp_files(user, scratch)
+    place = WorkingFolder.make(user, scratch / "arm", is_mounted=False)
+    assert run(place, "ls; echo log > log.txt") == "data\nout\n"
+    assert find_changed(user, scratch, before) == []
 
 
 def test_command_that_cannot_be_started_says_so(user: Path, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ _GENERAL: dict[Kind, list[str]] = {
 def read_sources(command: Sequence[str], folder: Path) -> dict[Path, str]:
     """Return the sources of a script: the files that the command line names."""
     found = {}
-    names = [word for word in command[1:] if word.endswith(".py")]
+    names = [word for word in command if word.endswith((".py", ".sh"))]
     modules = [after for word, after in pairwise(command) if word == "-m"]
     names += [module.replace(".", "/") + ending for module in modules for ending in (".py", "/__main__.py")]
     for name in names:

@@ -61,7 +61,7 @@ class Arms:
             copy_start(start.runs, arm.runs)
         return arm
 
-    def live(self, arm: Arm, orders: Orders, what: str, *, seconds: float | None = None) -> Life:
+    def live(self, arm: Arm, orders: Orders, what: str, *, seconds: float | None = None, is_patient: bool = False) -> Life:
         """Let the script live once.
 
         Args:
@@ -69,6 +69,7 @@ class Arms:
             orders: what its processes are ordered to do.
             what: which life it is, for people.
             seconds: time after which it is killed; None for no such time.
+            is_patient: do not kill it after that time if it has opened a run by then.
 
         Raises:
             NotJudged: a limit was reached, or the script has put itself into the background.
@@ -79,7 +80,8 @@ class Arms:
             self._progress(what, step, total)
 
         show(0)
-        life = self._stage.live(folder, arm.place, replace(orders, runs=str(arm.runs)), seconds=seconds, progress=show)
+        orders = replace(orders, runs=str(arm.runs))
+        life = self._stage.live(folder, arm.place, orders, seconds=seconds, is_patient=is_patient, progress=show)
         arm.lives.append(life)
         if life.ending == "time":
             raise NotJudged(self._describe_timeout(life, what), *last_errors(life))

@@ -111,7 +111,7 @@ class Stage:
         orders: Orders,
         *,
         seconds: float | None = None,
-        ends: Ending = "killed",
+        is_patient: bool = False,
         progress: Callable[[int], None] = lambda step: None,
     ) -> Life:
         """Run the script once, until it ends or is ended.
@@ -121,7 +121,7 @@ class Stage:
             place: the working folder.
             orders: what its processes are ordered to do.
             seconds: time after which it is killed; None for no such time.
-            ends: how a life that is killed after that time is called.
+            is_patient: do not kill it after that time if it has opened a run by then.
             progress: called with each step that is committed.
         """
         folder.mkdir(parents=True)
@@ -141,7 +141,7 @@ class Stage:
         life = Life(folder, "exited", None)
         kill_at = None if seconds is None else started + seconds
         try:
-            self._follow(life, process, kill_at, ends, progress)
+            self._follow(life, process, kill_at, is_patient, progress)
         finally:
             self._tracker.end_all()
             process.wait()
@@ -149,7 +149,12 @@ class Stage:
         return life
 
     def _follow(
-        self, life: Life, process: subprocess.Popen[bytes], kill_at: float | None, ends: Ending, progress: Callable[[int], None]
+        self,
+        life: Life,
+        process: subprocess.Popen[bytes],
+        kill_at: float | None,
+        is_patient: bool,
+        progress: Callable[[int], None],
     ) -> None:
         reader, disk_at, exited_at = EventReader(life.folder / EVENTS), 0.0, None
         while True:
@@ -159,8 +164,8 @@ class Stage:
                 progress(life.steps)
             if self._has_ended(life):
                 return
-            if kill_at is not None and now >= kill_at:
-                life.ending = ends
+            if kill_at is not None and now >= kill_at and not (is_patient and life.of("open")):
+                life.ending = "killed"
                 return
             if now >= self.limits.deadline:
                 life.ending = "time"

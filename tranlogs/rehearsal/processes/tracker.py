@@ -66,6 +66,21 @@ def adopting() -> Iterator[None]:
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
+@contextmanager
+def ending_orderly() -> Iterator[None]:
+    """Raise SystemExit at SIGTERM and SIGHUP, so that the processes of the rehearsal are ended and its folder is deleted."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    former = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
 def describe(pids: list[int]) -> str:
     """Return the names of processes, for a message."""
     names = []

@@ -43,7 +43,7 @@ class WorkingFolder:
 
         Args:
             user: the user's working folder.
-            folder: a new folder of the rehearsal.
+            folder: a new folder in that of the rehearsal.
             is_mounted: whether a file system can be mounted over the user's folder.
         """
         written = folder / "files"
@@ -51,7 +51,7 @@ class WorkingFolder:
         if is_mounted:
             (folder / "overlay").mkdir()
         else:
-            _link(user, written)
+            _link(user, written, folder.parent)
         return cls(user, written, is_mounted)
 
     def launch(self, command: list[str]) -> list[str]:
@@ -85,11 +85,16 @@ def can_mount(user: Path, scratch: Path) -> bool:
         remove(trial)
 
 
-def stamp_files(user: Path) -> Stamps:
-    """Return size and time of the files in a folder: what a script changes although it should not shows later."""
+def stamp_files(user: Path, scratch: Path) -> Stamps:
+    """Return size and time of the files in a folder: what a script changes although it should not shows later.
+
+    Args:
+        user: the folder.
+        scratch: folder of the rehearsal, which is left out.
+    """
     found: Stamps = {}
     for folder, folders, names in os.walk(user):
-        folders[:] = [name for name in folders if name not in _IGNORED]
+        folders[:] = [name for name in folders if name not in _IGNORED and Path(folder, name) != scratch]
         for name in names:
             with suppress(OSError):
                 about = os.stat(os.path.join(folder, name))
@@ -99,9 +104,9 @@ def stamp_files(user: Path) -> Stamps:
     return found
 
 
-def find_changed(user: Path, before: Stamps) -> list[str]:
+def find_changed(user: Path, scratch: Path, before: Stamps) -> list[str]:
     """Return the names of files that are new, have changed or are gone."""
-    now = stamp_files(user)
+    now = stamp_files(user, scratch)
     return sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name))
 
 
@@ -132,10 +137,11 @@ def _has_mounts(user: Path) -> bool:
     return any(line.split()[4].startswith(inner) for line in lines)
 
 
-def _link(user: Path, written: Path) -> None:
-    """Fill a folder with links to the files of another one."""
+def _link(user: Path, written: Path, scratch: Path) -> None:
+    """Fill a folder with links to the files of another one, which may contain it."""
     entries = 0
     for folder, folders, names in os.walk(user):
+        folders[:] = [name for name in folders if Path(folder, name) != scratch]
         here = written / os.path.relpath(folder, user)
         here.mkdir(exist_ok=True)
         linked = [*names, *(name for name in folders if name.startswith(".") or os.path.islink(os.path.join(folder, name)))]
