@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,8 @@ from .settings import RehearsalSettings
 from .verdict import NotJudged
 
 _ERROR_LINES = 3
+
+_HARMLESS = ("/dev", "/proc", "/sys", "/memfd:", tempfile.gettempdir(), str(Path.home() / ".cache"))
 
 Progress = Callable[[str, int, int], None]  # what is done, step, units in all
 
@@ -94,6 +97,13 @@ class Arms:
                 f"({life.left}), which were killed. Rehearse it in the foreground."
             )
         return life
+
+    def find_outside_writes(self) -> list[str]:
+        """Return the names of files outside of the rehearsal that the script had open for writing."""
+        own = [str(self._scratch), *_HARMLESS]
+        if self._is_mounted:
+            own.append(str(self._settings.folder))
+        return sorted(name for name in self._stage.written if not any(name.startswith(f"{folder}/") for folder in own))
 
     def _describe_timeout(self, life: Life, what: str) -> str:
         limit = f"within the {self._settings.seconds:.0f} s of --time"

@@ -41,12 +41,13 @@ def rehearse(settings: RehearsalSettings, progress: Progress = lambda what, done
     scratch = Path(tempfile.mkdtemp(prefix="tranlogs-rehearsal-", dir=settings.scratch)).resolve()
     before = stamp_files(settings.folder, scratch)
     try:
+        rehearsal = Rehearsal(settings, scratch, progress)
         try:
             with adopting(), ending_orderly():
-                verdict = Rehearsal(settings, scratch, progress).run()
+                verdict = rehearsal.run()
         except NotJudged as error:
             verdict = Verdict(Outcome.NOT_JUDGED, str(error), notes=error.notes)
-        verdict.notes += _describe_changes(settings.folder, scratch, before)
+        verdict.notes += [*_describe_changes(settings.folder, scratch, before), *rehearsal.describe_outside_writes()]
         verdict.command, verdict.seed = settings.command, settings.seed
         verdict.seconds, verdict.disk_bytes = time.monotonic() - started, count_bytes(scratch)
         verdict.folder = str(scratch) if settings.keeps else None
@@ -99,6 +100,11 @@ class Rehearsal:
 
         framework = "keras" if any("tranlogs_keras" in text for text in self._sources.values()) else "torch"
         return judge(twin, killed, kills, framework, make_control)
+
+    def describe_outside_writes(self) -> list[str]:
+        """Return a note if the script has written to files outside of the rehearsal's folder."""
+        names = self._arms.find_outside_writes()
+        return [f"the script writes outside of its working folder: {', '.join(names[:5])}"] if names else []
 
     def _require_success(self, life: Life) -> None:
         if life.ending == "exited" and life.code != 0:

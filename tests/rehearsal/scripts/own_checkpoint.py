@@ -1,8 +1,10 @@
 """A loop that does not use the library, and continues from a checkpoint of its own that it writes every tenth step."""
 
 import os
+import sys
 import time
 
+sys.stderr = open("../outside.log", "a")  # noqa: SIM115
 first, weight = 0, 0.0
 if os.path.exists("last.pt"):
     with open("last.pt") as file:

@@ -98,11 +98,15 @@ class Stage:
         scratch: folder of the rehearsal.
         command: the command line of the script.
         limits: of the whole rehearsal.
+
+    Attributes:
+        written: names of the files that processes had open for writing when they were looked at.
     """
 
     def __init__(self, scratch: Path, command: list[str], limits: Limits) -> None:
         self.scratch, self.command, self.limits = scratch, command, limits
         self._tracker = ProcessTracker(scratch)
+        self.written: set[str] = set()
 
     def live(
         self,
@@ -142,6 +146,7 @@ class Stage:
         kill_at = None if seconds is None else started + seconds
         try:
             self._follow(life, process, kill_at, is_patient, progress)
+            self.written |= self._tracker.find_written()
         finally:
             self._tracker.end_all()
             process.wait()
@@ -172,6 +177,7 @@ class Stage:
                 return
             if now >= disk_at:
                 disk_at = now + _DISK_POLL_SECONDS
+                self.written |= self._tracker.find_written()
                 if count_bytes(self.scratch) > self.limits.disk_bytes:
                     life.ending = "disk"
                     return

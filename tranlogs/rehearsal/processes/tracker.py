@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -39,6 +40,16 @@ class ProcessTracker:
                 if pid != os.getpid() and any(variable.startswith(self._marker) for variable in variables):
                     found.add(pid)
         return sorted(found)
+
+    def find_written(self) -> set[str]:
+        """Return the names of the files that the processes have open for writing."""
+        found = set()
+        for pid in self.find():
+            with suppress(OSError):
+                for number in os.listdir(f"/proc/{pid}/fd"):
+                    with suppress(OSError, ValueError, IndexError):
+                        found |= _written_file(pid, number)
+        return found
 
     def end_all(self) -> list[int]:
         """End all processes by SIGKILL; return the ids of those that are still there after some seconds."""
@@ -88,6 +99,14 @@ def describe(pids: list[int]) -> str:
         with suppress(OSError):
             names.append(f"{Path(f'/proc/{pid}/comm').read_text().strip()} (pid {pid})")
     return ", ".join(names)
+
+
+def _written_file(pid: int, number: str) -> set[str]:
+    """Return the name of the regular file that a descriptor of a process writes to, if it does."""
+    link = f"/proc/{pid}/fd/{number}"
+    flags = int(Path(f"/proc/{pid}/fdinfo/{number}").read_text().split("flags:")[1].split()[0], 8)
+    is_written = flags & os.O_ACCMODE != os.O_RDONLY and stat.S_ISREG(os.stat(link).st_mode)
+    return {os.readlink(link)} if is_written else set()
 
 
 def _all_pids() -> list[int]:
