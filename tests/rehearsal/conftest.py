@@ -58,18 +58,18 @@ def rehearse(tmp_path: Path) -> Rehearse:
         scratch.mkdir()
         shutil.copy(SCRIPTS / script, folder)
         before = sorted(folder.iterdir())
-        command = ["--seed", "3", "--json", "--scratch", str(scratch), *options, "--", sys.executable, *start, script]
+        command = ["--seed", "3", "--json", *options, "--", sys.executable, *start, script]
         called = subprocess.run(
             [sys.executable, "-m", "tranlogs", "rehearse", *command],
             cwd=folder,
-            env=environment() | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+            env=environment() | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TMPDIR": str(scratch)},
             capture_output=True,
             text=True,
         )
         assert called.stdout, called.stderr
         print(called.stdout, called.stderr)
         assert sorted(folder.iterdir()) == before, "the rehearsal has written into the script's folder"
-        assert not list(scratch.iterdir()) or "--keep" in options
+        assert not list(scratch.glob("tranlogs-*"))
         return Rehearsed(called.returncode, json.loads(called.stdout), folder, find_processes(scratch))
 
     return call

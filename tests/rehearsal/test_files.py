@@ -42,8 +42,8 @@ def archive(value: Any, stored: bytes = b"12345678") -> bytes:
     ("twin", "killed", "difference"),
     [
         ({"a.csv": b"1\n2\n3\n"}, {"a.csv": b"1\n2\n3\n"}, None),
-        ({"a.csv": b"1\n2\n3\n"}, {"a.csv": b"2\n3\n"}, "1 of 3 lines are missing, the first is '1'"),
-        ({"a.csv": b"1\n2\n"}, {"a.csv": b"1\n7\n2\n"}, "1 lines are not there without a kill, the first is '7'"),
+        ({"a.csv": b"1\n2\n3\n"}, {"a.csv": b"2\n3\n"}, "1 of 3 lines missing, the first is '1'"),
+        ({"a.csv": b"1\n2\n"}, {"a.csv": b"1\n7\n2\n"}, "1 line not there without a kill, the first is '7'"),
         ({"a.csv": b"1\n"}, {}, "is missing"),
         ({}, {"b.csv": b"1\n"}, "is not there without a kill"),
         ({"a.bin": b"\0\1"}, {"a.bin": b"\0\2"}, "other bytes"),
@@ -61,7 +61,7 @@ def test_difference_of_files_is_named(
 def test_lines_of_the_unit_that_was_killed_may_be_there_twice(write: Write) -> None:
     found, remarks = compare_files(write("twin", {"a.csv": b"1\n2\n3\n"}), None, write("killed", {"a.csv": b"1\n2\n2\n3\n"}))
     assert found == []
-    assert remarks == ["a.csv: 1 lines are there twice: the unit that was killed had written them"]
+    assert remarks == ["a.csv: 1 line more: a unit that was computed again after a kill wrote them again"]
 
 
 def test_files_that_differ_without_a_kill_are_not_compared(write: Write) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from ...base.quantities import count
 from .archives import read_archive
 from .differences import Difference, find_difference
 from .text import Noise, split_lines
@@ -80,12 +81,12 @@ def _compare_texts(ours: bytes, again: bytes | None, theirs: bytes) -> str | Non
     missing = [raw for raw, line in expected if line not in there]
     more = [raw for raw, line in found if line not in wanted]
     if missing:
-        return f"{len(missing)} of {len(expected)} lines are missing, the first is {missing[0][:80]!r}"
+        return f"{len(missing)} of {count(len(expected), 'line')} missing, the first is {missing[0][:80]!r}"
     if more:
-        return f"{len(more)} lines are not there without a kill, the first is {more[0][:80]!r}"
+        return f"{count(len(more), 'line')} not there without a kill, the first is {more[0][:80]!r}"
     repeated = len(found) - len(expected)
     if repeated > 0:
-        return f"~{repeated} lines are there twice: the unit that was killed had written them"
+        return f"~{count(repeated, 'line')} more: a unit that was computed again after a kill wrote them again"
     return None
 
 

@@ -17,6 +17,7 @@ from .working_folder import WorkingFolder, count_bytes
 
 _POLL_SECONDS = 0.01
 _DISK_POLL_SECONDS = 1.0
+_SCRATCH_CHARS_MAX = 50  # The path of a socket in a temporary folder has at most 107 bytes.
 _LEFT_SECONDS = 2.0  # for processes that end soon after the script has
 
 Event = dict[str, Any]
@@ -132,6 +133,9 @@ class Stage:
         orders.write(folder)
         environment = {**os.environ, VARIABLE: str(folder), "PYTHONUNBUFFERED": "1"}
         environment.setdefault("WANDB_MODE", "offline")
+        if len(str(self.scratch)) <= _SCRATCH_CHARS_MAX:  # what a killed process leaves there is deleted with the rest
+            environment["TMPDIR"] = str(self.scratch / "tmp")
+            (self.scratch / "tmp").mkdir(exist_ok=True)
         with open(folder / "stdout", "ab") as out, open(folder / "stderr", "ab") as err:
             process = subprocess.Popen(
                 place.launch(self.command),
