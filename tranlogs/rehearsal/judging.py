@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ..base.quantities import count
 from .advice import advise
@@ -47,7 +48,11 @@ def judge(twin: Arm, killed: Arm, kills: Killed, framework: str, make_control: C
     verdict.notes += comparison.remarks
     if comparison.differences:
         verdict.outcome = Outcome.NOT_EXACT
-        verdict.headline = f"The script does not resume exactly: {comparison.differences[0]}."
+        first = comparison.differences[0]
+        verdict.headline = (
+            f"The script does not resume exactly: {replace(first, detail='') if first.kind == 'recheck' else first}."
+        )
+        verdict.notes = [note for note in verdict.notes if not first.detail or first.detail not in note]
         verdict.advice = advise(comparison.differences, framework)
     else:
         verdict.headline = (

@@ -34,6 +34,7 @@ _PARTS: dict[str, Kind] = {
 # What a boundary notes of what this process has learned, and not of the training. Gradients that wait for a step are among it:
 # the gradients of that step show them.
 _BOOKKEEPING = {"flags", "waiting", "turns", "is_implicit", "start_rng", "traced", "log"}
+_CAVEATS = {"doubts"}
 Key = tuple[int, int, int]  # step, kind of the record, number among those
 
 
@@ -145,8 +146,15 @@ def _compare_boundaries(a: Entry, b: Entry) -> Iterator[Difference]:
     for name in ours:
         if name in _BOOKKEEPING or (ours[name] == theirs.get(name) and not has_arrays):
             continue
-        for path, detail in find_differences(a.part(name), b.part(name), name):
+        for path, detail in _find_state(a.part(name), b.part(name), name):
             yield Difference(_PARTS.get(name, "state"), path, detail, a.step)
+
+
+def _find_state(a: Any, b: Any, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the differences of a part of a boundary, without those of caveats: a resumed process may have more of them."""
+    for path, detail in find_differences(a, b, name):
+        if not any(word in _CAVEATS for word in path.split(".")):
+            yield path, detail
 
 
 def _without_form(body: Any) -> Any:
@@ -181,7 +189,7 @@ def _compare_states(twin: Path, other: Path) -> Iterator[Difference]:
     ours_left, theirs_left = x.get("boundary", {}), y.get("boundary", {})
     for name in ours_left:
         if name not in _BOOKKEEPING:
-            for path, detail in find_differences(ours_left[name], theirs_left.get(name), name):
+            for path, detail in _find_state(ours_left[name], theirs_left.get(name), name):
                 yield Difference(_PARTS.get(name, "state"), path, detail, step)
 
 
