@@ -49,9 +49,8 @@ def judge(twin: Arm, killed: Arm, kills: Killed, framework: str, make_control: C
     if comparison.differences:
         verdict.outcome = Outcome.NOT_EXACT
         first = comparison.differences[0]
-        verdict.headline = (
-            f"The script does not resume exactly: {replace(first, detail='') if first.kind == 'recheck' else first}."
-        )
+        shown = replace(first, detail="") if first.kind == "recheck" else first  # its detail is a paragraph
+        verdict.headline = f"The script does not resume exactly: {shown}."
         verdict.notes = [note for note in verdict.notes if not first.detail or first.detail not in note]
         verdict.advice = advise(comparison.differences, framework)
     else:

@@ -16,7 +16,7 @@ from .tracker import ProcessTracker, describe
 from .working_folder import WorkingFolder, count_bytes
 
 _POLL_SECONDS = 0.01
-_DISK_POLL_SECONDS = 1.0
+_LOOK_SECONDS = 0.25  # between two looks at the disk and at open files
 _SCRATCH_CHARS_MAX = 50  # The path of a socket in a temporary folder has at most 107 bytes.
 _LEFT_SECONDS = 2.0  # for processes that end soon after the script has
 
@@ -165,7 +165,7 @@ class Stage:
         is_patient: bool,
         progress: Callable[[int], None],
     ) -> None:
-        reader, disk_at, exited_at = EventReader(life.folder / EVENTS), 0.0, None
+        reader, look_at, exited_at = EventReader(life.folder / EVENTS), 0.0, None
         while True:
             now = time.monotonic()
             if new := reader.read():
@@ -179,8 +179,8 @@ class Stage:
             if now >= self.limits.deadline:
                 life.ending = "time"
                 return
-            if now >= disk_at:
-                disk_at = now + _DISK_POLL_SECONDS
+            if now >= look_at:
+                look_at = now + _LOOK_SECONDS
                 self.written |= self._tracker.find_written()
                 if count_bytes(self.scratch) > self.limits.disk_bytes:
                     life.ending = "disk"
