@@ -23,7 +23,7 @@ def test_script_that_tracks_everything_resumes_exactly(rehearse: Rehearse) -> No
     found = rehearse("exact.py", "--kills", "2", "--units", "12")
     assert (found.code, found.verdict["outcome"]) == (0, "exact")
     assert len(found.verdict["kills"]) >= 2
-    assert {kill["during"] for kill in found.verdict["kills"]} == {"training", "start"}
+    assert "training" in {kill["during"] for kill in found.verdict["kills"]}
     assert found.verdict["step"] == found.verdict["units"] == 12
     assert "2 written files" in found.verdict["compared"]
     assert found.verdict["differences"] == [] == found.left
