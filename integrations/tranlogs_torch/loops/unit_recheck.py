@@ -44,7 +44,9 @@ class UnitRecheck:
         """Let the journal compare the unit behind the position where recovery has landed, if there is one to be computed."""
         if found.last_unit is None:
             return
-        self._recheck = Recheck(found.last_unit, self.ignored)
+        # A resume may add to what is doubted of a loader (random numbers of its workers).
+        doubts = {f"data.{name}.doubts" for name in self._parts.auxiliary.read_data()}
+        self._recheck = Recheck(found.last_unit, self.ignored | doubts)
         self._parts.auxiliary.deviation = self._recheck.read_recorded("deviation")
         self._parts.journal.holds.hold()
         self._parts.journal.begin_recheck(self._recheck, found.position.step)
