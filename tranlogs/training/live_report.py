@@ -22,7 +22,7 @@ TurnData = Literal["stateless", "tracked", "unknown"]
 UNKNOWN_DATA = (
     "the loop over optimizer.steps(...) may keep data between its turns (a batch fetched ahead, an environment, a counter), "
     "which would not come back. Take batches from optimizer.batches(...), optimizer.epochs(...) or, in each turn, a tracked "
-    "DataLoader; or track what holds the data by optimizer.track(name=...), and write "
+    "DataLoader; or keep what holds the data in state = optimizer.remember(name=...), and write "
     "optimizer.steps(until=..., stateless=True)"
 )
 

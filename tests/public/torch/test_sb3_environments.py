@@ -225,7 +225,7 @@ def test_environments_of_other_processes_are_refused() -> None:
 
 
 def test_a_record_names_kinds_of_generators_and_no_functions_of_numpy() -> None:
-    from tranlogs_torch.trainers.stable_baselines3.values import restored
+    from tranlogs_torch.trainers.stable_baselines3.restored_values import restored
 
     generator = np.random.Generator(np.random.Philox(3))
     again = restored(None, ("generator", generator.bit_generator.state))

@@ -424,6 +424,48 @@ def test_what_the_script_remembers_otherwise_than_the_run_is_named(tmp_path: Pat
     assert (state.a, state.b) == (1, 2)
 
 
+def test_what_cannot_be_made_again_is_named_and_the_rest_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The namedtuple of the first attribute is gone; the second one refers to a part of it, the others to each other."""
+
+    def body(turn: int) -> None:
+        state.a = [[turn], Step(turn, [turn]), [turn]]
+        state.b = [state.a[2]]
+        state.c = [[turn]]
+        state.d = (state.c[0],)
+
+    for part in ("first", "second"):
+        if part == "second":
+            monkeypatch.delitem(globals(), "Step")
+        optimizer, model = logged(tmp_path / "run")
+        state = optimizer.remember(a=0, b=0, c=0, d=0)
+        report = optimizer.recover()
+        if part == "first":
+            train(optimizer, model, 2, body)
+    optimizer.close()
+    assert (state.a, state.b, state.c, state.d) == (0, 0, [[1]], ([1],))
+    assert state.d[0] is state.c[0]
+    assert report.exact is None
+    notes = " ".join(report.notes)
+    assert (
+        "state.a holds a tests.torch.loops.test_remember.Step('seen', 'reward'), and the script has no such namedtuple" in notes
+    )
+    assert "state.b refers to a value that cannot be made again" in notes
+
+
+def test_the_order_in_which_attributes_are_given_does_not_matter(tmp_path: Path) -> None:
+    for order in (1, -1):
+        optimizer, model = logged(tmp_path / "run")
+        first = Environment()
+        state = optimizer.remember(**dict([("a", first), ("b", [first]), ("c", [0])][::order]))
+        report = optimizer.recover()
+        if order == 1:
+            train(optimizer, model, 2, lambda turn, state=state: (state.a.step(1.0), state.c.append(turn)))
+            right = state.a.get_state()[:2]
+    optimizer.close()
+    assert (report.exact, state.c, state.b[0] is state.a) == (True, [0, 0, 1], True)
+    assert flatten(state.a.get_state()[:2]) == flatten(right)
+
+
 def test_the_namespace_has_the_faces_of_a_plain_one(tmp_path: Path) -> None:
     optimizer, _ = logged(tmp_path / "run")
     state = optimizer.remember(best=0.5)

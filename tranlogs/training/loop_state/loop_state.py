@@ -57,7 +57,7 @@ class LoopState:
         given = Given(dict(self._given.objects), dict(self._given.factories))
         storer = Storer(self._framework, given, takes_objects=True)
         content = vars(self.namespace) | values
-        stored = {name: _demanded(storer, name, value) for name, value in content.items()}
+        stored = {name: _demanded(storer, name, value) for name, value in sorted(content.items())}
         states, errors = storer.store_states()
         for error in errors:
             raise UnencodableState(error.path, error.value, error.reason)
@@ -74,7 +74,7 @@ class LoopState:
     def state_dict(self) -> dict[str, Any]:
         """Return the stored form of all attributes, and of the states of the objects in them."""
         storer, values = Storer(self._framework, self._given), dict[str, Any]()
-        for name, value in vars(self.namespace).items():
+        for name, value in sorted(vars(self.namespace).items()):  # whatever the order in which a script gives them
             path = f"state.{name}"
             if path not in self._lost:
                 try:

@@ -13,9 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from .stored_form import BIT_GENERATORS, FACTORIES, SCALARS, FrameworkValues, Given, Unstorable, is_counted, state_methods
+from .stored_form import (
+    BIT_GENERATORS,
+    FACTORIES,
+    SCALARS,
+    FrameworkValues,
+    Given,
+    Unstorable,
+    count_numbers,
+    is_counted,
+    state_methods,
+)
 
 _DAMAGED = (KeyError, IndexError, TypeError, ValueError, AttributeError)  # of a record that another program has written
+_LOST = object()
 
 
 class Restorer:
@@ -37,12 +48,13 @@ class Restorer:
         Raises:
             Unstorable: it cannot be made again.
         """
+        number = len(self._made)
         try:
             return self._restore(old, stored)
-        except Unstorable as error:
-            raise Unstorable(error.reason, path, stored) from None
-        except _DAMAGED as error:
-            raise Unstorable(f"cannot be made of what the run has: {type(error).__name__}: {error}", path, stored) from None
+        except (Unstorable, *_DAMAGED) as error:
+            self._made[number:] = [_LOST] * count_numbers(stored)  # others keep their numbers
+            text = error.reason if isinstance(error, Unstorable) else f"cannot be made of what the run has: {error!r}"
+            raise Unstorable(text, path, stored) from None
 
     def restore_states(self, states: dict[str, Any]) -> list[Unstorable]:
         """Give the script's objects their states, by name; return the errors of those that are not there."""
@@ -62,11 +74,16 @@ class Restorer:
 
     def _restore(self, old: Any, stored: Any) -> Any:
         if not is_counted(stored):
-            return self._made[stored[1]] if type(stored) is tuple else stored
+            return self._earlier(stored[1]) if type(stored) is tuple else stored
         number = len(self._made)
         self._made.append(None)
         self._made[number] = found = self._make(old, stored)
         return found
+
+    def _earlier(self, number: int) -> Any:
+        if self._made[number] is _LOST:
+            raise Unstorable("refers to a value that cannot be made again")
+        return self._made[number]
 
     def _make(self, old: Any, stored: Any) -> Any:
         kind = type(stored)

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,6 +33,8 @@ SCALARS = frozenset({bool, int, float, complex, str, bytes, type(None)})
 FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (list, dict, set, deque, int, float, str, bool)} | {"None": None}
 GENERATORS: tuple[type, ...] = (np.random.Generator, np.random.RandomState, random.Random)
 BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+_WITH_ITEMS = frozenset({"tuple", "frozenset", "set", "deque", "namedtuple"})
+_WITH_PAIRS = frozenset({"dict", "OrderedDict", "Counter", "defaultdict"})
 
 
 class Unstorable(Exception):
@@ -94,6 +97,22 @@ def is_counted(stored: Any) -> bool:
     """Return True if a stored value has a number: all but scalars, and references to other values."""
     kind = type(stored)
     return kind not in SCALARS and not isinstance(stored, np.generic) and not (kind is tuple and stored[0] == "same")
+
+
+def count_numbers(stored: Any) -> int:
+    """Return how many numbers a stored value has with its parts."""
+    if not is_counted(stored):
+        return 0
+    parts: Iterable[Any] = ()
+    if type(stored) is list:
+        parts = stored
+    elif type(stored) is dict:
+        parts = stored.values()
+    elif type(stored) is tuple and stored[0] in _WITH_ITEMS:
+        parts = stored[-1]
+    elif type(stored) is tuple and stored[0] in _WITH_PAIRS:
+        parts = chain.from_iterable(stored[-1])
+    return 1 + sum(map(count_numbers, parts))
 
 
 def state_methods(thing: Any) -> tuple[str, str] | None:

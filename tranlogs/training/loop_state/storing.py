@@ -67,7 +67,7 @@ class Storer:
     def store_states(self) -> tuple[dict[str, Any], list[Unstorable]]:
         """Return the states of given objects by name, and the errors of those that cannot be stored."""
         states, errors = {}, []
-        for name, thing in self._given.objects.items():
+        for name, thing in sorted(self._given.objects.items()):
             get, _ = state_methods(thing) or ("state_dict", "")
             try:
                 states[name] = self.store(getattr(thing, get)(), f"state.{name}.{get}()")

@@ -13,15 +13,18 @@ _ROUNDING_MAX = 1e-3  # a larger ratio is another batch, and not another order o
 _CAUSES = {
     "gradients": "The loop had other data or another state. Usual causes: a batch that was fetched ahead and kept in a "
     "variable, a counter or an environment of the script's own, random numbers drawn before the loop or in DataLoader "
-    "workers. Let the run bring it back: optimizer.track(name=...) for a loader or what has a state_dict",
+    "workers. Let the run bring it back: state = optimizer.remember(name=...) for variables and environments, "
+    "epoch.enumerate() or batches(..., enumerate=True) for the number of a batch, optimizer.track(name=...) for a loader or "
+    "what has a state_dict",
     "weights": "Something else than the optimizer's step writes to the weights, or the optimizer keeps a state outside of "
     "`state`. Track what decides over it: optimizer.track(name=...)",
     "settings": "The script sets it from something that starts anew: a counter, an epoch, a scheduler that is not tracked. "
     "Track it: optimizer.track(scheduler=...)",
     "state": "It depends on something that starts anew with the process: a counter, random numbers drawn elsewhere, an object "
-    "that is not tracked. Track it: optimizer.track(name=...)",
-    "order": "The loop decides by something that starts anew with the process, such as a counter. Track it: "
-    "optimizer.track(name=...)",
+    "that is not tracked. Let the run bring it back: optimizer.remember(name=...), or optimizer.track(name=...) for what has a "
+    "state_dict",
+    "order": "The loop decides by something that starts anew with the process, such as a counter. Let the run bring it "
+    "back: epoch.enumerate() or batches(..., enumerate=True) for batches, optimizer.remember(name=...) for others",
 }
 _TIME = (
     "All else is equal. A time that the script measures is never the same twice; any other number there would mean that the "

@@ -18,15 +18,8 @@ from tranlogs.records import tree
 
 from ...tensors import arrays
 from .beside_attributes import class_values, nested_twins, shared_arrays
-from .values import (
-    Table,
-    Unstorable,
-    restore_attributes,
-    restored,
-    stored,
-    stored_attributes,
-    tables,
-)
+from .restored_values import restore_attributes, restored
+from .values import Table, Unstorable, stored, stored_attributes, tables
 
 _METHODS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
 _GIVEN = {"env", "venv", "envs", "class_attributes", "spec", "metadata", "render_mode", "action_space", "observation_space"}

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .values import restored, stored
+from .restored_values import restored
+from .values import stored
 
 Lists = dict[str, tuple[Any, str]]
 

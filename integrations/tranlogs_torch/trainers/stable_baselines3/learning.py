@@ -17,7 +17,8 @@ from . import sb3_internals
 from .beside_attributes import class_values
 from .environments import Environment
 from .experience import Lists
-from .values import NO_LIMIT, Unstorable, is_constant, is_scalar, restored, stored
+from .restored_values import restored
+from .values import NO_LIMIT, Unstorable, is_constant, is_scalar, stored
 
 START, ROLLOUT, END = "start", "rollout", "end"  # of training, of a rollout, of training: where a boundary lies
 
