@@ -82,6 +82,13 @@ def test_times_that_a_callback_measures_are_told_from_other_state(torch: Lab, tm
     assert "All else is equal" in report["notes"][0]
 
 
+def test_callbacks_that_a_script_drops_and_adds_are_not_compared(torch: Lab, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert torch.run("fit", run=str(run), die=["batch", 6], others=["counting"], model="dense").was_killed
+    report = torch.value("fit", run=str(run), others=["timing"], model="dense")["report"]
+    assert (report["exact"], report["recheck"]) == (True, "equal")
+
+
 def test_without_a_recheck_recovery_lands_on_the_newest_boundary(torch: Lab, tmp_path: Path) -> None:
     report = _resume(torch, tmp_path / "run", [["batch", 6]], options={"recheck": False}, model="dense")["report"]
     assert (report["exact"], report["recheck"], report["step"]) == (True, "", 5)

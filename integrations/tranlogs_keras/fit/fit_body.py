@@ -25,7 +25,7 @@ class FitBody:
         source: of the batches.
         callbacks: of the fit, but for TranLogs's own.
         earlier: fits of the run that have ended.
-        constants: what never changes during the fit: the seed, and the descriptions of data and fit.
+        constants: what never changes during the fit: the seed, the descriptions of data and fit, the names of callbacks.
         report: receives warnings.
 
     Attributes:

@@ -145,6 +145,9 @@ class FitRun:
             is_open = not before["position"]["is_finished"] and not self._recovery.changes.texts
             self._recovery.recover(rechecks=settings.shared.rechecks and is_open)
             self._is_waiting = True
+            if recheck_end := self._recovery.recheck.end:  # callbacks that the script has now, or had then, have no counterpart
+                others = set(recheck_end["callbacks"]).symmetric_difference(callbacks.names)
+                self._rules.ignored.update({"callbacks", *(f"{CALLBACK}{name}" for name in others)})
             position = Position(**self._recovery.body["position"])
         elif before is not None and held > number:
             earlier.read(before, keeps_checkpoints=False)
@@ -152,7 +155,7 @@ class FitRun:
         elif before is not None:
             position.total = earlier.begin_next()
             self._recovery.recheck.take_over(earlier.deviation)
-        constants = {"seed": seed, "data": data, "identity": identity}
+        constants = {"seed": seed, "data": data, "identity": identity, "callbacks": callbacks.names}
         self._body = FitBody(self.model, position, source, callbacks, earlier, constants, parts.report)
         self.cursor = Cursor(
             self._iterator,

@@ -90,6 +90,11 @@ class CallbackStates:
         return [callback for callback in self._named.values() if type(callback) not in _READING]
 
     @property
+    def names(self) -> list[str]:
+        """The names under which a boundary may hold their states."""
+        return list(self._named)
+
+    @property
     def of_each_process(self) -> set[str]:
         """What differs between two processes that do the same, as "NAME.ATTRIBUTE"."""
         return {
