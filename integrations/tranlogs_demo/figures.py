@@ -93,7 +93,7 @@ def judge(seed: int, acts: Acts) -> Figures:
         batches=len(reference.digests),
         killed_in_batch=len(killed.digests),
         killed_in=PHASES[killed.died_in or "start"],
-        steps_lost=len(killed.digests) - landed,
+        steps_lost=len(killed.digests) - landed - _count_rechecked(recovered),
         steps_replayed=report["replayed"],
         checkpoint_step=report["checkpoint_step"],
         recover_seconds=report["seconds"],

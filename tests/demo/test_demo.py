@@ -71,8 +71,8 @@ def test_value_of_one_run_only_is_named() -> None:
     assert found.differences == ("optimizer: state[0]['exp_avg'] is in one run only",)
 
 
-def _acts(folder: Path, weight: float, *, landed: int, **report: Any) -> Acts:
-    """A run of 12 batches, killed in its fifth; what it ended with beside `weight`."""
+def _acts(folder: Path, weight: float, *, landed: int, rechecked: str = "equal", **report: Any) -> Acts:
+    """A run of 12 batches, killed in its fifth; what it ended with beside `weight`, and what became of a rechecked unit."""
     digests = list("abcdefghijkl")
     names = ("reference", "killed", "recovered")
     jobs = tuple(Job(name, str(folder), GPT_TINY, 1, 12, 12, None, 0, 1, str(folder / "run")) for name in names)
@@ -89,10 +89,12 @@ def _acts(folder: Path, weight: float, *, landed: int, **report: Any) -> Acts:
         "seconds_replay": 0.2,
         "exact": True,
         "notes": [],
+        "recheck": "",
     } | report
+    final = told if not told["recheck"] else {**told, "exact": rechecked == "equal", "recheck": rechecked}
     reference = Account(built, digests=digests, began_at=times)
     killed = Account(built, digests=digests[:5], began_at=times[:5], died_in="backward")
-    recovered = Account(built, told, {"log_bytes": 8}, digests=digests[landed:], began_at=times[landed:])
+    recovered = Account(built, told, {"log_bytes": 8, "report": final}, digests=digests[landed:], began_at=times[landed:])
     return Acts((jobs[0], jobs[1], jobs[2]), reference, killed, recovered)
 
 
@@ -100,6 +102,17 @@ def test_equal_ends_are_exact(tmp_path: Path) -> None:
     figures = judge(0, _acts(tmp_path, 1.0, landed=4))
     assert figures.is_exact, figures.differences
     assert (figures.steps_lost, figures.steps_replayed, figures.killed_in_batch) == (1, 1, 5)
+
+
+def test_a_batch_that_was_computed_again_is_not_lost(tmp_path: Path) -> None:
+    figures = judge(0, _acts(tmp_path, 1.0, landed=3, recheck="pending", exact=None))
+    assert figures.is_exact, figures.differences
+    assert (figures.steps_lost, figures.killed_in_batch) == (1, 5)
+
+
+def test_a_batch_that_came_out_otherwise_is_not_exact(tmp_path: Path) -> None:
+    found = judge(0, _acts(tmp_path, 1.0, landed=3, recheck="pending", exact=None, rechecked="different")).differences
+    assert "the last batch before the crash was not computed again, or came out otherwise" in found
 
 
 def test_another_weight_is_not_exact(tmp_path: Path) -> None:
@@ -112,7 +125,7 @@ def test_a_lost_finished_batch_is_not_exact(tmp_path: Path) -> None:
 
 def test_a_replay_that_was_not_verified_is_not_exact(tmp_path: Path) -> None:
     figures = judge(0, _acts(tmp_path, 1.0, landed=4, exact=None, notes=["no fingerprints"]))
-    assert figures.differences == ("recovery did not find its own replay exact: no fingerprints",)
+    assert figures.differences == ("recovery did not find itself exact: no fingerprints",)
 
 
 def test_another_order_of_batches_is_not_exact(tmp_path: Path) -> None:
