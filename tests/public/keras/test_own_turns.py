@@ -137,5 +137,5 @@ def test_steps_outside_of_all_loops_are_named_unless_they_are_few_and_a_loop_fol
     killed = torch.run(script, run=run, die=["step", 13], steps=20)
     assert killed.output.count(said) == 1, "a fresh run says so"
     ended = torch.run(script, run=run, die=None, steps=20)
-    assert ended.value["exact"] is None
-    assert [said in note for note in ended.value["notes"]] == [True]
+    demand_deviation(ended.value)  # the loop of the script begins anew, with other rows
+    assert any(said in note for note in ended.value["notes"]), ended.value["notes"]
