@@ -371,6 +371,8 @@ class LoopRun:
             self._capture.close()
             for tap in self._taps:
                 tap.release()
+            if is_orderly:
+                self._recovery.recheck.note_end()
             self._recovery.recheck.close()
             if is_orderly and not self.is_looping and not self._recovery.recheck.is_pending:
                 self.resources.journal.note_finished()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tranlogs.training import Recheck, Recovered, describe_difference, is_rounding, recover
+from tranlogs.training import Recheck, Recovered, describe_difference, describe_unfinished, is_rounding, recover
 
 from .parts import RunParts
 
@@ -141,6 +141,11 @@ class UnitRecheck:
         self.recovered = found
         self._rules.set_back(found)
         parts.steps.remember()
+
+    def note_end(self) -> None:
+        """Report at the end of the script that its loop has not computed the unit."""
+        if self._recheck is not None and self.is_pending:
+            self._parts.report.warn(describe_unfinished(self._parts.run, self._recheck.unit), False)
 
     def close(self) -> None:
         """Close the files of the recorded unit."""

@@ -387,6 +387,7 @@ class TrainingRun:
                 self._boundaries.commit_implicit(is_before_forward=True)
                 self._user_loops.note_unreached()
                 self._recovery.note_user_loop()
+                self._recovery.recheck.note_end()
             if self.steps_since_boundary:
                 _log.log(
                     logging.INFO if is_orderly else logging.WARNING,  # a loop that ends by `break` loses nothing
@@ -399,7 +400,7 @@ class TrainingRun:
             hooks.release()
         for hook in self._forward_hooks:
             hook.release()
-        if is_orderly and not self.loops:
+        if is_orderly and not self.loops and self.report.recheck != "pending":
             self.journal.note_finished()
         self._user_loops.release()
         self._resources.close(None if is_orderly else self._parts.settings.grace_seconds)

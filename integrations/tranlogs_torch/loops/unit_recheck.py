@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from tranlogs.training import UNKNOWN_DATA, Recheck, Recovered, describe_difference, is_rounding, recover
+from tranlogs.training import UNKNOWN_DATA, Recheck, Recovered, describe_difference, describe_unfinished, is_rounding, recover
 
 from ..state.caveats import CARRIED, IMPLICIT
 from .run_parts import RunParts
@@ -72,6 +72,11 @@ class UnitRecheck:
         self._parts.auxiliary.deviation = self._parts.auxiliary.deviation or found
         report.warn(*found)
         return True
+
+    def note_end(self) -> None:
+        """Report at the end of the script that its loop has not computed the unit."""
+        if self._recheck is not None and self._parts.report.recheck == "pending":
+            self._parts.report.warn(describe_unfinished(self._parts.settings.run, self._recheck.unit), False)
 
     def _set_back(self) -> None:
         """Bring everything to the newest boundary, as the log has it."""

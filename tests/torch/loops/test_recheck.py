@@ -217,3 +217,22 @@ def test_an_exception_is_no_end(tmp_path: Path) -> None:
         script(attempt)
     _, ended, _ = resume(script, tmp_path / "run")
     assert (ended["recheck"], ended["exact"]) == ("equal", True)
+
+
+def test_a_script_that_does_not_train_is_told_that_its_state_is_one_unit_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    kill(scripts.batches, run, 10)
+
+    def evaluate(attempt: Attempt) -> None:
+        model, optimizer, _ = scripts._begin(attempt)
+        attempt.start(optimizer)
+        attempt.keep(model=model)
+        optimizer.close()
+
+    begun, ended, _ = resume(evaluate, run)
+    assert (begun["step"], ended["recheck"], ended["exact"]) == (8, "pending", None)
+    assert [record.getMessage() for record in caplog.records if "had computed step 9 again" in record.getMessage()]
+    _, ended, _ = resume(scripts.batches, run)
+    assert (ended["step"], ended["recheck"], ended["exact"]) == (8, "equal", True)

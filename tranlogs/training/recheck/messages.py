@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
+from ...recovery.last_unit import LastUnit
 from .comparison import Difference
 
 PENDING = "the newest unit before the crash is being computed again, to prove that this script resumes exactly"
@@ -52,6 +54,15 @@ def describe_difference(difference: Difference, units: str = "batch", causes: Ma
         f"the last {units} before the crash (step {difference.step}) was computed again, and {what} {difference.text}. "
         f"{cause}. The recorded state was set back, so no finished step is lost; what follows is not known to equal the run "
         "without the crash"
+    )
+
+
+def describe_unfinished(run: Path, unit: LastUnit) -> str:
+    """Return a text on a script that ended before its loop had computed the unit."""
+    return (
+        f"the script ended before its loop had computed step {unit.end.step} again, so what it has used or saved is the state "
+        f"of step {unit.start.step}. The log has the newest step: a script that does not train (an evaluation) recovers it "
+        f"with recheck=False, and `tranlogs replay {run} --out FILE` writes it to a file"
     )
 
 
