@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tranlogs.training import PENDING
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -59,4 +61,4 @@ def run_example(file: Path, folder: Path) -> dict[str, Any]:
 def printed(folder: Path) -> set[str]:
     """Return the lines that the example has printed in all its processes, without those of the recovery."""
     lines = (folder / "printed").read_text().splitlines()
-    return {line for line in lines if not line.startswith(("fresh run", "recovered to", "TranLogs: "))}
+    return {line for line in lines if not line.startswith(("fresh run", "recovered to", "TranLogs: ", f"  {PENDING}"))}

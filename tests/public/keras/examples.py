@@ -20,7 +20,8 @@ def live(file: str, folder: str, lines: int | None, calls: int) -> dict[str, Any
 
     def told(*what: Any, **options: Any) -> None:
         plain_print(*what, **options)
-        killer.count_step()
+        if not str(what[0] if what else "").startswith(("TranLogs: ", "fresh run", "recovered to")):
+            killer.count_step()
 
     builtins.print = told
     Path(folder).mkdir(exist_ok=True)
