@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tranlogs.training import describe_equal
+
 _FORECAST = r"about SIZE of log a step; next checkpoint (at the end of the epoch, or )?after (about )?# steps? \(SIZE of log\)"
 _RESUMED = (
     r"recovered to step # \((epoch #, )?(after # batch(es)?, )?checkpoint # \+ # replayed, SECONDS, "
@@ -26,7 +28,7 @@ _FORMS = (
     rf"TranLogs: RUN: fit #: {_FORECAST}",
     rf"TranLogs: (RUN goes on at {_PLACE}: )?{_RESUMED}",
     rf"TranLogs: RUN is finished at step #, and nothing is trained \(for another training, give another folder\): {_RESUMED}",
-    r"TranLogs: RUN: step # was computed again: equal to the run before the crash, bit for bit",
+    rf"TranLogs: RUN: {describe_equal(0).replace('step 0', 'step #')}",
     r"TranLogs: RUN: this fit was finished before, and trains nothing; the run goes on in a later one\. [^#]*",
 )
 _VERDICTS = {"bit-exact": True, "not verified": None, "being proven": None, "NOT exact": False, "NOT exact from step #": False}

@@ -20,7 +20,7 @@ from .gradient_layout import GradientLayout
 from .live_report import UNKNOWN_DATA, LiveReport, TurnData, announce
 from .loop_state import LoopState, Remembered, Unstorable, demand_storable
 from .offline import OfflineReplay
-from .recheck import PENDING, Recheck, describe_difference, describe_unfinished, is_rounding
+from .recheck import PENDING, Recheck, describe_difference, describe_equal, describe_unfinished, is_rounding
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
 from .resources import RunResources, prepare_run_id
@@ -76,6 +76,7 @@ __all__ = [
     "decode_entries",
     "demand_storable",
     "describe_difference",
+    "describe_equal",
     "describe_replacement",
     "describe_unfinished",
     "digest_of",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tranlogs.training import Recheck, Recovered, describe_difference, describe_unfinished, is_rounding, recover
+from tranlogs.training import Recheck, Recovered, describe_difference, describe_equal, describe_unfinished, is_rounding, recover
 
 from .parts import RunParts
 
@@ -115,7 +115,7 @@ class UnitRecheck:
         recheck.close()
         if recheck.is_equal:
             report.recheck, report.refuted = "equal", frozenset(self._rules.refuted)
-            self._say(f"step {journal.step} was computed again: equal to the run before the crash, bit for bit")
+            self._say(describe_equal(journal.step))
             return
         report.recheck = "different"
         difference = recheck.difference

@@ -19,7 +19,7 @@ from ..elastic.world_size import settle_in
 from ..sharding import fsdp
 from ..sharding.zero_optimizer import bring_in
 from ..state import environment
-from ..state.caveats import LOADED_BEFORE, caveats, has_steps, untracked_scheduler, verdict
+from ..state.caveats import IMPLICIT, LOADED_BEFORE, caveats, has_steps, untracked_scheduler, verdict
 from ..state.compatibility import compare_modules, compare_schedulers
 from ..tensors.placement import local
 from .log_sizes import count_kept, count_logged
@@ -265,10 +265,14 @@ class Recovery:
         others = [*auxiliary.caveats(), *scheduler, *caveats(state, found.body)]
         if auxiliary.has_landed or not self._place:  # a loader may be tracked after the recovery
             self._place = next(iter(auxiliary.read_data().values()), {"taken": auxiliary.count, "epoch": 0})
-        others += [PENDING] if parts.report.recheck == "pending" else []
+        if parts.report.recheck == "pending" and auxiliary.is_loop_remembered:  # the unit is going to show it
+            others = [text for text in others if text != IMPLICIT]
         if auxiliary.deviation is not None:
-            others.append(auxiliary.deviation[0])
-            exact = False if auxiliary.deviation[1] else exact
+            text, is_wrong = auxiliary.deviation
+            others.append(text if text in parts.report.texts else f"an earlier resume of this run differed: {text}")
+            exact = False if is_wrong else exact
+        elif parts.report.recheck == "pending":
+            others.append(PENDING)
         texts = [*parts.journal.notes, *found.notes, *state.notes, *compared, *notes, *parts.report.texts, *others]
         report = make_report(
             found,

@@ -5,7 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from tranlogs.training import UNKNOWN_DATA, Recheck, Recovered, describe_difference, describe_unfinished, is_rounding, recover
+from tranlogs.training import (
+    UNKNOWN_DATA,
+    Recheck,
+    Recovered,
+    describe_difference,
+    describe_equal,
+    describe_unfinished,
+    is_rounding,
+    recover,
+)
 
 from ..state.caveats import CARRIED, IMPLICIT
 from .run_parts import RunParts
@@ -63,7 +72,7 @@ class UnitRecheck:
             # How many turns are left of a loop of the script's own is known if it keeps its state in the run.
             refuted = REFUTED | {IMPLICIT} if self._parts.auxiliary.is_loop_remembered else REFUTED
             report.recheck, report.refuted = "equal", refuted
-            self._say(f"step {journal.step} was computed again: equal to the run before the crash, bit for bit")
+            self._say(describe_equal(journal.step))
             return True
         report.recheck = "different"
         assert recheck.difference is not None

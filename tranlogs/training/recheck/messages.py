@@ -57,6 +57,14 @@ def describe_difference(difference: Difference, units: str = "batch", causes: Ma
     )
 
 
+def describe_equal(step: int) -> str:
+    """Return a text on a unit that is equal to its record. It claims no more than was compared."""
+    return (
+        f"step {step} was computed again: its gradients, the weights and all that the run keeps are equal to those before the "
+        "crash, bit for bit"
+    )
+
+
 def describe_unfinished(run: Path, unit: LastUnit) -> str:
     """Return a text on a script that ended before its loop had computed the unit."""
     return (
