@@ -17,7 +17,7 @@ INTEGRATIONS = ("tranlogs_torch", "tranlogs_keras", "tranlogs_demo")
 FACE = {"tranlogs", "tranlogs.training", "tranlogs.records", "tranlogs.ranks"}
 
 TRAINING = """
-FIRST_UNITS GRACE_SECONDS PENDING UNKNOWN_DATA Automatic CheckpointPolicy Curve Decoded Digests Divergence EverySteps
+FIRST_UNITS GRACE_SECONDS NOT_PROVEN PENDING UNKNOWN_DATA Automatic CheckpointPolicy Curve Decoded Digests Divergence EverySteps
 Fingerprint FixedCache GradientLayout HostRng Journal LiveReport LoopState Mode Monitor OfflineReplay OnSignal Place
 Progress Recheck Recovered RecoveryReport Remembered ReplayCheck RetentionPolicy RunOptions RunResources RunSettings
 ScalarHistory ScanSchedule StateDigests StepRecorder TurnData Unstorable announce as_retention check_epochs

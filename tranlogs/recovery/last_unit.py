@@ -10,7 +10,7 @@ from ..catalog import CheckpointRow
 from ..log.record import EntryKind, Position
 from .history import History, Link
 
-_UNITS_MAX = 16  # units without a step that may follow the newest unit with one
+_UNITS_MAX = 100  # units without a step that may follow the newest unit with one
 
 
 @dataclass(frozen=True, slots=True)

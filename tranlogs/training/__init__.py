@@ -20,7 +20,7 @@ from .gradient_layout import GradientLayout
 from .live_report import UNKNOWN_DATA, LiveReport, TurnData, announce
 from .loop_state import LoopState, Remembered, Unstorable, demand_storable
 from .offline import OfflineReplay
-from .recheck import PENDING, Recheck, describe_difference, describe_equal, describe_unfinished, is_rounding
+from .recheck import NOT_PROVEN, PENDING, Recheck, describe_difference, describe_equal, describe_unfinished, is_rounding
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
 from .resources import RunResources, prepare_run_id
@@ -32,6 +32,7 @@ from .write_scans import FIRST_UNITS, Place, ScanSchedule
 __all__ = [
     "FIRST_UNITS",
     "GRACE_SECONDS",
+    "NOT_PROVEN",
     "PENDING",
     "UNKNOWN_DATA",
     "Automatic",

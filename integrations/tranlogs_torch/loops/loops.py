@@ -50,6 +50,10 @@ class UnitCommitter(Protocol):
         """Make the report of the recovery again."""
         ...
 
+    def abandon_recheck(self) -> None:
+        """Go on at the newest boundary with what the script has changed, and compute no unit again."""
+        ...
+
 
 class Loops:
     """The loops of a run that are running.
@@ -79,7 +83,7 @@ class Loops:
             )
         self._boundaries.begin()
         self._boundaries.note_own_loop()
-        self.note_early_writes()
+        self.note_early_writes(is_opening=True)
         if not self.running:
             self._user_loops.leave()
         self.running.append(loop)
@@ -88,8 +92,12 @@ class Loops:
         finally:
             self.running.remove(loop)
 
-    def note_early_writes(self) -> None:
-        """Report what was written between the recovery and the first batch: the uninterrupted run wrote nothing there."""
+    def note_early_writes(self, *, is_opening: bool = False) -> None:
+        """Report what was written between the recovery and the first batch: the uninterrupted run wrote nothing there.
+
+        Args:
+            is_opening: True if a loop of `LoggedOptimizer` begins, so that what was written is a change by the user.
+        """
         parts = self._parts
         if not self._boundaries.is_as_recovered() or self.running or parts.journal.is_suspended:
             return
@@ -103,7 +111,11 @@ class Loops:
             )
         for what in parts.auxiliary.find_overruled_rates():
             raise UsageError(f"{parts.settings.run}: {what}")
-        for what in parts.auxiliary.changed_hyper():
+        changed = parts.auxiliary.changed_hyper()
+        if is_opening and (names or changed):
+            self._boundaries.abandon_recheck()
+        for which, i, key, _ in changed:
+            what = f"{key} of parameter group {i} of optimizer {which!r}"
             parts.report.warn(
                 f"{what} was changed between recover() and the first batch, and training goes on with what it is now", False
             )

@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.ranks import GroupRecovered, get_first_timeline_id
-from tranlogs.training import PENDING, Progress, Recovered, RecoveryReport, forecast_writes, make_report, recover
+from tranlogs.training import NOT_PROVEN, PENDING, Progress, Recovered, RecoveryReport, forecast_writes, make_report, recover
 
 from ..checkpoint_import import Built, Start, StartFrom, find_start
 from ..distributed.process_group import demand_group
@@ -49,6 +51,7 @@ class Recovery:
         self._landed: dict[str, Any] = {}  # the boundary that recovery landed on
         self._recovered: tuple[Recovered, float] | None = None  # and the seconds that it took
         self._place: dict[str, Any] = {}  # in the data, where training goes on
+        self._is_unproven = False  # no unit can be computed again, because the log does not hold one
         self._shared_id: str | None = None  # of a journal, the same on all ranks
         self._origin_notes: list[str] | None = None  # of what a fresh run started from
         self._has_loaded = False  # the script, a checkpoint of its own; what it makes of that is not known yet
@@ -88,14 +91,7 @@ class Recovery:
             self._load(origin, progress)  # what others have of a journal that was lost comes over it
         landing = coordinator.recover(journal, parts.auxiliary.read, step, progress, parts.resources.spare)
         if landing is None and coordinator.is_single:
-            found = recover(
-                journal.paths.folder,
-                state,
-                step=step,
-                progress=progress,
-                spare=parts.resources.spare,
-                before_last_unit=parts.settings.rechecks and step is None and not journal.was_finished,
-            )
+            found = self._recover_alone(step, progress)
         else:
             found = None if landing is None else landing.recovered
         if landing is not None:
@@ -114,6 +110,45 @@ class Recovery:
         self._recovered = found, time.monotonic() - start
         parts.report.current = self._report_of(*self._recovered)
         return parts.report.current
+
+    def _recover_alone(self, step: int | None, progress: Progress | None) -> Recovered | None:
+        """Recover the journal of this process: one unit before the newest boundary, if that unit can show anything."""
+        parts, state, folder = self._parts, self._parts.state, self._parts.journal.paths.folder
+        rechecks = parts.settings.rechecks and step is None and not parts.journal.was_finished
+        spare = parts.resources.spare
+        found = recover(folder, state, step=step, progress=progress, spare=spare, before_last_unit=rechecks)
+        if found is None or not rechecks:
+            return found
+        parts.describe_environment()
+        recorded = state.recorded_environment.get("settings", {})
+        if found.last_unit is not None and compare_modules(recorded, parts.environment["settings"]):
+            # Modules that the script has changed compute otherwise.
+            return recover(folder, state, progress=progress, spare=spare)
+        self._is_unproven = found.last_unit is None and found.position.step > 0
+        return found
+
+    def abandon_recheck(self) -> None:
+        """Go on at the newest boundary, with the hyper-parameters and weights that the script has set since the recovery."""
+        parts, state, start = self._parts, self._parts.state, time.monotonic()
+        if not self.recheck.is_pending:
+            return
+        changed = parts.auxiliary.changed_hyper()
+        written = [name for name in parts.writes.parameters(parts.journal.step) if name in state.parameters]
+        weights = {name: state.parameters[name].detach().clone() for name in written}
+        found = self.recheck.abandon()
+        parts.scalars.extend(found.scalars)
+        state.refresh()
+        parts.writes.remember(parts.journal.step)
+        parts.auxiliary.reopen()
+        self._on_landed()
+        for which, i, key, value in changed:
+            for optimizer in {id(one): one for one in (state.optimizers[which], state.outer(which))}.values():
+                optimizer.param_groups[i][key] = value
+        with torch.no_grad():
+            for name, value in weights.items():
+                state.parameters[name].copy_(value)
+        self._recovered, self._place = (found, time.monotonic() - start), {}
+        parts.report.current = self._report_of(*self._recovered)
 
     def _compare_settings(self) -> None:
         """Say where the script makes modules and schedulers with other settings than the run's. A scheduler's come back."""
@@ -273,6 +308,8 @@ class Recovery:
             exact = False if is_wrong else exact
         elif parts.report.recheck == "pending":
             others.append(PENDING)
+        elif self._is_unproven:
+            others.append(NOT_PROVEN)
         texts = [*parts.journal.notes, *found.notes, *state.notes, *compared, *notes, *parts.report.texts, *others]
         report = make_report(
             found,

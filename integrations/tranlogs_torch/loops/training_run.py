@@ -237,6 +237,10 @@ class TrainingRun:
         """Begin a fresh run with a checkpoint of what was built, unless training has begun."""
         self._recovery.begin()
 
+    def abandon_recheck(self) -> None:
+        """Go on at the newest boundary with what the script has changed, and compute no unit again."""
+        self._recovery.abandon_recheck()
+
     def note_own_loop(self) -> None:
         """Note that a loop of `LoggedOptimizer` begins."""
         self._recovery.note_own_loop()

@@ -82,9 +82,26 @@ class UnitRecheck:
         report.warn(*found)
         return True
 
+    @property
+    def is_pending(self) -> bool:
+        """True until the unit was computed."""
+        return self._recheck is not None and self._parts.report.recheck == "pending"
+
+    def abandon(self) -> Recovered:
+        """Recover to the newest boundary after all, before a loop begins."""
+        assert self._recheck is not None
+        parts, end = self._parts, self._recheck.unit.end
+        parts.journal.end_recheck()
+        self._recheck.close()
+        parts.report.recheck = ""
+        found = recover(parts.journal.paths.folder, parts.state, sequence=end.sequence, spare=parts.resources.spare)
+        assert found is not None
+        found.require_position(end)
+        return found
+
     def note_end(self) -> None:
         """Report at the end of the script that its loop has not computed the unit."""
-        if self._recheck is not None and self._parts.report.recheck == "pending":
+        if self._recheck is not None and self.is_pending:
             self._parts.report.warn(describe_unfinished(self._parts.settings.run, self._recheck.unit), False)
 
     def _set_back(self) -> None:

@@ -338,11 +338,11 @@ class Auxiliary:
         """Return True if a tracked GradScaler has changed since the last boundary: it has taken or skipped its step."""
         return any(self.tracked[name].state_dict() != before for name, before in self._scalers.items())
 
-    def changed_hyper(self) -> list[str]:
-        """Hyper-parameters that are not what recovery has set."""
+    def changed_hyper(self) -> list[tuple[str, int, str, Any]]:
+        """Hyper-parameters that are not what recovery has set: optimizer, number of the group, name, and value."""
         recorded = {} if self._landed is None else self._landed["after"]
         return [
-            f"{key} of parameter group {i} of optimizer {which!r}"
+            (which, i, key, now[key])
             for which, groups in recorded.items()
             for i, (was, now) in enumerate(zip(groups, self._state.hyper(which), strict=False))
             for key in was.keys() & now.keys()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support import campaign
 from tests.support.damage import tensor_span
@@ -236,3 +237,77 @@ def test_a_script_that_does_not_train_is_told_that_its_state_is_one_unit_behind(
     assert [record.getMessage() for record in caplog.records if "had computed step 9 again" in record.getMessage()]
     _, ended, _ = resume(scripts.batches, run)
     assert (ended["step"], ended["recheck"], ended["exact"]) == (8, "equal", True)
+
+
+@pytest.mark.parametrize("what", ["weight decay", "weights", "dropout"])
+def test_what_the_script_changes_on_purpose_holds_and_is_not_undone(what: str, tmp_path: Path) -> None:
+    """Nothing is computed again: the unit would come out otherwise, and the change would be set back with it."""
+    run = tmp_path / "run"
+
+    def script(attempt: Attempt, *, changes: bool) -> None:
+        model, optimizer, loader = scripts._begin(attempt)
+        if changes and what == "dropout":
+            model[2].p = 0.5
+        attempt.start(optimizer)
+        if changes and what == "weight decay":
+            optimizer.param_groups[0]["weight_decay"] = 0.5
+        elif changes and what == "weights":
+            torch.nn.init.constant_(model[4].weight, 0.25)
+        weights = []
+        for batch in optimizer.batches(loader, until=scripts.TURNS):
+            weights.append(model[4].weight.flatten().tolist())
+            scripts._step(attempt, model, optimizer, batch)
+        attempt.keep(decay=optimizer.param_groups[0]["weight_decay"], weights=weights[0])
+        optimizer.close()
+
+    kill(partial(script, changes=False), run, 10)
+    attempt = Attempt(run)
+    script(attempt, changes=True)
+    report = attempt.final_report()
+    assert (report.recheck, report.exact, report.step) == ("", None, 9), report
+    if what == "weight decay":
+        assert attempt.kept["decay"] == 0.5
+    elif what == "weights":
+        assert set(attempt.kept["weights"]) == {0.25}
+
+
+def test_a_loop_goes_on_where_the_state_was_set_back_at_the_end_of_an_epoch(tmp_path: Path) -> None:
+    """The unit that is computed again runs into the next epoch, and its record ends with the last batch of one."""
+    run = tmp_path / "run"
+
+    def script(attempt: Attempt) -> None:
+        model, optimizer, loader = scripts._begin(attempt)
+        attempt.start(optimizer)
+        for number, batch in enumerate(optimizer.batches(loader, until=scripts.TURNS), start=1):  # it starts anew
+            (scripts._loss(model, batch) / 3).backward()
+            attempt.tick()
+            if number % 3 == 0 or number == scripts.BATCHES:
+                optimizer.step()
+                optimizer.zero_grad()
+        attempt.keep(batch=optimizer.training_run.auxiliary.read_data()["loader"]["taken"])
+        optimizer.close()
+
+    kill(script, run, scripts.BATCHES + 1)
+    _, _, outcome = resume(script, run)
+    assert outcome["['batch']"] == ("int", str(scripts.TURNS))
+
+
+def test_a_resume_without_a_unit_to_compute_again_is_not_called_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tranlogs.recovery.last_unit._UNITS_MAX", 0)
+    run = tmp_path / "run"
+
+    def script(attempt: Attempt) -> None:
+        model, optimizer, loader = scripts._begin(attempt)
+        attempt.start(optimizer)
+        for number, batch in optimizer.batches(loader, until=scripts.TURNS, enumerate=True):
+            attempt.tick()
+            if number < 6:
+                scripts._step(attempt, model, optimizer, batch)
+        optimizer.close()
+
+    kill(script, run, 16)
+    attempt = Attempt(run)
+    script(attempt)
+    report = attempt.final_report()
+    assert (report.recheck, report.exact) == ("", None)
+    assert any("is not proven" in note for note in report.notes)

@@ -9,6 +9,10 @@ from ...recovery.last_unit import LastUnit
 from .comparison import Difference
 
 PENDING = "the newest unit before the crash is being computed again, to prove that this script resumes exactly"
+NOT_PROVEN = (
+    "no unit is computed again, because the log does not hold the newest one with a step: that the script's loop resumes "
+    "exactly is not proven"
+)
 
 _ROUNDING_MAX = 1e-3  # a larger ratio is another batch, and not another order of additions
 

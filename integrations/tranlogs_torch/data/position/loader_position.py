@@ -203,13 +203,14 @@ class LoaderPosition:
         """Yield batches over all epochs until so many were handed out."""
         self.enter()
         while until is None or self.taken < until:
-            was_at_start, before = self.batch == 0, self.taken
+            is_empty = self.batch == 0
             for data in self.rest_of_epoch():
+                is_empty = False
                 yield data
                 if until is not None and self.taken >= until:
                     self._on_boundary(self)
                     return
-            if was_at_start and self.taken == before:
+            if is_empty:
                 return  # an empty loader would be asked for ever
 
     def enter(self) -> None:
