@@ -57,10 +57,11 @@ def test_early_stopping_and_the_best_model_come_back(huggingface: Launcher, tmp_
     assert found[0]["global_step"] < 21, "early stopping did not stop it"
     assert found[0]["counters"] == [3]
     step = found[0]["global_step"]
+    said = huggingface.said()
     found = huggingface.run("train", run=str(tmp_path / "run"), folder=str(tmp_path / "killed"), **options)
     finished = f"run is finished at step {step}, and nothing is trained (for another training, give another folder): "
     assert f"{finished}recovered to step {step} (" in huggingface.said()
-    assert re.search(r"run: fresh run: step 0 \(about .* of log a step; next checkpoint after .*\)\n", huggingface.said())
+    assert re.search(r"run: fresh run: step 0 \(about .* of log a step; next checkpoint after .*\)\n", said)
     assert found[0]["report"]["trained"] == [0.0, 0.0]
 
 
