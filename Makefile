@@ -22,8 +22,9 @@ demo: $(VENV)/.usable
 test: $(VENV)/.ready
 	$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/alluxio --ignore tests/distributed \
-		--ignore tests/trainers
-	$(BIN)/python -m pytest tests/distributed tests/trainers tests/alluxio  # each of these starts many processes by itself
+		--ignore tests/trainers --ignore tests/rehearsal
+	# Each of these starts many processes by itself, and rehearsed ones have mounts of their own, which hold other tests' disks.
+	$(BIN)/python -m pytest tests/distributed tests/trainers tests/rehearsal tests/alluxio
 
 check lint: $(VENV)/.ready
 	$(BIN)/ruff check .

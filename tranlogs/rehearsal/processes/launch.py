@@ -17,7 +17,7 @@ import signal
 import sys
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
-_MS_REC, _MS_PRIVATE = 0x4000, 0x40000
+_MS_REC, _MS_SLAVE = 0x4000, 0x80000
 _PR_SET_PDEATHSIG = 1
 
 
@@ -48,7 +48,8 @@ def _mount(libc: ctypes.CDLL, folder: str, upper: str, work: str) -> None:
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(line)
         options += ",userxattr"
-    _check(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None))
+    # What the system unmounts is unmounted here, too, where its mounts are shared; nothing of this namespace gets out.
+    _check(libc.mount(None, b"/", None, _MS_REC | _MS_SLAVE, None))
     _check(libc.mount(b"overlay", folder.encode(), b"overlay", 0, options.encode()))
 
 
