@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+RecheckState = Literal["", "pending", "equal", "different"]
+
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
@@ -41,7 +43,7 @@ class RecoveryReport:
     exact: bool | None = True
     first_divergent_step: int | None = None
     notes: tuple[str, ...] = ()
-    recheck: Literal["", "pending", "equal", "different"] = ""
+    recheck: RecheckState = ""
     rechecked: int = 0
     seconds_recheck: float = 0.0
     forecast: str = ""

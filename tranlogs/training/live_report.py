@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 from ..recovery import RecoveryReport
+from ..recovery.report import RecheckState
 from .rehearsal.orders import current
 
 _log = logging.getLogger("tranlogs")
-
-RecheckState = Literal["", "pending", "equal", "different"]
 
 # What the data of a loop over `steps()` come from, as a boundary records it: nothing but what the run has, as the script has
 # declared; a tracked loader; or it is not known.

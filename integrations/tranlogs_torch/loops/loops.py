@@ -96,7 +96,8 @@ class Loops:
         """Report what was written between the recovery and the first batch: the uninterrupted run wrote nothing there.
 
         Args:
-            is_opening: True if a loop of `LoggedOptimizer` begins, so that what was written is a change by the user.
+            is_opening: True if a loop begins, so that what was written is a change by the user. A step outside of all loops may
+                follow what the loop itself writes in each turn.
         """
         parts = self._parts
         if not self._boundaries.is_as_recovered() or self.running or parts.journal.is_suspended:

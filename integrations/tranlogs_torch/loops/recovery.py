@@ -121,8 +121,8 @@ class Recovery:
             return found
         parts.describe_environment()
         recorded = state.recorded_environment.get("settings", {})
-        if found.last_unit is not None and compare_modules(recorded, parts.environment["settings"]):
-            # Modules that the script has changed compute otherwise.
+        if found.last_unit is not None and (state.stale or compare_modules(recorded, parts.environment["settings"])):
+            # The unit is known to come out otherwise: optimizer state was not logged, or the script has changed a module.
             return recover(folder, state, progress=progress, spare=spare)
         self._is_unproven = found.last_unit is None and found.position.step > 0
         return found
@@ -136,9 +136,6 @@ class Recovery:
         written = [name for name in parts.writes.parameters(parts.journal.step) if name in state.parameters]
         weights = {name: state.parameters[name].detach().clone() for name in written}
         found = self.recheck.abandon()
-        parts.scalars.extend(found.scalars)
-        state.refresh()
-        parts.writes.remember(parts.journal.step)
         parts.auxiliary.reopen()
         self._on_landed()
         for which, i, key, value in changed:

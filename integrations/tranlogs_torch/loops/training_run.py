@@ -351,7 +351,7 @@ class TrainingRun:
 
     def note_early_writes(self) -> None:
         """Report what was written between the recovery and the first batch."""
-        self._loops.note_early_writes()
+        self._loops.note_early_writes(is_opening=True)
 
     def remember(self) -> None:
         """Keep the state aside: code per epoch is about to run again."""

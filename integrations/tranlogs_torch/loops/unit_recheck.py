@@ -90,14 +90,10 @@ class UnitRecheck:
     def abandon(self) -> Recovered:
         """Recover to the newest boundary after all, before a loop begins."""
         assert self._recheck is not None
-        parts, end = self._parts, self._recheck.unit.end
-        parts.journal.end_recheck()
+        self._parts.journal.end_recheck()
         self._recheck.close()
-        parts.report.recheck = ""
-        found = recover(parts.journal.paths.folder, parts.state, sequence=end.sequence, spare=parts.resources.spare)
-        assert found is not None
-        found.require_position(end)
-        return found
+        self._parts.report.recheck = ""
+        return self._recover_end()
 
     def note_end(self) -> None:
         """Report at the end of the script that its loop has not computed the unit."""
@@ -105,18 +101,22 @@ class UnitRecheck:
             self._parts.report.warn(describe_unfinished(self._parts.settings.run, self._recheck.unit), False)
 
     def _set_back(self) -> None:
-        """Bring everything to the newest boundary, as the log has it."""
-        parts, journal = self._parts, self._parts.journal
+        """Bring everything to the newest boundary in the middle of a loop."""
+        self.recovered = self._recover_end()
+        self._on_set_back()
+
+    def _recover_end(self) -> Recovered:
+        """Bring everything to the boundary that ends the unit, which is the newest one, as the log has it."""
+        parts = self._parts
         assert self._recheck is not None
         end = self._recheck.unit.end
-        found = recover(journal.paths.folder, parts.state, sequence=end.sequence, spare=parts.resources.spare)
-        assert found is not None
+        found = recover(parts.journal.paths.folder, parts.state, sequence=end.sequence, spare=parts.resources.spare)
+        assert found is not None, "a run with a unit holds something"
         found.require_position(end)
         parts.scalars.extend(found.scalars)
         parts.state.refresh()
-        parts.writes.remember(journal.step)
-        self.recovered = found
-        self._on_set_back()
+        parts.writes.remember(parts.journal.step)
+        return found
 
     def _say(self, text: str) -> None:
         if self._parts.coordinator.rank == 0:

@@ -197,6 +197,15 @@ def test_nothing_is_computed_again(ends: str, tmp_path: Path) -> None:
     assert report.step == {"finished": scripts.TURNS, "no unit": 0, "a step of the user's": 5}.get(ends, 9)
 
 
+def test_a_unit_that_is_known_to_come_out_otherwise_is_not_computed_again(tmp_path: Path) -> None:
+    """The state of the optimizer was not logged."""
+    script, run = partial(scripts.batches, log="weights", optimizer_state=False), tmp_path / "run"
+    kill(script, run, 10)
+    begun, ended, _ = resume(script, run)
+    assert (begun["step"], ended["recheck"], ended["exact"]) == (9, "", None)
+    assert any("was not logged" in note for note in ended["notes"])
+
+
 def test_an_exception_is_no_end(tmp_path: Path) -> None:
     """The loop is left amid a turn, as by a lack of memory: the turn before is computed again."""
 
@@ -239,8 +248,9 @@ def test_a_script_that_does_not_train_is_told_that_its_state_is_one_unit_behind(
     assert (ended["step"], ended["recheck"], ended["exact"]) == (8, "equal", True)
 
 
+@pytest.mark.parametrize("is_plain", [False, True], ids=["batches", "plain"])
 @pytest.mark.parametrize("what", ["weight decay", "weights", "dropout"])
-def test_what_the_script_changes_on_purpose_holds_and_is_not_undone(what: str, tmp_path: Path) -> None:
+def test_what_the_script_changes_on_purpose_holds_and_is_not_undone(what: str, is_plain: bool, tmp_path: Path) -> None:
     """Nothing is computed again: the unit would come out otherwise, and the change would be set back with it."""
     run = tmp_path / "run"
 
@@ -248,13 +258,14 @@ def test_what_the_script_changes_on_purpose_holds_and_is_not_undone(what: str, t
         model, optimizer, loader = scripts._begin(attempt)
         if changes and what == "dropout":
             model[2].p = 0.5
-        attempt.start(optimizer)
+        attempt.start(optimizer, **({"loader": loader} if is_plain else {}))
         if changes and what == "weight decay":
             optimizer.param_groups[0]["weight_decay"] = 0.5
         elif changes and what == "weights":
             torch.nn.init.constant_(model[4].weight, 0.25)
         weights = []
-        for batch in optimizer.batches(loader, until=scripts.TURNS):
+        plain = (batch for _ in range(scripts.EPOCHS) for batch in loader)
+        for batch in plain if is_plain else optimizer.batches(loader, until=scripts.TURNS):
             weights.append(model[4].weight.flatten().tolist())
             scripts._step(attempt, model, optimizer, batch)
         attempt.keep(decay=optimizer.param_groups[0]["weight_decay"], weights=weights[0])
