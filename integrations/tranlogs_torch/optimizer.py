@@ -138,7 +138,7 @@ class LoggedOptimizer(Optimizer):
         )
         settings = RunSettings.of(options, processes=local_world())
         if worker_seeds not in (None, "batch"):
-            raise UsageError(f'worker_seeds={worker_seeds!r}: use "batch", or None')
+            raise UsageError(f'worker_seeds must be "batch" or None, got {worker_seeds!r}')
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         training_run = TrainingRun(
             settings,
@@ -350,26 +350,26 @@ def _itself(inner: Optimizer) -> Optimizer:
 def _check(optimizer: Any, log: str) -> None:
     if any(kind.__module__.partition(".")[0] in ("keras", "tranlogs_keras") for kind in type(optimizer).__mro__):
         raise UsageError(
-            f"a torch.optim.Optimizer is wanted, not the Keras optimizer {type(optimizer).__name__}. Optimizers of Keras are "
+            f"expected a torch.optim.Optimizer, got the Keras optimizer {type(optimizer).__name__}. Optimizers of Keras are "
             "logged by tranlogs_keras.LoggedOptimizer, and in model.fit by tranlogs_keras.TranLogsCallback"
         )
     held = nested(optimizer)
     if held is not None and not isinstance(optimizer, LoggedOptimizer):
         kind = type(optimizer).__name__
         raise UsageError(
-            f"a {kind} keeps another optimizer as .{held}, whose state would not be logged. Log that one, and go "
-            f"on with the {kind}: optimizer.{held} = LoggedOptimizer(optimizer.{held}, ...)"
+            f"a {kind} keeps another optimizer as .{held}, whose state would not be logged. Log that optimizer and keep the "
+            f"{kind}: optimizer.{held} = LoggedOptimizer(optimizer.{held}, ...)"
         )
     if not isinstance(optimizer, Optimizer):
-        raise UsageError(f"a torch.optim.Optimizer is wanted, not a {type(optimizer).__name__}")
+        raise UsageError(f"expected a torch.optim.Optimizer, got a {type(optimizer).__name__}")
     if isinstance(optimizer, LoggedOptimizer):
-        raise UsageError("this optimizer is logged already; wrap the plain one")
+        raise UsageError("this optimizer is already logged; wrap the plain optimizer")
     zero_optimizer.demand_known(optimizer)
     logged = getattr(optimizer, "_tranlogs_run", None)
     if logged is not None:
-        raise UsageError(f"this optimizer is logged in run {logged} already; close that LoggedOptimizer first")
+        raise UsageError(f"this optimizer is already logged in run {logged}; close that LoggedOptimizer first")
     if log not in ("gradients", "weights"):
-        raise UsageError(f'log={log!r}: use "gradients" or "weights"')
+        raise UsageError(f'log must be "gradients" or "weights", got {log!r}')
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise UsageError("differentiable=True: such steps cannot be redone from a log")
 

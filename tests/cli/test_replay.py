@@ -97,7 +97,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_replay(cli: Cli, ru
 
 
 def test_keras_files_say_what_is_missing(cli: Cli, run: Path, tmp_path: Path) -> None:
-    assert "this run is PyTorch's" in cli("replay", run, "--out", tmp_path / "state.weights.h5").err
+    assert "this is a run of PyTorch" in cli("replay", run, "--out", tmp_path / "state.weights.h5").err
 
 
 def test_one_of_several_ranks_must_be_named(cli: Cli, run: Path, tmp_path: Path) -> None:

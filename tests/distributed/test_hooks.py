@@ -79,11 +79,11 @@ def test_plain_functions_pass(hook: Callable[..., Any]) -> None:
     ],
 )
 def test_what_can_keep_a_state_is_said(hook: Callable[..., Any]) -> None:
-    assert "can keep a state" in Hook(hook, None).doubt()
+    assert "may keep state" in Hook(hook, None).doubt()
     assert "the state of the communication hook" in Hook(hook, object()).doubt()
 
 
 def test_a_recorded_state_whose_hook_is_not_registered_is_said() -> None:
     ddp: Any = SimpleNamespace(module=torch.nn.Linear(2, 2), _comm_hooks=[])
     assert Reducer(ddp).write_hooks([None]) == []
-    assert "powerSGD_hook was recorded, and no such hook" in Reducer(ddp).write_hooks([{"name": "powerSGD_hook"}])[0]
+    assert "powerSGD_hook, but no such hook" in Reducer(ddp).write_hooks([{"name": "powerSGD_hook"}])[0]

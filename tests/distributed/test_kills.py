@@ -200,7 +200,7 @@ def test_a_lost_disk_of_ranks_that_train_each_for_itself_is_refused(launcher: La
 def test_what_a_hook_kept_on_a_lost_disk_is_said(launcher: Launcher, tmp_path: Path, name: str, step: int) -> None:
     launcher.run(3, name, tmp_path / "run", [[1, 25, 0, "disk"]])
     assert [report["step"] for report in launcher.told()] == [0, step]
-    assert "the error that the hook powerSGD_hook feeds back is gone with this rank's journal" in launcher.said()
+    assert "the error feedback of the hook powerSGD_hook was lost with this rank's journal" in launcher.said()
 
 
 def test_journals_on_other_machines_come_through_the_group(launcher: Launcher, tmp_path: Path) -> None:

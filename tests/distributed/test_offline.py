@@ -173,7 +173,7 @@ def test_a_process_group_that_came_later_is_refused(tmp_path: Path, monkeypatch:
     with LoggedOptimizer(torch.optim.AdamW(model.parameters()), tmp_path / "run", model, rank=1) as optimizer:
         monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
-        with pytest.raises(UsageError, match="initialised after LoggedOptimizer"):
+        with pytest.raises(UsageError, match="initialized after LoggedOptimizer"):
             getattr(optimizer, start)()
 
 

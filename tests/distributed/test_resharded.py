@@ -112,7 +112,7 @@ def test_what_is_not_as_it_was_is_said_by_name(chain: Chain) -> None:
     notes = chain.told[5]["notes"]
     assert any("4 processes recorded the run, and 3 processes continue it from step 23" in note for note in notes)
     assert any("those of rank 3 end" in note for note in notes)
-    assert any("of the epoch (180 samples) is divided among 3" in note for note in notes)
+    assert any("the 180 samples of the epoch that 4 processes had not consumed are divided among 3" in note for note in notes)
 
 
 def test_each_sample_of_an_epoch_comes_once_over_all_changes(chain: Chain) -> None:

@@ -60,14 +60,14 @@ def test_who_is_slow_is_named_and_waited_for(
         wait_for_all(mine, 3, now=clock.now, sleep=clock.sleep)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 5  # after 60, 120, 240, 480 and 960 s
-    assert "rank 2 has made no LoggedOptimizer; rank 1 has made one, and did not come to its recover()" in told[0]
+    assert "rank 2 has created no LoggedOptimizer; rank 1 has created one but not reached recover()" in told[0]
     assert "rank 1" not in told[1]
     assert MISSING_SECONDS_WARNED <= 1000 <= clock.seconds < 1002
 
 
 def test_who_never_comes_is_an_error_in_the_end(store: dist.HashStore, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    with pytest.raises(UsageError, match=r"ranks 1, 2 have made no LoggedOptimizer.*left out of init_process_group"):
+    with pytest.raises(UsageError, match=r"ranks 1, 2 have created no LoggedOptimizer.*out of init_process_group"):
         wait_for_all(board_of(0, 3, 0, monkeypatch), 3, now=clock.now, sleep=clock.sleep)
     assert MISSING_SECONDS_MAX <= clock.seconds < MISSING_SECONDS_MAX + 2
 
@@ -107,5 +107,5 @@ def test_one_that_is_ahead_leaves_the_step_before_unknown(store: dist.HashStore,
 def test_a_process_without_a_logged_optimizer_is_named(launcher: Launcher, tmp_path: Path) -> None:
     arguments = ["without one", str(tmp_path / "run"), str(launcher.folder / "out"), json.dumps([])]
     assert launcher.ask({"world": 2, "restarts": 0, "arguments": arguments})
-    assert "UsageError: waiting for other processes for 3 s: rank 1 has made no LoggedOptimizer" in launcher.said()
+    assert "UsageError: waiting for other processes for 3 s: rank 1 has created no LoggedOptimizer" in launcher.said()
     assert os.listdir(tmp_path / "run") == ["rank0"]

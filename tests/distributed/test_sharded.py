@@ -67,7 +67,7 @@ def test_optimizers_of_all_kinds_and_a_store(launcher: Launcher, tmp_path: Path)
     assert differences(found, right) == [[]] * 2
     told = launcher.told()
     assert [(report["step"] > 0, report["exact"]) for report in told] == [(False, True), (True, True), (True, True)]
-    assert "Muon: its parameters are sharded, and that its update goes element by element is not known" in launcher.said()
+    assert "Muon: its parameters are sharded, and its update is not known to be elementwise" in launcher.said()
     shutil.rmtree(run)
     (alone,) = launcher.run(1, name, run)
     (report,) = launcher.told()
@@ -234,7 +234,7 @@ def test_what_keeps_its_shards_to_itself_is_refused_by_name(alone: None, tmp_pat
         model(torch.ones(2)).sum().backward()
         optimizer.step()
         redundancy.add_param_group({"params": [model.bias]})
-        with pytest.raises(UsageError, match="while it was training"):
+        with pytest.raises(UsageError, match="during training"):
             optimizer.step()
     options: dict[str, Any] = {"sharding_strategy": ShardingStrategy.NO_SHARD, "device_id": torch.device("cpu")}
     wrapped = FullyShardedDataParallel(model, **options)

@@ -84,7 +84,7 @@ def test_what_is_not_as_it_was_is_said_by_name(chain: Chain) -> None:
     assert any("4 processes recorded the run, and 2 processes continue it from step 9" in note for note in notes)
     assert any("summed in another order" in note for note in notes)
     assert any("those of ranks 2 to 3 end" in note for note in notes)
-    assert any("what 4 processes had not consumed of the epoch (60 samples) is divided among 2" in note for note in notes)
+    assert any("the 60 samples of the epoch that 4 processes had not consumed are divided among 2" in note for note in notes)
     assert any(
         "rank 2 continues with the buffers of rank 0, and with new random numbers" in note for note in chain.reports[2]["notes"]
     )

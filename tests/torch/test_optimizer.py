@@ -377,7 +377,7 @@ def test_scaler_that_nobody_tracks_is_named(tmp_path: Path) -> None:
             scaler.scale(model(torch.full((3, 4), 0.1 * number)).sum()).backward()
             scaler.step(optimizer)
             scaler.update()
-        assert sum("GradScaler steps an optimizer and is not tracked" in note for note in optimizer.report.notes) == 1
+        assert sum("GradScaler that steps an optimizer is not tracked" in note for note in optimizer.report.notes) == 1
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -86,11 +86,11 @@ def test_what_cannot_be_right_is_refused(huggingface: Launcher, tmp_path: Path) 
     said = huggingface.run("refusals", folder=str(tmp_path))[0]
     assert said.pop("attached") == ""
     parts = {
-        "two": "there are two TranLogsTrainerCallbacks",
-        "added late": "call callback.attach(trainer)",
+        "two": "this trainer has two TranLogsTrainerCallbacks",
+        "added late": "Call callback.attach(trainer)",
         "skip": "ignore_data_skip=True",
         "batch size": "auto_find_batch_size",
-        "checkpoint": "is a fresh run",
-        "nothing yet": "nothing was trained yet",
+        "checkpoint": "is a new run",
+        "nothing yet": "no step has been taken yet",
     }
     assert {name: parts[name] in text for name, text in said.items()} == dict.fromkeys(parts, True), said

@@ -48,7 +48,7 @@ class ScalerWatch:
         known = self.scaler._per_optimizer_states
         if id(inner) in known and id(shell) in known:
             raise UsageError(
-                "the GradScaler was given the LoggedOptimizer in one call and the optimizer inside it in another "
-                "(unscale_, step): it takes them for two, and unscales the gradients twice. Give it the "
-                "LoggedOptimizer in both"
+                "the GradScaler received the LoggedOptimizer in one call and the wrapped optimizer in another (unscale_, "
+                "step). It treats them as two optimizers and unscales the gradients twice. Pass the LoggedOptimizer to both "
+                "calls"
             )

@@ -44,11 +44,11 @@ class StepRehearsal:
         if not self._check.is_due() or not _has_room(self._optimizer):
             return None
         if hasattr(type(self._optimizer), "__del__"):
-            return "it has a finalizer, so no copy of it can show that its steps can be redone from gradients"
+            return "it has a finalizer, so it cannot be copied to check whether its steps can be redone from gradients"
         try:
             self._twin = self._twinned()
         except Exception as error:
-            return f"no copy of it could be made to show that its steps can be redone from gradients ({_words(error)})"
+            return f"it could not be copied to check whether its steps can be redone from gradients ({_words(error)})"
         return None
 
     def after_step(self, amp: dict[str, Any]) -> str | None:
@@ -61,11 +61,11 @@ class StepRehearsal:
             with torch.no_grad(), amp_of(twin, {"amp": amp}), without_hooks(twin):
                 twin.step()
         except Exception as error:
-            return f"its step cannot be taken from gradients alone ({_words(error)})"
+            return f"its step needs more than gradients ({_words(error)})"
         finally:
             set_rng(rng)
         if not _is_same(twin, self._optimizer):
-            return "the same gradients gave other weights or state when the step was taken again"
+            return "the same gradients gave different weights or state when the step was repeated"
         return None
 
     def forget(self) -> None:

@@ -155,11 +155,11 @@ class Staging:
         for device, pairs in by_device.items():
             if device not in self._windows:
                 lane = self._lane(device)
-                assert lane is not None, f"memory of {device} is read without a transfer"
+                assert lane is not None, f"memory of {device} can be read directly, no transfer is needed"
                 try:
                     self._windows[device] = Window(lane.device, self._limits.fetch_bytes)
                 except RuntimeError as error:
-                    raise LogUnavailable(f"no memory for copies from {device}: {error}") from error
+                    raise LogUnavailable(f"cannot allocate memory for copies from {device}: {error}") from error
             self._windows[device].fetch(pairs)
 
     def _lane(self, device: torch.device) -> Lane | None:
@@ -193,7 +193,7 @@ class Staging:
             try:
                 self._ring = PinnedRing(capacity, pin)
             except RuntimeError as error:
-                raise LogUnavailable(f"{capacity} bytes of host memory cannot be pinned for staging: {error}") from error
+                raise LogUnavailable(f"cannot pin {capacity} bytes of host memory for staging: {error}") from error
             self.statistics.ring_bytes = capacity
         return self._ring
 

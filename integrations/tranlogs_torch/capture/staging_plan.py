@@ -145,7 +145,7 @@ class StagingPlan:
         self._absent, self.device, self.lane = absent, device, lane
         self._indices = [i for i in range(len(layout)) if i not in absent]
         if len(tensors) != len(self._indices):
-            raise ValueError(f"{len(tensors)} tensors for a layout of {len(layout)} of which {len(absent)} are absent")
+            raise ValueError(f"got {len(tensors)} tensors for a layout of {len(layout)}, of which {len(absent)} are absent")
         self._shapes = [tensor.shape for tensor in tensors]
         self._dtypes = [tensor.dtype for tensor in tensors]
         self._layouts = [tensor.layout for tensor in tensors]
@@ -263,7 +263,9 @@ def _form(spec: TensorSpec) -> Form:
 def _demand_fit(spec: TensorSpec, tensor: torch.Tensor) -> None:
     shape = spec.shape if tensor.layout is torch.sparse_coo else spec.local_shape
     if tuple(tensor.shape) != shape or tensor.dtype is not DTYPES.get(spec.dtype):
-        raise ValueError(f"{spec.name} is {spec.dtype}{list(shape)} in the layout, not {tensor.dtype}{list(tensor.shape)}")
+        raise ValueError(
+            f"{spec.name} is {spec.dtype}{list(shape)} in the layout, but the tensor is {tensor.dtype}{list(tensor.shape)}"
+        )
 
 
 def _copied(spec: TensorSpec, tensor: torch.Tensor) -> AnyArray:

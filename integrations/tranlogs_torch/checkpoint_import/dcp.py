@@ -80,9 +80,9 @@ def _nest(folder: Path, paths: Mapping[str, tuple[str | int, ...]], state: Mappi
         for part in path[:-1]:
             node = node.setdefault(part, {})
             if isinstance(node, _Leaf):
-                raise UsageError(f"{folder / METADATA}: {name} lies inside of another value")
+                raise UsageError(f"{folder / METADATA}: {name} is nested in another value")
         if path[-1] in node:
-            raise UsageError(f"{folder / METADATA}: {name} is there twice")
+            raise UsageError(f"{folder / METADATA}: {name} occurs twice")
         node[path[-1]] = _Leaf(state[name])
     return {str(key): _with_lists(folder, value) for key, value in root.items()}
 
@@ -95,5 +95,5 @@ def _with_lists(folder: Path, value: Any) -> Any:
     if not any(isinstance(key, int) for key in items):
         return items
     if set(items) != set(range(len(items))):
-        raise UsageError(f"{folder / METADATA}: a list in it lacks some of its items")
+        raise UsageError(f"{folder / METADATA}: a list lacks some of its items")
     return [items[i] for i in range(len(items))]

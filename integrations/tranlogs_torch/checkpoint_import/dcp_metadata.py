@@ -180,7 +180,7 @@ class _Unpickler(_Base):  # type: ignore[misc]
 
     def _check_keys(self, keys: list[Any]) -> None:
         if not all(isinstance(key, (str, int, _Record)) for key in keys):
-            raise _Refused("has a key that is no string, number or index")
+            raise _Refused("has a key that is neither a string, a number nor an index")
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
         **dict.fromkeys(range(256), _refuse),
@@ -224,7 +224,7 @@ def _check(folder: Path, found: Any) -> Metadata:
         for offsets, sizes in chunks:
             place = _place(folder, name, given.get((name, offsets), given.get((name, None))))
             if math.prod(sizes) * dtype.itemsize > place[2]:  # before memory is allocated for it
-                raise UsageError(f"{folder / place[0]}: {name} is said to be larger than what the file holds of it")
+                raise UsageError(f"{folder / place[0]}: the metadata says that {name} is larger than what the file contains")
             made.storage_data[MetadataIndex(name, offsets)] = _StorageInfo(*place)
         _check_chunks(folder, name, shape, chunks)
         made.state_dict_metadata[name] = TensorStorageMetadata(
@@ -249,7 +249,7 @@ def _check_chunks(folder: Path, name: str, shape: Sizes, chunks: list[tuple[Size
 def _place(folder: Path, name: str, info: Any) -> tuple[str, int, int]:
     """Return file, offset and length of a piece."""
     if info is None:
-        raise ValueError(f"{name}, or a chunk of it, is in no file")
+        raise ValueError(f"no file contains {name}, or a chunk of it")
     if descriptors := getattr(info, "transform_descriptors", None):
         raise ValueError(f"{name} was saved with {repr(descriptors)}, which is not supported. Save it again without")
     file, (offset, length) = _text(info.relative_path), _sizes((info.offset, info.length))
@@ -258,7 +258,7 @@ def _place(folder: Path, name: str, info: Any) -> tuple[str, int, int]:
     try:
         size = (folder / file).stat().st_size
     except OSError as error:
-        raise UsageError(f"{folder / file}: it cannot be read ({error.strerror}), and {name} is in it") from None
+        raise UsageError(f"{folder / file}: the file contains {name} and cannot be read ({error.strerror})") from None
     if offset + length > size:
         raise UsageError(f"{folder / file}: the file is too short: {name} ends at byte {offset + length} of {size}")
     return file, offset, length

@@ -89,7 +89,7 @@ class ForeignParts:
             return found[0]
         what = f"weights lie under {', '.join(map(repr, keys))}" if keys else "no weights are in it"
         whose = f"model {name!r}" if name else "the model" if wanted is None else f"{wanted!r}"
-        raise UsageError(f"it cannot be told which weights are those of {whose}: {what}. Name the key: --model KEY (model=KEY)")
+        raise UsageError(f"the weights of {whose} cannot be identified: {what}. Name their key: --model KEY (model=KEY)")
 
 
 def read_parts(path: Path, *, is_trusted: bool = False, progress: Progress | None = None) -> ForeignParts:
@@ -109,8 +109,8 @@ def read_parts(path: Path, *, is_trusted: bool = False, progress: Progress | Non
         return _sort(path, _read_file(path))
     if not (path / METADATA).is_file():
         raise UsageError(
-            f"{path}: not a folder of torch.distributed.checkpoint (there is no .metadata). `tranlogs export` "
-            "writes one of a run of TranLogs"
+            f"{path}: not a folder of torch.distributed.checkpoint (.metadata is missing). `tranlogs export` writes such a "
+            "folder from a run of TranLogs"
         )
     from .dcp import read_folder  # importing torch.distributed.checkpoint takes a second
 
@@ -120,16 +120,17 @@ def read_parts(path: Path, *, is_trusted: bool = False, progress: Progress | Non
 def _read_file(path: Path) -> Any:
     if path.name.endswith((".h5", ".keras")):
         raise UsageError(
-            f"{path}: such files are Keras's. Call model.load_weights before fit: the run starts from what it finds"
+            f"{path}: this is a file of Keras. Call model.load_weights before fit; the run starts from the weights that it "
+            "finds"
         )
     try:
         return weights_only.load(path)
     except OSError as error:
-        raise UsageError(f"{path}: it cannot be read ({error.strerror or error})") from None
+        raise UsageError(f"{path}: the file cannot be read ({error.strerror or error})") from None
     except Exception as error:  # whatever torch makes of a damaged or foreign file
         raise UsageError(
-            f"{path}: {weights_only.reason(error)}. If you trust the file, load it in a script of your own, and "
-            "save the state_dicts alone, or load them before recover()"
+            f"{path}: {weights_only.reason(error)}. If you trust the file, load it in your own script and save only the "
+            "state_dicts, or load them before recover()"
         ) from None
 
 
@@ -143,9 +144,9 @@ def _read_safetensors(path: Path) -> ForeignParts:
             is_exported = "tranlogs" in (file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except OSError as error:
-        raise UsageError(f"{path}: it cannot be read ({error.strerror or error})") from None
+        raise UsageError(f"{path}: the file cannot be read ({error.strerror or error})") from None
     except (SafetensorError, ValueError) as error:
-        raise UsageError(f"{path}: it is damaged, or no safetensors file ({error})") from None
+        raise UsageError(f"{path}: the file is damaged or is not a safetensors file ({error})") from None
     if not is_exported:
         return ForeignParts(weights={"": tensors})
     optimizers: dict[str, Any] = {}
@@ -159,7 +160,7 @@ def _read_safetensors(path: Path) -> ForeignParts:
 
 def _sort(path: Path, content: Any) -> ForeignParts:
     if not isinstance(content, Mapping):
-        raise UsageError(f"{path}: it holds a {type(content).__name__}, not a dict")
+        raise UsageError(f"{path}: expected a dict, found a {type(content).__name__}")
     if is_weights(content):
         return ForeignParts(weights={"": dict(content)})
     weights: dict[str, StateDict] = {}

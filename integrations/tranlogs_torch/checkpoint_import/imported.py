@@ -44,9 +44,11 @@ def import_source(
     start = StartFrom(source.resolve(), **options)
     parts = read_parts(source, is_trusted=start.trust, progress=progress)
     if not parts.weights:
-        raise UsageError(f"{source}: no weights are in it (tensors by name)")
+        raise UsageError(f"{source}: found no weights (tensors by name)")
     if start.model is not None and start.model not in parts.weights:
-        raise UsageError(f"{source}: no weights lie under {start.model!r}, but under {', '.join(map(repr, parts.weights))}")
+        raise UsageError(
+            f"{source}: found no weights under {start.model!r}; there are weights under {', '.join(map(repr, parts.weights))}"
+        )
     if run is not None:
         parts = _without_unstorable(parts)
     about = _about(parts) | {"source": str(source), "run": None, "bytes": 0}
@@ -77,9 +79,11 @@ def _store(run: Path, start: StartFrom, parts: ForeignParts) -> int:
         UnencodableState: the source holds what cannot be stored safely.
     """
     if any(run.glob("rank*/checkpoints/*")):  # the first is written before the first step
-        raise UsageError(f"{run}: the run has begun already. Give a new folder")
+        raise UsageError(f"{run}: the run has already begun. Import into a new folder")
     if (run / FOLDER).exists():
-        raise UsageError(f"{run / FOLDER} is there already, from another import. Delete it, or give a new folder")
+        raise UsageError(
+            f"{run / FOLDER}: another import has already created this folder. Delete it, or import into a new folder"
+        )
     options = {**asdict(start), "path": str(start.path), "missing": list(start.missing), "unexpected": list(start.unexpected)}
     meta = {
         "options": options,

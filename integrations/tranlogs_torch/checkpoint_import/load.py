@@ -47,7 +47,10 @@ def load(start: StartFrom, parts: ForeignParts, built: Built) -> list[str]:
         UsageError: the source does not fit; the text lists how. Nothing was changed then.
     """
     if not built.modules:
-        raise UsageError(f"{start.path}: a run starts from it by the names of its weights: give LoggedOptimizer(model=...)")
+        raise UsageError(
+            f"{start.path}: a run starts from a source by the names of its weights, which need the model: "
+            "LoggedOptimizer(..., model=...)"
+        )
     problems: list[str] = []
     weights: dict[str, StateDict] = {}
     reading: dict[str, str] = {}
@@ -78,9 +81,8 @@ def _weights(
     """Return the state dict to load into a module. Add the log's name of each parameter to `reading`, by the source's name."""
     if any(map(is_part, module.parameters())) or any(map(is_dtensor, module.buffers())):
         raise UsageError(
-            f"{start.path}: the model, or its optimizer, is sharded, and a source is loaded whole. Load it in the "
-            "script of a fresh run, by torch.distributed.checkpoint.load and set_model_state_dict, before "
-            "recover()"
+            f"{start.path}: the model or its optimizer is sharded, but a source is loaded as a whole. In a fresh run, load "
+            "it in the script before recover(), with torch.distributed.checkpoint.load and set_model_state_dict"
         )
     now = module.state_dict()
     actual = {short: name for name, short in naming.clean_names(now).items()}
@@ -96,7 +98,7 @@ def _weights(
     for name, short in match.names.items():
         first = given.setdefault(logged.get(short, short), name)
         if isinstance(source[name], torch.Tensor) and not _are_same(source[first], source[name]):
-            problems.append(f"{first} and {name} are one tensor in the model, and differ in the source")
+            problems.append(f"{first} and {name} are one tensor in the model but differ in the source")
         if logged.get(short, "").startswith("param/"):
             reading[name] = reading[prefix + name] = logged[short].removeprefix("param/")
     return found
@@ -108,7 +110,7 @@ def _are_same(a: Any, b: Any) -> bool:
 
 def _name_problems(match: Match) -> list[str]:
     if match.is_ambiguous:
-        return ["its names fit in more than one way: rename them, so that they are those of model.state_dict()"]
+        return ["its names match in more than one way. Rename them to those of model.state_dict()"]
     told = [f"missing: {name}" for name in match.missing]
     return told + [f"unexpected: {name}" for name in match.unexpected]
 
@@ -118,12 +120,12 @@ def _tensor_problems(name: str, value: Any, now: Any, *, may_cast: bool) -> list
         return (
             []
             if isinstance(now, torch.Tensor) == isinstance(value, torch.Tensor)
-            else [f"{name}: only one of them is a tensor"]
+            else [f"{name}: a tensor in the source or in the model, but not in both"]
         )
     if value.shape != now.shape:
-        return [f"{name}: {list(value.shape)} there, {list(now.shape)} now"]
+        return [f"{name}: {list(value.shape)} in the source, {list(now.shape)} in the model"]
     if value.dtype != now.dtype and not may_cast:
-        return [f"{name}: {_plain(value.dtype)} there, {_plain(now.dtype)} now"]
+        return [f"{name}: {_plain(value.dtype)} in the source, {_plain(now.dtype)} in the model"]
     return []
 
 
@@ -153,7 +155,8 @@ def _states(parts: ForeignParts, built: Built, reading: Mapping[str, str], probl
             (source,) = parts.optimizers.values()
         if source is None and parts.optimizers:
             problems.append(
-                f"optimizer {which!r}: the source has none of that name, but {', '.join(map(repr, parts.optimizers))}"
+                f"optimizer {which!r}: the source has no optimizer of that name; it has "
+                f"{', '.join(map(repr, parts.optimizers))}"
             )
         if source is not None:
             try:
@@ -176,8 +179,8 @@ def _others(
             thing.load_state_dict(_keyed_as(thing.state_dict(), others[name]))
         except Exception as error:
             raise UsageError(
-                f"{start.path}: {name!r} did not take its state from there ({type(error).__name__}: {error}). "
-                "The weights are loaded already: build all anew, with only_weights=True"
+                f"{start.path}: {name!r} did not load its state ({type(error).__name__}: {error}). The weights are already "
+                "loaded: build everything again, and use only_weights=True"
             ) from error
         taken.append(name)
     came = [*(f"optimizer {which}" for which in states), *taken]

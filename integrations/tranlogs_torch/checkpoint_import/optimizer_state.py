@@ -68,7 +68,9 @@ def _numbered(source: Mapping[str, Any], names: Sequence[Sequence[str]]) -> Stat
     theirs = [len(group["params"]) for group in source["param_groups"]]
     mine = [len(group) for group in names]
     if theirs != mine:
-        raise Unfit(f"its parameter groups hold {_listing(theirs)} parameters, and now they hold {_listing(mine)}")
+        raise Unfit(
+            f"the source has parameter groups of {_listing(theirs)} parameters, the script has groups of {_listing(mine)}"
+        )
     return {"state": dict(source.get("state", {})), "param_groups": source["param_groups"]}
 
 
@@ -80,14 +82,14 @@ def _named(
     slots = {reading.get(name, name): value for name, value in slots.items()}
     numbers = {name: i for i, name in enumerate(name for group in names for name in group)}
     if unknown := sorted((settings.keys() | slots.keys()) - numbers.keys()):
-        raise Unfit(f"it has {unknown[0]!r}, which this optimizer does not train")
+        raise Unfit(f"it contains {unknown[0]!r}, which this optimizer does not train")
     if settings and (absent := sorted(numbers.keys() - settings.keys())):
-        raise Unfit(f"it does not have {absent[0]!r}")
+        raise Unfit(f"it lacks {absent[0]!r}")
     groups = []
     for held, group in zip(names, optimizer.param_groups, strict=True):
         found = [settings[name] for name in held] if settings else [_settings(group)]
         if any(one != found[0] for one in found):
-            raise Unfit(f"{held[0]!r} and others of its parameter group have different settings there")
+            raise Unfit(f"{held[0]!r} has settings in the source that differ from those of other parameters in its group")
         groups.append({**found[0], "params": [numbers[name] for name in held]})
     return {"state": {numbers[name]: value for name, value in slots.items()}, "param_groups": groups}
 
@@ -124,7 +126,7 @@ def _demand_same_kind(made: StateDict, optimizer: Optimizer) -> None:
         absent = sorted(optimizer.defaults.keys() - group.keys())
         if strange and absent:
             raise Unfit(
-                f"it is of another kind than {type(optimizer).__name__}: it has {_listing(strange)}, and no {_listing(absent)}"
+                f"it is not the state of a {type(optimizer).__name__}: it has {_listing(strange)} and lacks {_listing(absent)}"
             )
 
 
@@ -133,11 +135,11 @@ def _demand_shapes(made: StateDict, optimizer: Optimizer, names: Sequence[Sequen
     flat = [name for group in names for name in group]
     for number, slots in made["state"].items():
         if not isinstance(number, int) or not 0 <= number < len(flat):
-            raise Unfit(f"it has state of a parameter {number!r}, and there are {len(flat)}")
+            raise Unfit(f"it has state for parameter {number!r}, but there are only {len(flat)} parameters")
         for slot, value in slots.items():
             if slot in _SHAPED and isinstance(value, torch.Tensor) and value.shape != parameters[number].shape:
                 raise Unfit(
-                    f"{slot} of {flat[number]} has the shape {list(value.shape)}, and the parameter "
+                    f"{slot} of {flat[number]} has shape {list(value.shape)}, but the parameter has shape "
                     f"{list(parameters[number].shape)}"
                 )
 

@@ -46,8 +46,8 @@ def redivided(state: dict[str, Any], loader: DataLoader[Any], sampler: Any, worl
     index = {**state["index"], "drawn": 0, "seen": 0, "ahead": [], "order": 0}
     left = max(0, state["sizes"]["samples"] - consumed)
     told = (
-        f"the data: what {_processes(state['world'])} had not consumed of the epoch ({left} samples) is divided among "
-        f"{world}, so that each sample comes once"
+        f"the data: the {left} samples of the epoch that {_processes(state['world'])} had not consumed are divided among "
+        f"{world}, so each sample is used once"
     )
     return {**state, "batch": at, "index": index, "rest": (at, consumed)}, told
 
@@ -70,8 +70,8 @@ def _at_same_part(state: dict[str, Any], sampler: Any, world: int) -> tuple[dict
         index = {**index, "drawn": at, "seen": at, "ahead": None}
     kind = type(getattr(sampler, "sampler", sampler)).__name__
     told = (
-        f"the data: what {kind} draws may depend on the number of processes, so the epoch goes on at its batch {at}, as "
-        f"far in it as {_processes(before)} had come: some of its samples can come twice or not at all"
+        f"the data: what {kind} draws may depend on the number of processes. The epoch continues at batch {at}, as far into "
+        f"it as {_processes(before)} had come; some of its samples may be used twice or not at all"
     )
     return {**state, "batch": at, "index": index, "rest": None, "is_redrawn": True}, told
 

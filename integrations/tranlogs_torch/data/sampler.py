@@ -146,7 +146,7 @@ class SeekableSampler:
         if not resume["is_resized"] and (draws.order != resume["order"] or _plain(again) != _plain(waiting)):
             kind = type(getattr(self.sampler, "sampler", self.sampler)).__name__
             self.on_doubt(
-                f"{kind} did not draw the same order again, so batches of this epoch are repeated or left out: its draws "
+                f"{kind} did not draw the same order again, so batches of this epoch are repeated or skipped: its draws "
                 "depend on something that is not recorded. Give it state_dict() and load_state_dict(), or let it draw the "
                 "whole epoch's order at once",
                 True,

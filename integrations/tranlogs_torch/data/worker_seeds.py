@@ -71,7 +71,7 @@ def check_workers(loader: DataLoader[Any]) -> None:
     """Refuse a loader whose persistent workers have the dataset as it is."""
     if loader.persistent_workers and getattr(loader, "_iterator", None) is not None:
         raise UsageError(
-            'worker_seeds="batch": the persistent workers of this loader run already, and cannot be given seeds. '
+            'worker_seeds="batch": the persistent workers of this loader are already running and cannot receive seeds. '
             "Track the loader before anything iterates over it"
         )
 

@@ -24,7 +24,7 @@ from tranlogs.base.errors import UsageError
 
 _BROUGHT_BACK = ("powerSGD_hook", "batched_powerSGD_hook")
 _REFUSED = {
-    "post_localSGD_hook": "post-local SGD, after which gradients and weights differ between ranks until they are averaged",
+    "post_localSGD_hook": "post-local SGD, which lets gradients and weights differ between ranks until they are averaged",
 }
 _SETTINGS = (
     "matrix_approximation_rank",
@@ -60,18 +60,18 @@ class Hook:
         """
         if self.name in _REFUSED:
             raise UsageError(
-                f"the communication hook {self.name} is {_REFUSED[self.name]}: this cannot be brought back. Use "
-                "another hook, or none"
+                f"the communication hook {self.name} is {_REFUSED[self.name]}, which cannot be recovered. Use another hook, "
+                "or none"
             )
         if self.is_brought_back:
             return ""
         if self._state is not None and not isinstance(self._state, dist.ProcessGroup):
-            return f"the state of the communication hook {self.name} is not brought back"
+            return f"the state of the communication hook {self.name} is not recovered"
         if is_stateless(self._hook):
             return ""
         return (
-            f"the communication hook {self.name} can keep a state (in an object, a closure, a default or a global "
-            "variable), which is not brought back"
+            f"the communication hook {self.name} may keep state (in an object, a closure, a default or a global variable), "
+            "which is not recovered"
         )
 
     def read(self) -> dict[str, Any] | None:
@@ -86,20 +86,21 @@ class Hook:
     def write(self, recorded: dict[str, Any] | None, device: torch.device) -> str:
         """Set its state to a recorded one; says what cannot be had."""
         if not self.is_brought_back or recorded is None or recorded["name"] != self.name:
-            return (
-                "" if recorded is None and not self.is_brought_back else f"the run was not recorded with the hook {self.name}"
-            )
+            return "" if recorded is None and not self.is_brought_back else f"the run was recorded without the hook {self.name}"
         state = self._state
         changed = [name for name in _SETTINGS if getattr(state, name) != recorded[name]]
         if changed:
-            return f"{changed[0]} of the hook {self.name} was {recorded[changed[0]]}, and its state is not brought back"
+            return (
+                f"{changed[0]} of the hook {self.name} was {recorded[changed[0]]} when the run was recorded, so its state is "
+                "not recovered"
+            )
         state.rng.set_state(recorded["rng"])
         for name in _COUNTS:
             setattr(state, name, recorded[name])
         for name in (*_SHARED, "error_dict"):
             setattr(state, name, {index: tensor.to(device, copy=True) for index, tensor in recorded.get(name, {}).items()})
         if "error_dict" not in recorded:
-            return f"the error that the hook {self.name} feeds back is gone with this rank's journal, and begins at zero"
+            return f"the error feedback of the hook {self.name} was lost with this rank's journal and starts from zero"
         return ""
 
 

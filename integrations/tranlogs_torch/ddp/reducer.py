@@ -98,8 +98,8 @@ class Reducer:
         for one in recorded[len(self.ddp._comm_hooks) :]:
             if one is not None:
                 doubts.append(
-                    f"the state of the communication hook {one['name']} was recorded, and no such hook is "
-                    "registered: register it before recover()"
+                    f"the run has the state of the communication hook {one['name']}, but no such hook is registered. "
+                    "Register it before recover()"
                 )
         return doubts
 

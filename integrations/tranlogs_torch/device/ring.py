@@ -83,8 +83,8 @@ class Ring:
             left = start + seconds_max - time.monotonic()
             if left <= 0:
                 raise LogUnavailable(
-                    f"the log's writer gave back no space for {size} bytes in {seconds_max:g} s; "
-                    f"{self.used_bytes} of {self.capacity} bytes of pinned memory wait to be written"
+                    f"the log's writer did not free {size} bytes within {seconds_max:g} s; {self.used_bytes} of "
+                    f"{self.capacity} bytes of pinned memory wait to be written"
                 )
             self._lock.wait(left)
         self.wait_seconds += time.monotonic() - start

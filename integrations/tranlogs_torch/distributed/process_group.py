@@ -124,11 +124,11 @@ class Solo:
 
     def send(self, blob: bytes, to: int) -> None:
         """There is nobody else."""
-        raise AssertionError(f"rank {to} is not there")
+        raise AssertionError(f"rank {to} does not respond")
 
     def receive(self, source: int) -> bytes:
         """There is nobody else."""
-        raise AssertionError(f"rank {source} is not there")
+        raise AssertionError(f"rank {source} does not respond")
 
 
 def size() -> int:
@@ -159,14 +159,14 @@ def demand_group(run: Path, *, was_alone: bool = False) -> None:
     """
     world = os.environ.get("WORLD_SIZE", "1")
     if is_there() and was_alone:
-        why = "torch.distributed was initialised after LoggedOptimizer(...) was made"
+        why = "torch.distributed was initialized after LoggedOptimizer(...) was created"
     elif not is_there() and world.isdigit() and int(world) > 1:
-        why = f"WORLD_SIZE is {world}, but torch.distributed is not initialised"
+        why = f"WORLD_SIZE is {world}, but torch.distributed is not initialized"
     else:
         return
     raise UsageError(
-        f"{run}: {why}, so this process cannot agree with the others on a step. Call "
-        "torch.distributed.init_process_group() before LoggedOptimizer(...) is made"
+        f"{run}: {why}, so this process cannot agree with the others on a step. Call torch.distributed.init_process_group() "
+        "before creating LoggedOptimizer(...)"
     )
 
 
@@ -176,7 +176,7 @@ def warn_of_restarts(rank: int) -> None:
     shares_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if rank == 0 and may_restart and shares_store and not os.environ.get(_CURE):
         _log.warning(
-            "torchrun --max-restarts: after a crash the restarted processes read the addresses of the dead ones and "
-            "hang, before any code of a script runs. Start torchrun with %s=1 in the environment",
+            "torchrun --max-restarts: after a crash the restarted processes read the addresses of the dead ones and hang "
+            "before any code of a script runs. Start torchrun with %s=1 in the environment",
             _CURE,
         )

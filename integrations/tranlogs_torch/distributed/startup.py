@@ -49,12 +49,12 @@ def wait_for_all(
 def _told(missing: Collection[int], made: Collection[int], seconds: float) -> str:
     without = [rank for rank in sorted(missing) if rank not in made]
     behind = [rank for rank in sorted(missing) if rank in made]
-    found = [f"{_named(without)} made no LoggedOptimizer"] if without else []
-    found += [f"{_named(behind)} made one, and did not come to its recover() or its first step"] if behind else []
+    found = [f"{_named(without)} created no LoggedOptimizer"] if without else []
+    found += [f"{_named(behind)} created one but not reached recover() or a first step"] if behind else []
     return (
         f"waiting for other processes for {seconds:.0f} s: {'; '.join(found)}. All processes of torch.distributed agree on "
-        "a step to go on from, so each must make a LoggedOptimizer and call recover(), also where only one saves. One that "
-        "does not train with the others (it evaluates, or belongs to another group) must be left out of "
+        "the step to resume from, so each of them must create a LoggedOptimizer and call recover(), even if only one saves. "
+        "Leave a process that does not train with the others (it evaluates, or belongs to another group) out of "
         "init_process_group()"
     )
 

@@ -60,8 +60,8 @@ class FormerCheckpoint(Checkpoint):
         for which, about in self.tree["optimizers"].items():
             if "" in about["state"]:
                 raise UsageError(
-                    f"optimizer {which!r} keeps state that belongs to no parameter, which is not dealt out to other "
-                    "processes. Start as many as before"
+                    f"optimizer {which!r} keeps state that belongs to no parameter and cannot be divided among a different "
+                    "number of processes. Start as many processes as before"
                 )
             names = about.get("all", about["params"])  # also those of other ranks
             optimizers[which] = {**about, "params": names, "all": names}
@@ -136,4 +136,7 @@ class FormerCheckpoint(Checkpoint):
 
 
 def _sparse(name: str) -> UsageError:
-    return UsageError(f"{name} is a sparse tensor, which is not dealt out to other processes. Start as many as before")
+    return UsageError(
+        f"{name} is a sparse tensor, which cannot be divided among a different number of processes. Start as many processes "
+        "as before"
+    )

@@ -30,9 +30,9 @@ def check_copies(copies: int, world: int) -> int:
         UsageError: the number is neither 1 nor 2, or there are fewer processes than copies.
     """
     if copies not in (1, 2):
-        raise UsageError(f"copies={copies}: use 1, or 2 (each share lies in the next rank's journal, too)")
+        raise UsageError(f"copies must be 1 or 2 (with 2, the next rank's journal also holds each share), got {copies}")
     if copies > world:
-        raise UsageError("copies=2: one process has no other to keep a copy for. Leave the argument out")
+        raise UsageError("copies=2 needs several processes; leave the argument out")
     return copies
 
 
@@ -76,10 +76,10 @@ def settle_beside(state: TorchState, landing: GroupRecovered, body: dict[str, An
     lost = landing.copied_rank
     own = unpacked(blob) if rank == lost and blob else {"rng": seeded(f"{landing.timeline} {lost}")}
     if "tracked" not in own or "data" not in own:
-        what = "what is tracked is" if own.keys() > {"rng"} else "random numbers are new, buffers and what is tracked are"
+        what = "tracked objects are" if own.keys() > {"rng"} else "random states are new; buffers and tracked objects are"
         landing.caveats.append(
-            f"the journal of rank {lost} is gone, and not all that was its own is in a copy (more "
-            f"than 1 MiB, or not to be stored): {what} that of the rank before"
+            f"the journal of rank {lost} is lost, and its copy lacks some of what only that rank kept (more than 1 MiB, or "
+            f"values that cannot be stored): {what} those of the previous rank"
         )
     body = theirs | own
     state.set_auxiliary(body)

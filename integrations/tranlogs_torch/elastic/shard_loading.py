@@ -138,7 +138,7 @@ class Assembly:
         if error is not None:
             raise error
         if failed:
-            raise RecoveryError(f"another process could not take its part: {failed[0]}")
+            raise RecoveryError(f"another process could not load its part: {failed[0]}")
         return found  # type: ignore[return-value]
 
     # Describing.
@@ -164,7 +164,7 @@ class Assembly:
             ):
                 differing = f"rank {rank} did not train the same parameters as rank {min(self._told)}"
         if not differing and self._is_copied and len({about["whole"] for about in self._told.values()}) > 1:
-            differing = "ranks that had the same parameters came to other values"
+            differing = "ranks with the same parameters reached different values"
         later = in_later_groups(state, first["optimizers"]) - theirs.keys()
         found = mismatches(
             "parameter",
@@ -174,10 +174,12 @@ class Assembly:
         found += optimizer_differences(state, first["optimizers"])
         if state.modules:
             live, recorded = naming.named_buffers(state.modules), first["body"]["buffers"]
-            found += [f"buffer {name}: it is sharded, and is not dealt out anew" for name in live if is_dtensor(live[name])]
+            found += [f"buffer {name}: it is sharded and cannot be divided anew" for name in live if is_dtensor(live[name])]
             places = naming.buffer_places(state.modules)
-            found += [f"buffer {n}: recorded, but not there now" for n in recorded if n not in (*places, *first["born"])]
-            found += [f"buffer {n}: there now, but not recorded" for n in live if n not in recorded]
+            found += [
+                (f"buffer {n}: recorded, but absent from the script") for n in recorded if n not in (*places, *first["born"])
+            ]
+            found += [f"buffer {n}: in the script, but not recorded" for n in live if n not in recorded]
         if found or differing:
             raise StateMismatch("recover()", [*([differing] if differing else []), *found])
 
@@ -264,11 +266,11 @@ class Assembly:
             if target.clash is not None:
                 a, b = target.clash
                 raise UsageError(
-                    f"{name}: rank {b} had other values than rank {a}, so that it is not known which are right. "
-                    f"Start {len(self._told)} processes, as before"
+                    f"{name}: rank {b} and rank {a} have different values, and which are right cannot be determined. Start "
+                    f"{len(self._told)} processes, as before"
                 )
             if not target.is_whole and not name.startswith("grad/"):
-                raise UsageError(f"{name}: the journals of {len(self._told)} ranks do not hold all of its elements")
+                raise UsageError(f"{name}: the journals of {len(self._told)} ranks do not contain all of its elements")
 
     # Setting.
 

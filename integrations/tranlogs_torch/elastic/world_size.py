@@ -64,8 +64,8 @@ def settle_in(state: RecoverableState, landing: GroupRecovered, body: dict[str, 
     about = body.get("ddp")
     if landing.is_resized and about is not None and not about["is_divided"]:
         raise UsageError(
-            "the weights of the processes that recorded the run were not the same any more, so that only as many "
-            "as before can go on with it"
+            "the weights of the processes that recorded the run had diverged, so only the same number of processes can "
+            "continue it"
         )
     if landing.copied_rank >= 0:
         return settle_beside(state, landing, body)

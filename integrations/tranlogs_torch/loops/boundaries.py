@@ -118,8 +118,8 @@ class Boundaries:
         if self.steps_since_boundary and not self._has_said_nested:
             self._has_said_nested = True
             _log.warning(
-                "%s: one of these loops runs inside the body of another: only the outer one's batches are places to "
-                "come back to",
+                "%s: one of these loops runs inside another; only the outer loop's batches are points that a resume can "
+                "return to",
                 self._parts.settings.run,
             )
 

@@ -79,7 +79,8 @@ class Loops:
     def _looping(self, loop: object) -> Iterator[None]:
         if self._parts.journal.is_closed:
             raise UsageError(
-                f"{self._parts.settings.run}: the run is closed, nothing would be logged. Make a new LoggedOptimizer to go on"
+                f"{self._parts.settings.run}: the run is closed and logs nothing more. Create a new LoggedOptimizer to "
+                "continue it"
             )
         self._boundaries.begin()
         self._boundaries.note_own_loop()
@@ -106,7 +107,7 @@ class Loops:
         report = parts.report.current
         if names and report is not None and report.step:
             parts.report.warn(
-                f"{names[0]} was written between recover() and the first batch: training goes on from what was written there, "
+                f"{names[0]} was written between recover() and the first batch; training continues from what was written, "
                 "not from what was recovered",
                 False,
             )
@@ -118,7 +119,7 @@ class Loops:
         for which, i, key, _ in changed:
             what = f"{key} of parameter group {i} of optimizer {which!r}"
             parts.report.warn(
-                f"{what} was changed between recover() and the first batch, and training goes on with what it is now", False
+                f"{what} was changed between recover() and the first batch; training continues with the new value", False
             )
 
     def steps(self, until: int, *, stateless: bool) -> Iterator[int]:
@@ -147,7 +148,7 @@ class Loops:
         """Yield the epochs that are left, each to be iterated over for its batches."""
         auxiliary = self._parts.auxiliary
         if loader is None and not auxiliary.loaders:
-            raise UsageError("epochs(...) needs a loader: track(loader=...) first, or epochs(count, loader)")
+            raise UsageError("epochs(...) needs a loader: call track(loader=...) first, or epochs(count, loader)")
         position = next(iter(auxiliary.loaders.values())) if loader is None else auxiliary.loader(loader)
         with self._looping(position):
             position.enter()
@@ -197,8 +198,8 @@ class Loops:
         if backup is not None:
             if self._boundaries.find_other_writes():
                 self._parts.report.warn(
-                    "code that runs once an epoch, before its loop, changes an optimizer's state or its groups, and it ran "
-                    "again: take the epochs from optimizer.epochs(...), which leaves finished ones out, and make the change "
+                    "code that runs once per epoch, before its loop, changes an optimizer's state or its groups, and it ran "
+                    "again. Take the epochs from optimizer.epochs(...), which skips finished ones, and make the change "
                     "depend on epoch.batch == 0",
                     True,
                 )

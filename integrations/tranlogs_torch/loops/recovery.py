@@ -67,7 +67,9 @@ class Recovery:
         """
         if self._shared_id is None:
             if not self._parts.coordinator.is_single:
-                raise UsageError(f"{self._parts.settings.run}: run_id is known after recover(): ranks agree on it there")
+                raise UsageError(
+                    f"{self._parts.settings.run}: run_id is known only after recover(), where the ranks agree on it"
+                )
             self._shared_id = self._parts.journal.run.run_id
         first = get_first_timeline_id(self._parts.environment)
         return first or self._shared_id
@@ -161,7 +163,7 @@ class Recovery:
     ) -> RecoveryReport:
         parts = self._parts
         if step not in (None, 0):
-            raise UsageError(f"{parts.settings.run}: step {step} cannot be recovered: the run holds nothing yet")
+            raise UsageError(f"{parts.settings.run}: cannot recover step {step}: the run is empty")
         if origin is not None and self._origin_notes is None:
             self._load(origin, progress)
         notes = tuple(self._origin_notes or ())
@@ -248,8 +250,8 @@ class Recovery:
             written = parts.coordinator.all_gather(is_written)
             if not all(written):
                 raise RecoveryError(
-                    f"{parts.settings.run}: rank {written.index(False)} could not write the checkpoint that it begins with, "
-                    "and without it what follows would be lost. The run is as it was: start again when its disk can be written"
+                    f"{parts.settings.run}: rank {written.index(False)} could not write the initial checkpoint, without "
+                    "which later steps would be lost. The run is unchanged: start again when its disk is writable"
                 )
 
     # The report.
@@ -348,7 +350,7 @@ class Recovery:
             raise NotRecovered(run, journal.catalog.watermarks().committed)
         demand_group(run, was_alone=coordinator.is_single)
         if self._origin_notes is None and find_start(run, None) is not None:
-            raise UsageError(f"{run}: weights were imported for this run, which recover() loads: call it before the loop")
+            raise UsageError(f"{run}: weights were imported for this run. Call recover(), which loads them, before the loop")
         self._require_same_settings()
         self.has_begun = True
         parts.describe_environment()

@@ -174,10 +174,10 @@ class TrainingRun:
         if self._recovery.has_begun:
             raise UsageError(f"optimizer {hooks.name!r}: add it before recover() and before the first step")
         if hooks.name in self.hooks:
-            raise UsageError(f"the run has an optimizer {hooks.name!r} already; give another name")
+            raise UsageError(f"the run already has an optimizer {hooks.name!r}; use another name")
         mine = {id(p) for p in naming.named_parameters(self.modules).values()}
         if mine and not any(id(p) in mine for group in hooks.outer.param_groups for p in group["params"]):
-            raise UsageError(f"optimizer {hooks.name!r} trains no parameter of model=...: give the module that it trains")
+            raise UsageError(f"optimizer {hooks.name!r} trains no parameter of model=...; give the module that it trains")
         self.hooks[hooks.name] = hooks
         self.state.optimizers[hooks.name] = hooks.inner
         if hooks.outer is not hooks.inner:
@@ -273,8 +273,8 @@ class TrainingRun:
             self._user_loops.note_uncounted_start()
         if self._user_loops.is_skipping and self._user_loops.has_skipped:
             self.report.warn(
-                "a step was taken by code that ran again for epochs finished before the crash: it is taken twice. Take the "
-                "epochs from optimizer.epochs(...), which leaves finished ones out",
+                "a step was taken by code that ran again for epochs finished before the crash, so it is applied twice. Take "
+                "the epochs from optimizer.epochs(...), which skips finished ones",
                 True,
             )
         if self.auxiliary.is_waiting and not self._loops.running:  # no loop was opened, which would have compared them
@@ -287,8 +287,8 @@ class TrainingRun:
         """A GradScaler calls a step; its scale decides over the steps to come."""
         if not any(thing is scaler for thing in self.auxiliary.tracked.values()):
             self.report.warn(
-                "a GradScaler steps an optimizer and is not tracked: without track(scaler=...) its scale starts anew after a "
-                "crash, so other steps may be skipped",
+                "a GradScaler that steps an optimizer is not tracked. Without track(scaler=...) its scale starts over after "
+                "a crash, so different steps may be skipped",
                 False,
             )
 
@@ -328,7 +328,7 @@ class TrainingRun:
         """A step is taken on a closed run: said once."""
         if not self._has_said_unlogged:
             self._has_said_unlogged = True
-            _log.warning("%s: the run is closed: this step and those after it are not logged", self.run)
+            _log.warning("%s: the run is closed: this step and later steps are not logged", self.run)
 
     # Loops.
 
@@ -395,8 +395,8 @@ class TrainingRun:
             if self.steps_since_boundary:
                 _log.log(
                     logging.INFO if is_orderly else logging.WARNING,  # a loop that ends by `break` loses nothing
-                    "%s: the loop was left in the middle of a batch (break, or an exception): the log ends at step "
-                    "%d, and that batch is computed again when the run goes on",
+                    "%s: the loop was left in the middle of a batch (break, or an exception). The log ends at step %d, and "
+                    "the batch is computed again when the run continues",
                     self.run,
                     self.journal.committed,
                 )

@@ -56,8 +56,8 @@ class WriteLog:
         body: dict[str, Any] = {"state": {}, "groups": {}}
         if any(which in state.outers for which in grown):
             raise UsageError(
-                f"optimizer {grown[0]!r}: a parameter group was added to a ZeroRedundancyOptimizer while it was "
-                "training, which is not logged: add it before recover()"
+                f"optimizer {grown[0]!r}: a parameter group was added to a ZeroRedundancyOptimizer during training, which is "
+                "not logged. Add it before recover()"
             )
         if grown:
             covered = set(state.parameters)
@@ -92,8 +92,9 @@ class WriteLog:
         """Report a write that leaves no trace, and that was found some units after it may have been made."""
         self.wants_checkpoint = True
         _log.warning(
-            "%s: %s was written between two steps in a way that leaves no trace (.data, or an alias), for the first time after "
-            "many units. It is logged from here on, and looked for at each unit; fingerprints of the units before show it",
+            "%s: after many units without such a write, %s was written between two steps in a way that leaves no trace "
+            "(.data, or an alias). From here on it is logged and checked at every unit; fingerprints of earlier units show "
+            "such writes",
             self._run,
             name,
         )

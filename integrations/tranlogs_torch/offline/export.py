@@ -65,9 +65,9 @@ def check_target(path: Path, form: str | None = None) -> None:
         UsageError: it cannot.
     """
     if form is not None and form not in _FORMATS:
-        raise UsageError(f"{form!r}: this run is PyTorch's, and can be written as {', '.join(_FORMATS)}")
+        raise UsageError(f"{form!r}: this is a run of PyTorch, which can be written as {', '.join(_FORMATS)}")
     if form is None and path.name.endswith(".weights.h5"):
-        raise UsageError(f"{path}: this run is PyTorch's, and such files are Keras's. Use .safetensors or .pt")
+        raise UsageError(f"{path}: this is a run of PyTorch, and files of that type are Keras's. Use .safetensors or .pt")
     if form is None and path.suffix not in (".pt", ".safetensors"):
         raise UsageError(
             f"{path}: the name must end in .safetensors or .pt (for a folder of torch.distributed.checkpoint: "
@@ -76,7 +76,7 @@ def check_target(path: Path, form: str | None = None) -> None:
     if _format_of(path, form) == "safetensors" and importlib.util.find_spec("safetensors") is None:
         raise UsageError(f"{path}: this format needs a package: pip install safetensors")
     if not path.parent.is_dir():
-        raise UsageError(f"{path}: there is no folder {path.parent}")
+        raise UsageError(f"{path}: the folder {path.parent} does not exist")
     if _format_of(path, form) == "dcp":
         export_dcp.check_target(path)
     elif path.is_dir():
@@ -124,13 +124,13 @@ def _loaded(file: Path, path: Path) -> Any:
         try:
             return torch.load(file, weights_only=True, mmap=True)
         except Exception as error:
-            raise UsageError(f"{path}: the state holds what weights_only=True does not load: {error}") from None
+            raise UsageError(f"{path}: the state contains values that weights_only=True does not load: {error}") from None
 
 
 def _portable(value: Any, path: str, notes: list[str]) -> Any:
     """A value that `weights_only=True` loads: numpy's arrays become tensors, its numbers Python's."""
     if isinstance(value, np.ndarray):
-        notes.append(f"{path} holds numpy arrays: they are tensors in the file")
+        notes.append(f"{path} contains numpy arrays, which become tensors in the file")
         return torch.from_numpy(value.copy())
     if isinstance(value, np.generic):
         return value.item()
@@ -142,7 +142,7 @@ def _portable(value: Any, path: str, notes: list[str]) -> Any:
             made[key] = _portable(item, path, notes)
         return made
     if isinstance(value, (frozenset, Extension, slice)):
-        raise UsageError(f"{path} holds a {type(value).__name__}, which weights_only=True does not load. Use .safetensors")
+        raise UsageError(f"{path} contains a {type(value).__name__}, which weights_only=True does not load. Use .safetensors")
     return value
 
 
@@ -160,12 +160,12 @@ def _write_safetensors(path: Path, state: Exported, progress: Progress | None) -
                 if isinstance(value, torch.Tensor):
                     tensors[f"optimizer/{which}/{state.names.get(id(parameter), '')}/{key}"] = value
                 else:
-                    notes.append(f"optimizer {which}: {key} is no tensor and is left out; .pt holds it")
+                    notes.append(f"optimizer {which}: {key} is not a tensor and is left out; .pt stores it")
     if state.tracked:
         notes.append("tracked objects (" + ", ".join(sorted(state.tracked)) + ") are left out; .pt holds them")
     for name, value in tensors.items():
         if value.layout is not torch.strided:
-            raise UsageError(f"{path}: {name} is a sparse tensor, which the format does not hold. Use .pt")
+            raise UsageError(f"{path}: {name} is a sparse tensor, which this format cannot store. Use .pt")
     about = {"format": "pt", "tranlogs": tranlogs.__version__, "step": str(state.step)}
     with publishing(path) as temporary:
         save_file(_apart(tensors), temporary, about)

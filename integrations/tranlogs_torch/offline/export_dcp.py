@@ -41,7 +41,7 @@ def check_target(path: Path) -> None:
         UsageError: something is there already.
     """
     if os.path.lexists(path):
-        raise UsageError(f"{path} is there already, and a folder is not replaced: delete it, or give another name")
+        raise UsageError(f"{path}: the folder exists and is not replaced. Delete it, or choose another name")
 
 
 def write(
@@ -112,7 +112,7 @@ def _optimizers_as_one(optimizers: Mapping[str, Optimizer], names: Mapping[int, 
     flat: Nest = {}
     for which, optimizer in optimizers.items():
         if any(not isinstance(key, torch.Tensor) for key in optimizer.state):
-            notes.append(f"optimizer {which}: state under keys of its own is left out; .pt holds it")
+            notes.append(f"optimizer {which}: state that belongs to no parameter is left out; .pt stores it")
         without = []
         for group in optimizer.param_groups:
             settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
@@ -127,8 +127,8 @@ def _optimizers_as_one(optimizers: Mapping[str, Optimizer], names: Mapping[int, 
         if without and len(without) < sum(len(group["params"]) for group in optimizer.param_groups):
             more = " ..." if len(without) > 3 else ""
             notes.append(
-                f"optimizer {which} has no state for {', '.join(without[:3])}{more}, which had no gradient yet: where "
-                "the loading program has one, it needs DefaultLoadPlanner(allow_partial_load=True)"
+                f"optimizer {which} has no state for {', '.join(without[:3])}{more}, which had no gradient yet. A program "
+                "that loads the folder and has such state needs DefaultLoadPlanner(allow_partial_load=True)"
             )
     made: Nest = {"state": state, "param_groups": groups}
     taken = {f"param_groups.{i}.{key}" for i, group in enumerate(groups) for key in group}
@@ -139,10 +139,10 @@ def _storable(path: Path, value: Any, at: str, notes: list[str]) -> Any:
     """Return a value as the format holds it: dense tensors, and names as keys."""
     if isinstance(value, Mapping):
         if any(not isinstance(key, str) for key in value):
-            notes.append(f"{at}: its keys are strings here, as this format has no others; pt holds them as they are")
+            notes.append(f"{at}: its keys become strings, the only keys of this format; pt stores them unchanged")
         return {str(key): _storable(path, item, f"{at}.{key}" if at else str(key), notes) for key, item in value.items()}
     if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
-        raise UsageError(f"{path}: {at} is a sparse tensor, which the format does not hold. Use pt")
+        raise UsageError(f"{path}: {at} is a sparse tensor, which this format cannot store. Use pt")
     return value
 
 

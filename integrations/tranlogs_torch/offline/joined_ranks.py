@@ -61,8 +61,7 @@ def recover_joined(
         if recovered.divergence and (found.divergence is None or recovered.divergence.step < found.divergence.step):
             found.divergence = recovered.divergence
     found.notes.append(
-        f"the parts of {reader.world} ranks were redone and joined; buffers and what was tracked are those of "
-        f"rank {reader.rank}"
+        f"the parts of {reader.world} ranks were redone and joined; buffers and tracked objects are those of rank {reader.rank}"
     )
     found.notes = list(dict.fromkeys(found.notes))
     _join(state, states)
@@ -86,7 +85,7 @@ def _recover_to_one_step(
         if len(steps) == 1:
             return states, landings
         step = min(steps)
-    raise AssertionError("the ranks do not settle on one step")
+    raise AssertionError("the ranks do not agree on a step")
 
 
 def _join(state: RecordedState, states: Sequence[RecordedState]) -> None:
@@ -128,7 +127,7 @@ def _joined(name: str, held: Iterable[PlacedPart]) -> torch.Tensor:
     shape, first = next(iter(parts)).whole, next(iter(parts.values()))
     if sum(map(torch.Tensor.numel, parts.values())) != math.prod(shape):
         raise UsageError(
-            f"{name}: the journals hold {sum(map(torch.Tensor.numel, parts.values()))} of its {math.prod(shape)} elements"
+            f"{name}: the journals contain {sum(map(torch.Tensor.numel, parts.values()))} of its {math.prod(shape)} elements"
         )
     whole = torch.empty(shape, dtype=first.dtype, device=first.device)
     for (_, piece), tensor in parts.items():

@@ -57,7 +57,7 @@ class OptimizerClasses:
         found = self._by_name.get(which) or self._built.get(recorded) or _of_torch(module, name) or self._others.get(name)
         if found is None:
             raise UsageError(
-                f"optimizer {which!r} is a {recorded}, which torch.optim does not have. Name its class if you trust it: "
+                f"optimizer {which!r} is a {recorded}, which is not in torch.optim. If you trust its class, name it: "
                 f"--optimizer {module}:{name}"
             )
         return found
@@ -80,7 +80,9 @@ def make_optimizer(
     try:
         return kind(filled, **defaults)
     except Exception as error:
-        raise UsageError(f"{kind.__module__}.{kind.__qualname__} cannot be made from the recorded groups: {error}") from error
+        raise UsageError(
+            f"{kind.__module__}.{kind.__qualname__} cannot be created from the recorded groups: {error}"
+        ) from error
 
 
 def _of_torch(module: str, name: str) -> type[Optimizer] | None:
@@ -92,7 +94,7 @@ def _of_torch(module: str, name: str) -> type[Optimizer] | None:
 def _imported(spec: str) -> type[Optimizer]:
     module, colon, name = spec.partition(":")
     if not (module and colon and name):
-        raise UsageError(f"optimizer class {spec!r}: write it as module:Class")
+        raise UsageError(f"optimizer class {spec!r}: expected module:Class")
     try:
         kind = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:

@@ -95,13 +95,13 @@ class RecordedState(RecoverableState):
         """Return what the script has changed since the checkpoint and a derived checkpoint would need, one sentence each."""
         before = self.meta
         kept = set(before["boundary"]["buffers"])
-        found = [f"buffer {name} came or went since the last checkpoint" for name in kept ^ set(body["buffers"])]
+        found = [f"buffer {name} was added or removed after the last checkpoint" for name in kept ^ set(body["buffers"])]
         added = [name for name in self.parameters if name not in self.restored]
-        found += [f"parameter {name} was added since the last checkpoint" for name in added]
+        found += [f"parameter {name} was added after the last checkpoint" for name in added]
         if before["optimizers"].keys() != body["after"].keys():
-            found.append("an optimizer was added since the last checkpoint")
+            found.append("an optimizer was added after the last checkpoint")
         if before["boundary"].get("whole"):
-            found.append("the run has state of which the log holds what was added (a replay buffer)")
+            found.append("the run has state of which the log holds only the additions (a replay buffer)")
         return found
 
     def differences(self, checkpoint: Checkpoint) -> list[str]:

@@ -58,8 +58,8 @@ class OfflineRun(OfflineReplay[RecordedState]):
             return recover(self.folder, self.state, step=step, sequence=sequence, checkpoint=checkpoint, progress=progress)
         if sequence is not None:
             raise UsageError(
-                f"{self.folder}: several processes train this run, and a checkpoint holds what is the next one's "
-                "own: only they can make it"
+                f"{self.folder}: several processes train this run, and a checkpoint contains state of each, so only they can "
+                "write it"
             )
         reader = SingleReader(self.folder, step=step, checkpoint=checkpoint)  # each rank's journal has its share of the records
         if reader.generation.is_sharded and checkpoint is None:

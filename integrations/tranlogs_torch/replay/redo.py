@@ -74,7 +74,7 @@ def _whole(state: TorchState, entry: Entry, body: dict[str, Any]) -> Entry:
     """A record that ranks divided among themselves, with the shares of all."""
     if state.shards is None:
         raise CorruptRecord(
-            entry.reader.path, "it holds a share of the gradients, and the other ranks' journals are not there", step=entry.step
+            entry.reader.path, "it holds a share of the gradients, and the other ranks' journals are missing", step=entry.step
         )
     return state.shards.join(entry, body, state.decode)
 

@@ -55,9 +55,8 @@ def _demand_known(handle: Any) -> None:
     name = "FullyShardedDataParallel"
     if not handle._use_orig_params:
         raise UsageError(
-            f"{name} has put the parameters into a flat one of its own, of which a log cannot tell what belongs "
-            f"where. Set use_orig_params=True: {name}(model, use_orig_params=True), or use "
-            "torch.distributed.fsdp.fully_shard(model)"
+            f"{name} has put the parameters into one flat parameter, from which a log cannot tell them apart. Set "
+            f"use_orig_params=True: {name}(model, use_orig_params=True), or use torch.distributed.fsdp.fully_shard(model)"
         )
     if handle._offload_params:
         raise UsageError(f"{name}(cpu_offload=...) is not logged: leave it out, or use fully_shard(model)")
@@ -74,7 +73,7 @@ def _mesh(wrapper: Any) -> dict[str, Any]:
         return {"names": [], "shape": [len(ranks)], "ranks": list(ranks)}
     replicas = get_world_size(among)
     if replicas * len(ranks) != get_world_size():
-        raise UsageError("FullyShardedDataParallel with a hybrid strategy over some of the processes only is not logged")
+        raise UsageError("FullyShardedDataParallel with a hybrid strategy over only some of the processes is not logged")
     return {"names": ["replicate", "shard"], "shape": [replicas, len(ranks)], "ranks": list(range(get_world_size()))}
 
 

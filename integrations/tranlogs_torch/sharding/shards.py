@@ -41,8 +41,8 @@ def place_of(parameter: torch.Tensor) -> Place | None:
     found = _box(tuple(whole.shape), whole.device_mesh, tuple(whole.placements))
     if found is not None and found.piece.length != tuple(local(parameter).shape):
         raise UsageError(
-            f"a DTensor of shape {found.whole} with the placements {whole.placements}: what this process holds, "
-            f"{tuple(local(parameter).shape)}, is no box of it that can be named"
+            f"a DTensor of shape {found.whole} with the placements {whole.placements}: the part in this process, "
+            f"{tuple(local(parameter).shape)}, is not a box of the tensor"
         )
     return found
 
@@ -52,7 +52,9 @@ def _box(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> Plac
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     if any(placement.is_partial() for placement in placements):
-        raise UsageError(f"a DTensor with the placements {placements}: a parameter that is a sum over processes is not logged")
+        raise UsageError(
+            f"a DTensor with the placements {placements}: a parameter that is a sum over processes cannot be logged"
+        )
     length, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
     return None if tuple(length) == shape else Place(shape, Piece("box", tuple(offset), tuple(length)))
 
@@ -193,9 +195,9 @@ def differences(parameters: Mapping[str, torch.Tensor], recorded: Mapping[str, I
         now = None if place is None else [place.piece.kind, list(place.piece.offset), list(place.whole)]
         was = None if about is None else list(about)
         if now != was:
-            found.append(f"parameter {name}: this process held {_told(was)}, now it holds {_told(now)}")
+            found.append(f"parameter {name}: this process had {_told(was)} and now has {_told(now)}")
     return found
 
 
 def _told(piece: list[Any] | None) -> str:
-    return "all of it" if piece is None else f"a part of {piece[2]} from {piece[1]} on"
+    return "all of it" if piece is None else f"the part of shape {piece[2]} at offset {piece[1]}"

@@ -42,8 +42,8 @@ def demand_known(optimizer: Any) -> None:
     """
     if is_redundancy(optimizer) and optimizer._overlap_with_ddp:
         raise UsageError(
-            "ZeroRedundancyOptimizer(overlap_with_ddp=True) steps inside the backward pass, which is not logged: "
-            "leave that argument out"
+            "ZeroRedundancyOptimizer(overlap_with_ddp=True) steps inside the backward pass, which is not logged. Leave that "
+            "argument out"
         )
 
 

@@ -101,7 +101,7 @@ class Auxiliary:
             return
         thing = trackable(thing)
         if name in self.tracked and self.tracked[name] is not thing:
-            raise UsageError(f"track({name}=...): another object is tracked under this name already")
+            raise UsageError(f"track({name}=...): another object is already tracked under this name")
         if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
             if (advice := advice_for_other_loader(thing)) is not None:
                 raise UsageError(f"track({name}=...): {advice}")
@@ -111,7 +111,7 @@ class Auxiliary:
         demand_storable(content, f"track[{name!r}]", arrays.adapt, model_bytes)
         is_disabled = isinstance(thing, torch.amp.GradScaler) and not thing.is_enabled()
         if content == {} and not is_disabled:
-            _log.warning("track(%s=...): its state_dict is empty, so nothing of it comes back", name)
+            _log.warning("track(%s=...): its state_dict is empty, so nothing of it is recovered", name)
         self.tracked[name] = thing
         if self._landed is None and (settings := describe_scheduler(thing)):
             self.built[name] = settings
@@ -140,7 +140,7 @@ class Auxiliary:
         if isinstance(thing, torch.amp.GradScaler) and thing.is_enabled() != bool(content):
             was, now = ("disabled", "enabled") if thing.is_enabled() else ("enabled", "disabled")
             self._on_doubt(
-                f"the GradScaler {name!r} was {was} and is {now} now. From here on, steps are computed differently", True
+                f"the GradScaler {name!r} was {was} and is now {now}. From here on, steps are computed differently", True
             )
         else:
             thing.load_state_dict(content)
@@ -157,8 +157,10 @@ class Auxiliary:
         if not isinstance(loader, DataLoader):
             raise UsageError(
                 advice_for_other_loader(loader)
-                or f"a torch.utils.data.DataLoader is wanted, not a {type(loader).__name__}; "
-                "for other sources there is steps(until=...)"
+                or (
+                    f"expected a torch.utils.data.DataLoader, got a {type(loader).__name__}; for other sources there is "
+                    "steps(until=...)"
+                )
             )
         if name in self.loaders:
             name = f"{name}{len(self.loaders)}"
@@ -177,13 +179,13 @@ class Auxiliary:
             for path, generator in generators_in(position.loader.dataset, f"{name}.dataset"):
                 if position.taken and (position.loader.num_workers or id(generator) not in tracked):
                     found.append(
-                        f"{path} is a random generator of the dataset's own: what it draws is not brought back. "
-                        "Without workers track it, or let the dataset draw from the global generators"
+                        f"{path} is a random generator that belongs to the dataset, and its draws are not recovered. Without "
+                        "workers, track it, or let the dataset draw from the global generators"
                     )
         if self._orphans:
             found.append(
-                f"gradients of parameters that no optimizer has ({self._orphans[0]}, ...) pile up and are not brought "
-                "back: freeze them with requires_grad_(False)"
+                f"gradients of parameters that belong to no optimizer ({self._orphans[0]}, ...) accumulate and are not "
+                "recovered. Freeze these parameters with requires_grad_(False)"
             )
         if self.turns == "unknown":
             found.append(UNKNOWN_DATA)
@@ -200,10 +202,10 @@ class Auxiliary:
         if landed is not None:
             for name in landed["tracked"].keys() - self.tracked.keys():
                 self._on_doubt(
-                    f"the run has the state of {name!r}, but nothing is tracked under that name: it does not come back", False
+                    f"the run has the state of {name!r}, but nothing is tracked under that name, so it is not recovered", False
                 )
             for name in self.tracked.keys() - landed["tracked"].keys():
-                self._on_doubt(f"{name!r} is tracked now, but the run has no state of it: it starts as it is", False)
+                self._on_doubt(f"{name!r} is tracked, but the run has no state of it, so it starts over", False)
 
     def open_loop(self) -> None:
         """A loop begins: what ran between `recover()` and here drew random numbers that the uninterrupted run did not."""
@@ -290,7 +292,7 @@ class Auxiliary:
                 tree.encode(thing.state_dict(), path=f"track[{name!r}]", adapt=arrays.adapt, out_of_line=[])
             except UnencodableState as error:
                 del self.tracked[name]
-                self._on_doubt(f"{name!r} is tracked no longer and does not come back: {error}", False)
+                self._on_doubt(f"{name!r} is no longer tracked and is not recovered: {error}", False)
 
     def read_data(self) -> dict[str, Any]:
         """Positions in the data, by loader."""

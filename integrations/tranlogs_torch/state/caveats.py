@@ -18,13 +18,14 @@ from .state import TorchState
 
 LOADED_BEFORE = (
     "an optimizer had taken steps before recover(), so the script has loaded a checkpoint of its own. The log replaces what "
-    "was loaded. A start_epoch from that file makes the script leave out epochs that the log leaves out as well: take the "
-    "epochs from optimizer.epochs(...)"
+    "was loaded. A start_epoch from that file makes the script skip epochs that the log skips as well: take the epochs from "
+    "optimizer.epochs(...)"
 )
 
 CARRIED = (
-    "the model is given what it returned for an earlier batch, a hidden state that the loop carries on. It is not tracked, so "
-    "it starts anew after a crash: keep it in an object with state_dict() and load_state_dict(), and track that object"
+    "the model receives what it returned for an earlier batch: a hidden state that the loop carries. It is not tracked, so "
+    "it starts over after a crash. Keep it in optimizer.remember(...), or in a tracked object with state_dict() and "
+    "load_state_dict()"
 )
 
 IMPLICIT = (
@@ -54,8 +55,8 @@ def caveats(state: TorchState, body: dict[str, Any]) -> list[str]:
     found = []
     if not state.modules:
         found.append(
-            "no model=... was given: buffers (BatchNorm's statistics) are not recovered, and parameters are matched "
-            "by their place"
+            "no model=... was given, so buffers (BatchNorm's statistics) are not recovered, and parameters are matched by "
+            "position"
         )
     found += lost_attributes(state)
     if state.extra.lost:
@@ -78,7 +79,7 @@ def untracked_scheduler(optimizers: Iterable[torch.optim.Optimizer], tracked: It
     scheduled = [o for o in optimizers if any("initial_lr" in group for group in o.param_groups)]
     if not any(hasattr(o.step, "_wrapped_by_lr_sched") for o in [*scheduled, *_wrappers(scheduled)]):
         return []
-    return ["a scheduler was made for an optimizer, but none is tracked: without track(scheduler=...) it starts anew"]
+    return ["a scheduler was created for an optimizer, but none is tracked: without track(scheduler=...) it starts over"]
 
 
 def _wrappers(optimizers: list[torch.optim.Optimizer]) -> Iterator[torch.optim.Optimizer]:
@@ -96,7 +97,7 @@ def lost_attributes(state: TorchState) -> list[str]:
         others = split(optimizer)[1]
         if others:
             own = ", ".join(f"self.{name}" for name in others)
-            found.append(f"optimizer {which!r} keeps {own} outside its state and groups: that is not recovered")
+            found.append(f"optimizer {which!r} keeps {own} outside its state and groups, which is not recovered")
     return found
 
 
@@ -105,7 +106,7 @@ def verdict(state: TorchState, found: Recovered) -> tuple[bool | None, list[str]
     exact, notes = compared(found, state.fingerprint_kinds, compared="parameters")
     if state.stale:
         exact = None if exact is not False else False
-        notes.append(f"optimizer state of {', '.join(sorted(state.stale))} is that of the checkpoint: it was not logged")
+        notes.append(f"optimizer state of {', '.join(sorted(state.stale))} was not logged and is that of the checkpoint")
     return exact, notes
 
 

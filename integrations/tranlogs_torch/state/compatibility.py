@@ -35,8 +35,8 @@ class Grouped(Protocol):
 
 def mismatches(what: str, mine: Layouts, theirs: Layouts) -> list[str]:
     """Tensors that are not the same, one sentence each; `what` they are ("parameter")."""
-    found = [f"{what} {name}: recorded, but not there now" for name in theirs if name not in mine]
-    found += [f"{what} {name}: there now, but not recorded" for name in mine if name not in theirs]
+    found = [f"{what} {name}: recorded, but absent from the script" for name in theirs if name not in mine]
+    found += [f"{what} {name}: in the script, but not recorded" for name in mine if name not in theirs]
     for name in mine:
         if name in theirs and mine[name] != theirs[name]:
             (a, s), (b, t) = theirs[name], mine[name]
@@ -59,7 +59,7 @@ def _differences(state: Grouped, which: str, recorded: dict[str, Any]) -> list[s
     found = []
     now = environment.class_name(state.optimizers[which])
     if recorded["class"] != now:
-        found.append(f"optimizer {which!r} was a {recorded['class']}, now it is a {now}")
+        found.append(f"optimizer {which!r} was a {recorded['class']} and is now a {now}")
     is_all = "all" in recorded  # the names that all ranks have together
     groups = list(
         zip(
@@ -73,7 +73,8 @@ def _differences(state: Grouped, which: str, recorded: dict[str, Any]) -> list[s
     for i, (mine, theirs) in enumerate(groups):
         if set(mine) != set(theirs):
             found.append(
-                f"optimizer {which!r}: its parameter group {i} holds other parameters ({len(theirs)} recorded, {len(mine)} now)"
+                f"optimizer {which!r}: its parameter group {i} has different parameters ({len(theirs)} recorded, {len(mine)} "
+                "now)"
             )
     return found
 

@@ -201,16 +201,16 @@ class TorchState:
         if self.modules:  # a buffer may grow, or come into being, while training
             places = naming.buffer_places(self.modules)
             recorded_buffers = [n[7:] for n in checkpoint.names("buffer/") if n[7:] not in born]
-            found += [f"buffer {n}: recorded, but not there now" for n in recorded_buffers if n not in places]
+            found += [f"buffer {n}: recorded, but absent from the script" for n in recorded_buffers if n not in places]
             filled = naming.named_buffers(self.modules)
-            found += [f"buffer {n}: there now, but not recorded" for n in filled if n not in (*recorded_buffers, *born)]
+            found += [f"buffer {n}: in the script, but not recorded" for n in filled if n not in (*recorded_buffers, *born)]
         return found + optimizer_differences(self, recorded)
 
     def _world_differences(self, recorded: int) -> list[str]:
         if recorded == self.world:
             return []
         now = "is 1" if self.world == 1 else f"are {self.world}"
-        return [f"it was recorded by {recorded} processes that trained together, now there {now}"]
+        return [f"the run was recorded by {recorded} processes training together, and now there {now}"]
 
     @torch.no_grad()
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -369,7 +369,7 @@ def _state_array(which: str, name: str, key: str, value: torch.Tensor, parameter
     if is_alike(key, value, parameter):
         return array_of(value, parameter, convert)
     if is_dtensor(value):
-        raise UsageError(f"optimizer {which!r} keeps {key} of {name} sharded otherwise than the parameter, which is not stored")
+        raise UsageError(f"optimizer {which!r} shards {key} of {name} differently from the parameter, so it is not stored")
     return convert(value)
 
 

@@ -31,7 +31,7 @@ def demand_equal(path: Path, wanted: Any, found: Any, progress: Progress | None 
             progress("compared", i + 1, len(leaves))
     if differing:
         which = ".".join(map(str, differing[0]))
-        raise DataError(path, f"{which} reads back otherwise than it was written, so nothing was kept. Look after the disk")
+        raise DataError(path, f"{which} reads back differently from what was written, so nothing was kept. Check the disk")
 
 
 def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:

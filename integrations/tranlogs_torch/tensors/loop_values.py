@@ -49,7 +49,7 @@ class TorchValues:
             return target.set_state(stored[2].clone())
         if type(stored) in _PLAIN:
             return stored
-        raise Unstorable("cannot be read: another version of TranLogs has written it")
+        raise Unstorable("cannot be read: it was written by another version of TranLogs")
 
     def adapt(self, value: Any) -> Any:
         """Prepare a stored value for the encoder of trees."""
@@ -59,11 +59,11 @@ class TorchValues:
 def _store_tensor(value: torch.Tensor) -> Any:
     if isinstance(value, torch.nn.Parameter):
         raise Unstorable(
-            "is a Parameter. What belongs to a module is recovered with it: give the module as model=..., or track it"
+            "is a Parameter. Parameters are recovered with their module: give the module as model=..., or track it"
         )
     if type(value) not in (torch.Tensor, torch.nn.Buffer) or layout_of(value) is not None:
         raise Unstorable(
-            f"is a {type(value).__name__}, which is not remembered: give an object with state_dict() to track(...)"
+            f"is a {type(value).__name__}, which cannot be remembered. Give an object with state_dict() to track(...)"
         )
     if value.layout not in (torch.strided, torch.sparse_coo) or value.dtype not in arrays.NAMES:
         raise Unstorable(f"is a tensor of layout {value.layout} and dtype {value.dtype}, which cannot be stored")

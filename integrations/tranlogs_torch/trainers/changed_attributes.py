@@ -22,7 +22,7 @@ from ..tensors import arrays
 from .value_marks import ELEMENTS_MAX, ITEMS_MAX, SCALARS, Budget, TooLarge, mark_of
 
 CANNOT_BE_STORED = (
-    "changes while training and cannot be stored, so that it begins anew in a resumed process. Keep numbers, strings, tensors, "
+    "changes during training and cannot be stored, so it starts over in a resumed process. Keep numbers, strings, tensors, "
     f"or lists and dicts of these in it, at most {ITEMS_MAX:,} of them"
 )
 _FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (list, dict, set, int, float, str, deque)}

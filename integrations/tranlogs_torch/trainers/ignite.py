@@ -38,7 +38,7 @@ def run_engine(engine: Engine, optimizer: LoggedOptimizer, loader: DataLoader[An
     if not optimizer.training_run.is_logging:
         raise UsageError("run_engine: call optimizer.recover() first")
     if engine.state.iteration:
-        raise UsageError(f"run_engine: the engine has run {engine.state.iteration} iterations already. Make a new one")
+        raise UsageError(f"run_engine: the engine has already run {engine.state.iteration} iterations. Create a new one")
     length = len(loader)
     position = optimizer.training_run.auxiliary.loader(loader)
     taken, total = position.taken, max_epochs * length

@@ -34,7 +34,7 @@ class LoggingCallback:
             UsageError: nothing was trained yet.
         """
         if self._logged is None:
-            raise UsageError(f"{self._run}: nothing was trained yet")
+            raise UsageError(f"{self._run}: no step has been taken yet")
         return self._logged
 
     @property

@@ -30,8 +30,8 @@ def check_accelerate() -> None:
     missing = [f"{method.__qualname__} ({part})" for method, part in expected if part not in inspect.getsource(method)]
     if missing:
         raise UsageError(
-            f"accelerate {accelerate.__version__} lacks what TranLogs needs of it: {', '.join(missing)}. It was "
-            "made for 1.15: pip install 'accelerate>=1.15,<1.16'"
+            f"accelerate {accelerate.__version__} lacks what TranLogs needs: {', '.join(missing)}. Supported is 1.15: pip "
+            "install 'accelerate>=1.15,<1.16'"
         )
 
 
@@ -51,17 +51,17 @@ def plain_loader(prepared: Any) -> Any:
     """
     if isinstance(prepared, DataLoaderDispatcher):
         raise UsageError(
-            "batches that one process reads for all (dispatch_batches, the default for an IterableDataset) cannot "
-            "be resumed exactly: set dispatch_batches=False (in accelerator_config of TrainingArguments, or in "
+            "batches that one process reads for all (dispatch_batches, the default for an IterableDataset) cannot be "
+            "resumed exactly. Set dispatch_batches=False (in accelerator_config of TrainingArguments, or in "
             "DataLoaderConfiguration)"
         )
     if not isinstance(prepared, DataLoaderShard):
         raise UsageError(
-            f"the training loader is a {type(prepared).__name__}; only those that accelerate prepares "
-            "(DataLoaderShard) can be resumed"
+            f"the training loader is a {type(prepared).__name__}; only loaders that accelerate prepares (DataLoaderShard) "
+            "can be resumed"
         )
     if prepared.use_stateful_dataloader:
         raise UsageError(
-            "use_stateful_dataloader=True: that loader keeps its place for itself; leave it out, TranLogs knows it"
+            "use_stateful_dataloader=True: that loader keeps its own position. Leave it out; TranLogs recovers the position"
         )
     return prepared.base_dataloader

@@ -65,8 +65,8 @@ class TrainerPosition(LoaderPosition):
         """
         if (world := state.get("world", size())) != size():
             raise UsageError(
-                f"the run stands at a batch that {world} processes have counted, and there are {size()}: under "
-                f"a trainer start it with {world}, or take its weights by `tranlogs replay`"
+                f"the run is at a batch counted by {world} processes, and there are {size()}. Under a trainer, start {world} "
+                "processes, or take the weights with `tranlogs replay`"
             )
         super().load_state_dict(state)
         self.trained, self._at_hand = self.batch, state["at_hand"]

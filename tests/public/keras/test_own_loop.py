@@ -124,8 +124,8 @@ def test_a_wrong_use_is_refused_with_what_to_do(backend: Lab, tmp_path: Path) ->
     if backend.backend == "torch":
         words |= {
             "torch's given to Keras's": "Optimizers of torch.optim are logged by tranlogs_torch.LoggedOptimizer",
-            "Keras's given to torch's": "not the Keras optimizer Adam. Optimizers of Keras are logged by tranlogs_keras",
-            "a nested one of Keras's": "not the Keras optimizer LossScaleOptimizer. Optimizers of Keras are logged by",
+            "Keras's given to torch's": "got the Keras optimizer Adam. Optimizers of Keras are logged by tranlogs_keras",
+            "a nested one of Keras's": "got the Keras optimizer LossScaleOptimizer. Optimizers of Keras are logged by",
         }
     assert found.keys() == words.keys()
     assert {name: text for name, text in found.items() if words[name] not in text} == {}

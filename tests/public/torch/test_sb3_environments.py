@@ -105,9 +105,7 @@ def test_a_large_table_that_is_built_otherwise_is_named() -> None:
     state = first.read()
     assert len(tree.encode(state)) < 5000
     assert same.find_doubts(state) == []
-    assert other.find_doubts(state) == [
-        "it: Mapped.map is built otherwise than when the run began, and is too large to be stored"
-    ]
+    assert other.find_doubts(state) == ["it: Mapped.map differs from when the run began and is too large to be stored"]
 
 
 class Viewed(Pole):
@@ -142,7 +140,7 @@ def test_arrays_that_share_memory_still_do_or_are_named() -> None:
     source.late = source.place[:2]
     state = tree.decode(tree.encode(environment.read()))
     other.write(state)
-    assert other.find_doubts(state) == ["it: Viewed: place and late were in the same memory, which is not recovered"]
+    assert other.find_doubts(state) == ["it: Viewed: place and late shared memory, which is not recovered"]
 
 
 class Players(Pole):
@@ -230,5 +228,5 @@ def test_a_record_names_kinds_of_generators_and_no_functions_of_numpy() -> None:
     generator = np.random.Generator(np.random.Philox(3))
     again = restored(None, ("generator", generator.bit_generator.state))
     assert again.random() == generator.random()
-    with pytest.raises(UsageError, match="kind 'seed' cannot be restored: numpy has MT19937, PCG64"):
+    with pytest.raises(UsageError, match="kind 'seed' cannot be restored; supported are MT19937, PCG64"):
         restored(None, ("generator", {"bit_generator": "seed"}))

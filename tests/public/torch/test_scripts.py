@@ -44,14 +44,14 @@ SCRIPTS: dict[str, tuple[Script, Expected]] = {
     "image classifier": (image_classifier.train, Expected()),
     "siamese": (siamese.train, Expected()),
     "mnist rnn": (mnist_rnn.train, Expected(repeats=True)),
-    "time sequence": (time_sequence.train, Expected(warns=("LBFGS evaluates its closure many times a step",))),
+    "time sequence": (time_sequence.train, Expected(warns=("LBFGS evaluates its closure many times per step",))),
     "word language model, not remembered": (
         partial(word_language_model.train, remembers=False),
         Expected(
             exact=False,
             because="was computed again",
             is_equal=False,
-            warns=("a hidden state that the loop carries on",),
+            warns=("a hidden state that the loop carries",),
         ),
     ),
 }

@@ -212,8 +212,8 @@ def test_what_cannot_be_exact_is_refused_by_name(tmp_path: Path) -> None:
     refused(further, own(), r"another optimizer \(policy mlp_extractor.other\)")
     explored = SAC("MlpPolicy", Pole(is_continuous=True), use_sde=True, device="cpu")
     refused(explored, own(), "use_sde=True")
-    refused(ppo(Pole()), CallbackList([own(), own()]), "there are two TranLogsSB3Callbacks")
-    refused(ppo(Pole()), EveryNTimesteps(10, own()), "lies inside another one")
+    refused(ppo(Pole()), CallbackList([own(), own()]), "this learn() has two TranLogsSB3Callbacks")
+    refused(ppo(Pole()), EveryNTimesteps(10, own()), "is inside another callback")
     with pytest.raises(UsageError, match="boundary_every=0"):
         TranLogsSB3Callback(tmp_path / "run", boundary_every=0)
     assert not (tmp_path / "run").exists()
@@ -222,7 +222,7 @@ def test_what_cannot_be_exact_is_refused_by_name(tmp_path: Path) -> None:
 def test_one_callback_logs_one_learn(tmp_path: Path) -> None:
     model = PPO("MlpPolicy", Pole(), n_steps=8, batch_size=8, policy_kwargs=NET, device="cpu")
     logged = TranLogsSB3Callback(tmp_path / "run", durability="process")
-    with pytest.raises(UsageError, match="nothing was trained yet"):
+    with pytest.raises(UsageError, match="no step has been taken yet"):
         logged.report  # noqa: B018
     model.learn(8, callback=logged)
-    refused(model, logged, "has logged another learn")
+    refused(model, logged, "has already logged another learn")

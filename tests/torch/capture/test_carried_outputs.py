@@ -17,7 +17,7 @@ from tests.torch.nets import seed
 from tranlogs_torch import LoggedOptimizer
 
 BATCHES = 6
-WATCHED = "a hidden state that the loop carries on"
+WATCHED = "a hidden state that the loop carries"
 
 
 class Cell(nn.Module):

@@ -164,9 +164,9 @@ def test_another_form_than_the_layout_says_is_refused_and_other_strides_are_not(
     first = [torch.randn(4, 6), torch.randn(3)]
     layout = layout_of(first)
     read(staging.stage(layout, first))
-    with pytest.raises(ValueError, match=r"t1 is float32\[3\] in the layout, not torch.float64\[3\]"):
+    with pytest.raises(ValueError, match=r"t1 is float32\[3\] in the layout, but the tensor is torch.float64\[3\]"):
         staging.stage(layout, [first[0], first[1].double()])
-    with pytest.raises(ValueError, match=r"t1 is float32\[3\] in the layout, not torch.float32\[1\]"):
+    with pytest.raises(ValueError, match=r"t1 is float32\[3\] in the layout, but the tensor is torch.float32\[1\]"):
         staging.stage(layout, [first[0], first[1][:1]])
     with pytest.raises(ValueError, match="1 tensors for a layout of 2 of which 0 are absent"):
         staging.stage(layout, first[:1])
@@ -256,7 +256,7 @@ def test_a_writer_that_hangs_makes_the_log_unavailable(twin: Twin) -> None:
     staging = Staging(devices(twin), TINY)
     layout = layout_of([torch.empty(64)])
     kept = staging.stage(layout, [torch.ones(64)])
-    with pytest.raises(LogUnavailable, match="gave back no space"):
+    with pytest.raises(LogUnavailable, match="did not free"):
         staging.stage(layout, [torch.ones(64)])
     assert_holds(read(kept)[0], torch.ones(64))
     read(staging.stage(layout, [torch.ones(64)]))
@@ -307,7 +307,7 @@ def test_a_device_with_little_memory_gets_small_buffers_and_rounds() -> None:
 
 
 def test_no_memory_at_all_makes_the_log_unavailable() -> None:
-    for twin, what in ((Twin(free=10), "out of memory"), (_NoPinning(), "cannot be pinned")):
+    for twin, what in ((Twin(free=10), "out of memory"), (_NoPinning(), "cannot pin")):
         staging = Staging(devices(twin), TINY)
         with pytest.raises(LogUnavailable, match=what):
             staging.stage(layout_of([torch.ones(64)]), [torch.ones(64)])
@@ -524,7 +524,7 @@ def test_no_space_in_the_ring_suspends_logging_and_training_goes_on(
 
     monkeypatch.setattr(training_run, "Staging", Full)
     prove_exact(training, tmp_path / "run", writer="thread")
-    assert [r.getMessage() for r in caplog.records if "gave back no space" in r.getMessage()]
+    assert [r.getMessage() for r in caplog.records if "did not free" in r.getMessage()]
 
 
 def _parts(payload: Payload) -> tuple[Any, ...]:

@@ -238,7 +238,7 @@ def changed(tmp_path: Path, old: Script, **changes: Any) -> Path:
         ({"extra__weight": torch.ones(2)}, "unexpected: extra.weight"),
         ({"middle__bias": torch.ones(7)}, "middle.bias: [7] there, [6] now"),
         ({"middle__bias": torch.ones(6, dtype=torch.bfloat16)}, "middle.bias: bfloat16 there, float32 now"),
-        ({"head__weight": torch.ones(6, 4)}, "embed.weight and head.weight are one tensor in the model, and differ"),
+        ({"head__weight": torch.ones(6, 4)}, "embed.weight and head.weight are one tensor in the model but differ"),
         ({"middle__bias": None, "middle__biases": torch.ones(6)}, "unexpected: middle.biases"),
     ],
 )
@@ -274,7 +274,10 @@ def test_a_part_is_loaded_when_it_is_asked_for(tmp_path: Path, old: Script, chan
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda all: torch.optim.SGD(all, lr=0.1), "its parameter groups hold 1, 4 parameters, and now they hold 5"),
+        (
+            lambda all: torch.optim.SGD(all, lr=0.1),
+            "the source has parameter groups of 1, 4 parameters, the script has groups of 5",
+        ),
         (
             lambda all: torch.optim.SGD([{"params": all[:1]}, {"params": all[1:]}], lr=0.1),
             "it is of another kind than SGD: it has amsgrad, betas",
@@ -346,7 +349,7 @@ def test_a_model_is_needed(sources: dict[str, Path], tmp_path: Path) -> None:
     script = Script()
     with (
         LoggedOptimizer(script.inner, tmp_path / "run", **OPTIONS) as optimizer,
-        pytest.raises(UsageError, match=r"give LoggedOptimizer\(model=\.\.\.\)"),
+        pytest.raises(UsageError, match=r"LoggedOptimizer\(\.\.\., model=\.\.\.\)"),
     ):
         optimizer.recover(start_from=sources["plain.pt"])
 
@@ -369,7 +372,7 @@ def test_what_was_imported_is_what_a_run_starts_from(
     assert differences(script.everything(), right) == []
     again = cli("import", sources[name], tmp_path / "run")
     assert again.code == 2
-    assert "the run has begun already" in again.err
+    assert "the run has already begun" in again.err
 
 
 def test_options_go_with_what_was_imported(cli: Any, old: Script, tmp_path: Path) -> None:
@@ -403,11 +406,11 @@ def test_an_import_that_did_not_fit_can_be_made_again(cli: Any, old: Script, tmp
 
 def test_an_imported_start_is_not_forgotten(cli: Any, sources: dict[str, Path], tmp_path: Path) -> None:
     assert cli("import", sources["plain.pt"], tmp_path / "run").code == 0
-    assert "is there already, from another import" in cli("import", sources["plain.pt"], tmp_path / "run").err
+    assert "another import has already created this folder" in cli("import", sources["plain.pt"], tmp_path / "run").err
     script = Script(seed=1)
     with (
         LoggedOptimizer(script.inner, tmp_path / "run", script.model, **OPTIONS) as optimizer,
-        pytest.raises(UsageError, match=r"weights were imported for this run, which recover\(\) loads"),
+        pytest.raises(UsageError, match=r"weights were imported for this run\. Call recover\(\), which loads them"),
     ):
         script.step(0, optimizer)
 
@@ -446,4 +449,4 @@ def test_import_without_a_run_says_what_is_there(cli: Any, sources: dict[str, Pa
     assert "not finite: w" in cli("import", tmp_path / "nan.pt").out
     refused = cli("import", sources["plain.pt"], "--model", "net", "--json")
     assert (refused.code, refused.json["error"]["kind"]) == (2, "UsageError")
-    assert "no weights lie under 'net', but under 'model'" in refused.err
+    assert "found no weights under 'net'; there are weights under 'model'" in refused.err

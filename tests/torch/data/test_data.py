@@ -526,7 +526,7 @@ def test_batches_of_any_kind_are_compared(tmp_path: Path) -> None:
     script(6)  # in the middle of the second epoch
     report = script(7)
     assert report.exact is False
-    assert any("Lazy did not give the same batches again" in note for note in report.notes)
+    assert any("Lazy did not yield the same batches again" in note for note in report.notes)
 
 
 def test_schedule_of_batch_sizes_reaches_the_sampler_and_comes_back(tmp_path: Path) -> None:

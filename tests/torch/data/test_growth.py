@@ -139,5 +139,5 @@ def find_bytes(journal: Path, wanted: bytes) -> tuple[Path, int]:
 def test_only_the_trainer_makes_checkpoints_of_it(tmp_path: Path) -> None:
     train(tmp_path / "run", 7)
     forget_checkpoints(tmp_path / "run/rank0")
-    with pytest.raises(UsageError, match="state of which the log holds what was added"):
+    with pytest.raises(UsageError, match="state of which the log holds only the additions"):
         made(tmp_path / "run/rank0", OfflineRun)

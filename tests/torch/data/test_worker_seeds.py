@@ -157,5 +157,5 @@ def test_workers_that_run_already_are_refused_in_words(tmp_path: Path) -> None:
 
 def test_another_setting_is_refused(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 1)
-    with pytest.raises(UsageError, match='use "batch", or None'):
+    with pytest.raises(UsageError, match='"batch" or None'):
         LoggedOptimizer(torch.optim.SGD(model.parameters()), tmp_path / "run", model, worker_seeds="epoch")  # type: ignore[arg-type]

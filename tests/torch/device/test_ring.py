@@ -105,6 +105,6 @@ def test_a_full_ring_waits_until_the_writer_releases() -> None:
 def test_a_ring_that_stays_full_is_an_error_that_says_what_waits() -> None:
     ring = Ring(2 * UNIT)
     ring.allocate(2 * UNIT, 0.0)
-    with pytest.raises(LogUnavailable, match=r"gave back no space for 64 bytes in 0.01 s; 128 of 128 bytes"):
+    with pytest.raises(LogUnavailable, match=r"did not free 64 bytes within 0.01 s; 128 of 128 bytes"):
         ring.allocate(1, 0.01)
     assert ring.waits == 1

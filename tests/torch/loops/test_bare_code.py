@@ -363,7 +363,7 @@ def test_parameters_without_a_model_are_matched_by_place_or_refused(tmp_path: Pa
     _, optimizer = build((3,), (2, 2))
     report = optimizer.recover()
     assert report.exact is None
-    assert any("matched by their place" in note for note in report.notes)
+    assert any("matched by position" in note for note in report.notes)
     optimizer.close()
 
 

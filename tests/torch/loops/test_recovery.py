@@ -48,7 +48,7 @@ def test_model_that_does_not_fit_is_refused_before_anything_is_touched(tmp_path:
         "parameter scale: recorded as float32[], now float32[3]",
         "parameter frozen: recorded as float32[3, 2], now float64[3, 2]",
         "buffer extra: there now, but not recorded",
-        "optimizer 'main' was a torch.optim.adamw.AdamW, now it is a torch.optim.sgd.SGD",
+        "optimizer 'main' was a torch.optim.adamw.AdamW and is now a torch.optim.sgd.SGD",
         "optimizer 'main': its parameter group 0 holds other parameters (11 recorded, 10 now)",
     )
     assert differences(everything(other, torch.optim.SGD(other.parameters())), before) == []
@@ -480,7 +480,7 @@ def test_tracked_state_that_becomes_unstorable_is_left_out_and_told(tmp_path: Pa
                 time.sleep(0.1)  # logging is tried again a second after it stopped
         assert not optimizer.training_run.journal.is_suspended
         assert optimizer.watermarks["committed"] == 40
-        assert any("'keeping' is tracked no longer" in note for note in optimizer.report.notes)
+        assert any("'keeping' is no longer tracked" in note for note in optimizer.report.notes)
     right = everything(model, optimizer)
     assert "when the state can be stored again" in caplog.text
     model = small()
@@ -518,4 +518,4 @@ def test_a_loop_that_was_begun_without_recover_is_not_called_exact(steps: int, t
     assert in_child(killed) == -signal.SIGKILL
     report = script(tmp_path / "run", recovers=True, until=0)
     assert (report.step, report.exact) in ((steps, None), (steps - 1, None))
-    assert any("its loop was begun before recover() was called" in note for note in report.notes)
+    assert any("its loop began before recover() was called" in note for note in report.notes)

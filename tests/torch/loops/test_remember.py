@@ -322,7 +322,7 @@ def test_what_is_remembered_is_in_an_export_that_loads_without_pickle(tmp_path: 
     assert found["values"]["best"] == 0.5
     assert torch.equal(found["values"]["values"]["tensors"][0], values["tensors"][0])
     assert found["objects"]["environment"][1][0] == 0.0, "the place of the environment"
-    assert notes == ["tracked object 'remember(...)' holds numpy arrays: they are tensors in the file"]
+    assert notes == ["tracked object 'remember(...)' contains numpy arrays, which become tensors in the file"]
 
 
 # What is refused
@@ -341,7 +341,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "itself": (contains_itself, r"state\.x\['a'\]\[1\]\[0\] contains itself"),
     "iterator": (lambda: iter([1]), r"state\.x is a list_iterator, whose position cannot be stored\. Take batches from"),
     "loader": (lambda: torch.utils.data.DataLoader([1]), r"state\.x is a DataLoader\. Track it"),
-    "parameter": (lambda: [nn.Parameter(torch.ones(1))], r"state\.x\[0\] is a Parameter\. What belongs to a module"),
+    "parameter": (
+        lambda: [nn.Parameter(torch.ones(1))],
+        r"state\.x\[0\] is a Parameter\. Parameters are recovered with their module",
+    ),
     "bytes": (lambda: [torch.empty(1 << 22), torch.empty((60 << 20) // 4)], r"state\.x\[1\] is too much: .* 64 MiB"),
     "array": (lambda: np.empty((65 << 20) // 8), r"state\.x is too much"),
     "many": (lambda: [[0] * 50_000, [0] * 50_001], r"state\.x\[1\]\[\d+\] is too much: .* 100,000 in number"),

@@ -59,7 +59,7 @@ def test_plain_load_gets_every_bit_in_both_forms(tmp_path: Path, name: str) -> N
     assert held == wanted.keys()
     tracked = read_folder(tmp_path / "out")["tracked"]["scheduler"]
     assert tracked["last_epoch"] == scheduler.last_epoch
-    assert any("its keys are strings here" in note for note in notes), "the scheduler's milestones are numbers"
+    assert any("its keys become strings" in note for note in notes), "the scheduler's milestones are numbers"
 
 
 def test_a_fresh_model_is_set_and_what_has_no_state_is_named(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_what_does_not_read_back_is_not_published(tmp_path: Path, monkeypatch: p
         save({**state, "model": {name: value.clone().add_(1) for name, value in state["model"].items()}}, **arguments)
 
     monkeypatch.setattr("torch.distributed.checkpoint.state_dict_saver.save", lie)
-    with pytest.raises(DataError, match=r"dcp: model\..* reads back otherwise than it was written"):
+    with pytest.raises(DataError, match=r"dcp: model\..* reads back differently from what was written"):
         export(tmp_path / "run", tmp_path / "out" / "dcp")
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -135,7 +135,7 @@ def test_files_are_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(equality, "_is_same", lambda value, other: False)
     offline = OfflineRun(tmp_path / "run" / "rank0")
     offline.replay()
-    with pytest.raises(DataError, match="reads back otherwise"):
+    with pytest.raises(DataError, match="reads back differently"):
         offline.export(tmp_path / "out", form)
     assert not (tmp_path / "out").exists()
 
@@ -156,7 +156,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_folder_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    with pytest.raises(UsageError, match="is there already, and a folder is not replaced"):
+    with pytest.raises(UsageError, match="the folder exists and is not replaced"):
         OfflineRun.check_target(tmp_path / "out", "dcp")
 
 

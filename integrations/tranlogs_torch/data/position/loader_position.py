@@ -149,7 +149,9 @@ class LoaderPosition:
         self._is_resized = state.get("sizes", now) != now or state.get("is_redrawn", False)
         for what, was in state.get("sizes", now).items():
             if was != now[what]:
-                self._on_doubt(f"the loader's {what} was {was}, now it is {now[what]}: other batches follow", not is_resized)
+                self._on_doubt(
+                    (f"the loader's {what} was {was} and is now {now[what]}, so different batches follow"), not is_resized
+                )
         self.source.set_sources(state)
 
     def set_back(self) -> None:
@@ -170,14 +172,14 @@ class LoaderPosition:
         if not loader.num_workers:
             return None
         if self.batch and not getattr(loader, "in_order", True):
-            return "in_order=False: batches come in the order in which workers finish, which no log can repeat"
+            return "in_order=False: batches arrive in the order in which workers finish, which cannot be repeated"
         if source.has_indices and source.worker_seeds is None:
             return (
-                "random numbers drawn inside DataLoader workers (augmentation) are not brought back; the order of samples "
-                'is. LoggedOptimizer(..., worker_seeds="batch") brings them back, too'
+                "random numbers drawn inside DataLoader workers (augmentation) are not recovered; the order of samples is. "
+                'LoggedOptimizer(..., worker_seeds="batch") recovers them, too'
             )
         if not source.has_indices and loader.persistent_workers and self.epoch:
-            return "random numbers drawn by an IterableDataset inside persistent workers are not brought back"
+            return "random numbers drawn by an IterableDataset inside persistent workers are not recovered"
         return None
 
     def doubt(self, text: str) -> None:
@@ -331,8 +333,8 @@ class LoaderPosition:
     def _note_unkept(self) -> None:
         for name in self.source.samplers.unkept():
             self.doubt(
-                f"{name} changes while training and is not brought back, so after a resume another order may come: "
-                "give the sampler state_dict() and load_state_dict()"
+                f"{name} changes while training and is not recovered, so a resume may continue in a different order. Give "
+                "the sampler state_dict() and load_state_dict()"
             )
 
     def _new_draws(self, resume: dict[str, Any] | None) -> Draws | None:
@@ -354,9 +356,9 @@ class LoaderPosition:
         if self.iteration.order != recorded and not self._is_resized:
             kind = type(self.loader.dataset if self.source.is_iterable else self.loader).__name__
             self._on_doubt(
-                f"{kind} did not give the same batches again, so some of this epoch are repeated or left out: data that are "
-                "read again repeat themselves only if their order does not depend on random numbers that the training loop "
-                "draws, too",
+                f"{kind} did not yield the same batches again, so some batches of this epoch are repeated or skipped. Data "
+                "that are read again repeat themselves only if their order does not depend on random numbers that the "
+                "training loop also draws",
                 True,
             )
 

@@ -36,7 +36,7 @@ class TrackedLoader:
     def __init__(self, loader: DataLoader[Any], on_doubt: Callable[[str, bool], None], worker_seeds: str | None = None) -> None:
         if any("__class__" in vars(kind) for kind in type(loader).__mro__[:-1]):  # a wrapper that only claims to be a loader
             raise UsageError(
-                f"a {type(loader).__name__} holds the loader that it stands for. If accelerate has prepared it: "
+                f"a {type(loader).__name__} is already a wrapped loader. If accelerate prepared it, use "
                 "tranlogs_torch.trainers.accelerate.log_prepared(...)"
             )
         self.loader = loader

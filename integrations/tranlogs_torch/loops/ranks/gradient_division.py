@@ -43,15 +43,15 @@ class GradientDivision:
             return None
         if not self.is_reduced((hooks.name, hooks.inner)):  # a group was added, or a parameter trains that was frozen
             self._on_unequal(
-                f"optimizer {hooks.name!r} trains parameters whose gradients no DistributedDataParallel sums (it "
-                "sums those that were there, and trained, when it was made)"
+                f"optimizer {hooks.name!r} trains parameters whose gradients no DistributedDataParallel sums (it sums only "
+                "parameters that it had, and that required gradients, when it was created)"
             )
             return None
         if hooks.name not in self._checked:
             self._checked.add(hooks.name)
             digests = self._group.gather(digest(named))
             if len(set(digests)) > 1:
-                self._on_unequal(f"the gradients of rank {first_other(digests)} are not those of rank 0")
+                self._on_unequal(f"the gradients of rank {first_other(digests)} differ from those of rank 0")
                 return None
         return shares(named, self._group.rank, self._group.world, self.copies)
 

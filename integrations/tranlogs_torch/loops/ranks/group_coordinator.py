@@ -108,14 +108,15 @@ class GroupCoordinator:
         """
         if self.copies > 1 and not self._division.is_active:
             raise UsageError(
-                "copies=2: each process logs all of its gradients here, which are its own, so that there are no "
-                "shares to keep copies of. Leave the argument out"
+                "copies=2: here each process logs all of its own gradients, so there are no shares to copy. Leave the "
+                "argument out"
             )
         found = [text for reducer in self._reducers for text in reducer.hooks_told()]
         if not self._reducers and not self._sharding:
             found.append(
-                f"{self.world} processes train together, and model=... holds no DistributedDataParallel: each logs "
-                "all of its gradients, and what follows may round otherwise. Give the wrapped model: model=ddp"
+                f"{self.world} processes train together, but model=... contains no DistributedDataParallel: each process "
+                "logs all of its gradients, and steps after a resume may round differently. Give the wrapped model: "
+                "model=ddp"
             )
         return found
 
@@ -135,7 +136,7 @@ class GroupCoordinator:
         self._division.stop()
         self._is_wanted = self._is_hurried = True
         if self.rank == 0:
-            _log.warning("%s: from here on each rank logs all of its gradients, not a share of them", why)
+            _log.warning("%s: from this step on, each rank logs all of its gradients instead of a share", why)
 
     def restore_division(self, body: dict[str, Any]) -> None:
         """Restore from a boundary whether the ranks were known to be equal, and whether they divide the log."""
@@ -228,7 +229,7 @@ class GroupCoordinator:
             known = self.all_gather(self._state.digest_of_parameters())
         if self._division.is_active and all(known) and len(set(known)) > 1:
             other = first_other(known)
-            self._fall_back(f"the parameters of rank {other} are not those of rank 0 at step {journal.step}")
+            self._fall_back(f"the parameters of rank {other} differ from those of rank 0 at step {journal.step}")
         elif not is_any_due:
             return False
         self._taken_at, self._is_wanted, self._was_suspended = journal.step, False, journal.is_suspended
@@ -287,8 +288,8 @@ class GroupCoordinator:
         ]
         if apart:
             raise UsageError(
-                f"LoggedOptimizer's settings are not the same on all ranks ({'; '.join(apart)}). They log, and "
-                "take checkpoints, together: give all of them the same"
+                f"LoggedOptimizer's settings differ between ranks ({'; '.join(apart)}). Ranks log and take checkpoints "
+                "together: give all of them the same settings"
             )
 
     def require_same_start(self, identity: str, *, is_fresh: bool) -> None:
@@ -300,7 +301,9 @@ class GroupCoordinator:
         said = self._group.gather({"identity": identity, "is_fresh": is_fresh})
         if all(one["is_fresh"] for one in said) and len({one["identity"] for one in said}) > 1:
             other = first_other([one["identity"] for one in said])
-            raise UsageError(f"rank {other} starts from something else than rank 0, or from nothing: all must see the same")
+            raise UsageError(
+                f"rank {other} starts from a different source than rank 0, or from none; all ranks must start from the same"
+            )
 
     def recover(
         self,
@@ -347,14 +350,14 @@ class GroupCoordinator:
         doubts = [text for reducer, own in zip(self._reducers, hooks, strict=False) for text in reducer.write_hooks(own)]
         if any(reducer.had_views for reducer in self._reducers) and self.world & (self.world - 1):
             doubts.append(
-                "gradients stayed in views of their buckets (gradient_as_bucket_view=True, and "
-                "zero_grad(set_to_none=False) or none): the first step may divide them otherwise. Clear them to None"
+                "gradients stayed in views of their buckets (gradient_as_bucket_view=True, without zero_grad() or with "
+                "zero_grad(set_to_none=False)), so the first step may divide them differently. Set them to None"
             )
         if all(primed) or self.world == _SUM_OF_TWO:
             return doubts
         return [
             *doubts,
-            "the order of the buckets in which gradients are summed was not recorded: the next steps may round otherwise",
+            "the order of the buckets in which gradients are summed was not recorded, so the next steps may round differently",
         ]
 
     def first_timeline_ids(self) -> dict[str, Any]:

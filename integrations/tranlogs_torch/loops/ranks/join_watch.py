@@ -50,14 +50,15 @@ class JoinWatch:
             return
         if is_sharded:
             raise UsageError(
-                "join() with a ZeroRedundancyOptimizer is not logged: give all ranks as many batches (DistributedSampler does)"
+                "join() with a ZeroRedundancyOptimizer is not logged. Give all ranks the same number of batches "
+                "(DistributedSampler does)"
             )
         if not self._joining:
             self._joining = joining
             journal.holds.hold_until_next_process()
         elif any(now is not then for now, then in zip(joining, self._joining, strict=True)):
             raise UsageError(
-                "join() was entered a second time: since the first, ranks took different numbers of steps, and "
-                "after a crash none would be common. Take all epochs within one join(), or give all ranks as many "
+                "join() was entered a second time. Ranks have taken different numbers of steps since the first, so a crash "
+                "would leave them no common step. Take all epochs within one join(), or give all ranks the same number of "
                 "batches (DistributedSampler does)"
             )

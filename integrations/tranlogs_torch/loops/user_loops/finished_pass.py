@@ -10,7 +10,7 @@ from typing import Any
 from ...data.position.loader_position import LoaderPosition
 
 COUNTS_BY_ITSELF = (
-    "the loop takes its batches by next(), so it counts them by itself, and after a resume it may take more of them than are "
+    "the loop takes its batches with next() and counts them itself, so after a resume it may take more batches than are "
     "left. Let it iterate over optimizer.batches(loader, until=N); for Ignite use tranlogs_torch.trainers.ignite.run_engine"
 )
 

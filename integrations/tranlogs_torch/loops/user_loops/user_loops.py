@@ -90,8 +90,8 @@ class UserLoops:
             return
         if self._passes.leader is not None:
             _log.warning(
-                "%s: batches(), epochs() or steps() began while a loop over a tracked loader was under way. From here "
-                "on theirs are the places to come back to",
+                "%s: batches(), epochs() or steps() began while a loop over a tracked loader was running. From here on, a "
+                "resume returns to the batches of the new loop",
                 self._run.run,
             )
             self._passes.release_leader()
@@ -105,17 +105,17 @@ class UserLoops:
             p.is_seen = True
         if asked is not None and is_second:
             asked.position.doubt(
-                "a loop took its second batch before the first one went through the model. If it reads ahead (a prefetcher), a "
-                "batch that it holds is left out after a resume: let it read from optimizer.batches(loader) no more than one "
-                "batch at a time"
+                "a loop took its second batch before the first one went through the model. If it reads ahead (a "
+                "prefetcher), a batch that it holds is skipped after a resume: let it read from optimizer.batches(loader) "
+                "one batch at a time"
             )
 
     def note_unreached(self) -> None:
         """Report at the end of the script that its loops never came to the one in which the run stood."""
         if self.is_skipping and self.has_skipped and not self._run.loops:
             self._run.report.warn(
-                "the script ended before its loops came to the place in which the run stood: it leaves finished epochs out by "
-                "itself, and the tracked loader leaves them out as well. Write range(epochs) in place of "
+                "the script ended before its loops reached the place at which the run had stopped: the script skips "
+                "finished epochs itself, and the tracked loader skips them as well. Write range(epochs) in place of "
                 "range(start_epoch, epochs), or take the epochs from optimizer.epochs(...)",
                 True,
             )
@@ -124,8 +124,8 @@ class UserLoops:
         """Report loops that began before `recover()` in a fresh run: the batches that led to its first step are not counted."""
         for position in () if self._run.loops else self._early:
             position.doubt(
-                "its loop was begun before recover() was called, so the place in it is not known: call recover() before the "
-                "loop, also where the run is new"
+                "its loop began before recover() was called, so the position in it is unknown. Call recover() before the "
+                "loop, also in a new run"
             )
 
     def rejoin(self) -> None:
@@ -168,10 +168,10 @@ class UserLoops:
         """Return a pass that was finished before the crash: it runs again if it took no steps, else it yields nothing."""
         if not self.has_skipped:
             self._run.report.note(
-                "the loop over epochs begins anew: finished epochs give no batches, and the code around them runs again. A "
-                "file that it writes for an epoch (a checkpoint, the best model) is overwritten with the weights of now. Take "
-                "the epochs from optimizer.epochs(...), which leaves finished ones out. The run stands in epoch "
-                f"{position.epoch} (counted from 0), at batch {position.batch}"
+                "the loop over epochs starts from the first epoch again: finished epochs yield no batches, but the code "
+                "around them runs again. A file that it writes per epoch (a checkpoint, the best model) is overwritten with "
+                "the current weights. Take the epochs from optimizer.epochs(...), which skips finished ones. The run is in "
+                f"epoch {position.epoch} (counted from 0), at batch {position.batch}"
             )
         self.has_skipped = True
         if kind == IDLE:

@@ -57,10 +57,13 @@ class TranLogsTrainerCallback(LoggingCallback, TrainerCallback):  # type: ignore
             UsageError: the callback logs another trainer, or the trainer has another such callback.
         """
         if self._loop is not None and self._loop.trainer is not trainer:
-            raise UsageError(f"{self._run}: this callback logs another trainer: make one for each, in a folder of its own")
+            raise UsageError(
+                f"{self._run}: this callback already logs another trainer. Create one callback per trainer, each with a "
+                "folder of its own"
+            )
         others = [one for one in trainer.callback_handler.callbacks if isinstance(one, TranLogsTrainerCallback)]
         if any(one is not self for one in others):
-            raise UsageError(f"{self._run}: there are two TranLogsTrainerCallbacks in this trainer: one is enough")
+            raise UsageError(f"{self._run}: this trainer has two TranLogsTrainerCallbacks; keep one")
         if self not in others:
             trainer.add_callback(self)
         if self._loop is None:
@@ -75,7 +78,7 @@ class TranLogsTrainerCallback(LoggingCallback, TrainerCallback):  # type: ignore
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._loop is None:
             raise UsageError(
-                f"{self._run}: this callback has not seen its trainer being made, and would log nothing: call "
+                f"{self._run}: this callback did not see its trainer being created and would log nothing. Call "
                 "callback.attach(trainer) before trainer.train()"
             )
         self._loop.begin()

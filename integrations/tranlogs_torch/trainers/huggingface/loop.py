@@ -152,9 +152,9 @@ class Loop:
         trainer, training_run = self.trainer, logged.training_run
         if resume_from_checkpoint is not None and training_run.journal.is_fresh:
             raise UsageError(
-                f"{self.run} is a fresh run, and train(resume_from_checkpoint={str(resume_from_checkpoint)!r}) is "
-                "to begin in the middle of another one: finish that one as it was begun, or give the model its "
-                "weights (from_pretrained) and call train() without"
+                f"{self.run} is a new run, but train(resume_from_checkpoint={str(resume_from_checkpoint)!r}) would start in "
+                "the middle of another one. Finish that run the way it was started, or give the model its weights "
+                "(from_pretrained) and call train() without the argument"
             )
         position = training_run.auxiliary.loader(plain_loader(self._loader), kind=TrainerPosition)
         assert isinstance(position, TrainerPosition)
@@ -168,7 +168,7 @@ class Loop:
         self._turns, self._has_begun = logged.steps(until=sys.maxsize, stateless=True), False
         if resume_from_checkpoint is not None:
             _log.warning(
-                "%s: the run goes on at its own step %d, not at the checkpoint %s",
+                "%s: the run continues at its own step %d, not at the checkpoint %s",
                 self.run,
                 report.step,
                 resume_from_checkpoint,
@@ -202,10 +202,10 @@ class Loop:
         trainer = self.trainer
         args = trainer.args
         reasons = {
-            "a hyper-parameter search needs a run for each trial": trial is not None,
-            "auto_find_batch_size trains on with other batches: give the batch size": args.auto_find_batch_size,
-            "ignore_data_skip=True trains on the same batches again: take it out": args.ignore_data_skip,
-            "DeepSpeed keeps weights and optimizer state for itself": trainer.is_deepspeed_enabled,
+            "a hyper-parameter search needs a run per trial": trial is not None,
+            "auto_find_batch_size changes the batches during training. Give the batch size": args.auto_find_batch_size,
+            "ignore_data_skip=True trains on the same batches again. Leave it out": args.ignore_data_skip,
+            "DeepSpeed keeps weights and optimizer state itself": trainer.is_deepspeed_enabled,
             "FSDP under the Trainer is not supported": trainer.is_fsdp_enabled,
         }
         for reason, holds in reasons.items():

@@ -50,7 +50,7 @@ def check_transformers() -> None:
     if missing:
         raise UsageError(
             f"transformers {transformers.__version__} lacks what TranLogs needs to resume inside Trainer.train: "
-            f"{', '.join(missing)}. It was made for 5.8 to 5.23: pip install 'transformers>=5.8,<5.24'"
+            f"{', '.join(missing)}. Supported are 5.8 to 5.23: pip install 'transformers>=5.8,<5.24'"
         )
 
 

@@ -54,7 +54,7 @@ class TranLogsLightningCallback(LoggingCallback, TranLogsCallback):
         """Stand before all other callbacks, so that what they do at the beginning of an epoch lies behind the boundary."""
         callbacks: list[Any] = trainer.callbacks
         if any(isinstance(one, TranLogsLightningCallback) and one is not self for one in callbacks):
-            raise UsageError(f"{self._run}: there are two TranLogsLightningCallbacks in this trainer: one is enough")
+            raise UsageError(f"{self._run}: this trainer has two TranLogsLightningCallbacks; keep one")
         callbacks.remove(self)
         callbacks.insert(0, self)
 
@@ -63,12 +63,12 @@ class TranLogsLightningCallback(LoggingCallback, TranLogsCallback):
         self._close()
         if trainer.ckpt_path:
             raise UsageError(
-                f"{self._run}: fit(ckpt_path=...) sets weights and counters back to that checkpoint: take it out, "
-                "TranLogs brings training back to the batch"
+                f"{self._run}: fit(ckpt_path=...) would set weights and counters back to that checkpoint. Leave it out: "
+                "TranLogs resumes at the batch"
             )
         lightning_internals.check_trainer(trainer)
         if not trainer.optimizers:
-            raise UsageError(f"{self._run}: configure_optimizers gives no optimizer, so there are no steps to log")
+            raise UsageError(f"{self._run}: configure_optimizers returns no optimizer, so there are no steps to log")
         model: Any = trainer.strategy.model
         first, *others = trainer.optimizers
         logged = LoggedOptimizer(first, self._run, model, **self._settings)
@@ -106,8 +106,8 @@ class TranLogsLightningCallback(LoggingCallback, TranLogsCallback):
         found = hooks.doubts(self._trainer)
         if averaged:
             found.append(
-                f"the metrics that are averaged over an epoch begin anew in its middle ({', '.join(averaged)}): what depends "
-                "on them at the end of this epoch (a checkpoint, a scheduler) may be otherwise"
+                f"metrics averaged over an epoch start over in its middle ({', '.join(averaged)}); what depends on them at "
+                "the end of this epoch (a checkpoint, a scheduler) may differ"
             )
         return found
 
@@ -117,14 +117,14 @@ class TranLogsLightningCallback(LoggingCallback, TranLogsCallback):
         found = lightning_internals.loaders(self._trainer)
         if len(found) != 1:
             raise UsageError(
-                f"{self._run}: one training loader can be resumed, and there are {len(found)}: combine the data "
-                "sets behind one DataLoader"
+                f"{self._run}: one training loader can be resumed, and there are {len(found)}. Combine the data sets behind "
+                "one DataLoader"
             )
         position = self.optimizer.training_run.auxiliary.loader(found[0], kind=_Position)
         assert isinstance(position, _Position)
         if self._position not in (None, position):
             raise UsageError(
-                f"{self._run}: reload_dataloaders_every_n_epochs makes another loader, whose place no resume knows"
+                f"{self._run}: reload_dataloaders_every_n_epochs creates a new loader, whose position cannot be recovered"
             )
         is_new, self._position, position.on_ask = self._position is None, position, self._asked
         if is_new:

@@ -27,8 +27,8 @@ def doubts(trainer: Any) -> list[str]:
         name = type(one).__name__
         if _has_own(one, "on_save_checkpoint"):
             found.append(
-                f"{name}.on_save_checkpoint is not asked: what it alone keeps begins anew. Keep that in state_dict() "
-                "of a callback, or in a buffer of the module"
+                f"{name}.on_save_checkpoint is not called, and what only it stores starts over. Store it in state_dict() of "
+                "a callback, or in a buffer of the module"
             )
     return found
 

@@ -91,8 +91,8 @@ def check_trainer(trainer: pl.Trainer) -> None:
 def _demand(missing: list[str]) -> None:
     if missing:
         raise UsageError(
-            f"lightning {pl.__version__} lacks what TranLogs needs to resume inside Trainer.fit: "
-            f"{', '.join(missing)}. It was made for 2.6: pip install 'lightning>=2.6,<2.7'"
+            f"lightning {pl.__version__} lacks what TranLogs needs to resume inside Trainer.fit: {', '.join(missing)}. "
+            "Supported is 2.6: pip install 'lightning>=2.6,<2.7'"
         )
 
 

@@ -47,7 +47,7 @@ class TranLogsSB3Callback(LoggingCallback, BaseCallback):  # type: ignore[misc]
     def __init__(self, run: str | Path, *, boundary_every: int = 100, verbose: bool = True, **settings: Any) -> None:
         BaseCallback.__init__(self, verbose=int(verbose))
         if not isinstance(boundary_every, int) or boundary_every < 1:
-            raise UsageError(f"boundary_every={boundary_every!r}: a number of timesteps is wanted, 1 or more")
+            raise UsageError(f"boundary_every must be a number of timesteps, 1 or more, got {boundary_every!r}")
         LoggingCallback.__init__(self, run, settings)
         self._boundary_every = boundary_every
         self._learning: Learning | None = None
@@ -61,7 +61,8 @@ class TranLogsSB3Callback(LoggingCallback, BaseCallback):  # type: ignore[misc]
         """`learn` has set its counters to zero and reset the environment: recover."""
         if self._logged is not None:
             raise UsageError(
-                f"{self._run}: this callback has logged another learn(): make one for each, in a folder of its own"
+                f"{self._run}: this callback has already logged another learn(). Create one per learn(), each with a folder "
+                "of its own"
             )
         root = self.locals["callback"]
         self._refuse(self.model, root)
@@ -76,27 +77,27 @@ class TranLogsSB3Callback(LoggingCallback, BaseCallback):  # type: ignore[misc]
     def _refuse(self, model: BaseAlgorithm, root: BaseCallback) -> None:
         known = (*sb3_internals.ON_POLICY, *sb3_internals.OFF_POLICY)
         if not isinstance(model, known):
-            raise UsageError(f"{self._run}: a {type(model).__name__} cannot be resumed; known are {names(known)}")
+            raise UsageError(f"{self._run}: a {type(model).__name__} cannot be resumed; supported are {names(known)}")
         for name in ("replay_buffer", "rollout_buffer"):
             kind: Any = type(getattr(model, name, None))
             if kind not in (type(None), *sb3_internals.BUFFERS):
                 raise UsageError(
-                    f"{self._run}: the {name} is a {kind.__name__}, of which it is not known what it keeps; known are "
+                    f"{self._run}: the {name} is a {kind.__name__}, whose state is unknown; supported are "
                     f"{names(sb3_internals.BUFFERS)}"
                 )
         if unknown := sb3_internals.find_other_optimizers(model):
-            raise UsageError(f"{self._run}: the algorithm has another optimizer ({unknown[0]}), which would not be logged")
+            raise UsageError(f"{self._run}: the algorithm has a second optimizer ({unknown[0]}), which would not be logged")
         if model.use_sde:
-            raise UsageError(f"{self._run}: use_sde=True: the matrices of the exploration cannot be stored. Leave it out")
+            raise UsageError(f"{self._run}: use_sde=True: the exploration matrices cannot be stored. Leave it out")
         if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-            raise UsageError(f"{self._run}: several processes train together; under learn() there is one")
+            raise UsageError(f"{self._run}: learn() is logged for one process, but several train together")
         others = [one for one in sb3_internals.callbacks_in(root) if isinstance(one, TranLogsSB3Callback) and one is not self]
         if others:
-            raise UsageError(f"{self._run}: there are two TranLogsSB3Callbacks in this learn(): one is enough")
+            raise UsageError(f"{self._run}: this learn() has two TranLogsSB3Callbacks; keep one")
         if not sb3_internals.is_called_at_rollouts(root, self):
             raise UsageError(
-                f"{self._run}: this callback lies inside another one, which does not tell it where rollouts start: give it "
-                "to learn() itself, learn(callback=[TranLogsSB3Callback(...), ...])"
+                f"{self._run}: this callback is inside another callback, which does not tell it where rollouts start. Give "
+                "it to learn() itself: learn(callback=[TranLogsSB3Callback(...), ...])"
             )
 
     def _wrap(self, model: BaseAlgorithm) -> LoggedOptimizer:

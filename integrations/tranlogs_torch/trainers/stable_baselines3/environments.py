@@ -69,7 +69,7 @@ class Environment:
             UsageError: it has other wrappers than when the state was read.
         """
         if len(recorded) != len(self._layers):
-            raise UsageError("the environment has other wrappers than when the run was recorded: build it as it was")
+            raise UsageError("the environment's wrappers differ from those that were recorded. Build the environment as before")
         for layer, state in zip(self._layers, recorded, strict=True):
             layer.write(state)
 
@@ -86,7 +86,7 @@ def _layers_of(venv: Any, name: str) -> Iterator[tuple[str, Any]]:
         layer = layer.venv
     if not isinstance(layer, (DummyVecEnv, gym.Env)):
         raise UsageError(
-            f"{name} is a {type(layer).__name__}, whose environments live in other processes or cannot be seen: their state "
+            f"{name} is a {type(layer).__name__}, whose environments run in other processes or are hidden, so their state "
             "cannot be stored. Use a DummyVecEnv (the default of make_vec_env)"
         )
     envs = layer.envs if isinstance(layer, DummyVecEnv) else [layer]
@@ -150,7 +150,7 @@ class _Layer:
         if self._class_values is None:
             self._class_values = found
         if found != self._class_values:
-            raise Unstorable(f"{self._path}: an attribute of its class has changed, which belongs to no object")
+            raise Unstorable(f"{self._path}: an attribute of its class has changed, which no object's state contains")
 
     def write(self, state: dict[str, Any]) -> None:
         for space, recorded in zip(self._spaces(), state["spaces"], strict=True):
@@ -170,15 +170,17 @@ class _Layer:
 
     def find_doubts(self, state: dict[str, Any]) -> list[str]:
         found = [
-            f"{self._path}.{name} is built otherwise than when the run began, and is too large to be stored"
+            f"{self._path}.{name} differs from when the run began and is too large to be stored"
             for name, value in state.get("attributes", {}).items()
             if isinstance(value, tuple) and value[0] == "table" and value[1] != self._digest(name)
         ]
         shared = [] if self._methods is not None else shared_arrays(self.owner, self._skipped)
         lost = [pair for pair in state.get("shared", ()) if pair not in shared]
         twins = set(nested_twins(self.owner, self._skipped)) ^ set(state["twins"]) if "twins" in state else set()
-        found += [f"{self._path}: {pair} are the same object before or after the crash, and not both" for pair in sorted(twins)]
-        return found + [f"{self._path}: {pair} were in the same memory, which is not recovered" for pair in lost]
+        found += [
+            (f"{self._path}: {pair} are the same object before or after the crash, but not both") for pair in sorted(twins)
+        ]
+        return found + [f"{self._path}: {pair} shared memory, which is not recovered" for pair in lost]
 
     def _digest(self, name: str) -> int | None:
         return self._built[name].digest if name in self._built else None

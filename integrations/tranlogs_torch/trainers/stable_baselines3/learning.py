@@ -109,7 +109,7 @@ class Learning:
         environments = {name: _read_or_name(lost, f"the state of {name}", one.read) for name, one in self._environments.items()}
         for one, before in zip(self._callbacks, self._class_values, strict=True):
             if _read_class(one) != before:
-                lost.append(f"an attribute of the class {type(one).__name__} has changed, which belongs to no object")
+                lost.append(f"an attribute of the class {type(one).__name__} has changed, which no object's state contains")
         return {
             "place": self.place,
             "timesteps": model.num_timesteps,
@@ -157,20 +157,20 @@ class Learning:
         state = self._loaded
         if state is None:
             return []
-        found = [f"{what}: it is not recovered" for what in state["lost"]]
+        found = [f"{what}: not recovered" for what in state["lost"]]
         now = [type(one).__name__ for one in self._callbacks]
         if now != [name for name, _ in state["callbacks"]]:
-            found.append(f"the callbacks are others than when the run was recorded ({', '.join(now)})")
+            found.append(f"the callbacks differ from those that were recorded ({', '.join(now)})")
         if state["environments"].keys() != self._environments.keys():
-            found.append("the environments of callbacks are others than when the run was recorded")
+            found.append("the environments of callbacks differ from those that were recorded")
         for name, recorded in state["environments"].items():
             if name in self._environments:
                 found += self._environments[name].find_doubts(recorded or [])
         kind = type(self._model)
         if kind not in (*sb3_internals.ON_POLICY, *sb3_internals.OFF_POLICY):
             found.append(
-                f"the algorithm is a subclass, {kind.__name__}: attributes that it adds are recovered if they are numbers or "
-                "strings, others are not"
+                f"the algorithm is a subclass, {kind.__name__}: of the attributes that it adds, only numbers and strings are "
+                "recovered"
             )
         return found
 

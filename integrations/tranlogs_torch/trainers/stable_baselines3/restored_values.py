@@ -139,7 +139,9 @@ def _restored_generator(old: Any, state: dict[str, Any]) -> Any:
         old.bit_generator.state = state
         return old
     if kind not in _BIT_GENERATORS:  # it comes from a file
-        raise UsageError(f"a random generator of the kind {kind!r} cannot be restored: numpy has {', '.join(_BIT_GENERATORS)}")
+        raise UsageError(
+            f"a random generator of the kind {kind!r} cannot be restored; supported are {', '.join(_BIT_GENERATORS)}"
+        )
     made = getattr(np.random, kind)()
     made.state = state
     return np.random.Generator(made)

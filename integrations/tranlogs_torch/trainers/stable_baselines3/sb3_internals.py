@@ -63,7 +63,7 @@ def check_stable_baselines3() -> None:
     if missing:
         raise UsageError(
             f"stable-baselines3 {stable_baselines3.__version__} lacks what TranLogs needs to resume inside learn(): "
-            f"{', '.join(missing)}. It was made for 2.9: pip install 'stable-baselines3>=2.9,<2.10'"
+            f"{', '.join(missing)}. Supported is 2.9: pip install 'stable-baselines3>=2.9,<2.10'"
         )
 
 

@@ -16,9 +16,9 @@ from tranlogs.base.types import Bytes, TensorSpec
 from tranlogs.records import Payload
 from tranlogs.training import GradientLayout
 
-from ..sharding.shards import place_of
-from ..tensors.arrays import NAMES, memory_order, odd_strides
-from ..tensors.placement import KNOWN
+from ...sharding.shards import place_of
+from ...tensors.arrays import NAMES, memory_order, odd_strides
+from ...tensors.placement import KNOWN
 
 _PLANS_MAX = 16
 
