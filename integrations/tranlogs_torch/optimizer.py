@@ -35,9 +35,9 @@ from .distributed.process_group import local_world
 from .loops.log_sizes import fit_segment
 from .loops.training_run import TrainingRun
 from .sharding import zero_optimizer
+from .state.auxiliary.pending_gradients import mark_zero
 from .state.fingerprint import Mode
 from .state.naming import Models
-from .state.pending_gradients import mark_zero
 
 _SHARED = ["param_groups", "state", "defaults", "grad_scale", "found_inf", "_step_supports_amp_scaling"]
 _SHARED += [

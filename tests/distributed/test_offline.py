@@ -138,7 +138,7 @@ def test_one_process_alone_that_has_another_model_does_not_take_it_up(copied: Pa
     model = torch.nn.Linear(2, 2)
     with (
         LoggedOptimizer(torch.optim.AdamW(model.parameters()), copied, model) as optimizer,
-        pytest.raises(StateMismatch, match="recorded, but not there now"),
+        pytest.raises(StateMismatch, match="recorded, but absent from the script"),
     ):
         optimizer.recover()
 

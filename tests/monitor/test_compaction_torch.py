@@ -179,7 +179,7 @@ def test_a_parameter_that_was_added_is_refused(tmp_path: Path) -> None:
             logged.zero_grad()
             second(first(torch.ones(5, 3))).sum().backward()
             logged.step()
-    with pytest.raises(UsageError, match=r"parameter 1\.weight was added since the last checkpoint"):
+    with pytest.raises(UsageError, match=r"parameter 1\.weight was added after the last checkpoint"):
         made(tmp_path / "run/rank0", OfflineRun)
 
 

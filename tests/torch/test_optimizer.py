@@ -114,7 +114,7 @@ def test_logging_what_is_logged_is_refused(tmp_path: Path) -> None:
     model = small()
     inner = torch.optim.AdamW(model.parameters(), lr=0.01)
     with logged(model, tmp_path / "run", inner) as optimizer:
-        with pytest.raises(UsageError, match="logged already"):
+        with pytest.raises(UsageError, match="already logged"):
             logged(model, tmp_path / "other", optimizer)
         with pytest.raises(UsageError, match="is logged in run"):
             logged(model, tmp_path / "other", inner)
@@ -125,7 +125,7 @@ def test_logging_what_is_logged_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"log": "everything"}, "log='everything'"),
+        ({"log": "everything"}, "got 'everything'"),
         ({"durability": "none"}, "durability must be .* got 'none'"),
         ({"segment_bytes": 10}, "segment_bytes must be at least 1048576, got 10"),
         ({"checkpoint_every": "often"}, "often"),
@@ -286,7 +286,7 @@ def test_exception_in_the_body_loses_that_batch_only(tmp_path: Path, caplog: pyt
 
     with pytest.raises(KeyError):
         train()
-    assert "the log ends at step 3" in caplog.text
+    assert "The log ends at step 3" in caplog.text
     model = small()
     with logged(model, run) as optimizer:
         assert optimizer.recover().step == 3

@@ -12,7 +12,7 @@ from tranlogs.records import Payload, Tensor
 from tranlogs.training import Journal
 
 from ..ddp.gradient_ranges import Portion
-from ..state.auxiliary import Auxiliary
+from ..state.auxiliary.auxiliary import Auxiliary
 from ..state.fingerprint import Digests
 from ..state.state import TorchState
 from .staging import Staging

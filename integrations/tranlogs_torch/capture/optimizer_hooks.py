@@ -21,9 +21,9 @@ from tranlogs.training import StepRecorder
 from ..sharding import fsdp_wrapper
 from ..sharding.shards import array_of, is_elementwise, is_part, settled
 from ..sharding.zero_optimizer import forget_places, own_of
+from ..state.auxiliary.pending_gradients import mark_used
 from ..state.fingerprint import StateWatch
 from ..state.group_values import GroupValues
-from ..state.pending_gradients import mark_used
 from ..tensors.arrays import adapt
 from ..tensors.placement import local
 from .grad_scaler import ScalerWatch

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..state.pending_gradients import move_into
+from ..state.auxiliary.pending_gradients import move_into
 from .comm_hooks import Hook
 from .join import Leaving, WatchedJoin
 

@@ -13,7 +13,7 @@ from ..capture.foreign_writes import ForeignWriteDetector
 from ..capture.optimizer_hooks import OptimizerHooks
 from ..offline.live_state import LiveState
 from ..state import environment
-from ..state.auxiliary import Auxiliary
+from ..state.auxiliary.auxiliary import Auxiliary
 from ..state.compatibility import describe_modules
 from .ranks.rank_coordinator import RankCoordinator
 

@@ -28,7 +28,7 @@ from ..distributed.process_group import demand_group
 from ..offline.live_state import LiveState
 from ..sharding import fsdp
 from ..state import naming
-from ..state.auxiliary import Auxiliary
+from ..state.auxiliary.auxiliary import Auxiliary
 from ..state.caveats import CARRIED
 from ..state.fingerprint import Digests
 from ..tensors import arrays

@@ -9,7 +9,7 @@ from tranlogs.records import tree
 from ..tensors import arrays
 from ..tensors.placement import in_memory
 from . import naming
-from .auxiliary import Auxiliary
+from .auxiliary.auxiliary import Auxiliary
 from .state import TorchState
 
 

@@ -212,7 +212,7 @@ def test_slots_are_refused() -> None:
 
 def test_other_wrappers_are_refused() -> None:
     state = Environment(make_vec_env(Pole), "it").read()
-    with pytest.raises(UsageError, match="other wrappers"):
+    with pytest.raises(UsageError, match="wrappers differ"):
         Environment(VecNormalize(make_vec_env(Pole)), "it").write(state)
 
 

@@ -206,7 +206,7 @@ def test_what_cannot_be_exact_is_refused_by_name(tmp_path: Path) -> None:
     refused(ppo(Unsound()), own(), r"Unsound.get_state\(\)\['all'\] is a .*Unsound")
     refused(ppo(gym.wrappers.TimeLimit(Opaque(), 9)), own(), r"Opaque\.simulator")
     buffered = DQN("MlpPolicy", Pole(), replay_buffer_class=Kept, device="cpu")
-    refused(buffered, own(), r"the replay_buffer is a Kept.* known are ReplayBuffer")
+    refused(buffered, own(), r"the replay_buffer is a Kept.* supported are ReplayBuffer")
     further = ppo(Pole())
     further.policy.mlp_extractor.other = torch.optim.SGD(further.policy.parameters(), lr=0.1)
     refused(further, own(), r"another optimizer \(policy mlp_extractor.other\)")

@@ -168,7 +168,7 @@ def test_another_form_than_the_layout_says_is_refused_and_other_strides_are_not(
         staging.stage(layout, [first[0], first[1].double()])
     with pytest.raises(ValueError, match=r"t1 is float32\[3\] in the layout, but the tensor is torch.float32\[1\]"):
         staging.stage(layout, [first[0], first[1][:1]])
-    with pytest.raises(ValueError, match="1 tensors for a layout of 2 of which 0 are absent"):
+    with pytest.raises(ValueError, match="1 tensors for a layout of 2, of which 0 are absent"):
         staging.stage(layout, first[:1])
     strided = torch.randn(6, 4).t()
     assert_holds(read(staging.stage(layout, [strided, first[1]]))[0], strided)

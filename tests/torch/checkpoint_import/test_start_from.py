@@ -236,8 +236,8 @@ def changed(tmp_path: Path, old: Script, **changes: Any) -> Path:
     [
         ({"middle__bias": None}, "missing: middle.bias"),
         ({"extra__weight": torch.ones(2)}, "unexpected: extra.weight"),
-        ({"middle__bias": torch.ones(7)}, "middle.bias: [7] there, [6] now"),
-        ({"middle__bias": torch.ones(6, dtype=torch.bfloat16)}, "middle.bias: bfloat16 there, float32 now"),
+        ({"middle__bias": torch.ones(7)}, "middle.bias: [7] in the source, [6] in the model"),
+        ({"middle__bias": torch.ones(6, dtype=torch.bfloat16)}, "middle.bias: bfloat16 in the source, float32 in the model"),
         ({"head__weight": torch.ones(6, 4)}, "embed.weight and head.weight are one tensor in the model but differ"),
         ({"middle__bias": None, "middle__biases": torch.ones(6)}, "unexpected: middle.biases"),
     ],
@@ -280,11 +280,11 @@ def test_a_part_is_loaded_when_it_is_asked_for(tmp_path: Path, old: Script, chan
         ),
         (
             lambda all: torch.optim.SGD([{"params": all[:1]}, {"params": all[1:]}], lr=0.1),
-            "it is of another kind than SGD: it has amsgrad, betas",
+            "it is not the state of a SGD: it has amsgrad, betas",
         ),
         (
             lambda all: torch.optim.AdamW([{"params": all[4:]}, {"params": all[:4]}]),
-            "exp_avg of middle.bias has the shape [6, 4], and the parameter [6]",
+            "exp_avg of middle.bias has shape [6, 4], but the parameter has shape [6]",
         ),
     ],
 )

@@ -303,7 +303,7 @@ def test_another_batch_size_is_told_once_and_not_blamed_on_the_sampler(tmp_path:
     report = script(2, 5)
     assert report.exact is False
     assert [note for note in report.notes if "batch" in note] == [
-        "the loader's batch_size was 4, now it is 2: other batches follow"
+        "the loader's batch_size was 4 and is now 2, so different batches follow"
     ]
 
 
@@ -470,7 +470,7 @@ def test_loader_that_raises_goes_on_at_the_same_batch(tmp_path: Path) -> None:
 def test_something_that_is_no_loader_is_refused_in_words(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 1)
     with LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "run", model) as optimizer:
-        with pytest.raises(UsageError, match="DataLoader is wanted, not a list"):
+        with pytest.raises(UsageError, match="DataLoader, got a list"):
             next(optimizer.batches([1, 2, 3]))
         with pytest.raises(UsageError, match="needs a loader"):
             next(optimizer.epochs(3))

@@ -73,7 +73,7 @@ def test_an_epoch_that_is_over_has_no_rest() -> None:
     state = position(loader_of(10, 4, 0, 3), 1, 4)  # 12 of the 10 samples: two came twice
     loader = loader_of(10, 2, 0, 3)
     found, told = redivided(state, loader, loader.batch_sampler, 2)
-    assert "(0 samples)" in told
+    assert "the 0 samples of the epoch" in told
     assert list(rest_of(loader.batch_sampler, found["rest"])) == []
 
 

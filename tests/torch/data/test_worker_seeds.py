@@ -100,7 +100,7 @@ def test_without_it_they_do_not_and_the_report_says_how(tmp_path: Path) -> None:
         optimizer.track(loader=loader)
         report = optimizer.recover()
     assert report.exact is False
-    assert any("worker_seeds was batch, now it is None" in note for note in report.notes)
+    assert any("worker_seeds was batch and is now None" in note for note in report.notes)
     assert any('worker_seeds="batch"' in note for note in report.notes)
 
 

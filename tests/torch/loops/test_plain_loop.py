@@ -293,7 +293,7 @@ def test_step_in_code_that_runs_again_is_named(tmp_path: Path) -> None:
     script(last)
     report = last.kept["optimizer"].report
     assert report.exact is False
-    assert any("taken twice" in note and "epochs(" in note for note in report.notes)
+    assert any("applied twice" in note and "epochs(" in note for note in report.notes)
 
 
 def test_loop_that_reads_ahead_is_named(tmp_path: Path) -> None:

@@ -44,10 +44,10 @@ def test_model_that_does_not_fit_is_refused_before_anything_is_touched(tmp_path:
     with logged(other, run, torch.optim.SGD(other.parameters())) as optimizer, pytest.raises(StateMismatch) as caught:
         optimizer.recover()
     assert caught.value.differences == (
-        "parameter hidden.bias: recorded, but not there now",
+        "parameter hidden.bias: recorded, but absent from the script",
         "parameter scale: recorded as float32[], now float32[3]",
         "parameter frozen: recorded as float32[3, 2], now float64[3, 2]",
-        "buffer extra: there now, but not recorded",
+        "buffer extra: in the script, but not recorded",
         "optimizer 'main' was a torch.optim.adamw.AdamW and is now a torch.optim.sgd.SGD",
         "optimizer 'main': its parameter group 0 holds other parameters (11 recorded, 10 now)",
     )

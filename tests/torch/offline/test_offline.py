@@ -280,7 +280,7 @@ def test_several_models_are_apart_in_a_pt_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("x.weights.h5", "this is a run of PyTorch"), ("x.npz", "must end in"), ("no/x.pt", "there is no folder")],
+    [("x.weights.h5", "this is a run of PyTorch"), ("x.npz", "must end in"), ("no/x.pt", "does not exist")],
 )
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path, name: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):

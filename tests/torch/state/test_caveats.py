@@ -58,7 +58,7 @@ def resumed_report(run: Path, make: Make, *, tracks: bool = False) -> Any:
 def test_a_scheduler_that_is_not_tracked_is_named(make: Make, tmp_path: Path) -> None:
     report = resumed_report(tmp_path / "run", make)
     assert report.exact is None
-    assert any("a scheduler was made" in note for note in report.notes), report.notes
+    assert any("a scheduler was created" in note for note in report.notes), report.notes
     assert resumed_report(tmp_path / "tracked", make, tracks=True).exact is True
 
 

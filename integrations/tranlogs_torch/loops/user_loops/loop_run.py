@@ -7,7 +7,7 @@ from typing import Protocol
 
 from tranlogs.training import Journal, LiveReport
 
-from ...state.auxiliary import Auxiliary
+from ...state.auxiliary.auxiliary import Auxiliary
 
 
 class LoopRun(Protocol):

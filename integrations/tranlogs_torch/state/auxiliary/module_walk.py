@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import naming
+from .. import naming
 
 _is_training = attrgetter("training")
 

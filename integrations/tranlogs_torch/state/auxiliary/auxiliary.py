@@ -6,36 +6,26 @@ which parameters train and which modules are in training mode, and gradients tha
 
 from __future__ import annotations
 
-import logging
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from tranlogs.base.errors import UnencodableState, UsageError
-from tranlogs.records import Fixed, tree
-from tranlogs.training import UNKNOWN_DATA, FixedCache, LoopState, Remembered, TurnData, demand_storable
+from tranlogs.records import Fixed
+from tranlogs.training import UNKNOWN_DATA, Remembered, TurnData
 
-from ..data.generators import generators_in, trackable
-from ..data.lasting_states import LastingStates
-from ..data.other_loaders import advice_for_other_loader
-from ..data.position.loader_position import LoaderPosition
-from ..data.rng import KeptRng, get_rng, set_rng
-from ..tensors import arrays
-from ..tensors.loop_values import TorchValues
-from ..tensors.placement import local
-from .compatibility import Settings, describe_scheduler
-from .extra_state import split
-from .group_values import GroupValues
-from .module_walk import ModuleWalk
+from ...data.position.loader_position import LoaderPosition
+from ...data.rng import get_rng, set_rng
+from ...tensors.placement import local
+from ..compatibility import Settings
+from ..extra_state import split
+from ..state import TorchState
+from .loader_positions import LoaderPositions
 from .pending_gradients import Gradients
-from .state import TorchState
+from .steady_parts import SteadyParts
+from .tracked_objects import TrackedObjects
 
-_log = logging.getLogger("tranlogs")
-
-_REMEMBERED = "remember(...)"  # the name under which the loop's namespace is tracked
 _NOTHING = Fixed({})  # an empty part of a boundary: encoded once
 
 
@@ -51,10 +41,8 @@ class Auxiliary:
         worker_seeds: for the positions in loaders (data/worker_seeds.py).
 
     Attributes:
-        tracked: what has state_dict and load_state_dict, by name.
-        loaders: positions in the data, by name.
+        gradients: those that wait for a step.
         count: turns of loops without a loader.
-        built: the settings with which the script has made the tracked schedulers, by name.
         is_carried: True if the loop carries outputs of the model on to the next batch, which are not tracked.
         turns: what the data of these came from at the last boundary; None if that was not in a loop over `steps()`.
         deviation: how a unit that was computed again first differed from its record, and True if it was not by rounding.
@@ -69,119 +57,69 @@ class Auxiliary:
         on_loader: Callable[[LoaderPosition], None],
         worker_seeds: str | None,
     ) -> None:
-        self._state, self._on_boundary, self._on_open, self._on_doubt = state, on_boundary, on_open, on_doubt
-        self._on_loader, self._worker_seeds = on_loader, worker_seeds
+        self._state, self._on_doubt = state, on_doubt
+        self._tracked = TrackedObjects(on_doubt)
+        self._positions = LoaderPositions(on_boundary, on_open, on_doubt, on_loader, worker_seeds)
+        self._steady = SteadyParts(state)
         self.gradients = Gradients(state)
         self._orphans: list[str] = []
-        self.tracked: dict[str, Any] = {}
-        self.built: Settings = {}
-        self.loaders: dict[str, LoaderPosition] = {}
         self.count = 0
         self.is_carried = False
         self.turns: TurnData | None = None
         self.deviation: tuple[str, bool] | None = None
         self._landed: dict[str, Any] | None = None  # what recovery landed on, until training goes on
-        self._positions: dict[str, Any] = {}  # recorded positions of loaders that nobody has named yet
         self._rng: dict[str, Any] | None = None  # for the first loop that is opened after a recovery
         self._start_rng = _NOTHING  # as the fresh run had it when its `recover()` returned
-        self._walk = ModuleWalk(state.modules)
-        self._values: dict[str, GroupValues] = {}  # by optimizer
-        self._after, self._flags, self._training, self._kept_rng = FixedCache(), FixedCache(), FixedCache(), KeptRng()
-        self._lasting: defaultdict[str, LastingStates] = defaultdict(LastingStates)  # by loader
-        self._base_rates: dict[str, list[Any]] = {}  # of tracked LambdaLRs, as recovery has set them
-        self._loop_state: LoopState | None = None
-        self._scalers: dict[str, Any] = {}  # tracked GradScalers as they were at the last boundary
 
     # What belongs to it
 
+    @property
+    def tracked(self) -> dict[str, Any]:
+        """Tracked objects, by name."""
+        return self._tracked.objects
+
+    @property
+    def built(self) -> Settings:
+        """The settings with which the script has created the tracked schedulers, by name."""
+        return self._tracked.built
+
+    @property
+    def loaders(self) -> dict[str, LoaderPosition]:
+        """Positions in the data, by loader."""
+        return self._positions.by_name
+
     def track(self, name: str, thing: Any) -> None:
-        """Track a loader, or anything with state_dict and load_state_dict; after a recovery, bring it back at once."""
+        """Track a loader, or anything with state_dict and load_state_dict; after a recovery, restore it at once."""
         if isinstance(thing, DataLoader):
             self.loader(thing, name)
-            return
-        thing = trackable(thing)
-        if name in self.tracked and self.tracked[name] is not thing:
-            raise UsageError(f"track({name}=...): another object is already tracked under this name")
-        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
-            if (advice := advice_for_other_loader(thing)) is not None:
-                raise UsageError(f"track({name}=...): {advice}")
-            raise UsageError(f"track({name}=...): a {type(thing).__name__} has no state_dict and load_state_dict")
-        content = thing.state_dict()
-        model_bytes = sum(p.nbytes for p in self._state.parameters.values())
-        demand_storable(content, f"track[{name!r}]", arrays.adapt, model_bytes)
-        is_disabled = isinstance(thing, torch.amp.GradScaler) and not thing.is_enabled()
-        if content == {} and not is_disabled:
-            _log.warning("track(%s=...): its state_dict is empty, so nothing of it is recovered", name)
-        self.tracked[name] = thing
-        if self._landed is None and (settings := describe_scheduler(thing)):
-            self.built[name] = settings
-        if self._landed is not None and name in self._landed["tracked"]:
-            self._load(name, thing, self._landed["tracked"][name])
+        elif self._tracked.add(name, thing, self._landed_states(), model_bytes=self._model_bytes()):
+            assert self._landed is not None
             self._set_hyper(self._landed)  # making a scheduler writes the groups
 
     @property
     def is_loop_remembered(self) -> bool:
         """True if the script keeps the state of its loop in `remember(...)`."""
-        return _REMEMBERED in self.tracked
+        return self._tracked.is_loop_remembered
 
     def remember(self, values: dict[str, Any]) -> Remembered:
-        """Remember attributes of the loop's namespace; after a recovery, bring them back at once."""
-        if self._loop_state is None:
-            self._loop_state = LoopState(TorchValues(), lambda text: self._on_doubt(text, False))
-        self._loop_state.add(values)
-        if _REMEMBERED not in self.tracked:
-            self.track(_REMEMBERED, self._loop_state)
-        elif self._landed is not None and _REMEMBERED in self._landed["tracked"]:
-            self._load(_REMEMBERED, self._loop_state, self._landed["tracked"][_REMEMBERED])
-        return self._loop_state.namespace
+        """Remember attributes of the loop's namespace; after a recovery, restore them at once."""
+        return self._tracked.remember(values, self._landed_states(), model_bytes=self._model_bytes())
 
-    def _load(self, name: str, thing: Any, content: Any) -> None:
-        """Give a tracked object its recorded state. A GradScaler that is disabled has none, and takes none."""
-        if isinstance(thing, torch.amp.GradScaler) and thing.is_enabled() != bool(content):
-            was, now = ("disabled", "enabled") if thing.is_enabled() else ("enabled", "disabled")
-            self._on_doubt(
-                f"the GradScaler {name!r} was {was} and is now {now}. From here on, steps are computed differently", True
-            )
-        else:
-            thing.load_state_dict(content)
-        if hasattr(thing, "lr_lambdas"):
-            self._base_rates[name] = list(thing.base_lrs)
+    def _landed_states(self) -> dict[str, Any] | None:
+        return None if self._landed is None else self._landed["tracked"]
+
+    def _model_bytes(self) -> int:
+        return sum(p.nbytes for p in self._state.parameters.values())
 
     def loader(
         self, loader: DataLoader[Any], name: str = "loader", kind: type[LoaderPosition] = LoaderPosition
     ) -> LoaderPosition:
-        """The position in a loader; one object a loader. Of another `kind`, its loops are not the script's own ones."""
-        for position in self.loaders.values():
-            if position.stands_for(loader):
-                return position
-        if not isinstance(loader, DataLoader):
-            raise UsageError(
-                advice_for_other_loader(loader)
-                or (
-                    f"expected a torch.utils.data.DataLoader, got a {type(loader).__name__}; for other sources there is "
-                    "steps(until=...)"
-                )
-            )
-        if name in self.loaders:
-            name = f"{name}{len(self.loaders)}"
-        position = self.loaders[name] = kind(loader, self._on_boundary, self._on_open, self._on_doubt, self._worker_seeds)
-        if kind is LoaderPosition:
-            self._on_loader(position)
-        if name in self._positions:
-            position.load_state_dict(self._positions.pop(name))
-        return position
+        """Return the position in a loader; a loader has one. Of another `kind`, its loops are not the script's own ones."""
+        return self._positions.of(loader, name, kind)
 
     def caveats(self) -> list[str]:
         """Return what is known not to come back of loaders in the middle of an epoch, and of gradients."""
-        found = [caveat for position in self.loaders.values() for caveat in position.caveats]
-        tracked = {id(getattr(thing, "generator", None)) for thing in self.tracked.values()}
-        for name, position in self.loaders.items():
-            for path, generator in generators_in(position.loader.dataset, f"{name}.dataset"):
-                if position.taken and (position.loader.num_workers or id(generator) not in tracked):
-                    found.append(
-                        f"{path} is a random generator that belongs to the dataset, and its draws are not recovered. Without "
-                        "workers, track it, or let the dataset draw from the global generators"
-                    )
+        found = self._positions.caveats({id(getattr(thing, "generator", None)) for thing in self.tracked.values()})
         if self._orphans:
             found.append(
                 f"gradients of parameters that belong to no optimizer ({self._orphans[0]}, ...) accumulate and are not "
@@ -200,12 +138,7 @@ class Auxiliary:
         """Training goes on: what is tracked from here on starts as it is."""
         landed, self._landed, self._rng = self._landed, None, None
         if landed is not None:
-            for name in landed["tracked"].keys() - self.tracked.keys():
-                self._on_doubt(
-                    f"the run has the state of {name!r}, but nothing is tracked under that name, so it is not recovered", False
-                )
-            for name in self.tracked.keys() - landed["tracked"].keys():
-                self._on_doubt(f"{name!r} is tracked, but the run has no state of it, so it starts over", False)
+            self._tracked.name_strangers(landed["tracked"])
 
     def open_loop(self) -> None:
         """A loop begins: what ran between `recover()` and here drew random numbers that the uninterrupted run did not."""
@@ -221,8 +154,7 @@ class Auxiliary:
 
     def set_positions_back(self) -> None:
         """Loaders whose loop has not gone on yet: what else drew from their samplers and generators is undone."""
-        for position in self.loaders.values():
-            position.set_back()
+        self._positions.set_back()
 
     def set_entered(self, position: LoaderPosition) -> None:
         """The script's code before a loop is about to run again: it draws what it drew when it first ran."""
@@ -239,26 +171,24 @@ class Auxiliary:
 
     def taken(self) -> dict[str, int]:
         """Batches and turns handed out so far, by loader."""
-        return {name: position.passed for name, position in self.loaders.items()} | {"": self.count}
+        return self._positions.passed() | {"": self.count}
 
     def read(self) -> dict[str, Any]:
         """All of it, now."""
-        tracked = {name: thing.state_dict() for name, thing in self.tracked.items()}
-        self._scalers = {name: tracked[name] for name in tracked if isinstance(self.tracked[name], torch.amp.GradScaler)}
         flags, waiting = self.gradients.read()
-        buffers, training = self._walk.read()
+        buffers, training = self._steady.modules()
         return {
-            "tracked": tracked or _NOTHING,
-            "data": {name: self._lasting[name].of(position) for name, position in self.read_data().items()},
+            "tracked": self._tracked.read() or _NOTHING,
+            "data": self._positions.read_lasting(),
             "count": self.count,
             "turns": self.turns,
             "buffers": {name: local(buffer) for name, buffer in buffers.items()} or _NOTHING,
             "extra": self._state.extra.read() or _NOTHING,
             "own": {which: own for which, o in self._state.optimizers.items() if (own := split(o)[0])} or _NOTHING,
-            "after": self._after.of_frozen({which: self._values_of(which).now() for which in self._state.optimizers}),
-            "flags": self._flags.of(flags),
+            "after": self._steady.hyper(),
+            "flags": self._steady.flags(flags),
             "waiting": waiting or _NOTHING,
-            "training": self._training.of_frozen(training),
+            "training": training,
             "rng": self.rng_now(),
             "start_rng": self._start_rng,
             **({"is_carried": True} if self.is_carried else {}),
@@ -271,50 +201,35 @@ class Auxiliary:
         growth = self._state.growth
         return {**body, "added": _NOTHING, "whole": growth.read_whole()} if growth.members else body
 
-    def _values_of(self, which: str) -> GroupValues:
-        found = self._values.get(which)
-        if found is None:
-            found = self._values[which] = GroupValues(self._state.outer(which))
-        return found
-
     def note_start(self) -> None:
         """Keep the random state of a fresh run that begins, for code that runs between `recover()` and the first loop."""
         self._start_rng = Fixed(get_rng())
 
     def rng_now(self) -> Fixed:
         """The state of all random generators."""
-        return self._kept_rng.now()
+        return self._steady.rng()
 
     def drop_unstorable(self) -> None:
         """Do without what was tracked and cannot be stored any more: logging can go on with the rest."""
-        for name, thing in list(self.tracked.items()):
-            try:
-                tree.encode(thing.state_dict(), path=f"track[{name!r}]", adapt=arrays.adapt, out_of_line=[])
-            except UnencodableState as error:
-                del self.tracked[name]
-                self._on_doubt(f"{name!r} is no longer tracked and is not recovered: {error}", False)
+        self._tracked.drop_unstorable()
 
     def read_data(self) -> dict[str, Any]:
         """Positions in the data, by loader."""
-        return self._positions | {name: position.state_dict() for name, position in self.loaders.items()}
+        return self._positions.read()
 
     def write(self, body: dict[str, Any]) -> None:
         """Set all of it to a recorded boundary's; buffers are the state's to set."""
-        self._landed, self._positions = body, dict(body["data"])
+        self._landed = body
         self._start_rng = Fixed(body.get("start_rng", {}))
         self.is_carried, self.deviation = body.get("is_carried", False), body.get("deviation")
         self._state.growth.load_whole(body.get("whole", {}))
         self.count, self.turns = body["count"], body.get("turns")
-        for name, position in self.loaders.items():
-            if name in self._positions:
-                position.load_state_dict(self._positions.pop(name))
+        self._positions.write(body["data"])
         self.set_back(body)
 
     def set_back(self, body: dict[str, Any]) -> None:
         """The part of `write` that code between batches can change, too."""
-        for name, content in body["tracked"].items():
-            if name in self.tracked:
-                self._load(name, self.tracked[name], content)
+        self._tracked.load_all(body["tracked"])
         self._set_hyper(body)
         self._orphans = self.gradients.write(body["flags"], body["waiting"])
         for prefix, module in self._state.modules.items():
@@ -338,7 +253,7 @@ class Auxiliary:
 
     def has_skipped_step(self) -> bool:
         """Return True if a tracked GradScaler has changed since the last boundary: it has taken or skipped its step."""
-        return any(self.tracked[name].state_dict() != before for name, before in self._scalers.items())
+        return self._tracked.has_skipped_step()
 
     def changed_hyper(self) -> list[tuple[str, int, str, Any]]:
         """Hyper-parameters that are not what recovery has set: optimizer, number of the group, name, and value."""
@@ -355,9 +270,8 @@ class Auxiliary:
         """Return the learning rates that were set after recovery and that a LambdaLR is going to compute anew."""
         recorded = {} if self._landed is None else self._landed["after"]
         found = []
-        for name, base in self._base_rates.items():
-            thing = self.tracked[name]
-            for which in recorded if list(thing.base_lrs) == base else ():
+        for name, thing in self._tracked.untouched_base_rates().items():
+            for which in recorded:
                 if self._state.optimizers[which].param_groups is not thing.optimizer.param_groups:
                     continue
                 found += [

@@ -1,0 +1,113 @@
+"""The positions in the data: one for each DataLoader that the run reads from."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from tranlogs.base.errors import UsageError
+
+from ...data.generators import generators_in
+from ...data.lasting_states import LastingStates
+from ...data.other_loaders import advice_for_other_loader
+from ...data.position.loader_position import LoaderPosition
+
+
+class LoaderPositions:
+    """The positions of a run.
+
+    Args:
+        on_boundary: called by a position when the loop asks for its next batch.
+        on_open: called by a position before an epoch, or the rest of one, is opened.
+        on_doubt: told what of the data is not recovered, in words, and whether the order is known to be wrong.
+        on_loader: called with a position that is new.
+        worker_seeds: for the positions (data/worker_seeds.py).
+
+    Attributes:
+        by_name: the positions, by the loader's name in the run.
+    """
+
+    def __init__(
+        self,
+        on_boundary: Callable[[LoaderPosition], None],
+        on_open: Callable[[LoaderPosition], None],
+        on_doubt: Callable[[str, bool], None],
+        on_loader: Callable[[LoaderPosition], None],
+        worker_seeds: str | None,
+    ) -> None:
+        self._on_boundary, self._on_open, self._on_doubt, self._on_loader = on_boundary, on_open, on_doubt, on_loader
+        self._worker_seeds = worker_seeds
+        self.by_name: dict[str, LoaderPosition] = {}
+        self._unclaimed: dict[str, Any] = {}  # recorded positions of loaders that nobody has named yet
+        self._lasting: defaultdict[str, LastingStates] = defaultdict(LastingStates)  # by loader
+
+    def of(self, loader: DataLoader[Any], name: str, kind: type[LoaderPosition]) -> LoaderPosition:
+        """Return the position in a loader; a loader has one.
+
+        Raises:
+            UsageError: it is not a DataLoader.
+        """
+        for position in self.by_name.values():
+            if position.stands_for(loader):
+                return position
+        if not isinstance(loader, DataLoader):
+            raise UsageError(
+                advice_for_other_loader(loader)
+                or (
+                    f"expected a torch.utils.data.DataLoader, got a {type(loader).__name__}; for other sources there is "
+                    "steps(until=...)"
+                )
+            )
+        if name in self.by_name:
+            name = f"{name}{len(self.by_name)}"
+        position = self.by_name[name] = kind(loader, self._on_boundary, self._on_open, self._on_doubt, self._worker_seeds)
+        if kind is LoaderPosition:
+            self._on_loader(position)
+        self._claim(name, position)
+        return position
+
+    def _claim(self, name: str, position: LoaderPosition) -> None:
+        if name in self._unclaimed:
+            position.load_state_dict(self._unclaimed.pop(name))
+
+    def passed(self) -> dict[str, int]:
+        """Return the batches handed out so far, by loader."""
+        return {name: position.passed for name, position in self.by_name.items()}
+
+    def read(self) -> dict[str, Any]:
+        """Return the positions, by loader."""
+        return self._unclaimed | {name: position.state_dict() for name, position in self.by_name.items()}
+
+    def read_lasting(self) -> dict[str, Any]:
+        """Return the positions for a boundary; the parts that rarely change are encoded once."""
+        return {name: self._lasting[name].of(position) for name, position in self.read().items()}
+
+    def write(self, recorded: dict[str, Any]) -> None:
+        """Set the positions to recorded ones; those of loaders that come later are kept for them."""
+        self._unclaimed = dict(recorded)
+        for name, position in self.by_name.items():
+            self._claim(name, position)
+
+    def set_back(self) -> None:
+        """Undo what else drew from the samplers and generators of loaders whose loop has not resumed yet."""
+        for position in self.by_name.values():
+            position.set_back()
+
+    def caveats(self, tracked: Collection[int]) -> list[str]:
+        """Return what is known not to be recovered of loaders in the middle of an epoch.
+
+        Args:
+            tracked: ids of the generators that are tracked.
+        """
+        found = [caveat for position in self.by_name.values() for caveat in position.caveats]
+        for name, position in self.by_name.items():
+            for path, generator in generators_in(position.loader.dataset, f"{name}.dataset"):
+                if position.taken and (position.loader.num_workers or id(generator) not in tracked):
+                    found.append(
+                        f"{path} is a random generator that belongs to the dataset, and its draws are not recovered. Without "
+                        "workers, track it, or let the dataset draw from the global generators"
+                    )
+        return found

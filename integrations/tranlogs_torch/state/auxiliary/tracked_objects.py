@@ -1,0 +1,145 @@
+"""Objects of the script with state_dict and load_state_dict, and the namespace of `remember(...)`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from tranlogs.base.errors import UnencodableState, UsageError
+from tranlogs.records import tree
+from tranlogs.training import LoopState, Remembered, demand_storable
+
+from ...data.generators import trackable
+from ...data.other_loaders import advice_for_other_loader
+from ...tensors import arrays
+from ...tensors.loop_values import TorchValues
+from ..compatibility import Settings, describe_scheduler
+
+_log = logging.getLogger("tranlogs")
+
+_REMEMBERED = "remember(...)"  # the name under which the loop's namespace is tracked
+
+
+class TrackedObjects:
+    """The tracked objects of a run.
+
+    Args:
+        on_doubt: told what is not recovered, in words, and whether what follows is known to be wrong.
+
+    Attributes:
+        objects: by name.
+        built: the settings with which the script has created the tracked schedulers, by name.
+    """
+
+    def __init__(self, on_doubt: Callable[[str, bool], None]) -> None:
+        self._on_doubt = on_doubt
+        self.objects: dict[str, Any] = {}
+        self.built: Settings = {}
+        self._base_rates: dict[str, list[Any]] = {}  # of tracked LambdaLRs, as recovery has set them
+        self._loop_state: LoopState | None = None
+        self._scalers: dict[str, Any] = {}  # tracked GradScalers as they were at the last boundary
+
+    def add(self, name: str, thing: Any, recorded: Mapping[str, Any] | None, *, model_bytes: int) -> bool:
+        """Track an object; return True if it was given its recorded state.
+
+        Args:
+            name: of the object in the run.
+            thing: the object.
+            recorded: the states on which recovery has landed, by name; None before a recovery, and once training goes on.
+            model_bytes: size of the parameters: an object may be as large.
+
+        Raises:
+            UsageError: the name is taken, the object has no state_dict and load_state_dict, or its state cannot be stored.
+        """
+        thing = trackable(thing)
+        if name in self.objects and self.objects[name] is not thing:
+            raise UsageError(f"track({name}=...): another object is already tracked under this name")
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            if (advice := advice_for_other_loader(thing)) is not None:
+                raise UsageError(f"track({name}=...): {advice}")
+            raise UsageError(f"track({name}=...): a {type(thing).__name__} has no state_dict and load_state_dict")
+        content = thing.state_dict()
+        demand_storable(content, f"track[{name!r}]", arrays.adapt, model_bytes)
+        is_disabled = isinstance(thing, torch.amp.GradScaler) and not thing.is_enabled()
+        if content == {} and not is_disabled:
+            _log.warning("track(%s=...): its state_dict is empty, so nothing of it is recovered", name)
+        self.objects[name] = thing
+        if recorded is None and (settings := describe_scheduler(thing)):
+            self.built[name] = settings
+        return self.load((name,), recorded or {})
+
+    @property
+    def is_loop_remembered(self) -> bool:
+        """True if the script keeps the state of its loop in `remember(...)`."""
+        return _REMEMBERED in self.objects
+
+    def remember(self, values: dict[str, Any], recorded: Mapping[str, Any] | None, *, model_bytes: int) -> Remembered:
+        """Remember attributes of the loop's namespace, and give them their recorded values (see `add`)."""
+        if self._loop_state is None:
+            self._loop_state = LoopState(TorchValues(), lambda text: self._on_doubt(text, False))
+        self._loop_state.add(values)
+        if self.is_loop_remembered:
+            self.load((_REMEMBERED,), recorded or {})
+        else:
+            self.add(_REMEMBERED, self._loop_state, recorded, model_bytes=model_bytes)
+        return self._loop_state.namespace
+
+    def load(self, names: tuple[str, ...], recorded: Mapping[str, Any]) -> bool:
+        """Give these objects their recorded states; return True if one of them was recorded."""
+        found = [name for name in names if name in recorded and name in self.objects]
+        for name in found:
+            self._load(name, self.objects[name], recorded[name])
+        return bool(found)
+
+    def load_all(self, recorded: Mapping[str, Any]) -> None:
+        """Give all objects their recorded states."""
+        self.load(tuple(recorded), recorded)
+
+    def _load(self, name: str, thing: Any, content: Any) -> None:
+        """Give a tracked object its recorded state. A GradScaler that is disabled has none, and takes none."""
+        if isinstance(thing, torch.amp.GradScaler) and thing.is_enabled() != bool(content):
+            was, now = ("disabled", "enabled") if thing.is_enabled() else ("enabled", "disabled")
+            self._on_doubt(
+                f"the GradScaler {name!r} was {was} and is now {now}. From here on, steps are computed differently", True
+            )
+        else:
+            thing.load_state_dict(content)
+        if hasattr(thing, "lr_lambdas"):
+            self._base_rates[name] = list(thing.base_lrs)
+
+    def read(self) -> dict[str, Any]:
+        """Return the states of all objects at a boundary, by name."""
+        states = {name: thing.state_dict() for name, thing in self.objects.items()}
+        self._scalers = {name: states[name] for name in states if isinstance(self.objects[name], torch.amp.GradScaler)}
+        return states
+
+    def has_skipped_step(self) -> bool:
+        """Return True if a GradScaler has changed since the last boundary: it has taken or skipped its step."""
+        return any(self.objects[name].state_dict() != before for name, before in self._scalers.items())
+
+    def drop_unstorable(self) -> None:
+        """Stop tracking objects whose state cannot be stored any more, so that logging continues with the rest."""
+        for name, thing in list(self.objects.items()):
+            try:
+                tree.encode(thing.state_dict(), path=f"track[{name!r}]", adapt=arrays.adapt, out_of_line=[])
+            except UnencodableState as error:
+                del self.objects[name]
+                self._on_doubt(f"{name!r} is no longer tracked and is not recovered: {error}", False)
+
+    def name_strangers(self, recorded: Mapping[str, Any]) -> None:
+        """Name the objects that only the run has, or only the script."""
+        for name in recorded.keys() - self.objects.keys():
+            self._on_doubt(
+                f"the run has the state of {name!r}, but nothing is tracked under that name, so it is not recovered", False
+            )
+        for name in self.objects.keys() - recorded.keys():
+            self._on_doubt(f"{name!r} is tracked, but the run has no state of it, so it starts over", False)
+
+    def untouched_base_rates(self) -> dict[str, Any]:
+        """Return the LambdaLRs whose base rates are those that recovery has set, by name."""
+        return {
+            name: self.objects[name] for name, base in self._base_rates.items() if list(self.objects[name].base_lrs) == base
+        }
