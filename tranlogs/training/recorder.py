@@ -73,8 +73,7 @@ class ReplayCheck:
     """Decides which steps are taken a second time, to check that gradients are all that an update depends on.
 
     That cannot be read off an optimizer, which may draw random numbers, count its own calls, or use the loss. So it is tried
-    at the first
-    steps, and each time their number has doubled.
+    at the first steps, and each time their number has doubled.
     """
 
     def __init__(self) -> None:

@@ -26,8 +26,7 @@ class RunResources:
     """The journal that this process writes, and the services beside it.
 
     A journal that is missing here and is in the store is fetched first. Rank 0 also fetches the journals of ranks beyond the
-    current
-    number of processes, because they hold gradient shards that recovery needs.
+    current number of processes, because they hold gradient shards that recovery needs.
 
     Args:
         settings: settings of the run.

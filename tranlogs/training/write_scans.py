@@ -1,10 +1,8 @@
 """The schedule of scans for foreign writes: writes to the state that no step made, such as clipped or averaged weights.
 
 Most writes raise a version counter or move a tensor, which every scan compares. Some leave no trace (`p.data.clamp_()`, a
-numpy
-alias): only the bytes show them. Reading all bytes takes 0.2 ms for 8 MB, which is too much at every place of every unit of a
-small,
-fast model. So a scan reads all bytes (it is *full*)
+numpy alias): only the bytes show them. Reading all bytes takes 0.2 ms for 8 MB, which is too much at every place of every
+unit of a small, fast model. So a scan reads all bytes (it is *full*)
 
 * if it takes less than 50 us or 0.5 % of a step,
 * in the first units of a run: a script that writes past the counters mostly does so in each unit, at the same place,
@@ -12,10 +10,8 @@ fast model. So a scan reads all bytes (it is *full*)
 * and otherwise once in as many units as bring its mean cost to 0.5 % of a step, so to 1 % for both places.
 
 Between full scans, small tensors are read in turn, up to 64 KiB a scan: a script that writes to all parameters is noticed
-within a few
-units. What a full scan finds late is logged at once, and a checkpoint is requested; the fingerprints of the steps before it
-tell a
-replay that they differ.
+within a few units. What a full scan finds late is logged at once, and a checkpoint is requested; the fingerprints of the
+steps before it tell a replay that they differ.
 """
 
 from __future__ import annotations

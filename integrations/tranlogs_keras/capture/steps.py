@@ -11,19 +11,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from operator import is_
 from typing import Any
 
 from tranlogs.records import Payload, Tensor
-from tranlogs.training import Journal, Place, ReplayCheck, ScanSchedule, StepRecorder
+from tranlogs.training import Journal, Place, ScanSchedule, StepRecorder
 
-from .. import keras_internals
 from ..backends import Gradients
-from ..backends.arrays import Values, same_bits, to_array
+from ..backends.arrays import Values, to_array
 from ..state.fingerprint import digest
 from ..state.plan import Look, Plan
-from ..state.state import KerasState, plain_attributes
+from ..state.state import KerasState
 from .gradient_payloads import GradientPayloads
+from .optimizer_changes import OptimizerChanges
+from .repeated_update import RepeatedUpdate
 
 _log = logging.getLogger("tranlogs")
 
@@ -61,12 +61,10 @@ class StepCapture:
         self.steps_since_boundary = 0
         self.looks_before_steps = self.looks_behind_steps = True
         self._looks, self._look_seconds = ScanSchedule(), 0.0  # the fastest look so far
-        self._replay_check = ReplayCheck()
+        self._repeated = RepeatedUpdate(state, self._apply, give_up)
+        self._changes = OptimizerChanges(state)
         self._has_applied = False
         self._is_halved = False  # the present step is taken in two calls
-        self._schedules: list[Any] = []  # of the optimizers, or their rates
-        self._attributes: list[Any] = []  # of the optimizers, when they were last read
-        self._before: list[Values] = []
         self._frozen: Sequence[Values] = []  # what was last read of watched variables that no step changes
         self._behind: Sequence[Values] | None = None  # what the last step left of variables that only a boundary holds
         self._recorder = StepRecorder(journal)
@@ -108,13 +106,13 @@ class StepCapture:
             self.backend.forget()  # the step's own record will hold whatever has changed
             return
         step = self.journal.step
-        if self.backend.is_eager:
-            self._find_other_schedules()
+        if self.backend.is_eager and self._changes.has_other_schedule():
+            self._give_up("the optimizer was given another learning-rate schedule during training")
         if self.looks_before_steps:
             self._note_writes(self._watched_values() if watched is None else watched)
         self._behind = None
-        if can_repeat and self._replay_check.is_due():
-            self._before = [value.copy() for value in self._updated_values()]
+        if can_repeat:
+            self._repeated.begin(self._updated_values)
         looks_inside = self.backend.sees_inner_writes and (step == 0 or step in _LOOKS or step % _LOOK_INSIDE == 0)
         self._is_halved = looks_inside or self.state.is_halved or not self.backend.combines
         if not self._is_halved:
@@ -130,7 +128,7 @@ class StepCapture:
         self._on_random(names)
 
     def drop_step(self) -> None:
-        self._before = []
+        self._repeated.forget()
         self.remember()
 
     def take_gradients(self, gradients: Gradients) -> None:
@@ -147,8 +145,8 @@ class StepCapture:
         else:
             self._recorder.begin(self._payload(gradients))
             after = self._apply_timed(gradients)
-        if self._before:
-            after = self._rehearse(gradients, after)
+        if self._repeated.is_due:
+            after = self._repeated.repeat(gradients, after)
         if self.backend.lends_gradients:  # until the boundary, callbacks have their turn
             self._recorder.wait()
         self._end_gradients(after)
@@ -171,8 +169,8 @@ class StepCapture:
         self._recorder.begin(self._payload(gradients))
         after: Sequence[Values] = values[:count]
         behind: Sequence[Values] | None = values[count:]
-        if self._before:
-            after, behind = self._rehearse_whole(gradients, after), None
+        if self._repeated.is_due:
+            after, behind = self._repeated.repeat_whole(gradients, after), None
         self._end_gradients(after)
         self._behind = behind
 
@@ -227,24 +225,9 @@ class StepCapture:
 
     def _body(self, record: str, fingerprint: str) -> dict[str, Any]:
         body: dict[str, Any] = {"record": record, "fingerprint": fingerprint}
-        if self.backend.is_eager and self._attributes_may_differ():
-            now = plain_attributes(self.state.variables.optimizers)
-            if now != self.state.optimizer_attributes:
-                self.state.optimizer_attributes = now
-                body["attributes"] = now
+        if self.backend.is_eager and (attributes := self._changes.read_attributes()) is not None:
+            body["attributes"] = attributes
         return body
-
-    def _attributes_may_differ(self) -> bool:
-        """Whether any attribute of an optimizer is another object than at the last step."""
-        held = [
-            value
-            for optimizer in self.state.variables.optimizers.values()
-            for owner in keras_internals.layers_of(optimizer)
-            for value in vars(owner).values()
-        ]
-        is_same = len(held) == len(self._attributes) and all(map(is_, held, self._attributes))
-        self._attributes = held
-        return not is_same
 
     def _rates(self, values: Sequence[Values]) -> list[dict[str, float]]:
         """The learning rates that are plain numbers, for `tranlogs log`; redo has them from the log of writes."""
@@ -331,66 +314,22 @@ class StepCapture:
     def _hashed(self, values: Sequence[Values]) -> dict[str, int]:
         return {slot.name: digest(value) for slot, value in zip(self.state.plan.updated, values, strict=True)}
 
-    # Some steps are taken twice.
-
     def _find_inner_writes(self) -> None:
         """Whether the train step itself wrote to what the update changes: looked for at each step where that costs nothing,
         else now and then."""
         if self._log_is_weights():  # each record holds whatever a step has changed
             return
-        slots = self.state.plan.updated
-        if self._before:
-            now = self._updated_values()
-            written = [slot.name for slot, a, b in zip(slots, self._before, now, strict=True) if not same_bits(a, b)]
+        if self._repeated.is_due:
+            written = self._repeated.written_since(self._updated_values())
         elif self.backend.sees_inner_writes and (not self.backend.watches_values or self._is_inner_look()):
             changed = self.backend.changed(self.state.plan.watched_variables, self._watched_values())
+            slots = self.state.plan.updated
             written = [slots[i].name for i in changed if i < len(slots)]
         else:
             return
         if written:
-            self._before = []
+            self._repeated.forget()
             self._give_up(f"train_step writes {written[0]} besides the optimizer's update")
 
     def _is_inner_look(self) -> bool:
         return self.journal.step in _LOOKS or self.journal.step % _LOOK_INSIDE == 0
-
-    def _rehearse(self, gradients: Gradients, after: Sequence[Values]) -> Sequence[Values]:
-        """Take the update again from the state before it: the same gradients must give the same bits."""
-        wanted = [value.copy() for value in after]
-        again = self._apply_again(gradients)
-        if (other := self._first_difference(wanted, again)) is not None:
-            self._set(wanted)
-            self._give_up(f"the same gradients gave another {other} when the update was taken again")
-        self._before = []
-        return again
-
-    def _rehearse_whole(self, gradients: Gradients, after: Sequence[Values]) -> Sequence[Values]:
-        """The same after a step in one call. Where the update gives other bits within that than in redo, steps are taken in two
-        calls from here on; of this one, what redo gives is kept."""
-        wanted = [value.copy() for value in after]
-        again = self._apply_again(gradients)
-        if (other := self._first_difference(wanted, again)) is not None:
-            _log.debug("%s is another when its update is taken apart from the step: steps are taken in two calls", other)
-            self.state.is_halved = True
-            return self._rehearse(gradients, again)
-        self._before = []
-        return again
-
-    def _apply_again(self, gradients: Gradients) -> Sequence[Values]:
-        self._set(self._before)
-        return self._apply(gradients)
-
-    def _first_difference(self, wanted: Sequence[Values], found: Sequence[Values]) -> str | None:
-        slots = self.state.plan.updated
-        return next((slot.name for slot, a, b in zip(slots, wanted, found, strict=True) if not same_bits(a, b)), None)
-
-    def _find_other_schedules(self) -> None:
-        """Whether somebody has given an optimizer another learning-rate schedule, which no log of gradients tells."""
-        rates = [keras_internals.learning_rate_of(optimizer) for optimizer in self.state.variables.optimizers.values()]
-        if len(self._schedules) == len(rates) and any(a is not b for a, b in zip(self._schedules, rates)):
-            self._give_up("the optimizer was given another learning-rate schedule while training")
-        self._schedules = rates
-
-    def _set(self, values: list[Values]) -> None:
-        for slot, value in zip(self.state.plan.updated, values, strict=True):
-            self.backend.assign(slot.variable, value)

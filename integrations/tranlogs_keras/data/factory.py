@@ -36,8 +36,8 @@ def make_source(
         return PyDatasetBatches(epoch_iterator, backend, own, doubt)
     if isinstance(adapter, keras_internals.TFDatasetAdapter):
         from .tf_dataset import TFDatasetBatches, TFDatasetConsumed
-        from .tf_doubts import doubts_about
         from .tf_pipeline import stages_of
+        from .tf_unrecoverable import doubts_about
 
         stages = stages_of(adapter._dataset)
         for text in doubts_about(adapter._dataset, stages):

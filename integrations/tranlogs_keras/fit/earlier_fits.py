@@ -13,7 +13,7 @@ from tranlogs.training import recover
 
 from ..replay.untouched_state import UntouchedState
 from ..run.newest_checkpoint import read_meta
-from ..run.parts import RunParts
+from ..run.run_parts import RunParts
 from ..settings import KeepEnds
 
 _log = logging.getLogger("tranlogs")

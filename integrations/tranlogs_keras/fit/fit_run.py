@@ -22,11 +22,11 @@ from ..state import rng
 from ..state.architecture import describe_model
 from ..state.boundary_parts import found_under
 from ..state.callbacks import CallbackStates
-from .building import LateOptimizers, build_as_recorded, build_for_fit
+from .assembly import make_parts, open_resources
 from .earlier_fits import EarlierFits
-from .fit_body import CALLBACK, FitBody
-from .fit_parts import make_parts, open_resources
+from .fit_boundary import CALLBACK, FitBoundary
 from .same_fit import finished, require_same_data, require_same_fit
+from .variable_creation import LateOptimizers, build_as_recorded, build_for_fit
 
 _log = logging.getLogger("tranlogs")
 
@@ -156,7 +156,7 @@ class FitRun:
             position.total = earlier.begin_next()
             self._recovery.recheck.take_over(earlier.deviation)
         constants = {"seed": seed, "data": data, "identity": identity, "callbacks": callbacks.names}
-        self._body = FitBody(self.model, position, source, callbacks, earlier, constants, parts.report)
+        self._body = FitBoundary(self.model, position, source, callbacks, earlier, constants, parts.report)
         self.cursor = Cursor(
             self._iterator,
             source,

@@ -11,8 +11,8 @@ from tranlogs.records import Checkpoint
 from ..data import other_data
 from ..identity import FinishedFits, changed_rates, check_identity, compare_identities
 from ..run.newest_checkpoint import NewestCheckpoint
-from ..run.parts import RunParts
 from ..run.recovery import ScriptChanges
+from ..run.run_parts import RunParts
 
 finished = FinishedFits()
 

@@ -140,9 +140,9 @@ class LoopCapture(StepCapture):
             return
         now = [value.copy() for value in self._updated_values()]
         tensors = [None if g is None else backend.to_device(backend.to_host(g), backend.form_of(g)) for g in gradients]
-        self._set(before)
+        self._repeated.set_values(before)
         self.which, self.state.updates[name].is_eager = name, False
-        other = self._first_difference(wanted, self._apply(tensors))
-        self._set(now)
+        other = self._repeated.first_difference(wanted, self._apply(tensors))
+        self._repeated.set_values(now)
         if other is not None:
-            self._give_up(f"the same gradients gave another {other} when the update was taken again")
+            self._give_up(f"the same gradients gave a different {other} when the update was repeated")

@@ -27,10 +27,10 @@ from ..backends.optimizer_tap import OptimizerTap
 from ..data import Position, describe_data, other_data
 from ..data.source import Source
 from ..run.boundaries import RNG, Boundaries
-from ..run.log_form import LogForm
+from ..run.log_choice import LogChoice
 from ..run.newest_checkpoint import find_newest_checkpoint
-from ..run.parts import RunParts
 from ..run.recovery import Recovery
+from ..run.run_parts import RunParts
 from ..run.start_report import report_start
 from ..run.unit_recheck import RecheckRules
 from ..state import environment, rng
@@ -124,7 +124,7 @@ class LoopRun:
         state.environment = environment.describe(members, backend, variables.optimizers)
         state.about = {**describe_model(members, variables, members.models), "splits": True}
         self._environment.update(state.environment)
-        form = LogForm(settings.shared.run, state, journal, self.report, can_change=True)
+        form = LogChoice(settings.shared.run, state, journal, self.report, can_change=True)
         capture = LoopCapture(
             state, journal, self._before_step, form.give_up_gradients, form.note_late_write, self._note_random(form)
         )
@@ -168,7 +168,7 @@ class LoopRun:
         known = keras_internals.get_random_seed()
         return int(known) if known is not None else secrets.randbits(62)
 
-    def _note_random(self, form: LogForm) -> Any:
+    def _note_random(self, form: LogChoice) -> Any:
         def note(names: Any) -> None:
             form.note_random_operations(names)
             lasting = [text for text in self.report.texts if text not in (UNKNOWN_DATA, _UNKNOWN_ITERABLE)]

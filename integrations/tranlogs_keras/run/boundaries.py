@@ -14,9 +14,9 @@ from tranlogs.records import Snapshot
 from ..state import rng
 from ..state.boundary_parts import Parts
 from ..state.plan import Look
-from .log_form import LogForm
-from .parts import RunParts
+from .log_choice import LogChoice
 from .recovery import Recovery
+from .run_parts import RunParts
 
 RNG = "rng."  # names of a boundary's parts for random states begin with it
 
@@ -39,7 +39,7 @@ class Boundaries:
     def __init__(
         self,
         parts: RunParts,
-        form: LogForm,
+        form: LogChoice,
         recovery: Recovery,
         *,
         read_place: ReadPlace,

@@ -12,8 +12,8 @@ from tranlogs.training import PENDING, Recovered, RecoveryReport, judge_exactnes
 from ..backends.arrays import Values
 from ..state import environment
 from ..state.architecture import compare_models
-from .log_form import LogForm
-from .parts import RunParts
+from .log_choice import LogChoice
+from .run_parts import RunParts
 from .unit_recheck import RecheckRules, UnitRecheck
 
 _SMALL_BYTES = 1 << 16  # variables that are kept aside between recovery and the first batch
@@ -46,7 +46,7 @@ class Recovery:
         recheck: compares the unit that is computed again.
     """
 
-    def __init__(self, parts: RunParts, form: LogForm, rules: RecheckRules) -> None:
+    def __init__(self, parts: RunParts, form: LogChoice, rules: RecheckRules) -> None:
         self._parts, self._form = parts, form
         self.recheck = UnitRecheck(parts, rules)
         self._seconds = 0.0  # that the recovery took

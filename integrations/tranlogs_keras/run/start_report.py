@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tranlogs.training import RecoveryReport, RunSettings, forecast_writes
 
-from .parts import RunParts
+from .run_parts import RunParts
 
 
 def report_start(parts: RunParts, settings: RunSettings, *, every_epoch: bool) -> None:

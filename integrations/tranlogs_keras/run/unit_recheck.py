@@ -9,7 +9,7 @@ from typing import Any
 
 from tranlogs.training import Recheck, Recovered, describe_difference, describe_equal, describe_unfinished, is_rounding, recover
 
-from .parts import RunParts
+from .run_parts import RunParts
 
 # Parts of a boundary that depend on the process. How steps are logged, and what a compiled step has as constants, say nothing
 # of the numbers. The descriptions of fit and data are compared as the run is opened, in words that name the change. How a

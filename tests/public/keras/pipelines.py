@@ -115,7 +115,7 @@ def _goes_on(make: Callable[[], Any], length: int, passes: int, left: int, check
 
 def doubts() -> dict[str, list[str]]:
     """What is said of pipelines before training."""
-    from tranlogs_keras.data.tf_doubts import doubts_about
+    from tranlogs_keras.data.tf_unrecoverable import doubts_about
 
     unordered = tf.data.Options()
     unordered.deterministic = False

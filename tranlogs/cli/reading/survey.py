@@ -34,7 +34,7 @@ from ...recovery.history import ScannedSegment, build_history
 from ...recovery.journal_facts import scan_segment, sort_newest_first
 from ...recovery.recovery_plan import RecoveryPlan, plan_recovery
 from ...retention.evaluation import read_protected, read_rows_newest_first, read_values
-from ...retention.exposure import Exposure, estimate_exposures, has_store
+from ...retention.loss_estimate import LossEstimate, estimate_losses, has_store
 from .runs import read_consistently
 
 _SCANNED_MAX = 10_000  # records; scanning more takes noticeable time
@@ -97,11 +97,11 @@ class Survey:
         """True if the run lies on a tmpfs."""
         return is_in_memory(self.folder)
 
-    def exposures(self) -> tuple[Exposure, Exposure, Exposure]:
+    def loss_estimates(self) -> tuple[LossEstimate, LossEstimate, LossEstimate]:
         """Return what would be lost now if the process, the machine or the site died."""
         history = [(row.at, row.committed) for row in self.evaluations] + [(self.at, self.watermarks.committed)]
         checkpoint_step = self.plan.checkpoint.step if self.plan is not None else 0
-        return estimate_exposures(
+        return estimate_losses(
             self.watermarks,
             checkpoint_step=checkpoint_step,
             history=history,
@@ -138,7 +138,7 @@ class Survey:
             "problems": self.problems,
             "monitor": self.monitor,
             "store": self.store,
-            "lost_now": {one.scope: {**asdict(one), "words": one.describe()} for one in self.exposures()},
+            "lost_now": {one.scope: {**asdict(one), "words": one.describe()} for one in self.loss_estimates()},
             "evaluation": _pack_evaluation(self.evaluations[-1]) if self.evaluations else None,
         }
 

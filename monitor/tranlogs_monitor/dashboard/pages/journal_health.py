@@ -9,7 +9,7 @@ from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import CheckpointRow
 from tranlogs.catalog.lineage import is_on_lineage
 from tranlogs.retention.budget import trace_newest_lineage
-from tranlogs.retention.exposure import CommitHistory, Exposure, estimate_exposures
+from tranlogs.retention.loss_estimate import CommitHistory, LossEstimate, estimate_losses
 
 from ...watching.watch import Evaluation
 from .board import JournalView
@@ -51,10 +51,10 @@ def describe_health(view: JournalView) -> JournalHealth:
     return JournalHealth("fine", f"All steps up to {committed:,} are safe if the process dies.")
 
 
-def current_exposures(evaluation: Evaluation, history: CommitHistory) -> tuple[Exposure, Exposure, Exposure]:
+def current_losses(evaluation: Evaluation, history: CommitHistory) -> tuple[LossEstimate, LossEstimate, LossEstimate]:
     """Return what would be lost now."""
     anchor_step = evaluation.anchor.step if evaluation.anchor is not None else 0
-    return estimate_exposures(
+    return estimate_losses(
         evaluation.rows.marks,
         checkpoint_step=anchor_step,
         history=history,

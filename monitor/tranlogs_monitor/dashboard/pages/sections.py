@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tranlogs.retention.exposure import CommitHistory, Exposure, estimate_seconds_since, has_store
+from tranlogs.retention.loss_estimate import CommitHistory, LossEstimate, estimate_seconds_since, has_store
 
 from ...watching.watch import Evaluation
 from .curves import sort_scalars
@@ -28,24 +28,24 @@ class Loss:
 
     Attributes:
         title: the accident in words.
-        exposure: the steps that would be lost.
+        estimate: the steps that would be lost.
         level: the colour of the card.
     """
 
     title: str
-    exposure: Exposure
+    estimate: LossEstimate
     level: Level
 
 
-def losses(exposures: Sequence[Exposure]) -> list[Loss]:
+def losses(loss_estimates: Sequence[LossEstimate]) -> list[Loss]:
     """Return a card for each accident."""
-    return [Loss(_TITLES[one.scope], one, _level_of(one)) for one in exposures]
+    return [Loss(_TITLES[one.scope], one, _level_of(one)) for one in loss_estimates]
 
 
-def _level_of(exposure: Exposure) -> Level:
-    if exposure.nothing_left:
+def _level_of(estimate: LossEstimate) -> Level:
+    if estimate.nothing_left:
         return "idle"
-    return "attention" if exposure.is_at_least else "fine"
+    return "attention" if estimate.is_at_least else "fine"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from .. import keras_internals
 from ..backends import Backend, arrays
 from ..capture.steps import StepCapture
 from ..replay.replayable_state import ReplayableState
-from ..run.log_form import LogForm
-from ..run.parts import RunParts
+from ..run.log_choice import LogChoice
+from ..run.run_parts import RunParts
 from ..settings import Settings
 from ..state import environment
 from ..state.architecture import describe_model
@@ -48,7 +48,7 @@ def make_parts(
     *,
     recorded: dict[str, Any] | None,
     expects: Callable[[], bool],
-) -> tuple[RunParts, LogForm, bool]:
+) -> tuple[RunParts, LogChoice, bool]:
     """Return the parts of a fit, the form of its log, and whether steps are split into gradients and update.
 
     Args:
@@ -74,7 +74,7 @@ def make_parts(
     state.about = {**describe_model(model, variables), "splits": splits}
     recorded_environment.update(state.environment)
     can_change = not keras_internals.has_own_train_step(model)
-    form = LogForm(settings.run, state, resources.journal, report, can_change=can_change)
+    form = LogChoice(settings.run, state, resources.journal, report, can_change=can_change)
     steps = StepCapture(
         state, resources.journal, expects, form.give_up_gradients, form.note_late_write, form.note_random_operations
     )

@@ -16,7 +16,7 @@ from .earlier_fits import EarlierFits
 CALLBACK = "callback."  # names of a boundary's parts for callbacks begin with it
 
 
-class FitBody:
+class FitBoundary:
     """Reads the fit's share of a boundary, and writes it back.
 
     Args:

@@ -14,7 +14,7 @@ from ..state.state import KerasState
 _log = logging.getLogger("tranlogs")
 
 
-class LogForm:
+class LogChoice:
     """Changes from gradients to weights where gradients are not enough, and asks for a checkpoint where the log is doubtful.
 
     Args:
