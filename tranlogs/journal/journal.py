@@ -50,7 +50,6 @@ class Journal(JournalState):
         clock: Clock,
     ) -> None:
         super().__init__(opened, config, policy, retention, clock)
-        self._recheck_writer: Writer | None = None  # takes the records while a unit is computed again
         atexit.register(self.close)
 
     @classmethod
