@@ -7,11 +7,10 @@ loop; "step": 5 in the place of "turn" means the batch after step 5. The other e
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,8 @@ class Net(nn.Module):
         self.norm, self.drop = nn.BatchNorm1d(30), nn.Dropout(0.2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.out(torch.relu(self.middle(self.drop(torch.relu(self.norm(self.into(x)))))))  # type: ignore[no-any-return]
+        hidden = self.drop(torch.relu(self.norm(self.into(x))))
+        return self.out(torch.relu(self.middle(hidden)))  # type: ignore[no-any-return]
 
 
 def _ddp() -> nn.Module:
@@ -60,7 +60,7 @@ LOOPS: dict[str, Callable[[], nn.Module]] = {
     "ddp draw": _ddp,
     "ddp plain": _ddp,
     "ddp implicit": _ddp,
-    "ddp parts": _ddp,
+    "ddp join": _ddp,
     "fsdp rechecked": _fsdp,
     "fsdp counter": _fsdp,
     "fsdp draw": _fsdp,
@@ -83,8 +83,8 @@ class Script:
     Args:
         name: of the loop.
         run: the run's folder; "-" trains without a log.
-        order: what happens; besides the death of a rank {"recheck": {rank: bool}}, {"decay": value} to set after the recovery,
-            and {"turns": {step: turn}}, where a loop without a log counts its turns anew.
+        order: what happens. Besides the death of a rank: {"recheck": {rank: bool}}, {"decay": value} to set after the recovery.
+            A loop without a log sets that value after the step "from", and sets its turns by {"turns": {step: turn}}.
     """
 
     def __init__(self, name: str, run: str, order: dict[str, Any] | None) -> None:
@@ -133,7 +133,7 @@ class Script:
             return
         self._seen = report.recheck
         about = {
-            "start": int(os.environ["TORCHELASTIC_RESTART_COUNT"]),
+            "begins": is_recovered,
             "step": report.step,
             "recheck": report.recheck,
             "exact": report.exact,
@@ -150,9 +150,10 @@ class Script:
             report = optimizer.track(scheduler=self._scheduler, **tracked).recover()
             self._step = report.step
             self._tell(is_recovered=True)
-            if decay is not None and str(dist_rank()) in self._order.get("deciders", "01"):
+            if decay is not None:
                 optimizer.param_groups[0]["weight_decay"] = decay
-        self._loop()
+        with self._model.join() if "join" in self._name else nullcontext():
+            self._loop()
         self._tell()
         if self._run != "-":
             optimizer.close()
@@ -164,9 +165,9 @@ class Script:
 
     def _loop(self) -> None:
         if "implicit" in self._name:  # the run does not see the data, which are the same in each turn
-            batch = next(iter(self._loader))
+            first = BATCH * dist_rank()
             while self._step < STEPS:
-                self._batch(*batch)
+                self._batch(*self._loader.dataset[first : first + BATCH])
         elif "plain" in self._name:
             for epoch in range(EPOCHS):
                 self._loader.sampler.set_epoch(epoch)
@@ -185,7 +186,7 @@ class Script:
             self._inner.param_groups[0]["weight_decay"] = self._order["decay"]
         self._may_die("forward")
         loss = nn.functional.cross_entropy(self._model(x), y)
-        ((1 + self._turn % 4) * loss if "counter" in self._name else loss).backward()
+        ((1 + self._turn % 5) * loss if "counter" in self._name else loss).backward()
         self._may_die("step")
         self._optimizer.step()
         self._scheduler.step()
