@@ -67,7 +67,8 @@ def test_ranks_whose_state_is_in_the_run_are_proven_at_every_kill(launcher: Laun
     print("seed", seed)
     chance = random.Random(seed)
     steps = sorted({BATCHES, *chance.sample(range(2, STEPS), 2)})
-    kills = [{"rank": chance.randrange(2), "step": step, "moment": chance.choice(["forward", "step"])} for step in steps]
+    moments = ["forward", "step", "boundary"]  # at the last one the other rank may have committed the step that this one loses
+    kills = [{"rank": chance.randrange(2), "step": step, "moment": chance.choice(moments)} for step in steps]
     print(kills)
     found = launcher.run(2, name, tmp_path / "run", kills)
     told = read_reports(tmp_path / "run")
@@ -83,7 +84,7 @@ def test_ranks_whose_state_is_in_the_run_are_proven_at_every_kill(launcher: Laun
 def test_ranks_that_are_killed_one_by_one_while_they_compute_a_unit_again_lose_nothing(
     launcher: Launcher, tmp_path: Path
 ) -> None:
-    kills: list[dict[str, Any]] = [{"rank": 1, "step": 7}]
+    kills: list[dict[str, Any]] = [{"rank": 1, "step": 7, "moment": "boundary"}]
     moments = [(0, 0, "forward"), (1, 0, "step"), (0, 0, "boundary"), (1, 1, "asks"), (0, 1, "concludes")]
     kills += [{"rank": rank, "turn": turn, "moment": moment} for rank, turn, moment in moments]
     found = launcher.run(2, "ddp rechecked", tmp_path / "run", kills)
@@ -99,7 +100,7 @@ def test_ranks_that_are_killed_one_by_one_while_they_compute_a_unit_again_lose_n
 def test_all_ranks_set_back_their_records_where_the_units_differ(launcher: Launcher, tmp_path: Path, kind: str) -> None:
     """A counter of the script's own begins anew in each process: each rank continues behind its record."""
     name = f"{kind} counter"
-    kills = [{"rank": 0, "step": 5}, {"rank": 1, "step": BATCHES + 3}]
+    kills = [{"rank": 0, "step": 5}, {"rank": 1, "step": BATCHES + 3, "moment": "boundary"}]
     found = launcher.run(2, name, tmp_path / "run", kills)
     said = launcher.said()
     right = launcher.run(2, name, None, [{"turns": {str(kill["step"]): 1 for kill in kills}}])
