@@ -13,7 +13,17 @@ import torch
 
 from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.ranks import GroupRecovered, get_first_timeline_id
-from tranlogs.training import NOT_PROVEN, PENDING, Progress, Recovered, RecoveryReport, forecast_writes, make_report, recover
+from tranlogs.training import (
+    NOT_PROVEN,
+    PENDING,
+    Progress,
+    Recovered,
+    RecoveryReport,
+    describe_end,
+    forecast_writes,
+    make_report,
+    recover,
+)
 
 from ..checkpoint_import import Built, Start, StartFrom, find_start
 from ..distributed.process_group import demand_group
@@ -51,6 +61,7 @@ class Recovery:
         self._landed: dict[str, Any] = {}  # the boundary that recovery landed on
         self._recovered: tuple[Recovered, float] | None = None  # and the seconds that it took
         self._place: dict[str, Any] = {}  # in the data, where training goes on
+        self._is_at_end = False  # the script of the former process came to its end, and the run is brought back to there
         self._is_unproven = False  # no unit can be computed again, because the log does not hold one
         self._shared_id: str | None = None  # of a journal, the same on all ranks
         self._origin_notes: list[str] | None = None  # of what a fresh run started from
@@ -84,6 +95,7 @@ class Recovery:
         state.loaded = set() if journal.is_fresh else {which for which, hooks in parts.hooks.items() if has_steps(hooks.inner)}
         origin = find_start(parts.settings.run, start_from)
         self._require_same_settings()
+        self._is_at_end = step is None and journal.was_finished
         if step is not None:
             journal.holds.hold()
         coordinator.require_same_start(origin.identity if origin else "", is_fresh=journal.is_fresh)
@@ -318,7 +330,8 @@ class Recovery:
             timeline=parts.journal.timeline,
         )
         rechecked, seconds_recheck = self.recheck.compared
-        return replace(report, recheck=parts.report.recheck, rechecked=rechecked, seconds_recheck=seconds_recheck)
+        end = describe_end(parts.journal.former_loop_end) if self._is_at_end else ""
+        return replace(report, recheck=parts.report.recheck, rechecked=rechecked, seconds_recheck=seconds_recheck, end=end)
 
     # Beginning.
 
