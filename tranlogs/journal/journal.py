@@ -357,9 +357,14 @@ class Journal(JournalState):
         self._process.lock.mark_closed()
         return failure is None
 
-    def note_finished(self) -> None:
-        """Record with `close` that the script came to its end: the next process need not compute a unit again."""
-        self._process.lock.has_finished = True
+    def note_finished(self, loop_end: str = "") -> None:
+        """Record with `close` that the script came to its end: the next process need not compute a unit again.
+
+        Args:
+            loop_end: "complete" if nothing was left of its loop; else the place where it was left ("in epoch 12 of 20");
+                empty if that is not known.
+        """
+        self._process.lock.has_finished, self._process.lock.loop_end = True, loop_end
 
     @gated
     def close(self) -> None:

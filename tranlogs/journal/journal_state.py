@@ -90,6 +90,12 @@ class JournalState:
         return former is not None and former.has_finished
 
     @property
+    def former_loop_end(self) -> str:
+        """Where that script left its loop; see `Journal.note_finished`."""
+        former = self._process.lock.former
+        return former.loop_end if former is not None else ""
+
+    @property
     def is_writer(self) -> bool:
         """False in a forked child, and after `close`: nothing is logged there."""
         return not self._process.is_closed and self._process.is_caller

@@ -18,7 +18,7 @@ from .environment import compare_environments
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, some_bytes, window_of
 from .forecast import forecast_writes
 from .gradient_layout import GradientLayout
-from .live_report import UNKNOWN_DATA, LiveReport, TurnData, announce
+from .live_report import UNKNOWN_DATA, LiveReport, TurnData, announce, describe_end
 from .loop_state import LoopState, Remembered, Unstorable, demand_storable
 from .offline import OfflineReplay
 from .recheck import (
@@ -88,6 +88,7 @@ __all__ = [
     "decode_entries",
     "demand_storable",
     "describe_difference",
+    "describe_end",
     "describe_equal",
     "describe_not_computed",
     "describe_replacement",
