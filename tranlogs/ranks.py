@@ -1,6 +1,7 @@
 """Recovery of a run of several ranks, as an integration coordinates it. Names only; nothing is defined here."""
 
 from .journal import read_owner
+from .recovery.group.common_unit import FindObstacle
 from .recovery.group.decision.agreement import Damage, agree
 from .recovery.group.gradient_shards import GradientShards, JoinedEntry
 from .recovery.group.group_recovery import GroupRecovery
@@ -15,6 +16,7 @@ from .recovery.state_protocol import ReplacementSource
 
 __all__ = [
     "Damage",
+    "FindObstacle",
     "FormerState",
     "GradientShards",
     "GroupRecovered",

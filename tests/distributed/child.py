@@ -439,12 +439,12 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=5) if name == "hurried" else None)
     run = run.replace("NODE", f"node{dist_rank()}")  # a disk for each process
-    from tests.distributed import sharded
+    from tests.distributed import rechecked, sharded
 
     if name == "loads":
         found = loads(run)
     else:
-        loop = sharded.train if name in sharded.LOOPS else train
+        loop = rechecked.train if name in rechecked.LOOPS else sharded.train if name in sharded.LOOPS else train
         found = loop(name, run, kills[attempt] if attempt < len(kills) else None)
     Path(f"{out}.{dist_rank()}").write_text(json.dumps(found))
     Killer.finish()

@@ -32,6 +32,7 @@ _MODULES = (
     "torch.distributed.algorithms.ddp_comm_hooks",
     "tests.distributed.child",
     "tests.distributed.sharded",
+    "tests.distributed.rechecked",
 )
 
 
@@ -42,7 +43,7 @@ class Launcher(launchers.Launcher):
         super().__init__(folder, *_MODULES, TOLD=str(folder / "told"))
         self._references: dict[tuple[int, str], Outcome] = {}
 
-    def run(self, world: int, name: str, run: Path | None, kills: list[list[Any]] | None = None) -> Outcome:
+    def run(self, world: int, name: str, run: Path | None, kills: list[Any] | None = None) -> Outcome:
         """Train one of child.py's loops to its end; what each rank came to.
 
         Args:

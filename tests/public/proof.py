@@ -269,6 +269,8 @@ def prove(script: Script, folder: Path, expected: Expected | None = None, **opti
         if expected.is_equal:
             again = finished(script, place, place / "run", **options)
             assert not (found := again.differences(twin, prints=not expected.repeats)), f"started once more: {found}"
+            again.heard.demand_forms(place / "run")
+            again.heard.demand_end()
     assert expected.is_equal is not False or has_differed, "no death has changed the result, so that this script shows nothing"
     return last
 

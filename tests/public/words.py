@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tranlogs.training import describe_equal
+from tranlogs.training import describe_end, describe_equal
 
 _FORECAST = r"about SIZE of log a step; next checkpoint (at the end of the epoch, or )?after (about )?# steps? \(SIZE of log\)"
 _RESUMED = (
@@ -27,7 +27,8 @@ _FORMS = (
     rf"TranLogs: (RUN: )?fresh run: step # \({_FORECAST}\)",
     rf"TranLogs: RUN: fit #: {_FORECAST}",
     rf"TranLogs: (RUN goes on at {_PLACE}: )?{_RESUMED}",
-    rf"TranLogs: RUN is finished at step #, and nothing is trained \(for another training, give another folder\): {_RESUMED}",
+    *(rf"TranLogs: {_RESUMED}: {re.escape(describe_end(end))}" for end in ("complete", "")),
+    rf"TranLogs: RUN is finished at {_PLACE}, and nothing is trained \(for another training, give another folder\): {_RESUMED}",
     rf"TranLogs: RUN: {describe_equal(0).replace('step 0', 'step #')}",
     r"TranLogs: RUN: this fit was finished before, and trains nothing; the run goes on in a later one\. [^#]*",
 )
@@ -59,6 +60,11 @@ class Heard:
             assert line.startswith("  ") or any(re.fullmatch(form, masked) for form in _FORMS), f"not of a known form: {masked}"
         said = [warning.removeprefix(f"{run}: ") for warning in self.warnings] + self.notes
         assert len(set(said)) == len(said), f"said twice: {said}"
+
+    def demand_end(self) -> None:
+        """Demand that a start of a finished run says so."""
+        said = ("is finished", "its script came to its end there")
+        assert any(words in line for line in self.lines for words in said), f"a finished run is started: {self.lines}"
 
     def demand_quiet(self, warns: Iterable[str]) -> None:
         """Demand that an uninterrupted run warns of nothing but of true problems, which the test names."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -99,59 +97,3 @@ def test_the_id_is_known_at_once_and_stays_on_another_timeline(tmp_path: Path) -
         assert optimizer.run_id == before, "after close(), too"
     assert {one for before, after, _ in seen for one in (before, after)} == {seen[0][0]}
     assert [timeline for *_, timeline in seen] == [1, 1, 2]
-
-
-TENSORBOARD = """
-import os, signal, sys
-sys.modules["tensorflow"] = None  # TensorBoard does without it, and it cannot be in one process with torch's compiler
-import torch
-from torch.utils.tensorboard import SummaryWriter
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tranlogs_torch import LoggedOptimizer
-
-folder, deaths = sys.argv[1], [int(word) for word in sys.argv[2:]]
-
-
-def train(die_at):
-    parameter = torch.nn.Parameter(torch.ones(2))
-    inner = torch.optim.SGD([parameter], lr=0.1)
-    optimizer = LoggedOptimizer(inner, f"{folder}/run", durability="process", segment_bytes=1 << 20)
-    report = optimizer.recover()
-    writer = SummaryWriter(f"{folder}/board", purge_step=report.step + 1)
-    for number in optimizer.steps(12, stateless=True):
-        loss = parameter.square().sum()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        writer.add_scalar("loss", loss.item(), number + 1)
-        writer.flush()
-        if number + 1 == die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-    optimizer.close()
-    writer.close()
-
-
-for die_at in [*deaths, 0]:
-    child = os.fork()
-    if child == 0:
-        train(die_at)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == (signal.SIGKILL if die_at else 0)
-board = EventAccumulator(f"{folder}/board", size_guidance={"scalars": 0})
-board.Reload()
-print([event.step for event in board.Scalars("loss")], len(os.listdir(f"{folder}/board")))
-"""
-
-
-@pytest.mark.crash
-def test_tensorboard_shows_one_curve_after_three_kills(tmp_path: Path) -> None:
-    packages = Path(sys.prefix) / "tensorboard"
-    if not packages.is_dir():
-        if os.environ.get("TRANLOGS_REQUIRE_ALL") == "1":
-            pytest.fail(f"TRANLOGS_REQUIRE_ALL=1, and TensorBoard is not in {packages}: make test fetches it")
-        pytest.skip(f"TensorBoard is not in {packages}: make test fetches it")
-    path = os.pathsep.join([*(entry for entry in sys.path if entry), str(packages)])
-    command = [sys.executable, "-c", TENSORBOARD, str(tmp_path), "3", "4", "9"]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-1] == f"{list(range(1, 13))} 4", "each step once, from the files of four processes"

@@ -50,7 +50,6 @@ class Journal(JournalState):
         clock: Clock,
     ) -> None:
         super().__init__(opened, config, policy, retention, clock)
-        self._recheck_writer: Writer | None = None  # takes the records while a unit is computed again
         atexit.register(self.close)
 
     @classmethod
@@ -358,9 +357,14 @@ class Journal(JournalState):
         self._process.lock.mark_closed()
         return failure is None
 
-    def note_finished(self) -> None:
-        """Record with `close` that the script came to its end: the next process need not compute a unit again."""
-        self._process.lock.has_finished = True
+    def note_finished(self, loop_end: str = "") -> None:
+        """Record with `close` that the script came to its end: the next process need not compute a unit again.
+
+        Args:
+            loop_end: "complete" if nothing was left of its loop; else the place where it was left ("in epoch 12 of 20");
+                empty if that is not known.
+        """
+        self._process.lock.has_finished, self._process.lock.loop_end = True, loop_end
 
     @gated
     def close(self) -> None:

@@ -12,6 +12,7 @@ from .opening import OpenedJournal
 from .ownership.shutdown_gate import ShutdownGate
 from .ownership.writer_process import WriterProcess
 from .pruning_holds import PruningHolds
+from .writing.record_writers import Writer
 from .writing.start import WritingStart
 from .writing.suspendable_log import SuspendableLog
 from .writing.suspension_handler import SuspensionHandler
@@ -60,6 +61,7 @@ class JournalState:
         syncs = config.durability == "machine"
         self._start = WritingStart(opened, clock, self.holds, self.log, self.checkpoints, syncs=syncs)
         self._suspensions = SuspensionHandler(opened, clock, self.log, self.checkpoints, self._start)
+        self._recheck_writer: Writer | None = None  # takes the records while a unit is computed again
 
     @property
     def timeline(self) -> int:
@@ -72,6 +74,11 @@ class JournalState:
         return self._suspensions.current is not None
 
     @property
+    def is_rechecking(self) -> bool:
+        """True while a unit is computed again, so that nothing is logged."""
+        return self._recheck_writer is not None
+
+    @property
     def is_closed(self) -> bool:
         """True once `close` was called."""
         return self._process.is_closed
@@ -81,6 +88,12 @@ class JournalState:
         """True if the process that wrote the journal before came to the end of its script."""
         former = self._process.lock.former
         return former is not None and former.has_finished
+
+    @property
+    def former_loop_end(self) -> str:
+        """Where that script left its loop; see `Journal.note_finished`."""
+        former = self._process.lock.former
+        return former.loop_end if former is not None else ""
 
     @property
     def is_writer(self) -> bool:

@@ -30,6 +30,7 @@ class RecoveryReport:
         rechecked: the number of steps that were computed again and are equal.
         seconds_recheck: the time in which they were compared with the log.
         forecast: for a new run, how much it writes and when its next checkpoint comes; else empty.
+        end: for a run whose script came to its end before, what that means for this start; else empty.
     """
 
     step: int = 0
@@ -47,6 +48,7 @@ class RecoveryReport:
     rechecked: int = 0
     seconds_recheck: float = 0.0
     forecast: str = ""
+    end: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain values, for JSON."""
@@ -63,7 +65,7 @@ class RecoveryReport:
             verdict = "being proven"
         return (
             f"recovered to step {self.step} ({self._place()}checkpoint {self.checkpoint_step} + {self.replayed} replayed, "
-            f"{self.seconds:.2f} s, {verdict}){notes}"
+            f"{self.seconds:.2f} s, {verdict}){f': {self.end}' if self.end else ''}{notes}"
         )
 
     def _place(self) -> str:

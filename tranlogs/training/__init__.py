@@ -8,6 +8,7 @@ from ..journal import Journal
 from ..journal.process.shutdown import GRACE_SECONDS, OnSignal
 from ..recovery import Divergence, RecoveryReport, read_facts
 from ..recovery.journal_facts import describe_replacement
+from ..recovery.last_unit import LastUnit
 from ..recovery.progress_bar import progress_bar
 from ..recovery.recover import Progress, Recovered, recover
 from ..recovery.verdict import judge_exactness, make_report
@@ -17,10 +18,19 @@ from .environment import compare_environments
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, some_bytes, window_of
 from .forecast import forecast_writes
 from .gradient_layout import GradientLayout
-from .live_report import UNKNOWN_DATA, LiveReport, TurnData, announce
+from .live_report import UNKNOWN_DATA, LiveReport, TurnData, announce, describe_end
 from .loop_state import LoopState, Remembered, Unstorable, demand_storable
 from .offline import OfflineReplay
-from .recheck import NOT_PROVEN, PENDING, Recheck, describe_difference, describe_equal, describe_unfinished, is_rounding
+from .recheck import (
+    NO_UNIT,
+    PENDING,
+    Recheck,
+    describe_difference,
+    describe_equal,
+    describe_not_computed,
+    describe_unfinished,
+    is_rounding,
+)
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
 from .resources import RunResources, prepare_run_id
@@ -32,7 +42,7 @@ from .write_scans import FIRST_UNITS, Place, ScanSchedule
 __all__ = [
     "FIRST_UNITS",
     "GRACE_SECONDS",
-    "NOT_PROVEN",
+    "NO_UNIT",
     "PENDING",
     "UNKNOWN_DATA",
     "Automatic",
@@ -47,6 +57,7 @@ __all__ = [
     "GradientLayout",
     "HostRng",
     "Journal",
+    "LastUnit",
     "LiveReport",
     "LoopState",
     "Mode",
@@ -77,7 +88,9 @@ __all__ = [
     "decode_entries",
     "demand_storable",
     "describe_difference",
+    "describe_end",
     "describe_equal",
+    "describe_not_computed",
     "describe_replacement",
     "describe_unfinished",
     "digest_of",

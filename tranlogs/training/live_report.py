@@ -26,6 +26,22 @@ UNKNOWN_DATA = (
 )
 
 
+def describe_end(loop_end: str) -> str:
+    """Return what it means for a start that the script came to its end before.
+
+    Args:
+        loop_end: where the script left its loop; see `Journal.note_finished`.
+    """
+    if loop_end == "complete":
+        return "the run is finished, and only a longer loop trains on (for another training, give another folder)"
+    if not loop_end:
+        return "its script came to its end there, so it trains on only if its loop is longer now or was left early by break"
+    return (
+        f"its script left the loop {loop_end}, and trains on now unless it leaves the loop again: what decides that (a best "
+        "score, a count of epochs) belongs in optimizer.remember(...)"
+    )
+
+
 class LiveReport:
     """The report of `recover()`, with the caveats that became known since.
 
@@ -114,6 +130,7 @@ def announce(run: Path, report: RecoveryReport, place: str, *, is_finished: bool
         place: where training stands, in the words of the trainer: "step 412".
         is_finished: True if nothing is left to train.
     """
+    report = replace(report, end="")  # the trainer knows it better
     if report.checkpoint_step is None:
         line = f": {report}"
     elif is_finished:

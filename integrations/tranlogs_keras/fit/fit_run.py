@@ -320,7 +320,7 @@ class FitRun:
         self._body.is_end = True
         # Should more epochs follow, they begin with metrics of their own.
         self._boundaries.commit_end({"metrics": {}, "has_stopped": has_stopped}, self._scalars())
-        self.parts.journal.note_finished()
+        self.parts.journal.note_finished("complete")
 
     def release(self) -> None:
         """Give model, epoch iterator and run back."""

@@ -72,6 +72,7 @@ class LoopRun:
         is_looping: whether a loop of `LoggedOptimizer` runs.
         turns: what the data of the running loop come from, if it is one over `steps()` or over an iterable of the script's own.
         source: of the batches; None before the first loop over data.
+        loop_end: "complete" if the last loop gave all that it had; else where it was left; empty if there was none.
         was_set_back: whether the state was set back in the running loop, and its source of batches is to be opened again.
     """
 
@@ -81,6 +82,7 @@ class LoopRun:
         self.position, self.is_looping = Position(), False
         self.source: Source | None = None
         self.turns: TurnData | None = None
+        self.loop_end = ""
         self.was_set_back = False
         self._is_undeclared = False  # the data were not known before the crash
         self._data: dict[str, Any] | None = None
@@ -375,7 +377,7 @@ class LoopRun:
                 self._recovery.recheck.note_end()
             self._recovery.recheck.close()
             if is_orderly and not self.is_looping and not self._recovery.recheck.is_pending:
-                self.resources.journal.note_finished()
+                self.resources.journal.note_finished(self.loop_end)
         self.resources.close()
 
 

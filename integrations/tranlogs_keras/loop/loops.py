@@ -58,6 +58,7 @@ class Loops:
         self._data: LoopData | None = None
         self._is_in_epochs = self._is_in_pass = False
         self._is_exhausted = False  # the running epoch
+        self._is_left = False  # its loop, at a batch
 
     @contextmanager
     def _looping(self) -> Iterator[None]:
@@ -86,17 +87,30 @@ class Loops:
                     if position.batch == 0:
                         run.come_back()
                     self._is_exhausted = False
+                    self._is_left = False
+                    run.loop_end = f"in epoch {position.epoch + 1} of {count}"
                     yield Epoch.of(self)
-                    if not self._is_exhausted:
-                        raise UsageError(
-                            f"epoch {position.epoch} was not iterated to its end: the loop over its batches must run without "
-                            "break"
-                        )
+                    self._leave_epoch()
                     self._next_epoch()
                     run.boundary(is_epoch_end=True)
+                run.loop_end = "complete"
                 run.come_back()
             finally:
                 self._is_in_epochs = False
+
+    def _leave_epoch(self) -> None:
+        """Count the batch at which `break` left the loop over an epoch: the next epoch begins with its first batch."""
+        position = self.run.position
+        if self._is_exhausted:
+            return
+        if not self._is_left:
+            raise UsageError(
+                f"{self.run.settings.shared.run}: epoch {position.epoch + 1} gave no batch, so nothing of it would be logged. "
+                "Write `for epoch in optimizer.epochs(...)`, and inside it `for batch in epoch`"
+            )
+        position.total += 1
+        if self.run.source is not None:
+            self.run.source.close()
 
     def batches(self, data: LoopData, until: int | None, *, numbered: bool) -> Iterator[Any]:
         """Yield the rest of the running epoch; outside of `epochs`, the batches of all epochs up to number `until`.
@@ -124,16 +138,18 @@ class Loops:
                 "from optimizer.epochs(n), which leaves finished ones out"
             )
         with self._looping():
-            self._data, position = data, self.run.position
+            run, position = self.run, self.run.position
+            self._data = data
             if position.total >= until:
-                self.run.come_back()
+                run.come_back()
             while position.total < until:
-                before = position.total
+                before, run.loop_end = position.total, f"before batch {until}"
                 yield from self.rest_of_epoch(until)
                 if self._is_exhausted and position.total < until:
                     if position.total == before and position.batch == 0:
                         return  # empty data would be asked for ever
                     self._next_epoch()
+            run.loop_end = "complete"
 
     def rest_of_epoch(self, until: int | None = None) -> Iterator[Any]:
         """Yield the batches of the running epoch that are left, with a boundary behind each."""
@@ -158,7 +174,9 @@ class Loops:
                     self._is_exhausted = True
                     source.close()
                     return
+                self._is_left = True
                 yield batch
+                self._is_left = False
                 position.batch += 1
                 position.seen += 1
                 position.total += 1
@@ -191,6 +209,8 @@ class Loops:
             run.note_turns(stateless=stateless)
             run.come_back()
             while position.total < until:
+                run.loop_end = f"in turn {position.total + 1} of {until}"
                 yield position.total
                 position.total += 1
                 run.boundary()
+            run.loop_end = "complete"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tranlogs.base.errors import StateMismatch
-from tranlogs.training import PENDING, Recovered, RecoveryReport, judge_exactness, make_report, recover
+from tranlogs.training import PENDING, Recovered, RecoveryReport, describe_end, judge_exactness, make_report, recover
 
 from ..backends.arrays import Values
 from ..state import environment
@@ -156,7 +156,8 @@ class Recovery:
             timeline=parts.journal.timeline,
         )
         rechecked, seconds = self.recheck.compared
-        return replace(report, recheck=parts.report.recheck, rechecked=rechecked, seconds_recheck=seconds)
+        end = describe_end(parts.journal.former_loop_end) if parts.journal.was_finished else ""
+        return replace(report, recheck=parts.report.recheck, rechecked=rechecked, seconds_recheck=seconds, end=end)
 
     def _compare_models(self) -> list[str]:
         """Return the changes of the model; those of an optimizer's settings become notes, since the run's settings hold."""

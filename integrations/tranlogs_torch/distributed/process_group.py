@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,15 @@ class Group:
     def begin(self) -> None:
         """Training begins: from here on the script's time limit counts for who keeps others waiting. All must call it."""
         self._has_begun = True
+
+    @contextmanager
+    def waiting_long(self) -> Iterator[None]:
+        """Wait for each other as before training has begun: all redo their logs once more. All must call it."""
+        has_begun, self._has_begun = self._has_begun, False
+        try:
+            yield
+        finally:
+            self._has_begun = has_begun
 
     def gather(self, value: Any) -> Sequence[Any]:
         """Everybody's value, by rank. All must call it."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from tranlogs.base.errors import RunInUse, UsageError
 from tranlogs.ranks import (
+    FindObstacle,
     GroupRecovered,
     GroupRecovery,
     ReplacementSource,
@@ -36,11 +37,17 @@ def is_of_many(folder: Path) -> bool:
 
 
 def recover_alone(
-    journal: Journal, state: RecoverableState, step: int | None, progress: Progress | None, spare: ReplacementSource
+    journal: Journal,
+    state: RecoverableState,
+    step: int | None,
+    progress: Progress | None,
+    spare: ReplacementSource,
+    find_obstacle: FindObstacle | None = None,
 ) -> GroupRecovered | None:
     """Bring one process to where the several that recorded the run would land; None if the run is fresh."""
     demand_unused(journal.paths.folder, 1)
-    return GroupRecovery(journal.paths.folder, 0, 1, journal.run.run_id, state, Solo(), spare).recover(step, progress)
+    recovery = GroupRecovery(journal.paths.folder, 0, 1, journal.run.run_id, state, Solo(), spare)
+    return recovery.recover(step, progress, find_obstacle)
 
 
 def demand_unused(folder: Path, world: int) -> None:

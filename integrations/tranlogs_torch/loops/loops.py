@@ -68,11 +68,13 @@ class Loops:
 
     Attributes:
         running: the loops, the outermost first.
+        end: "complete" if the last loop gave all that it had; else where it was left; empty if that is not known.
     """
 
     def __init__(self, parts: RunParts, boundaries: UnitCommitter, user_loops: UserLoops) -> None:
         self._parts, self._boundaries, self._user_loops = parts, boundaries, user_loops
         self.running: list[object] = []
+        self.end = ""
         self._backup: StateBackup | None = None
 
     @contextmanager
@@ -133,15 +135,19 @@ class Loops:
                 auxiliary.open_loop()
             while auxiliary.count < until:
                 auxiliary.count += 1
+                self.end = f"in turn {auxiliary.count} of {until}"
                 yield auxiliary.count - 1
                 self._boundaries.boundary(turns)
+            self.end = "complete"
 
     def batches(self, loader: DataLoader[Any], until: int | None, *, numbered: bool) -> Iterator[Any]:
         """Yield the batches of a loader over all epochs; if `numbered`, each with its number in the run."""
         position = self._parts.auxiliary.loader(loader)
         with self._looping(position):
             for data in position.batches(until):
+                self.end = "" if until is None else f"in batch {position.taken} of {until}"
                 yield (position.taken - 1, data) if numbered else data
+            self.end = "complete"
             self._parts.auxiliary.pass_loop()
 
     def epochs(self, count: int, loader: DataLoader[Any] | None) -> Iterator[Epoch]:
@@ -158,13 +164,23 @@ class Loops:
             while position.epoch < count:
                 number = position.epoch
                 self._enter_epoch(position)
+                self.end = f"in epoch {number + 1} of {count}"
                 yield Epoch.of(position)
-                if position.epoch == number:
-                    raise UsageError(
-                        f"epoch {number} was not iterated to its end: `for batch in epoch:` must run without break"
-                    )
+                self._leave_epoch(position, number)
                 self._boundaries.boundary()  # the epoch's own code ran
+            self.end = "complete"
             auxiliary.pass_loop()
+
+    def _leave_epoch(self, position: LoaderPosition, number: int) -> None:
+        """End an epoch whose loop was left by `break`: the next one begins with its first batch, as without TranLogs."""
+        if position.epoch > number:
+            return
+        if position.batch == 0 or position.is_pending:
+            raise UsageError(
+                f"{self._parts.settings.run}: epoch {number + 1} gave no batch, so nothing of it would be logged. Write "
+                "`for epoch in optimizer.epochs(...)`, and inside it `for batch in epoch`, not `for batch in loader`"
+            )
+        position.end_epoch()
 
     def _enter_epoch(self, position: LoaderPosition) -> None:
         """Prepare for the script's code before the epoch's loop; in the middle of an epoch that code runs again."""

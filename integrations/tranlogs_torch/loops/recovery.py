@@ -9,11 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.ranks import GroupRecovered, get_first_timeline_id
-from tranlogs.training import NOT_PROVEN, PENDING, Progress, Recovered, RecoveryReport, forecast_writes, make_report, recover
+from tranlogs.training import (
+    NO_UNIT,
+    PENDING,
+    LastUnit,
+    Progress,
+    Recovered,
+    RecoveryReport,
+    describe_end,
+    describe_not_computed,
+    forecast_writes,
+    make_report,
+    recover,
+)
 
 from ..checkpoint_import import Built, Start, StartFrom, find_start
 from ..distributed.process_group import demand_group
@@ -22,10 +32,11 @@ from ..sharding import fsdp
 from ..sharding.zero_optimizer import bring_in
 from ..state import environment
 from ..state.caveats import IMPLICIT, LOADED_BEFORE, caveats, has_steps, untracked_scheduler, verdict
-from ..state.compatibility import compare_modules, compare_schedulers
+from ..state.compatibility import compare_modules, compare_schedulers, describe_modules
 from ..tensors.placement import local
 from .log_sizes import count_kept, count_logged
 from .run_parts import RunParts
+from .script_changes import ScriptChanges
 from .unit_recheck import UnitRecheck
 
 _log = logging.getLogger("tranlogs")
@@ -46,12 +57,13 @@ class Recovery:
 
     def __init__(self, parts: RunParts, on_landed: Callable[[], None], on_set_back: Callable[[], None]) -> None:
         self._parts, self._on_landed = parts, on_landed
-        self.recheck = UnitRecheck(parts, on_set_back)
+        self.recheck = UnitRecheck(parts, self._recover_end, on_set_back)
         self.has_begun = False
         self._landed: dict[str, Any] = {}  # the boundary that recovery landed on
         self._recovered: tuple[Recovered, float] | None = None  # and the seconds that it took
         self._place: dict[str, Any] = {}  # in the data, where training goes on
-        self._is_unproven = False  # no unit can be computed again, because the log does not hold one
+        self._is_of_group = False  # the ranks have recovered together
+        self._is_at_end = False  # the script of the former process came to its end, and the run is brought back to there
         self._shared_id: str | None = None  # of a journal, the same on all ranks
         self._origin_notes: list[str] | None = None  # of what a fresh run started from
         self._has_loaded = False  # the script, a checkpoint of its own; what it makes of that is not known yet
@@ -86,14 +98,17 @@ class Recovery:
         state.loaded = set() if journal.is_fresh else {which for which, hooks in parts.hooks.items() if has_steps(hooks.inner)}
         origin = find_start(parts.settings.run, start_from)
         self._require_same_settings()
+        self._is_at_end = step is None and journal.was_finished
         if step is not None:
             journal.holds.hold()
         coordinator.require_same_start(origin.identity if origin else "", is_fresh=journal.is_fresh)
         if origin is not None and journal.is_fresh and origin.identity:
             self._load(origin, progress)  # what others have of a journal that was lost comes over it
-        landing = coordinator.recover(journal, parts.auxiliary.read, step, progress, parts.resources.spare)
+        rechecks = self._agree_to_recheck(step)
+        find_obstacle = self._find_obstacle if rechecks else None
+        landing = coordinator.recover(journal, parts.auxiliary.read, step, progress, parts.resources.spare, find_obstacle)
         if landing is None and coordinator.is_single:
-            found = self._recover_alone(step, progress)
+            found = self._recover_alone(step, progress, rechecks=rechecks)
         else:
             found = None if landing is None else landing.recovered
         if landing is not None:
@@ -113,39 +128,78 @@ class Recovery:
         parts.report.current = self._report_of(*self._recovered)
         return parts.report.current
 
-    def _recover_alone(self, step: int | None, progress: Progress | None) -> Recovered | None:
+    def _agree_to_recheck(self, step: int | None) -> bool:
+        """Return True if the newest unit is to be computed again: all ranks want that, and one has not come to its end."""
+        parts, coordinator = self._parts, self._parts.coordinator
+        wanted = parts.settings.rechecks and step is None
+        told = coordinator.all_gather([wanted, parts.journal.was_finished, coordinator.recheck_obstacle])
+        without = [rank for rank, (is_wanted, _, _) in enumerate(told) if not is_wanted]
+        if len(without) == len(told) or all(is_finished for _, is_finished, _ in told):
+            return False
+        obstacles = [obstacle for _, _, obstacle in told if obstacle]
+        self.recheck.obstacle = f"rank {without[0]} has recheck=False" if without else next(iter(obstacles), "")
+        return not self.recheck.obstacle
+
+    def _find_obstacle(self, found: Recovered) -> str:
+        """Return why the unit behind a recovery is known to come out otherwise; "" if it may be equal."""
+        state = self._parts.state
+        if state.stale:
+            return "the state of an optimizer was not logged"
+        if compare_modules(state.recorded_environment.get("settings", {}), describe_modules(self._parts.modules)):
+            return "the script makes a module with other settings than the run's"
+        assert found.last_unit is not None
+        return self.recheck.find_obstacle(found.last_unit)
+
+    def _recover_alone(self, step: int | None, progress: Progress | None, *, rechecks: bool) -> Recovered | None:
         """Recover the journal of this process: one unit before the newest boundary, if that unit can show anything."""
-        parts, state, folder = self._parts, self._parts.state, self._parts.journal.paths.folder
-        rechecks = parts.settings.rechecks and step is None and not parts.journal.was_finished
-        spare = parts.resources.spare
+        state, folder, spare = self._parts.state, self._parts.journal.paths.folder, self._parts.resources.spare
         found = recover(folder, state, step=step, progress=progress, spare=spare, before_last_unit=rechecks)
         if found is None or not rechecks:
             return found
-        parts.describe_environment()
-        recorded = state.recorded_environment.get("settings", {})
-        if found.last_unit is not None and (state.stale or compare_modules(recorded, parts.environment["settings"])):
-            # The unit is known to come out otherwise: optimizer state was not logged, or the script has changed a module.
+        if found.last_unit is None:
+            self.recheck.obstacle = NO_UNIT
+        elif self._find_obstacle(found):
             return recover(folder, state, progress=progress, spare=spare)
-        self._is_unproven = found.last_unit is None and found.position.step > 0
+        return found
+
+    def _recover_end(self, unit: LastUnit) -> Recovered:
+        """Bring everything to the newest boundary, which ends a unit, as the log has it. All ranks must call it."""
+        parts, coordinator = self._parts, self._parts.coordinator
+        spare, found = parts.resources.spare, None
+        if self._is_of_group:
+            fsdp.reshard(parts.modules)
+            landing = coordinator.recover(parts.journal, parts.auxiliary.read, None, None, spare, None)
+            found = None if landing is None else landing.recovered
+        else:
+            found = recover(parts.journal.paths.folder, parts.state, sequence=unit.end.sequence, spare=spare)
+        assert found is not None, "a run with a unit holds something"
+        found.require_position(unit.end)
+        parts.scalars.extend(found.scalars)
+        parts.state.refresh()
+        if self._is_of_group:
+            bring_in(parts.state.outers.values())
+            coordinator.restore_division(self._landed)
+            parts.report.caveats += [(text, False) for text in coordinator.restore_hooks(self._landed, unit.end.step)]
+            self._landed = {}
+        parts.writes.remember(parts.journal.step)
         return found
 
     def abandon_recheck(self) -> None:
-        """Go on at the newest boundary, with the hyper-parameters and weights that the script has set since the recovery."""
-        parts, state, start = self._parts, self._parts.state, time.monotonic()
+        """Go on at the newest boundary, with the hyper-parameters and weights that the script has set since the recovery.
+
+        Several ranks do that together, at the end of the unit: until then one rank does not know what another has changed.
+        """
+        parts, start = self._parts, time.monotonic()
         if not self.recheck.is_pending:
             return
-        changed = parts.auxiliary.changed_hyper()
-        written = [name for name in parts.writes.parameters(parts.journal.step) if name in state.parameters]
-        weights = {name: state.parameters[name].detach().clone() for name in written}
+        changes = ScriptChanges(parts)
+        if not parts.coordinator.is_single:
+            self.recheck.drop(changes)
+            return
         found = self.recheck.abandon()
         parts.auxiliary.reopen()
         self._on_landed()
-        for which, i, key, value in changed:
-            for optimizer in {id(one): one for one in (state.optimizers[which], state.outer(which))}.values():
-                optimizer.param_groups[i][key] = value
-        with torch.no_grad():
-            for name, value in weights.items():
-                state.parameters[name].copy_(value)
+        changes.apply()
         self._recovered, self._place = (found, time.monotonic() - start), {}
         parts.report.current = self._report_of(*self._recovered)
 
@@ -190,9 +244,11 @@ class Recovery:
         parts, journal = self._parts, self._parts.journal
         if landing is None:
             parts.resources.continue_from(found)
-            self.recheck.begin(found)
         else:
             parts.resources.continue_from(found, new_timeline=landing.is_new, number=landing.timeline)
+            self._is_of_group, self.recheck.starts_timeline = True, landing.is_new
+            self.recheck.obstacle = self.recheck.obstacle or landing.obstacle
+        self.recheck.begin(found)
         parts.scalars.extend(found.scalars)
         self.has_begun = True
         parts.state.refresh()
@@ -218,8 +274,9 @@ class Recovery:
         body = {**self._landed, "scalars": parts.scalars.pack()}
         is_any_lost = any(coordinator.all_gather(landing.is_journal_lost))
         begins = landing.starts_generation or is_any_lost  # a disk that is lost next costs nothing more
-        if landing.is_new and not landing.is_resharded:  # in all journals, before the first record: else a crash could leave
-            parts.journal.start()  # steps of two histories
+        # The new timeline begins in all journals before the first record: else a crash could leave steps of two histories.
+        if landing.is_new and not landing.is_resharded and not self.recheck.is_pending:
+            parts.journal.start()
             coordinator.all_gather(True)  # nothing is in any of them before it is begun in all: else it never was
         if begins:
             coordinator.exchange_backups(body)
@@ -307,8 +364,8 @@ class Recovery:
             exact = False if is_wrong else exact
         elif parts.report.recheck == "pending":
             others.append(PENDING)
-        elif self._is_unproven:
-            others.append(NOT_PROVEN)
+        elif self.recheck.obstacle and found.position.step:
+            others.append(describe_not_computed(self.recheck.obstacle))
         texts = [*parts.journal.notes, *found.notes, *state.notes, *compared, *notes, *parts.report.texts, *others]
         report = make_report(
             found,
@@ -320,7 +377,8 @@ class Recovery:
             timeline=parts.journal.timeline,
         )
         rechecked, seconds_recheck = self.recheck.compared
-        return replace(report, recheck=parts.report.recheck, rechecked=rechecked, seconds_recheck=seconds_recheck)
+        end = describe_end(parts.journal.former_loop_end) if self._is_at_end else ""
+        return replace(report, recheck=parts.report.recheck, rechecked=rechecked, seconds_recheck=seconds_recheck, end=end)
 
     # Beginning.
 

@@ -405,6 +405,6 @@ class TrainingRun:
         for hook in self._forward_hooks:
             hook.release()
         if is_orderly and not self.loops and self.report.recheck != "pending":
-            self.journal.note_finished()
+            self.journal.note_finished(self._loops.end)
         self._user_loops.release()
         self._resources.close(None if is_orderly else self._parts.settings.grace_seconds)

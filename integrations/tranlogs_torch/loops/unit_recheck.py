@@ -1,27 +1,35 @@
-"""The newest unit before a crash, which the script's own loop computes again: what follows from the comparison."""
+"""The newest unit before a crash, which the script's own loop computes again: what follows from the comparison.
+
+Several ranks conclude together. They ask each other at the first boundary behind a step, which all of them pass, and at those
+that follow until the unit is over. All go on behind the unit, or all set back what each has recorded.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from tranlogs.training import (
     UNKNOWN_DATA,
+    LastUnit,
     Recheck,
     Recovered,
     describe_difference,
     describe_equal,
     describe_unfinished,
     is_rounding,
-    recover,
 )
 
 from ..state.caveats import CARRIED, IMPLICIT
 from .run_parts import RunParts
+from .script_changes import ScriptChanges
+from .unit_verdict import UnitOutcome, UnitVerdict, conclude
 
 # Parts of a boundary that depend on the process: where it began, whether it has learned that gradients are cleared before the
-# next step (the gradients themselves are compared with each step), and how an earlier unit differed.
-_OF_EACH_PROCESS = ("start_rng", "flags", "waiting", "deviation")
+# next step (the gradients themselves are compared with each step), how an earlier unit differed, whether ranks have found out
+# at a checkpoint that they differ, and what a rank keeps of another one, which compares that itself.
+_OF_EACH_PROCESS = ("start_rng", "flags", "waiting", "deviation", "ddp.is_divided", "beside")
 REFUTED = frozenset({UNKNOWN_DATA, CARRIED})  # doubts about what the loop keeps, which an equal unit removes
 
 
@@ -30,24 +38,38 @@ class UnitRecheck:
 
     Args:
         parts: of the run.
+        recover_end: brings everything to the boundary that ends a unit, which is the newest one.
         on_set_back: called when the recorded state was set back in the middle of a loop.
 
     Attributes:
         recovered: the recovery that set the recorded state back; None if that was not necessary.
         ignored: paths in the body of a boundary that are not compared: wall-clock times of a trainer, and what depends on the
             process.
+        obstacle: why no unit is computed again, although that is wanted; "" if one is.
+        starts_timeline: True if a new timeline follows the unit, which all ranks begin together.
     """
 
-    def __init__(self, parts: RunParts, on_set_back: Callable[[], None]) -> None:
-        self._parts, self._on_set_back = parts, on_set_back
+    def __init__(self, parts: RunParts, recover_end: Callable[[LastUnit], Recovered], on_set_back: Callable[[], None]) -> None:
+        self._parts, self._recover_end, self._on_set_back = parts, recover_end, on_set_back
         self._recheck: Recheck | None = None
+        self._changes: ScriptChanges | None = None
         self.ignored = set(_OF_EACH_PROCESS)
         self.recovered: Recovered | None = None
+        self.obstacle = ""
+        self.starts_timeline = False
 
     @property
     def compared(self) -> tuple[int, float]:
         """The number of steps that are equal, and the seconds that it took to compare them."""
         return (0, 0.0) if self._recheck is None else (self._recheck.steps, self._recheck.seconds)
+
+    def find_obstacle(self, unit: LastUnit) -> str:
+        """Return why the ranks of this run cannot compute a unit again; "" if they can."""
+        recorded = Recheck(unit)
+        try:
+            return self._parts.coordinator.find_unit_obstacle(recorded.read_recorded)
+        finally:
+            recorded.close()
 
     def begin(self, found: Recovered) -> None:
         """Let the journal compare the unit behind the position where recovery has landed, if there is one to be computed."""
@@ -62,30 +84,67 @@ class UnitRecheck:
         self._parts.report.recheck = "pending"
 
     def settle(self) -> bool:
-        """Draw the conclusion at a boundary if the unit is over; return True if it is."""
-        recheck, report, journal = self._recheck, self._parts.report, self._parts.journal
-        if recheck is None or report.recheck != "pending" or not recheck.is_over:
+        """Draw the conclusion at a boundary if the unit is over on all ranks; return True if it is."""
+        recheck, coordinator = self._recheck, self._parts.coordinator
+        if recheck is None or not self.is_pending or not self._is_due(recheck):
             return False
-        journal.end_recheck()
-        recheck.close()
-        if recheck.is_equal:
-            # How many turns are left of a loop of the script's own is known if it keeps its state in the run.
-            refuted = REFUTED | {IMPLICIT} if self._parts.auxiliary.is_loop_remembered else REFUTED
-            report.recheck, report.refuted = "equal", refuted
-            self._say(describe_equal(journal.step))
-            return True
-        report.recheck = "different"
-        assert recheck.difference is not None
-        self._set_back()
-        found = describe_difference(recheck.difference), not is_rounding(recheck.difference)
-        self._parts.auxiliary.deviation = self._parts.auxiliary.deviation or found
-        report.warn(*found)
+        told = coordinator.all_gather(self._describe_outcome(recheck).pack())
+        verdict = conclude([UnitOutcome(*packed) for packed in told])
+        if verdict is None:
+            return False
+        self._conclude(recheck, verdict)
+        if self.starts_timeline:  # in all journals before the first record
+            self._parts.journal.start()
+            coordinator.all_gather(True)
         return True
+
+    def _is_due(self, recheck: Recheck) -> bool:
+        """Return True if all ranks ask each other at this boundary; other boundaries may be this rank's alone."""
+        if self._parts.coordinator.is_single:
+            return recheck.is_over
+        return self._parts.journal.step > recheck.unit.start.step
+
+    def _describe_outcome(self, recheck: Recheck) -> UnitOutcome:
+        difference, is_changed = recheck.difference, self._changes is not None
+        if difference is None:
+            return UnitOutcome(recheck.is_over, is_changed=is_changed)
+        return UnitOutcome(recheck.is_over, describe_difference(difference), not is_rounding(difference), is_changed)
+
+    def _conclude(self, recheck: Recheck, verdict: UnitVerdict) -> None:
+        parts, report, journal = self._parts, self._parts.report, self._parts.journal
+        journal.end_recheck()
+        if verdict.kind == "equal":
+            # How many turns are left of a loop of the script's own is known if it keeps its state in the run.
+            refuted = REFUTED | {IMPLICIT} if parts.auxiliary.is_loop_remembered else REFUTED
+            report.recheck, report.refuted = "equal", refuted
+            parts.coordinator.restore_division(_read_division(recheck))
+            recheck.close()
+            self._say(describe_equal(journal.step, parts.coordinator.world))
+            return
+        recheck.close()
+        report.recheck = "different" if verdict.kind == "different" else ""
+        self.recovered = self._recover_end(recheck.unit)
+        if verdict.kind == "dropped":
+            self.obstacle = verdict.texts[0]
+        else:
+            parts.auxiliary.deviation = parts.auxiliary.deviation or (verdict.texts[0], verdict.is_wrong)
+        self._on_set_back()
+        if self._changes is not None:
+            self._changes.apply()
+        for text in verdict.texts if verdict.kind == "different" else ():
+            if parts.coordinator.rank == 0:
+                report.warn(text, verdict.is_wrong)
+            else:  # said once
+                report.caveats.append((text, verdict.is_wrong))
 
     @property
     def is_pending(self) -> bool:
         """True until the unit was computed."""
         return self._recheck is not None and self._parts.report.recheck == "pending"
+
+    def drop(self, changes: ScriptChanges) -> None:
+        """Let all ranks give the unit up at the next boundary where they meet, and keep what the script has changed."""
+        self._changes = changes
 
     def abandon(self) -> Recovered:
         """Recover to the newest boundary after all, before a loop begins."""
@@ -93,31 +152,19 @@ class UnitRecheck:
         self._parts.journal.end_recheck()
         self._recheck.close()
         self._parts.report.recheck = ""
-        return self._recover_end()
+        return self._recover_end(self._recheck.unit)
 
     def note_end(self) -> None:
         """Report at the end of the script that its loop has not computed the unit."""
         if self._recheck is not None and self.is_pending:
             self._parts.report.warn(describe_unfinished(self._parts.settings.run, self._recheck.unit), False)
 
-    def _set_back(self) -> None:
-        """Bring everything to the newest boundary in the middle of a loop."""
-        self.recovered = self._recover_end()
-        self._on_set_back()
-
-    def _recover_end(self) -> Recovered:
-        """Bring everything to the boundary that ends the unit, which is the newest one, as the log has it."""
-        parts = self._parts
-        assert self._recheck is not None
-        end = self._recheck.unit.end
-        found = recover(parts.journal.paths.folder, parts.state, sequence=end.sequence, spare=parts.resources.spare)
-        assert found is not None, "a run with a unit holds something"
-        found.require_position(end)
-        parts.scalars.extend(found.scalars)
-        parts.state.refresh()
-        parts.writes.remember(parts.journal.step)
-        return found
-
     def _say(self, text: str) -> None:
         if self._parts.coordinator.rank == 0:
             print(f"TranLogs: {self._parts.settings.run}: {text}", file=sys.stderr, flush=True)
+
+
+def _read_division(recheck: Recheck) -> dict[str, Any]:
+    """Return what the boundary that ends the unit says of the division of the log among the ranks."""
+    found = {name: recheck.read_recorded(name) for name in ("ddp", "equal")}
+    return {name: value for name, value in found.items() if value is not None}

@@ -16,6 +16,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ...base.errors import RunInUse
 
@@ -36,6 +37,7 @@ class Owner:
         is_alive: True while it holds the lock.
         has_closed: True if it released the lock in order, and did not die.
         has_finished: True if its script came to its end, so that it stopped in the middle of no loop.
+        loop_end: where that script left its loop; see `Journal.note_finished`.
     """
 
     host: str
@@ -44,6 +46,7 @@ class Owner:
     is_alive: bool = True
     has_closed: bool = False
     has_finished: bool = False
+    loop_end: str = ""
 
 
 class OwnerLock:
@@ -56,6 +59,7 @@ class OwnerLock:
     Attributes:
         former: the process that held the lock before; None if no process did.
         has_finished: set to True before `release`, if the script came to its end.
+        loop_end: set before `release`: where the script left its loop.
     """
 
     def __init__(self, folder: Path, role: str = "owner") -> None:
@@ -80,7 +84,7 @@ class OwnerLock:
             who = (found.host, found.pid, found.since) if found else ("unknown", 0)
             raise RunInUse(folder, *who) from None
         _owned_here.add(self._path)
-        self.former, self.has_finished = _read_info(folder, role), False
+        self.former, self.has_finished, self.loop_end = _read_info(folder, role), False, ""
         _write_owner(folder, role)
 
     def mark_closed(self) -> None:
@@ -95,18 +99,20 @@ class OwnerLock:
     def release(self) -> None:
         """Release the lock, and record that this process did not die."""
         if self._fd >= 0:
-            _write_owner(self._folder, self._role, has_closed=True, has_finished=self.has_finished)
+            end = self.loop_end if self.has_finished else ""
+            _write_owner(self._folder, self._role, has_closed=True, has_finished=self.has_finished, loop_end=end)
             _owned_here.discard(self._path)
             fd, self._fd = self._fd, -1  # Never close it twice: the number may be another file's by then.
             with suppress(OSError):  # The lock is released even if `close` fails, and nothing was written.
                 os.close(fd)
 
 
-def _write_owner(folder: Path, role: str, *, has_closed: bool = False, has_finished: bool = False) -> None:
+def _write_owner(folder: Path, role: str, *, has_closed: bool = False, has_finished: bool = False, loop_end: str = "") -> None:
     info = folder / f"{role}.json"
     temporary = info.with_suffix(".json.tmp")
     try:
-        owner = Owner(socket.gethostname(), os.getpid(), time.time(), has_closed=has_closed, has_finished=has_finished)
+        ends: dict[str, Any] = {"has_closed": has_closed, "has_finished": has_finished, "loop_end": loop_end}
+        owner = Owner(socket.gethostname(), os.getpid(), time.time(), **ends)
         temporary.write_text(json.dumps(asdict(owner)))
         os.replace(temporary, info)
     except OSError:  # The disk is full or fails. The lock is valid without the file; a wrong owner would be worse than none.
@@ -154,7 +160,8 @@ def _holder(fd: int) -> int | None:
 def _read_info(folder: Path, role: str) -> Owner | None:
     try:
         content = json.loads((folder / f"{role}.json").read_text())
-        ends = {name: content.get(name) is True for name in ("has_closed", "has_finished")}
+        ends: dict[str, Any] = {name: content.get(name) is True for name in ("has_closed", "has_finished")}
+        ends["loop_end"] = str(content.get("loop_end", ""))[:100]
         owner = Owner(str(content["host"])[:255], int(content["pid"]), float(content["since"]), **ends)
         return owner if 0 <= owner.pid < 1 << 31 and 0 <= owner.since < _SINCE_MAX else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):  # whatever it holds

@@ -8,6 +8,9 @@ The number of processes may have changed since the run was recorded. A journal w
 process that finds it in the same folder as its own journal. A process without a part in the run redoes the journal of another
 rank. If parameters are sharded in another way now, the log of each former rank is compacted into a checkpoint, and each process
 reads its parts from these checkpoints (resharding.py).
+
+If training is to compute the newest unit again, all ranks resume one unit before the boundary that they have chosen, or none
+does (decision/common_unit.py).
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from ..decoding import DamagedEntry
 from ..recover import Progress, Recovered, execute_plan, open_planned_checkpoint
 from ..recovery_plan import RecoveryPlan
 from ..state_protocol import ReplacementSource
+from .common_unit import CommonUnit, FindObstacle
 from .decision.agreement import Agreement, BaseCheckpoint, Damage
 from .decision.change_notes import describe_lost_journals, describe_resharding, describe_resize, describe_substitution
 from .decision.generations import Generation, GroupTarget, choose_target, group_by_generation
@@ -72,15 +76,28 @@ class GroupRecovery:
         self._current_role: RankRole | None = None
         self._damage = Damage()
         self._resharding: Resharding | None = None
+        self._end: GroupTarget | None = None  # the boundary after which the ranks continue to log
+        self._unit: CommonUnit | None = None  # before it, which training is to compute again
 
-    def recover(self, step: int | None = None, progress: Progress | None = None) -> GroupRecovered | None:
+    def recover(
+        self, step: int | None = None, progress: Progress | None = None, find_obstacle: FindObstacle | None = None
+    ) -> GroupRecovered | None:
         """Bring the state to the newest boundary that all ranks can reach, or to `step`. Return None if the run is new.
+
+        Args:
+            step: the step to end at; None for the newest boundary.
+            progress: called with what is done.
+            find_obstacle: given on all ranks or on none, it makes all ranks end one unit before the newest boundary, so that
+                training computes that unit again. It is called when a rank has arrived there, and returns why that is not
+                possible; all ranks then end at the newest boundary. See `GroupRecovered.obstacle`.
 
         Raises:
             StateMismatch: the state does not fit the run.
             RecoveryError: there is no such boundary, or another rank could not recover.
             UsageError: the ranks are asked for different steps, or this number of processes cannot continue the run.
         """
+        if find_obstacle is not None and step is None:
+            self._unit = CommonUnit(self.rank, self.world, find_obstacle, self._transport)
         self._exchange.run(self.state, step)
         with JournalAccess(self.folder, self.rank, self._exchange.summaries, self._transport) as self._access:
             self._fetch_logs()
@@ -105,6 +122,8 @@ class GroupRecovery:
             self._resharding = self._begin_resharding() if self._role.is_resharded else None
             self._check_world()
             self._access.fetch_checkpoints(() if self._role.is_resharded else self._list_foreign_checkpoints())
+            self._end = target
+            self._aim_before_unit(generations)
             attempt, recovered = self._attempt(progress)
             outcomes = self._transport.gather(attempt.pack())
             self._raise_failures(attempt, outcomes)
@@ -114,6 +133,8 @@ class GroupRecovery:
                     f"the states of the ranks differed at step {self._agreement.step}, and each rank keeps its own"
                 )
             elif not any(outcome[kind] for outcome in outcomes for kind in DAMAGE_KINDS):
+                if self._unit is not None and self._unit.is_refused(outcomes):
+                    continue
                 if self._resharding is not None:
                     position = self._make_planner().new_position(self._agreement.step)
                     recovered = self._resharding.assemble(self.state, position)
@@ -123,6 +144,16 @@ class GroupRecovery:
             else:
                 self._learn_damage(outcomes)
         raise RecoveryError(f"{self.folder.parent}: too much is damaged to recover; run `tranlogs verify` to list the damage")
+
+    def _aim_before_unit(self, generations: Sequence[Generation]) -> None:
+        """Let this attempt end one unit before the boundary that was chosen, if all ranks can compute that unit again."""
+        if self._unit is None:
+            return
+        role = self._unit.choose(generations, self._role, self._make_planner(), self._damage)
+        if role is not None:
+            assert self._access is not None
+            self._current_role = role
+            self._access.fetch_checkpoints(self._list_foreign_checkpoints())
 
     def _choose_target(self, generations: Sequence[Generation], step: int | None) -> GroupTarget | None:
         try:
@@ -209,6 +240,8 @@ class GroupRecovery:
             elif self._role.has_part or self._role.is_newcomer or self._role.redoes_copies or self._role.redoes_equal:
                 assert base is not None
                 recovered = self._redo(planner, donor, base, self.state, progress, attempt.notes)
+                if self._unit is not None:
+                    attempt.obstacle = self._unit.leave(recovered)
                 attempt.has_later = recovered.plan.has_later
                 if donor != self.rank:
                     recovered.position = planner.new_position(recovered.position.step)
@@ -341,7 +374,8 @@ class GroupRecovery:
         Raises:
             RecoveryError: the states of the ranks differ.
         """
-        agreement, generation, summaries = self._agreement, self._generation, self._exchange.summaries
+        assert self._end is not None
+        agreement, generation, summaries = self._end.agreement, self._generation, self._exchange.summaries
         is_new = agreement.is_forked or self._role.starts_generation or any(outcome["has_later"] for outcome in outcomes)
         is_new |= any(summary.has_empty_timeline for summary in summaries)
         timeline = max(summary.timeline for summary in summaries) + is_new
@@ -359,6 +393,7 @@ class GroupRecovery:
             copied_rank=self.rank if self._role.redoes_copies else -1,
             caveats=attempt.caveats,
             notes=list(dict.fromkeys([*self._exchange.notes, *(text for outcome in outcomes for text in outcome["notes"])])),
+            obstacle="" if self._unit is None else self._unit.obstacle,
         )
         if self._role.is_newcomer or self._role.redoes_equal:
             run_id = next(summary.run_id for summary in generation.summaries if not summary.is_empty)
@@ -376,7 +411,8 @@ class GroupRecovery:
 
     def _describe_changes(self, result: GroupRecovered, outcomes: Sequence[dict[str, Any]]) -> None:
         """Add what could not be restored exactly to the outcome, for all ranks."""
-        agreement, generation = self._agreement, self._generation
+        assert self._end is not None
+        agreement, generation = self._end.agreement, self._generation
         if result.is_resized:
             result.caveats += describe_resize(agreement.step, generation.world, self.world)
         elif result.is_resharded:

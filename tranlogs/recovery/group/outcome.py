@@ -32,6 +32,7 @@ class GroupRecovered:
         copied_rank: this rank, if its own state is in the boundary of the preceding rank at which it resumed; else -1.
         caveats: what could not be restored exactly, one sentence each.
         notes: what else to report, one sentence each.
+        obstacle: why no unit is computed again, if that was wanted; "" if one is.
     """
 
     recovered: Recovered | None
@@ -47,6 +48,7 @@ class GroupRecovered:
     copied_rank: int = -1
     caveats: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    obstacle: str = ""
 
 
 @dataclass(slots=True)
@@ -60,6 +62,7 @@ class RankAttempt:
         has_later: True if the journal holds a boundary or a checkpoint after the target.
         caveats: what could not be restored exactly, one sentence each.
         notes: what was damaged, one sentence each.
+        obstacle: why this rank cannot compute the newest unit again; "" if it can, or is not to.
     """
 
     damage: Damage = field(default_factory=Damage)
@@ -68,6 +71,7 @@ class RankAttempt:
     has_later: bool = False
     caveats: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    obstacle: str = ""
 
     def pack(self) -> dict[str, Any]:
         """Return the attempt as plain values that can be sent to other ranks."""
@@ -78,4 +82,5 @@ class RankAttempt:
             "caveats": self.caveats,
             "notes": self.notes,
             "has_later": self.has_later,
+            "obstacle": self.obstacle,
         }

@@ -89,6 +89,15 @@ class RankPlanner:
         has_later = has_later_boundary(log.history, log.checkpoints, position)
         return RecoveryPlan(row, tuple(links), position, has_later, notes, source)
 
+    def count_boundaries(self, log: GenerationLog, position: Position) -> int:
+        """Return which of the boundaries at its step a position is, counted from 1; 0 if the log does not hold it."""
+        for run in log.history.runs:
+            found = [link for _, link in enumerate_boundaries(run) if link.step == position.step]
+            for number, link in enumerate(found, start=1):
+                if (link.sequence, link.location.head.digest) == (position.sequence, position.chain):
+                    return number
+        return 0
+
     def new_position(self, step: int) -> Position:
         """Return where this rank's journal continues if it does not hold what was redone.
 

@@ -9,10 +9,7 @@ from ...recovery.last_unit import LastUnit
 from .comparison import Difference
 
 PENDING = "the newest unit before the crash is being computed again, to prove that this script resumes exactly"
-NOT_PROVEN = (
-    "no unit is computed again, because the log does not hold the newest one with a step: that the script's loop resumes "
-    "exactly is not proven"
-)
+NO_UNIT = "the log does not hold the newest one with a step"
 
 _ROUNDING_MAX = 1e-3  # a larger ratio is another batch, and not another order of additions
 
@@ -61,12 +58,22 @@ def describe_difference(difference: Difference, units: str = "batch", causes: Ma
     )
 
 
-def describe_equal(step: int) -> str:
-    """Return a text on a unit that is equal to its record. It claims no more than was compared."""
+def describe_equal(step: int, ranks: int = 1) -> str:
+    """Return a text on a unit that is equal to its record on all ranks. It claims no more than was compared."""
+    where = f" on all {ranks} ranks" if ranks > 1 else ""
     return (
-        f"step {step} was computed again: its gradients, the weights and all that the run keeps are equal to those before the "
-        "crash, bit for bit"
+        f"step {step} was computed again{where}: its gradients, the weights and all that the run keeps are equal to those "
+        "before the crash, bit for bit"
     )
+
+
+def describe_not_computed(why: str) -> str:
+    """Return a text on a resume after which no unit is computed again.
+
+    Args:
+        why: the reason, as a clause.
+    """
+    return f"no unit is computed again, because {why}: that the script's loop resumes exactly is not proven"
 
 
 def describe_unfinished(run: Path, unit: LastUnit) -> str:

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from tranlogs.base.errors import UnencodableState, UsageError
-from tranlogs.ranks import GroupRecovered, GroupRecovery, ReplacementSource, extend_timeline_ids, new_timeline_id
+from tranlogs.ranks import (
+    FindObstacle,
+    GroupRecovered,
+    GroupRecovery,
+    ReplacementSource,
+    extend_timeline_ids,
+    new_timeline_id,
+)
 from tranlogs.training import CheckpointPolicy, EverySteps, Journal, Progress
 
 from ...ddp.comm_hooks import without_errors
@@ -187,6 +194,7 @@ class GroupCoordinator:
                 "orders": [reducer.read_order() for reducer in self._reducers],
                 "is_divided": self._division.is_active,
                 "hooks": [[hook.read() for hook in reducer.hooks()] for reducer in self._reducers],
+                **({"is_joining": True} if any(reducer.is_joining for reducer in self._reducers) else {}),
             }
         if is_lockstep and has_stepped and self.copies > 1 and self._division.is_active:
             body |= self._neighbour_copies.exchange(body)
@@ -198,7 +206,7 @@ class GroupCoordinator:
             return wanted
         self._is_wanted |= bool(wanted)
         self._was_suspended |= journal.is_suspended
-        if not has_stepped or not self._is_time(journal):
+        if journal.is_rechecking or not has_stepped or not self._is_time(journal):
             return False
         is_taken = self._decide(journal, whole, digests)
         if self._reducers:
@@ -312,6 +320,7 @@ class GroupCoordinator:
         step: int | None,
         progress: Progress | None,
         spare: ReplacementSource,
+        find_obstacle: FindObstacle | None = None,
     ) -> GroupRecovered | None:
         """Recover to the boundary that all ranks can reach. Return None if the run is fresh."""
         self.find_caveats()  # refuse what cannot be recovered before anything is changed
@@ -320,13 +329,41 @@ class GroupCoordinator:
         demand_unused(folder, self.world)
         try:
             recovery = GroupRecovery(folder, self.rank, self.world, run_id, self._state, self._group, spare)
-            landing = recovery.recover(step, progress)
+            with self._group.waiting_long():
+                landing = recovery.recover(step, progress, find_obstacle)
         finally:
             self._state.built = None
         if landing is not None and self._spans_all:
             base = 0 if landing.recovered is None else landing.recovered.plan.checkpoint.step
             journal.holds.set_common_step(min(self._group.gather(base)), self.world)
         return landing
+
+    @property
+    def recheck_obstacle(self) -> str:
+        """Why the processes cannot compute a unit again together; "" if they can."""
+        if self._spans_all:
+            return ""
+        return (
+            "the processes do not wait for each other at each step: model=... holds neither a DistributedDataParallel nor "
+            "sharded parameters over all of them"
+        )
+
+    def find_unit_obstacle(self, read: Callable[[str], Any]) -> str:
+        """Return why a unit cannot be computed again; "" if it can."""
+        if (read("ddp") or {}).get("is_joining"):
+            return "in join() ranks run out of data one by one, and do not wait for each other"
+        if read("is_implicit") and (self._sharding or describe_shards(self._state.parameters)):
+            return (
+                "the loop is one of the script's own over no tracked loader, which the run sees only in the forward pass, "
+                "where sharded parameters cannot be set back (take the batches from optimizer.batches(...))"
+            )
+        return ""
+
+    def restore_hooks(self, body: dict[str, Any], step: int) -> list[str]:
+        """Set communication hooks in the middle of training back to a boundary. Return what cannot be restored."""
+        self._stood_at = step
+        hooks = body.get("ddp", {}).get("hooks", [])
+        return [text for reducer, own in zip(self._reducers, hooks, strict=False) for text in reducer.write_hooks(own)]
 
     def restore_reducers(self, body: dict[str, Any], step: int, checkpoint_step: int) -> list[str]:
         """Make the reducers round as those of the run did. Return where that is impossible, one sentence each.

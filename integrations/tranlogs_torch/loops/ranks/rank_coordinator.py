@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tranlogs.ranks import GroupRecovered, ReplacementSource
+from tranlogs.ranks import FindObstacle, GroupRecovered, ReplacementSource
 from tranlogs.training import Journal, Progress
 
 from ...capture.logged_run import HookedOptimizer
@@ -35,6 +35,11 @@ class RankCoordinator(Protocol):
 
     @property
     def copies(self) -> int: ...
+
+    @property
+    def recheck_obstacle(self) -> str:
+        """Why the processes cannot compute a unit again together; "" if they can."""
+        ...
 
     def describe(self, environment: dict[str, Any]) -> None:
         """Put what sums of gradients depend on into the run's environment."""
@@ -107,6 +112,7 @@ class RankCoordinator(Protocol):
         step: int | None,
         progress: Progress | None,
         spare: ReplacementSource,
+        find_obstacle: FindObstacle | None = None,
     ) -> GroupRecovered | None:
         """Recover to the boundary that all ranks can reach.
 
@@ -116,9 +122,18 @@ class RankCoordinator(Protocol):
             step: the step to end at; None for the newest.
             progress: called with what is done.
             spare: source of sound copies of damaged files.
+            find_obstacle: see `GroupRecovery.recover`.
 
         Returns:
             None if the run is fresh, or if one process alone has recorded it and trains it.
+        """
+        ...
+
+    def find_unit_obstacle(self, read: Callable[[str], Any]) -> str:
+        """Return why a unit cannot be computed again; "" if it can.
+
+        Args:
+            read: returns a part of the boundary that ends the unit; None if it has no such part.
         """
         ...
 
@@ -133,6 +148,15 @@ class RankCoordinator(Protocol):
             body: body of the boundary at which recovery ended.
             step: step of that boundary.
             checkpoint_step: step of the checkpoint that this rank has loaded.
+        """
+        ...
+
+    def restore_hooks(self, body: dict[str, Any], step: int) -> list[str]:
+        """Set communication hooks in the middle of training back to a boundary. Return what cannot be restored.
+
+        Args:
+            body: body of the boundary.
+            step: step of the boundary.
         """
         ...
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tranlogs.ranks import GroupRecovered, ReplacementSource
+from tranlogs.ranks import FindObstacle, GroupRecovered, ReplacementSource
 from tranlogs.training import Journal, Progress
 
 from ...capture.logged_run import HookedOptimizer
@@ -27,6 +27,7 @@ class SingleProcess:
     is_single = True
     world = 1
     copies = 1
+    recheck_obstacle = ""
 
     def __init__(self, state: RecoverableState, rank: int) -> None:
         self._state, self.rank = state, rank
@@ -70,16 +71,23 @@ class SingleProcess:
         step: int | None,
         progress: Progress | None,
         spare: ReplacementSource,
+        find_obstacle: FindObstacle | None = None,
     ) -> GroupRecovered | None:
         """Recover what several processes recorded. Return None if the run is fresh, or one process alone has recorded it."""
         if not is_of_many(journal.paths.folder):
             return None
-        return recover_alone(journal, self._state, step, progress, spare)
+        return recover_alone(journal, self._state, step, progress, spare, find_obstacle)
+
+    def find_unit_obstacle(self, read: Callable[[str], Any]) -> str:
+        return ""
 
     def restore_division(self, body: dict[str, Any]) -> None:
         """Do nothing: one process logs all gradients."""
 
     def restore_reducers(self, body: dict[str, Any], step: int, checkpoint_step: int) -> list[str]:
+        return []
+
+    def restore_hooks(self, body: dict[str, Any], step: int) -> list[str]:
         return []
 
     def first_timeline_ids(self) -> dict[str, Any]:
