@@ -18,13 +18,12 @@ from ..recovery.verdict import make_report
 
 
 class OfflineState(Protocol):
-    """A state that was rebuilt from a checkpoint and a log.
+    """A state that was rebuilt from a checkpoint and a log."""
 
-    Attributes:
-        notes: what recovery has to report, one sentence each.
-    """
-
-    notes: list[str]
+    @property
+    def notes(self) -> list[str]:
+        """What recovery has to report, one sentence each."""
+        ...
 
     def compare_environment(self) -> list[str]:
         """Return the differences between the recorded environment and this process's, one sentence each."""

@@ -34,6 +34,9 @@ _LOOKS, _LOOK_INSIDE = {4, 8, 16, 32}, 64  # steps, and every so many, in which 
 class StepCapture:
     """Watches a model's steps; see `backends.Watcher`.
 
+    A step reaches it in several calls (before, gradients, after, boundary), and what one call has read is not read again by the
+    next, so it has many attributes.
+
     Args:
         state: of the run.
         journal: where records go.

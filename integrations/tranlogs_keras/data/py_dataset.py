@@ -21,7 +21,17 @@ from .source import Doubt, OwnOrder, Source
 
 
 class PyDatasetBatches(Source):
-    """See `Source`. `order` is None where Keras's own shuffling is wanted."""
+    """The batches of a PyDataset.
+
+    Whether a dataset draws random numbers, and from which generators, is found out while its batches are read. The class keeps
+    the states that show it, so it has many attributes.
+
+    Args:
+        epoch_iterator: of Keras, whose dataset is replaced by a view of what is left.
+        backend: of the run.
+        order: the order of the samples; None to use Keras's own shuffling.
+        doubt: told what cannot be recovered.
+    """
 
     def __init__(self, epoch_iterator: Any, backend: Backend, order: OwnOrder | None, doubt: Doubt) -> None:
         self._iterator, self._backend, self._own, self._doubt = epoch_iterator, backend, order, doubt

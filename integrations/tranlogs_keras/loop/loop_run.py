@@ -58,7 +58,10 @@ _UNKNOWN_ITERABLE = (
 
 
 class LoopRun:
-    """A run, its optimizers and its loop in this process. `LoggedOptimizer` makes one; `add_optimizer` shares it.
+    """A run, its optimizers and its loop in this process. `LoggedOptimizer` creates one; `add_optimizer` shares it.
+
+    A loop of one's own may take steps before it is recovered, outside of all loops, and from data that were not declared. The
+    class keeps count of these cases for the report, so it has many attributes.
 
     Args:
         settings: of the run.

@@ -277,14 +277,14 @@ class Assembly:
     @torch.no_grad()
     def _set(self, body: dict[str, Any]) -> dict[str, Any]:
         state, first = self._state, self._first
-        state.fingerprint_kinds = {kind for about in self._told.values() for kind in about["kinds"]}
-        state.stale = {which for about in self._told.values() for which in about["stale"]}
-        state.recorded_environment = first["environment"]
+        state.redone.kinds = {kind for about in self._told.values() for kind in about["kinds"]}
+        state.redone.stale = {which for about in self._told.values() for which in about["stale"]}
+        state.redone.environment = first["environment"]
         notes = [
             *(note for about in self._told.values() for note in about["notes"]),
             *environment.set_back(first["environment"]),
         ]
-        state.notes += [note for note in dict.fromkeys(notes) if note not in state.notes]
+        state.redone.notes += [note for note in dict.fromkeys(notes) if note not in state.redone.notes]
         optimizers = {which: {**about, "state": self._rest(which)} for which, about in first["optimizers"].items()}
         names = [name[6:] for name in self._targets if name.startswith("param/")]
         with unwrapped(state):

@@ -143,9 +143,9 @@ class Recovery:
     def _find_obstacle(self, found: Recovered) -> str:
         """Return why the unit behind a recovery is known to come out otherwise; "" if it may be equal."""
         state = self._parts.state
-        if state.stale:
+        if state.redone.stale:
             return "the state of an optimizer was not logged"
-        if compare_modules(state.recorded_environment.get("settings", {}), describe_modules(self._parts.modules)):
+        if compare_modules(state.redone.environment.get("settings", {}), describe_modules(self._parts.modules)):
             return "the script makes a module with other settings than the run's"
         assert found.last_unit is not None
         return self.recheck.find_obstacle(found.last_unit)
@@ -205,11 +205,11 @@ class Recovery:
 
     def _compare_settings(self) -> None:
         """Say where the script makes modules and schedulers with other settings than the run's. A scheduler's come back."""
-        parts, recorded = self._parts, self._parts.state.recorded_environment
+        parts, recorded = self._parts, self._parts.state.redone.environment
         for text in compare_modules(recorded.get("settings", {}), parts.environment["settings"]):
             parts.report.warn(text, False)
         built = parts.auxiliary.built
-        parts.state.notes += compare_schedulers(recorded.get("schedulers", {}), built)
+        parts.state.redone.notes += compare_schedulers(recorded.get("schedulers", {}), built)
         built.update({name: about for name, about in recorded.get("schedulers", {}).items() if name in built})
 
     def _begin_fresh(
@@ -350,7 +350,7 @@ class Recovery:
     def _report_of(self, found: Recovered, seconds: float) -> RecoveryReport:
         parts, state, auxiliary = self._parts, self._parts.state, self._parts.auxiliary
         exact, notes = verdict(state, found)
-        compared = environment.compare(state.recorded_environment, parts.environment)
+        compared = environment.compare(state.redone.environment, parts.environment)
         optimizers = [optimizer for hooks in parts.hooks.values() for optimizer in (hooks.shell, hooks.outer, hooks.inner)]
         scheduler = untracked_scheduler(optimizers, auxiliary.tracked.values())
         others = [*auxiliary.caveats(), *scheduler, *caveats(state, found.body)]
@@ -366,7 +366,7 @@ class Recovery:
             others.append(PENDING)
         elif self.recheck.obstacle and found.position.step:
             others.append(describe_not_computed(self.recheck.obstacle))
-        texts = [*parts.journal.notes, *found.notes, *state.notes, *compared, *notes, *parts.report.texts, *others]
+        texts = [*parts.journal.notes, *found.notes, *state.redone.notes, *compared, *notes, *parts.report.texts, *others]
         report = make_report(
             found,
             exact=parts.report.verdict(exact, others),

@@ -53,8 +53,8 @@ def recover_joined(
     for other, landing in zip(states, landings, strict=True):
         recovered = landing.recovered
         assert recovered is not None
-        state.fingerprint_kinds |= other.fingerprint_kinds
-        state.stale |= other.stale
+        state.redone.kinds |= other.redone.kinds
+        state.redone.stale |= other.redone.stale
         found.notes += landing.notes
         if recovered is not found:
             found.notes += recovered.notes

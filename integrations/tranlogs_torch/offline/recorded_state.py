@@ -43,13 +43,18 @@ class RecordedState(RecoverableState):
         self.restored: frozenset[str] = frozenset()
         self.body: dict[str, Any] = {}
 
+    @property
+    def notes(self) -> list[str]:
+        """What recovery has to report, one sentence each."""
+        return self.redone.notes
+
     def former_state(self) -> RecordedState:
         """Return another state of the same optimizers' classes, to be restored."""
         return RecordedState(self._classes)
 
     def describe_replay(self) -> dict[str, Any]:
         """Return what the redone records say of the state and no checkpoint holds, as plain values."""
-        return {"kinds": sorted(self.fingerprint_kinds), "stale": sorted(self.stale), "notes": self.notes}
+        return {"kinds": sorted(self.redone.kinds), "stale": sorted(self.redone.stale), "notes": self.redone.notes}
 
     def derive(self, recovered: Recovered) -> Snapshot:
         """Return the encoded snapshot that the training script would have taken where its log was redone to.
@@ -85,7 +90,7 @@ class RecordedState(RecoverableState):
 
     def compare_environment(self) -> list[str]:
         """Return the differences between the recorded environment and this process's, one sentence each."""
-        return environment.compare(self.recorded_environment, environment.describe(self.optimizers))
+        return environment.compare(self.redone.environment, environment.describe(self.optimizers))
 
     def boundary_body(self, found: Recovered) -> dict[str, Any]:
         """Return the body of the boundary at which recovery ended."""
@@ -132,7 +137,7 @@ class RecordedState(RecoverableState):
         super().set_state(which, here, read)
 
     def make_parameter(self, name: str, array: AnyArray) -> torch.Tensor:
-        return _parameter(array, _device_of(self.recorded_environment))
+        return _parameter(array, _device_of(self.redone.environment))
 
     def _keep(self, body: dict[str, Any]) -> None:
         self.body = body

@@ -107,7 +107,7 @@ class ByTensor:
         self._compare_untouched({name for bundle in bundles for name in bundle.names})
         for which, position in self.last.items():
             self.state.set_hyper(which, self.run[position][1]["hyper"])
-        self.state.fingerprint_kinds |= {body["fingerprint"] for _, body in self.run}
+        self.state.redone.kinds |= {body["fingerprint"] for _, body in self.run}
         if self.first == len(self.run):
             return None
         return Divergence(self.run[self.first][0].step, self.tensor)

@@ -47,7 +47,7 @@ _ELEMENTWISE = {
 
 def redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
     """Apply entries in order. Weights records hold the whole state, so all before the last of them are passed over."""
-    with _default_dtype(state.recorded_environment.get("default_dtype")):
+    with _default_dtype(state.redone.environment.get("default_dtype")):
         return _redo(state, entries, tick)
 
 
@@ -170,14 +170,14 @@ class _ByStep:
     def write_image(self, entry: Entry, body: dict[str, Any]) -> None:
         apply_image(self._state, entry, body)
         if body.get("is_stateless"):
-            self._state.stale.add(body["optimizer"])
+            self._state.redone.stale.add(body["optimizer"])
 
     def apply_gradients(self, entry: Entry, body: dict[str, Any]) -> None:
         _step(self._state, entry, body, self._memory)
 
     def read_digests(self, entry: Entry, body: dict[str, Any]) -> StateDigests:
         state, kind = self._state, body["fingerprint"]
-        state.fingerprint_kinds.add(kind)
+        state.redone.kinds.add(kind)
         found = state.fingerprint.digests(entry.step, kind)
         indices = state.fingerprint.window(entry.step) if kind == "sample" else range(len(found))
         return StateDigests(found, indices, list(state.parameters))

@@ -103,10 +103,10 @@ def lost_attributes(state: TorchState) -> list[str]:
 
 def verdict(state: TorchState, found: Recovered) -> tuple[bool | None, list[str]]:
     """The core's, and what was not logged at all."""
-    exact, notes = compared(found, state.fingerprint_kinds, compared="parameters")
-    if state.stale:
+    exact, notes = compared(found, state.redone.kinds, compared="parameters")
+    if state.redone.stale:
         exact = None if exact is not False else False
-        notes.append(f"optimizer state of {', '.join(sorted(state.stale))} was not logged and is that of the checkpoint")
+        notes.append(f"optimizer state of {', '.join(sorted(state.redone.stale))} was not logged and is that of the checkpoint")
     return exact, notes
 
 

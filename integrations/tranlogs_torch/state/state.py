@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -37,8 +38,28 @@ from .plain_tensors import unwrapped
 Convert = Callable[[torch.Tensor], AnyArray]
 
 
+@dataclass(slots=True)
+class Redone:
+    """Findings of the recovery, or the replay, that brought the state to where it is.
+
+    Attributes:
+        kinds: of the fingerprints of the records that were redone.
+        stale: optimizers whose state the redone records did not hold.
+        environment: the environment in which the run was recorded.
+        notes: what had to be set back for a redo with the same rounding.
+    """
+
+    kinds: set[str] = field(default_factory=set)
+    stale: set[str] = field(default_factory=set)
+    environment: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
 class TorchState:
     """Parameters by name, optimizers by name, modules for their buffers.
+
+    Checkpoints, redo, ranks and the hooks of optimizers all name parameters by this class, and each keeps here what the others
+    have to know of it. So it has many attributes.
 
     Args:
         modules: by prefix; see `naming.as_modules`.
@@ -63,11 +84,8 @@ class TorchState:
         self.name_of: dict[int, str] = {}
         self._mode: Mode = fingerprint
         self.refresh()
-        self.fingerprint_kinds: set[str] = set()  # of the records that were redone
-        self.stale: set[str] = set()  # optimizers whose state the redone records did not hold
         self.logged_members: dict[str, list[list[int]]] = {}  # of the parameter groups (ids), as the log knows them
-        self.recorded_environment: dict[str, Any] = {}
-        self.notes: list[str] = []  # what had to be set back for a replay
+        self.redone = Redone()
         self.given: dict[str, Groups] = {}  # the groups' values with which the run began
         self.loaded: set[str] = set()  # optimizers that the script has loaded from a file of its own
         self.shards: GradientShards | None = None  # the other ranks' journals, while records are redone that were divided
@@ -215,10 +233,10 @@ class TorchState:
     @torch.no_grad()
     def restore(self, checkpoint: Checkpoint) -> None:
         meta = checkpoint.meta(make_array=make_array, make_extension=make_extension)
-        self.fingerprint_kinds.clear()
-        self.stale.clear()
-        self.recorded_environment = checkpoint.manifest["environment"]
-        self.notes += environment.set_back(self.recorded_environment)
+        self.redone.kinds.clear()
+        self.redone.stale.clear()
+        self.redone.environment = checkpoint.manifest["environment"]
+        self.redone.notes += environment.set_back(self.redone.environment)
         with unwrapped(self):
             self.set_tensors([name[6:] for name in checkpoint.names("param/")], meta["optimizers"], checkpoint.read)
         naming.set_buffers(self.modules, {name[7:]: from_array(checkpoint.read(name)) for name in checkpoint.names("buffer/")})
@@ -248,7 +266,7 @@ class TorchState:
         for i, (was, now) in enumerate(zip(recorded, self.given[which], strict=False)):
             for key in was.keys() & now.keys():
                 if was[key] != now[key] and which not in self.loaded:
-                    self.notes.append(
+                    self.redone.notes.append(
                         f"optimizer {which!r}: the script gives {key}={now[key]} to parameter group {i}, and gave {was[key]} "
                         "when the run began; the run's own value holds (to change it, set it after recover())"
                     )

@@ -22,7 +22,7 @@ from tranlogs.ranks import (
     extend_timeline_ids,
     new_timeline_id,
 )
-from tranlogs.training import CheckpointPolicy, EverySteps, Journal, Progress
+from tranlogs.training import CheckpointPolicy, Journal, Progress
 
 from ...ddp.comm_hooks import without_errors
 from ...ddp.divergence_check import Likeness
@@ -35,6 +35,7 @@ from ...elastic.world_size import demand_unused
 from ...sharding import fsdp
 from ...sharding.shards import describe as describe_shards
 from .gradient_division import GradientDivision, first_other
+from .group_checkpoints import GroupCheckpoints
 from .join_watch import JoinWatch
 
 if TYPE_CHECKING:
@@ -44,11 +45,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger("tranlogs")
 
 _SUM_OF_TWO = 2  # processes: whatever the order, it is the same
-_ASK_STEPS = 10  # how often ranks ask each other whether a checkpoint is due, and whether they are still equal
 
 
 class GroupCoordinator:
     """The `RankCoordinator` of a process among several.
+
+    Its parts (division of gradients, copies, likeness, checkpoints, `join`) each have a class; what the boundaries of all ranks
+    must agree on comes together here, so it has many attributes.
 
     Args:
         state: of this process; its modules are looked through for DistributedDataParallel.
@@ -72,15 +75,13 @@ class GroupCoordinator:
         self._state = state
         state.world = self.world
         self._reducers: list[Reducer] = reducers_in(state.modules)
-        self._every = policy.steps if isinstance(policy, EverySteps) else None
+        self._checkpoints = GroupCheckpoints(policy)
         self._sharding = describe_shards(state.parameters)
         reduced = bool(self._reducers) and all(r.ddp.process_group.size() == self.world for r in self._reducers)
         self._division = GradientDivision(self._group, self._reducers, copies, self._fall_back)
         self._division.is_active = reduced and not self._sharding
         self._spans_all = reduced or self._has_world_mesh()
-        self._asked_at = self._taken_at = self._stood_at = 0  # steps
-        self._companions_at = 0  # companion steps when the last checkpoint was taken
-        self._is_wanted = self._is_hurried = self._was_suspended = False
+        self._stood_at = 0  # step of the last boundary
         self._is_compared = False
         self._join = JoinWatch(self._reducers)
         warn_of_restarts(self.rank)
@@ -141,7 +142,7 @@ class GroupCoordinator:
     def _fall_back(self, why: str) -> None:
         """Stop dividing the log, and take a checkpoint, since recovery reads shares up to it."""
         self._division.stop()
-        self._is_wanted = self._is_hurried = True
+        self._checkpoints.demand()
         if self.rank == 0:
             _log.warning("%s: from this step on, each rank logs all of its gradients instead of a share", why)
 
@@ -204,29 +205,18 @@ class GroupCoordinator:
             body["equal"] = self._likeness.look(journal.step, xxhash.xxh3_64_hexdigest(digests) if digests else "")
         if not is_lockstep:
             return wanted
-        self._is_wanted |= bool(wanted)
-        self._was_suspended |= journal.is_suspended
-        if journal.is_rechecking or not has_stepped or not self._is_time(journal):
+        self._checkpoints.note_boundary(journal, wanted=bool(wanted))
+        if journal.is_rechecking or not has_stepped or not self._checkpoints.is_time(journal):
             return False
         is_taken = self._decide(journal, whole, digests)
         if self._reducers:
             body["ddp"]["is_divided"] = self._division.is_active
         return is_taken
 
-    def _is_time(self, journal: Journal) -> bool:
-        """Return True if all ranks ask each other at this step. The answer depends only on what all of them know."""
-        companions = journal.checkpoints.schedule.companion_steps - self._companions_at
-        is_over = self._every is not None and journal.step - self._taken_at - companions >= self._every
-        is_time = journal.step // _ASK_STEPS > self._asked_at // _ASK_STEPS or is_over
-        return is_time or self._is_hurried
-
     def _decide(self, journal: Journal, whole: Callable[[], dict[str, Any]], digests: bytes) -> bool:
-        self._asked_at, self._is_hurried = journal.step, False
-        has_gap = self._was_suspended and not journal.is_suspended  # what others hold of these steps is of no use without it
-        is_due = self._is_wanted or has_gap or journal.is_checkpoint_due()
         said = self._group.gather(
             {
-                "due": is_due,
+                "due": self._checkpoints.begin_asking(journal),
                 "digests": xxhash.xxh3_64_hexdigest(digests) if digests else "",
                 "has": journal.checkpoints.newest_step,
             }
@@ -240,8 +230,7 @@ class GroupCoordinator:
             self._fall_back(f"the parameters of rank {other} differ from those of rank 0 at step {journal.step}")
         elif not is_any_due:
             return False
-        self._taken_at, self._is_wanted, self._was_suspended = journal.step, False, journal.is_suspended
-        self._companions_at = journal.checkpoints.schedule.companion_steps
+        self._checkpoints.note_taken(journal)
         self.exchange_backups(whole())
         return True
 
@@ -280,7 +269,7 @@ class GroupCoordinator:
         mine = {
             "model": " and ".join(kinds) or "neither DistributedDataParallel nor sharded",
             "copies": str(self.copies),
-            "checkpoint_every": f"{self._every} steps" if self._every else "no number of steps",
+            "checkpoint_every": f"{every} steps" if (every := self._checkpoints.every) else "no number of steps",
             **settings,
         }
         said = self.all_gather({"settings": mine, "is_lockstep": self._spans_all})
@@ -375,8 +364,9 @@ class GroupCoordinator:
             step: of it.
             checkpoint_step: of the checkpoint that this rank has loaded.
         """
-        self._asked_at = self._stood_at = step
-        self._taken_at = min(self._group.gather(checkpoint_step))  # one that died while it wrote may have an older one
+        self._stood_at = step
+        oldest = min(self._group.gather(checkpoint_step))  # a rank that died while it wrote may have an older one
+        self._checkpoints.restart(step, oldest)
         mine = body.get("ddp", {}).get("orders", []) if step else []
         said = self._group.gather({"step": step, "orders": mine})
         self._join.came_back = step < max(one["step"] for one in said)
