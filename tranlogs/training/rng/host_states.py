@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from .generator_memory import read_numpy_memory, read_python_memory
+
 _WORDS = struct.Struct("<625I")
 _generators: Any = np.random  # numpy's stubs do not have get_bit_generator
 
@@ -39,19 +41,25 @@ class HostRng:
     """Reads both states repeatedly. A state that has not changed is returned as the same object."""
 
     def __init__(self) -> None:
+        self._python_memory: Any = None  # when the state was read
+        self._numpy_memory: Any = None
         self._seen: Any = None  # Python's state, as Python returns it
         self._python: tuple[Any, ...] = ()
         self._numpy: Any = None
 
     def read(self) -> dict[str, Any]:
         """Return the states by name, in a form that can be encoded."""
-        seen = random.getstate()
-        if seen != self._seen:
-            self._seen, self._python = seen, _packed(seen)
-        # Compare the whole state: `set_state` may set the same words with another cached normal, which nothing else shows.
-        numpys = numpy_state()
-        if not is_same_state(numpys, self._numpy):
-            self._numpy = numpys
+        memory = read_python_memory()
+        if memory is None or memory != self._python_memory:
+            self._python_memory, seen = memory, random.getstate()
+            if seen != self._seen:
+                self._seen, self._python = seen, _packed(seen)
+        memory = read_numpy_memory()
+        if memory is None or memory != self._numpy_memory:
+            # Compare the whole state: `set_state` may set the same words with another cached normal.
+            self._numpy_memory, numpys = memory, numpy_state()
+            if not is_same_state(numpys, self._numpy):
+                self._numpy = numpys
         return {"python": self._python, "numpy": self._numpy}
 
 
