@@ -171,7 +171,7 @@ class UserLoops:
                 "the loop over epochs begins anew: finished epochs give no batches, and the code around them runs again. A "
                 "file that it writes for an epoch (a checkpoint, the best model) is overwritten with the weights of now. Take "
                 "the epochs from optimizer.epochs(...), which leaves finished ones out. The run stands in epoch "
-                f"{position.epoch} (counted from 0), at batch {position.batch}"
+                f"{position.epoch + 1}, after {position.batch} of its batches"
             )
         self.has_skipped = True
         if kind == IDLE:
