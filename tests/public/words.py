@@ -17,7 +17,10 @@ from pathlib import Path
 
 from tranlogs.training import describe_end, describe_equal
 
-_FORECAST = r"about SIZE of log a step; next checkpoint (at the end of the epoch, or )?after (about )?# steps? \(SIZE of log\)"
+_FORECAST = (
+    r"about SIZE of log a step; next checkpoint (at the end of the epoch, or )?after (about )?# steps? \(SIZE of log\)"
+    r"; at most about SIZE on disk"
+)
 _RESUMED = (
     r"recovered to step # \((epoch #, )?(after # batch(es)?, )?checkpoint # \+ # replayed, SECONDS, "
     r"(?P<verdict>[a-zA-Z# -]+)\)"
