@@ -51,5 +51,5 @@ def test_an_uncovered_step_writes_nothing(cli: Cli, run: Path, tmp_path: Path) -
 def test_it_tells_in_words(cli: Cli, run: Path, tmp_path: Path) -> None:
     called = cli("export", run, "--to", "dcp", tmp_path / "out")
     words = " ".join(called.out.split())
-    assert f"step {STEPS} (batch {STEPS}, epoch 0, timeline 1)" in words
+    assert f"step {STEPS} (batch {STEPS}, epoch 1, timeline 1)" in words
     assert "all redone steps equal the run's" in words

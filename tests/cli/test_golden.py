@@ -1,4 +1,4 @@
-"""The words of the commands, on a run of a PyTorch script and on one of a Keras script that was killed.
+"""The words of the commands, on runs of public scripts of several kinds, most of which were killed.
 
 Numbers, sizes, times and what depends on the machine are masked, and so is the width of columns; long lines are cut.
 `TRANLOGS_GOLDEN=write` writes the files in `golden/` anew: look at the difference, since it is what users read.
@@ -14,14 +14,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.keras.conftest import _lab
 from tests.keras.lab import THREADS, Lab
-from tests.public.proof import Death, Job
-from tests.public.torch.scripts import mnist
+from tests.public.proof import Death, Job, Script
+from tests.public.torch.scripts import dcgan, mnist, mnist_rnn, word_language_model
 from tests.torch.lab import in_child
+from tests.trainers import lightning_child
 
 from .conftest import Cli
 
@@ -130,3 +132,42 @@ def test_commands_on_a_run_of_a_keras_script(cli: Cli, keras_lab: Lab, tmp_path:
     )
     assert done.returncode == 0, done.stdout
     compare("keras", mask(found + done.stdout, (str(run), "RUN"), (str(tmp_path), "FOLDER"), (socket.gethostname(), "HOST")))
+
+
+def train_by_lightning(job: Job) -> None:
+    lightning_child.train(0, str(job.run), str(job.folder), [[0, "step", 11]], settings={"checkpoint_every": 1000})
+
+
+KINDS: dict[str, tuple[Script, dict[str, Any]]] = {
+    "gan": (dcgan.train, {"after": 14}),
+    "plain-loop": (mnist_rnn.train, {"after": 14}),
+    "weights": (word_language_model.train, {"after": 30, "log": "weights"}),
+    "finished": (dcgan.train, {}),
+    "lightning": (train_by_lightning, {}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_commands_on_runs_of_all_kinds(kind: str, cli: Cli, tmp_path: Path) -> None:
+    run, out, (script, options) = tmp_path / "run", tmp_path / "state.pt", KINDS[kind]
+    death = Death("batch", after=options["after"]) if "after" in options else None
+    job = Job(tmp_path / "files", run, death, checkpoint_every=1000, log=options.get("log", "gradients"))
+    is_killed = death is not None or kind == "lightning"
+    assert in_child(lambda: job.live(script)) == (-signal.SIGKILL if is_killed else 0)
+    found = "".join(
+        [
+            shown(cli, "status", run),
+            shown(cli, "log", run, "-n", 6),
+            shown(cli, "verify", run, "--replay"),
+            shown(cli, "replay", run, "--out", out),
+        ]
+    )
+    compare(kind, mask(found, (str(run), "RUN"), (str(tmp_path), "FOLDER"), (socket.gethostname(), "HOST")))
+
+
+def test_commands_on_a_run_of_a_fit_with_callbacks(cli: Cli, keras_lab: Lab, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    script = "tests.public.keras.scripts.many_callbacks.train"
+    keras_lab.value(script, folder=str(tmp_path), die=None)
+    found = "".join([shown(cli, "status", run), shown(cli, "log", run, "-n", 6), shown(cli, "verify", run)])
+    compare("callbacks", mask(found, (str(run), "RUN"), (str(tmp_path), "FOLDER"), (socket.gethostname(), "HOST")))

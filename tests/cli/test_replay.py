@@ -41,7 +41,7 @@ def test_replay_tells_in_words(cli: Cli, run: Path, tmp_path: Path) -> None:
     called = cli("replay", run, "--out", tmp_path / "state.safetensors")
     assert called.code == 0
     words = " ".join(called.out.split())
-    assert f"step {STEPS} (batch {STEPS}, epoch 0, timeline 1)" in words
+    assert f"step {STEPS} (batch {STEPS}, epoch 1, timeline 1)" in words
     assert "all redone steps equal the run's" in words
     assert "tracked objects (scheduler) are left out" in words
 

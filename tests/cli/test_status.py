@@ -43,7 +43,7 @@ def test_status_fits_a_screen_of_80_columns(cli: Cli, run: Path, screen_of_80_co
     assert called.code == 0
     assert f"step {STEPS}: survives the process" in called.out
     assert f"goes back to step {STEPS}: checkpoint 8 and 1 step of log" in called.out
-    assert "nobody (closed by process" in called.out
+    assert "nobody (finished: process" in called.out
     assert "archived" not in called.out  # there is no store
     lines = [line for line in called.out.splitlines() if str(run) not in line]
     assert max(len(line) for line in lines) <= 80

@@ -120,7 +120,7 @@ def test_scalars_are_drawn_over_steps_with_losses_first(
     progress = TrainingProgress(4, 40, 1, curves)
     board.note(watched.paths.folder, replace(watched.evaluate(), progress=progress))
     browser.open(f"http://127.0.0.1:{port}/")
-    assert text(browser, "#training-position") == "Step 4, batch 40, epoch 1."
+    assert text(browser, "#training-position") == "Step 4, batch 40, epoch 2."
     drawn = browser.value("charts.get('scalars').data")
     assert drawn == [[1, 2, 4], [3, 2, 1], [None, 0.5, 0.75]]
     lines = browser.value("charts.get('scalars').series.map((one) => [one.label, one.show])")

@@ -57,12 +57,12 @@ def test_loss_epoch_and_batch_are_on_both_pages(trained: tuple[Path, dict[str, A
     assert (seen.progress.step, seen.progress.batch, seen.progress.epoch) == (12, 12, 2)
     view = JournalView("run", seen)
     page = Elements(journal_page(view, now=seen.at, interval_seconds=10, has_others=False))
-    assert "Step 12, batch 12, epoch 2." in page.text
+    assert "Step 12, batch 12, epoch 3." in page.text
     assert ("data-scalar", "loss") in page.attributes
     loss = f"{scalars['loss'][1][-1]:.5g}"
     assert loss in page.text
     rows = Elements(overview([view, JournalView("other", seen)], now=seen.at, interval_seconds=10))
-    assert rows.text.count(f"loss {loss}") == rows.text.count("epoch 2") == 2
+    assert rows.text.count(f"loss {loss}") == rows.text.count("epoch 3") == 2
     numbers = json.loads(json.dumps(curves(view), allow_nan=False))["scalars"]
     assert list(numbers["columns"]) == ["loss", "accuracy"]
     assert numbers["steps"] == scalars["loss"][0] == list(range(1, 13))

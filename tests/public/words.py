@@ -17,7 +17,10 @@ from pathlib import Path
 
 from tranlogs.training import describe_end, describe_equal
 
-_FORECAST = r"about SIZE of log a step; next checkpoint (at the end of the epoch, or )?after (about )?# steps? \(SIZE of log\)"
+_FORECAST = (
+    r"about SIZE of log a step; next checkpoint (at the end of the epoch, or )?after (about )?# steps? \(SIZE of log\)"
+    r"; at most about SIZE on disk"
+)
 _RESUMED = (
     r"recovered to step # \((epoch #, )?(after # batch(es)?, )?checkpoint # \+ # replayed, SECONDS, "
     r"(?P<verdict>[a-zA-Z# -]+)\)"
@@ -27,6 +30,7 @@ _FORMS = (
     rf"TranLogs: (RUN: )?fresh run: step # \({_FORECAST}\)",
     rf"TranLogs: RUN: fit #: {_FORECAST}",
     rf"TranLogs: (RUN goes on at {_PLACE}: )?{_RESUMED}",
+    r"TranLogs: (RUN: )?starts from the beginning: nothing was finished before the crash \(step #, SECONDS\)",
     *(rf"TranLogs: {_RESUMED}: {re.escape(describe_end(end))}" for end in ("complete", "")),
     rf"TranLogs: RUN is finished at {_PLACE}, and nothing is trained \(for another training, give another folder\): {_RESUMED}",
     rf"TranLogs: RUN: {describe_equal(0).replace('step 0', 'step #')}",

@@ -6,7 +6,7 @@ from tranlogs.recovery import RecoveryReport
 
 
 def test_line_names_step_epoch_and_batches() -> None:
-    report = RecoveryReport(step=412, batch=824, epoch=2, checkpoint_step=400, replayed=12, seconds=0.912)
+    report = RecoveryReport(step=412, batch=824, epoch=1, checkpoint_step=400, replayed=12, seconds=0.912)
     assert str(report) == (
         "recovered to step 412 (epoch 2, after 824 batches, checkpoint 400 + 12 replayed, 0.91 s, bit-exact)"
     )
@@ -17,3 +17,8 @@ def test_line_names_no_epoch_before_the_second_and_no_batches_that_are_not_count
     assert str(first) == "recovered to step 1 (after 1 batch, checkpoint 0 + 1 replayed, 0.00 s, not verified)"
     uncounted = RecoveryReport(step=3, checkpoint_step=0, replayed=3, exact=False, first_divergent_step=2)
     assert str(uncounted) == "recovered to step 3 (checkpoint 0 + 3 replayed, 0.00 s, NOT exact from step 2)"
+
+
+def test_line_of_a_run_that_had_finished_nothing_claims_no_exactness() -> None:
+    found = RecoveryReport(checkpoint_step=0, seconds=0.2, is_at_start=True, notes=("so it is",))
+    assert str(found) == ("starts from the beginning: nothing was finished before the crash (step 0, 0.20 s)\n  so it is")

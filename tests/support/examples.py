@@ -61,4 +61,5 @@ def run_example(file: Path, folder: Path) -> dict[str, Any]:
 def printed(folder: Path) -> set[str]:
     """Return the lines that the example has printed in all its processes, without those of the recovery."""
     lines = (folder / "printed").read_text().splitlines()
-    return {line for line in lines if not line.startswith(("fresh run", "recovered to", "TranLogs: ", f"  {PENDING}"))}
+    others = ("fresh run", "recovered to", "starts from the beginning", "TranLogs: ", f"  {PENDING}")
+    return {line for line in lines if not line.startswith(others)}

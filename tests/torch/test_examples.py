@@ -106,7 +106,7 @@ def test_minimal_example_goes_on_after_sigkill(tmp_path: Path) -> None:
         assert first.stdout is not None
         told = [line for _, line in zip(range(2), first.stdout, strict=False)]
         first.kill()
-    forecast = r"fresh run: step 0 \(about .* of log a step; next checkpoint after about [\d,]+ steps \(.* of log\)\)\n"
+    forecast = r"fresh run: step 0 \(about .* of log a step; next checkpoint after about [\d,]+ steps \(.* of log\); .*\)\n"
     assert re.fullmatch(forecast, told[0]), told[0]
     assert told[1].startswith("batch 100: loss ")
     with subprocess.Popen(command, cwd=tmp_path, env=one_thread, stdout=subprocess.PIPE, text=True) as second:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tranlogs.base.config import MIB
-from tranlogs.retention import Automatic, EveryBytes, EverySeconds, EverySteps, Never, RecoveryTime
+from tranlogs.retention import Automatic, EveryBytes, EverySeconds, EverySteps, KeepAll, KeepLatest, Never, RecoveryTime
 from tranlogs.training import forecast_writes
 
 
@@ -37,3 +37,18 @@ def test_a_run_says_what_it_writes_and_when_its_next_checkpoint_comes(policy: An
 def test_a_run_that_takes_checkpoints_at_epoch_ends_says_so(tmp_path: Path) -> None:
     said = forecast_writes(Automatic(), tmp_path, step_bytes=MIB, state_bytes=3 * MIB, at_epoch_ends=True)
     assert said.endswith("; next checkpoint at the end of the epoch, or after about 47 steps (47.1 MiB of log)")
+
+
+@pytest.mark.parametrize(
+    ("retention", "says"),
+    [
+        (KeepLatest(2), "; at most about 122.2 MiB on disk"),
+        (KeepLatest(1), "; at most about 72.1 MiB on disk"),
+        (KeepAll(), " of log)"),
+    ],
+)
+def test_a_run_says_how_much_disk_space_it_takes_where_that_is_bounded(retention: Any, says: str, tmp_path: Path) -> None:
+    said = forecast_writes(
+        Automatic(), tmp_path, step_bytes=MIB, state_bytes=3 * MIB, retention=retention, segment_bytes=3 * MIB
+    )
+    assert said.endswith(says), said

@@ -334,7 +334,8 @@ class WriteAheadLog:
         """Seal the open segment, sync, and stop the threads.
 
         Args:
-            truncates: give back the unused part of the last segment; False if logging will continue and may need the file.
+            truncates: give back the unused part of the last segment, and files that are kept for recycling; False if logging
+                will continue and may need them.
 
         Raises:
             LogUnavailable: the log could not be sealed and synced.
@@ -347,6 +348,8 @@ class WriteAheadLog:
         failure = self._group.state.failure
         try:
             self._preallocator.stop()
+            if truncates:
+                self._preallocator.delete_retired()
         except LogUnavailable as error:
             failure = failure or error
         self._group.feed.close()

@@ -15,7 +15,7 @@ class RecoveryReport:
     Attributes:
         step: the number of optimizer steps applied.
         batch: the number of batches consumed over the whole run.
-        epoch: the epoch in which the loop continues, from 0.
+        epoch: the epoch in which the loop continues, from 0; the line that is printed counts from 1.
         timeline: the timeline that the next record belongs to.
         checkpoint_step: the step of the checkpoint where replay started; None for a new run.
         replayed: the number of steps redone from the log.
@@ -30,6 +30,7 @@ class RecoveryReport:
         rechecked: the number of steps that were computed again and are equal.
         seconds_recheck: the time in which they were compared with the log.
         forecast: for a new run, how much it writes and when its next checkpoint comes; else empty.
+        is_at_start: True if the state is that of the beginning, in front of the first batch.
         end: for a run whose script came to its end before, what that means for this start; else empty.
     """
 
@@ -48,7 +49,13 @@ class RecoveryReport:
     rechecked: int = 0
     seconds_recheck: float = 0.0
     forecast: str = ""
+    is_at_start: bool = False
     end: str = ""
+
+    @property
+    def starts_over(self) -> bool:
+        """True if nothing was committed before the crash, so that the run starts from the beginning."""
+        return self.is_at_start and not self.recheck
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain values, for JSON."""
@@ -59,6 +66,8 @@ class RecoveryReport:
         if self.checkpoint_step is None:
             forecast = f" ({self.forecast})" if self.forecast else ""
             return f"fresh run: step 0{forecast}{notes}"
+        if self.starts_over:
+            return f"starts from the beginning: nothing was finished before the crash (step 0, {self.seconds:.2f} s){notes}"
         since = "" if self.first_divergent_step is None else f" from step {self.first_divergent_step}"
         verdict = {True: "bit-exact", False: f"NOT exact{since}", None: "not verified"}[self.exact]
         if self.recheck == "pending" and self.exact is not False:
@@ -71,5 +80,5 @@ class RecoveryReport:
     def _place(self) -> str:
         if not self.batch:  # a loop that nobody counts, or a trainer that tells its place itself
             return ""
-        epoch = f"epoch {self.epoch}, " if self.epoch else ""
+        epoch = f"epoch {self.epoch + 1}, " if self.epoch else ""
         return f"{epoch}after {self.batch} batch{'' if self.batch == 1 else 'es'}, "

@@ -72,4 +72,5 @@ def make_report(
         exact=exact,
         first_divergent_step=found.divergence.step if found.divergence else None,
         notes=tuple(dict.fromkeys(notes)),
+        is_at_start=found.position.sequence == 0 and exact is not False,
     )

@@ -131,7 +131,7 @@ def announce(run: Path, report: RecoveryReport, place: str, *, is_finished: bool
         is_finished: True if nothing is left to train.
     """
     report = replace(report, end="")  # the trainer knows it better
-    if report.checkpoint_step is None:
+    if report.checkpoint_step is None or report.starts_over:
         line = f": {report}"
     elif is_finished:
         line = f" is finished at {place}, and nothing is trained (for another training, give another folder): {report}"

@@ -26,5 +26,7 @@ def report_start(parts: RunParts, settings: RunSettings, *, every_epoch: bool) -
         step_bytes=max(trained if state.log == "gradients" else state_bytes, 1),
         state_bytes=state_bytes,
         at_epoch_ends=every_epoch,
+        retention=settings.retention,
+        segment_bytes=parts.resources.config.segment_bytes,
     )
     parts.report.current = replace(parts.report.current or RecoveryReport(), forecast=forecast)

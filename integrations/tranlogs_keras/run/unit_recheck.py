@@ -162,4 +162,4 @@ def _place(position: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def _in_words(position: dict[str, Any]) -> str:
-    return f"batch {position['batch']} of epoch {position['epoch']}"
+    return f"batch {position['batch']} of epoch {position['epoch'] + 1}"

@@ -237,7 +237,14 @@ class Recovery:
         logged = {name: count_logged(hooks.inner) if hooks.log == "weights" else 1 for name, hooks in parts.hooks.items()}
         step_bytes = max(sum(logged[name] * nbytes for name, nbytes in trained.items()), 1)
         settings = parts.settings
-        return forecast_writes(settings.policy, settings.run, step_bytes=step_bytes, state_bytes=state_bytes)
+        return forecast_writes(
+            settings.policy,
+            settings.run,
+            step_bytes=step_bytes,
+            state_bytes=state_bytes,
+            retention=settings.retention,
+            segment_bytes=parts.resources.config.segment_bytes,
+        )
 
     def _continue_from(self, found: Recovered, landing: GroupRecovered | None) -> None:
         """Let the journal, the loaders and the watch for writes go on from where the state is now."""

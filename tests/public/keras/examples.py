@@ -20,7 +20,9 @@ def live(file: str, folder: str, lines: int | None, calls: int) -> dict[str, Any
 
     def told(*what: Any, **options: Any) -> None:
         plain_print(*what, **options)
-        if not str(what[0] if what else "").startswith(("TranLogs: ", "fresh run", "recovered to")):
+        if not str(what[0] if what else "").startswith(
+            ("TranLogs: ", "fresh run", "recovered to", "starts from the beginning")
+        ):
             killer.count_step()
 
     builtins.print = told

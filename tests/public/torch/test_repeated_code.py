@@ -224,7 +224,7 @@ def test_files_of_finished_epochs_that_are_written_again_are_named(
         path.name for path in sorted(folder.iterdir()) if path.read_bytes() != (tmp_path / "right" / path.name).read_bytes()
     ]
     assert written == (["0.pt", "1.pt"] if has_plain_loop else [])
-    words = ("is overwritten", "optimizer.epochs(", "The run is in epoch 2 (counted from 0), at batch 3")
+    words = ("is overwritten", "optimizer.epochs(", "The run is in epoch 3, after 3 of its batches")
     told = [note for note in resumed.logged.report.notes if all(word in note for word in words)]
     assert len(told) == caplog.text.count("is overwritten") == (1 if has_plain_loop else 0)
     assert resumed.logged.report.exact is True

@@ -92,7 +92,7 @@ def _show(about: dict[str, Any]) -> None:
         screen.facts(
             [
                 ("file", f"{about['file']} ({screen.size(about['bytes'])})" if about["file"] else "not written"),
-                ("step", f"{about['step']} (batch {about['batch']}, epoch {about['epoch']}, timeline {about['timeline']})"),
+                ("step", f"{about['step']} (batch {about['batch']}, epoch {about['epoch'] + 1}, timeline {about['timeline']})"),
                 (
                     "replayed",
                     f"{replayed} from checkpoint {about['checkpoint_step']} in {about['seconds_replay']:.2f} s "

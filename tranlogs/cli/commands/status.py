@@ -210,7 +210,9 @@ def _describe_writer(found: Survey) -> str:
     who = f"process {owner.pid} on {owner.host}, since {screen.moment(owner.since)}"
     if owner.is_alive:
         return who
-    return f"nobody (closed by {who})" if owner.has_closed else f"nobody (died without closing: {who})"
+    if not owner.has_closed:
+        return f"nobody (died without closing: {who})"
+    return f"nobody (finished: {who})" if owner.has_finished else f"nobody (closed by {who})"
 
 
 def _describe_recovery(found: Survey) -> str:

@@ -122,6 +122,12 @@ class Preallocator:
             self._discard(self._ready)
             self._ready = None
 
+    def delete_retired(self) -> None:
+        """Delete the files that are kept for recycling, at the end of a run. What cannot be deleted stays for the next one."""
+        with suppress(LogUnavailable, OSError):
+            for row in self._retired():
+                self._delete(row)
+
     def _discard(self, segment: files.SegmentFile) -> None:
         segment.close()
         segment.path.unlink(missing_ok=True)
@@ -213,9 +219,12 @@ class Preallocator:
         spares = [row for row in retired if row.size == size and (self._folder / row.file).exists()]
         for row in retired:
             if row not in spares[-spares_max:]:
-                delete_segment(self._folder, row)
-                with self._catalog.transaction() as tables:
-                    tables.delete(segment_key(row.ordinal))
+                self._delete(row)
+
+    def _delete(self, row: SegmentRow) -> None:
+        delete_segment(self._folder, row)
+        with self._catalog.transaction() as tables:
+            tables.delete(segment_key(row.ordinal))
 
 
 def delete_segment(folder: Path, row: SegmentRow) -> None:

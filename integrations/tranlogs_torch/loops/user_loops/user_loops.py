@@ -171,7 +171,7 @@ class UserLoops:
                 "the loop over epochs starts from the first epoch again: finished epochs yield no batches, but the code "
                 "around them runs again. A file that it writes per epoch (a checkpoint, the best model) is overwritten with "
                 "the current weights. Take the epochs from optimizer.epochs(...), which skips finished ones. The run is in "
-                f"epoch {position.epoch} (counted from 0), at batch {position.batch}"
+                f"epoch {position.epoch + 1}, after {position.batch} of its batches"
             )
         self.has_skipped = True
         if kind == IDLE:
