@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from tranlogs.training.loop_variables.assignments import Assignments
-from tranlogs.training.loop_variables.flow import enclosing_loops, find_carried
+from tranlogs.training.loop_variables.flow import Flow, enclosing_loops
 
 CASES = {
     "a best value and a counter of bad epochs": (
@@ -200,7 +200,7 @@ def test_carried_variables(name: str) -> None:
     source = textwrap.dedent(text)
     scope = ast.parse(source)
     line = 1 + next(i for i, one in enumerate(source.splitlines()) if "# here" in one)
-    assert find_carried(scope, enclosing_loops(scope, line)) == expected
+    assert Flow(scope).find_carried(enclosing_loops(scope, line)) == expected
 
 
 def test_a_line_behind_the_loops_is_in_none() -> None:
@@ -223,8 +223,7 @@ def test_measured_times_are_told_apart() -> None:
                     rates.append(len(x) / dt)
                 """
             )
-        ),
-        3,
+        )
     )
     names = ("t0", "t1", "dt", "spent", "rates", "best", "x")
     assert [name for name in names if assignments.is_time(name)] == ["t0", "t1", "dt", "spent", "rates"]
@@ -232,7 +231,7 @@ def test_measured_times_are_told_apart() -> None:
 
 def test_what_a_variable_begins_with() -> None:
     scope = ast.parse("a = float('inf')\nb, c = 0, []\nd = len(c)\ne = state.e\nfor x in y:\n    f = 0.0\n    state.g = g\n")
-    assignments = Assignments(scope, 5)
-    begins = {name: assignments.begins_with(name) for name in "abcdef"}
+    assignments = Assignments(scope)
+    begins = {name: assignments.begins_with(name, 5) for name in "abcdef"}
     assert begins == {"a": "float('inf')", "b": "0", "c": "[]", "d": None, "e": None, "f": "0.0"}
-    assert assignments.relatives("e") == assignments.relatives("g") == {"state"}
+    assert assignments.relatives("e", 5) == assignments.relatives("g", 5) == {"state"}

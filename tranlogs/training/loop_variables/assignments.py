@@ -18,26 +18,16 @@ class Assignments:
 
     Args:
         scope: the function or module.
-        loops_from: the first line of the loops; what is assigned before it is what a variable begins with.
     """
 
-    def __init__(self, scope: Scope, loops_from: int) -> None:
-        self._first: dict[str, ast.expr] = {}  # what is assigned last before the loops, or else first in them
-        self._sources: dict[str, set[str]] = {}  # names from which a variable is assigned before the loops
+    def __init__(self, scope: Scope) -> None:
+        self._all: dict[str, list[tuple[ast.expr, ast.expr, int]]] = {}  # by variable: target, value and line
         self._copies: dict[str, set[str]] = {}  # objects to whose attributes a variable is assigned
         values = dict[str, list[ast.expr]]()
         for target, value, line in _pairs(scope):
-            names = targets(target)
-            for name in names:
+            for name in targets(target):
                 values.setdefault(name, []).append(value)
-            if line < loops_from:
-                for name in names:
-                    self._sources.setdefault(name, set()).update(reads(value))
-            if isinstance(target, (ast.Name, ast.Attribute)) and (one := name_of(target)):
-                if line < loops_from:
-                    self._first[one] = value
-                else:
-                    self._first.setdefault(one, value)
+                self._all.setdefault(name, []).append((target, value, line))
             if isinstance(target, ast.Attribute) and (owner := name_of(target.value)):
                 for name in reads(value):
                     self._copies.setdefault(name, set()).add(owner)
@@ -49,14 +39,19 @@ class Assignments:
         """Return True if a variable holds nothing but times that the script has measured, and what follows from them."""
         return name in self._times
 
-    def relatives(self, name: str) -> set[str]:
-        """Return the variables from which a variable takes its first value, and the objects into which it is copied."""
-        found = self._sources.get(name, set()) | self._copies.get(name, set())
+    def relatives(self, name: str, line: int) -> set[str]:
+        """Return the variables from which a variable takes its value before a line, and the objects into which it is copied."""
+        found = set(self._copies.get(name, ()))
+        for _, value, at in self._all.get(name, ()):
+            if at < line:
+                found |= reads(value)
         return {one.partition(".")[0] for one in found}
 
-    def begins_with(self, name: str) -> str | None:
-        """Return the expression that a variable begins with, if it is short and needs nothing else."""
-        value = self._first.get(name)
+    def begins_with(self, name: str, line: int) -> str | None:
+        """Return the expression that a variable has last before a line, or else first; None if it is long or needs others."""
+        alone = [(value, at) for target, value, at in self._all.get(name, ()) if name_of(target) == name]
+        before = [value for value, at in alone if at < line]
+        value = before[-1] if before else alone[0][0] if alone else None
         if value is None or any(one.partition(".")[0] not in {*_KNOWN, "math"} for one in reads(value)):
             return None
         text = ast.unparse(value)

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .names import Scope, changes, reads, reads_first, targets, writes
+from .names import FUNCTIONS, Scope, changes, reads, reads_first, targets, writes
 
 Loop = ast.For | ast.AsyncFor | ast.While
 Names = frozenset[str]
@@ -20,17 +20,31 @@ _NOTHING: Names = frozenset()
 _ROUNDS_MAX = 50  # until the sets of a loop grow no more
 
 
-def find_carried(scope: Scope, loops: Sequence[Loop]) -> list[str]:
-    """Return the names of the variables that loops of a function or module carry, in the order of the source."""
-    flow = _Flow()
-    flow.block(scope.body, _NOTHING, _Exits())
-    found = set[str]()
-    for loop in loops:
-        touched = {name for statement in loop.body for name in (*writes(statement), *changes(statement))}
-        if isinstance(loop, ast.While):
-            touched |= writes(loop.test)
-        found |= touched & flow.entries.get(id(loop), _NOTHING)
-    return sorted(found, key=lambda name: _first_line(scope, name))
+class Flow:
+    """The flow of values through a function or module, for all of its loops.
+
+    Args:
+        scope: the function or module.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self._places = _first_places(scope)
+        flow = _Blocks()
+        flow.block(scope.body, _NOTHING, _Exits())
+        self._carried = {
+            (loop.lineno, loop.col_offset): flow.entries.get(id(loop), _NOTHING) & _touched(loop) for loop in _loops_in(scope)
+        }
+
+    def find_carried(self, loops: Sequence[Loop]) -> list[str]:
+        """Return the names of the variables that loops carry, in the order of the source."""
+        found = {name for loop in loops for name in self._carried[loop.lineno, loop.col_offset]}
+        return sorted(found, key=lambda name: (self._places.get(name, (0, 0)), name))
+
+
+def _touched(loop: Loop) -> set[str]:
+    """Return the variables that a loop writes or changes in place."""
+    found = {name for statement in loop.body for name in (*writes(statement), *changes(statement))}
+    return found | writes(loop.test) if isinstance(loop, ast.While) else found
 
 
 def enclosing_loops(scope: Scope, line: int) -> list[Loop]:
@@ -45,20 +59,22 @@ def enclosing_loops(scope: Scope, line: int) -> list[Loop]:
 
 def _loops_in(node: ast.AST) -> Iterator[Loop]:
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+        if isinstance(child, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
             continue
         if isinstance(child, (ast.For, ast.AsyncFor, ast.While)):
             yield child
         yield from _loops_in(child)
 
 
-def _first_line(scope: Scope, name: str) -> tuple[int, int, str]:
-    places = [
-        (node.lineno, node.col_offset)
-        for node in ast.walk(scope)
-        if isinstance(node, (ast.Name, ast.Attribute)) and name in targets(node)
-    ]
-    return (*min(places, default=(0, 0)), name)
+def _first_places(scope: Scope) -> dict[str, tuple[int, int]]:
+    """Return the line and column where each name stands first."""
+    found: dict[str, tuple[int, int]] = {}
+    for node in ast.walk(scope):
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            place = node.lineno, node.col_offset
+            for name in targets(node):
+                found[name] = min(place, found.get(name, place))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +85,7 @@ class _Exits:
     on_continue: Names = _NOTHING
 
 
-class _Flow:
+class _Blocks:
     """Variables that are read later, backwards through a block.
 
     Attributes:
@@ -78,6 +94,7 @@ class _Flow:
 
     def __init__(self) -> None:
         self.entries: dict[int, Names] = {}
+        self._simple: dict[int, tuple[set[str], set[str]]] = {}  # what a statement reads and writes
 
     def block(self, statements: Sequence[ast.stmt], after: Names, exits: _Exits) -> Names:
         """Return the variables that may be read from the begin of some statements on, given those that are read after them."""
@@ -109,18 +126,21 @@ class _Flow:
             return exits.on_break
         if isinstance(node, ast.Continue):
             return exits.on_continue
-        return self._simple(node, after)
+        if id(node) not in self._simple:
+            self._simple[id(node)] = self._look_at(node)
+        read, written = self._simple[id(node)]
+        return (after - written) | read
 
-    def _simple(self, node: ast.stmt, after: Names) -> Names:
-        """Pass a statement without blocks: what it writes is not read from before it, what it reads is."""
+    def _look_at(self, node: ast.stmt) -> tuple[set[str], set[str]]:
+        """Return what a statement without blocks reads, and what it writes in any case."""
         read, written = reads(node), writes(node)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(node, FUNCTIONS):
             written = {node.name}
         elif isinstance(node, ast.AnnAssign) and node.value is None:
             written = set()
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             written |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        return (after - written) | read
+        return read, written
 
     def _for(self, node: ast.For | ast.AsyncFor, after: Names, exits: _Exits) -> Names:
         left = self.block(node.orelse, after, exits)

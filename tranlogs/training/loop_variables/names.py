@@ -11,7 +11,7 @@ Scope = ast.Module | Function
 # Methods by which containers are changed in place.
 _ADDING = frozenset(("add", "append", "appendleft", "extend", "extendleft", "insert", "setdefault", "update"))
 _REMOVING = frozenset(("clear", "discard", "pop", "popitem", "popleft", "remove"))
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -47,7 +47,7 @@ def reads(node: ast.AST | None) -> set[str]:
         found |= targets(node.target)
     for child in ast.iter_child_nodes(node):
         found |= reads(child)
-    if isinstance(node, _FUNCTIONS):
+    if isinstance(node, (*FUNCTIONS, ast.Lambda)):
         found -= _bound_in(node)
     elif isinstance(node, _COMPREHENSIONS):
         found -= {name for part in node.generators for name in targets(part.target)}
@@ -96,7 +96,7 @@ def _written_by(node: ast.AST) -> set[str]:
         return targets(node)
     if isinstance(node, ast.NamedExpr):
         return targets(node.target)
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+    if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
         return {node.name}
     return set()
 
@@ -122,7 +122,7 @@ def _is_change(method: str) -> bool:
 def _walk_here(node: ast.AST) -> Iterator[ast.AST]:
     """Yield a node and all below it that run where it runs. Of a function made here, what it shares with its surroundings."""
     yield node
-    if isinstance(node, _FUNCTIONS):
+    if isinstance(node, (*FUNCTIONS, ast.Lambda)):
         if not isinstance(node, ast.Lambda):
             shared = declared(node, ast.Nonlocal)
             for part in ast.walk(node):

@@ -9,9 +9,12 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator
-from types import CodeType, FrameType
+from dataclasses import dataclass
+from types import FrameType
 
-from .names import Scope
+from .assignments import Assignments
+from .flow import Flow
+from .names import FUNCTIONS, Function, Scope
 
 _FRAMES_MAX = 200
 _BYTES_MAX = 2 << 20
@@ -37,23 +40,69 @@ def _is_of_library(frame: FrameType) -> bool:
     return name in _OURS or file.startswith("<frozen") or "site-packages" in file or file.startswith(_OF_LIBRARIES)
 
 
-def read_scope(frame: FrameType) -> Scope | None:
-    """Return the source of the function or module that a frame runs; None if it is not known."""
-    code = frame.f_code
-    lines = linecache.getlines(code.co_filename, frame.f_globals)
-    if not lines or sum(map(len, lines)) > _BYTES_MAX or _has_changed(code.co_filename):
-        return None
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The source of a function or module.
+
+    Attributes:
+        scope: its syntax tree.
+        flow: the flow of values through it.
+        assignments: its assignments.
+    """
+
+    scope: Scope
+    flow: Flow
+    assignments: Assignments
+
+
+class Sources:
+    """The sources of running code. A file is read once."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, dict[tuple[str, int], Scope]] = {}  # functions by name and first line
+        self._sources: dict[int, Source] = {}
+
+    def scope_of(self, frame: FrameType) -> Scope | None:
+        """Return the function or module that a frame runs; None if its source is not known."""
+        code = frame.f_code
+        if code.co_filename not in self._files:
+            self._files[code.co_filename] = _read(frame)
+        is_module = code.co_name == "<module>"
+        return self._files[code.co_filename].get(("<module>", 0) if is_module else (code.co_name, code.co_firstlineno))
+
+    def source_of(self, scope: Scope) -> Source:
+        """Return what is known of a function or module."""
+        found = self._sources.get(id(scope))
+        if found is None:
+            found = self._sources[id(scope)] = Source(scope, Flow(scope), Assignments(scope))
+        return found
+
+    def prepare(self) -> None:
+        """Look at all functions of the files that were read: where their loops run there is less time."""
+        for scopes in self._files.values():
+            for scope in scopes.values():
+                self.source_of(scope)
+
+    def forget(self) -> None:
+        """Keep the files no longer."""
+        self._files.clear()
+        self._sources.clear()
+
+
+def _read(frame: FrameType) -> dict[tuple[str, int], Scope]:
+    """Return the module and the functions of the file of a frame."""
+    file = frame.f_code.co_filename
+    lines = linecache.getlines(file, frame.f_globals)
+    if not lines or sum(map(len, lines)) > _BYTES_MAX or _has_changed(file):
+        return {}
     module = ast.parse("".join(lines))
-    if code.co_name == "<module>":
-        return module
-    return next((node for node in ast.walk(module) if _is_source(node, code)), None)  # type: ignore[return-value]
+    functions = [node for node in ast.walk(module) if isinstance(node, FUNCTIONS)]
+    return {("<module>", 0): module} | {(node.name, _first_line(node)): node for node in functions}
 
 
 def _has_changed(file: str) -> bool:
     return os.path.exists(file) and os.path.getmtime(file) > _SINCE
 
 
-def _is_source(node: ast.AST, code: CodeType) -> bool:
-    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or node.name != code.co_name:
-        return False
-    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) == code.co_firstlineno
+def _first_line(function: Function) -> int:
+    return min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])

@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 
 from ..loop_state import Remembered
-from .assignments import Assignments
-from .flow import Loop, enclosing_loops, find_carried
-from .names import Scope
-from .sources import frames_of_script, read_scope
+from .flow import Loop, enclosing_loops
+from .sources import Source, Sources, frames_of_script
 
 _log = logging.getLogger("tranlogs")
 
@@ -56,16 +54,18 @@ class LoopVariables:
 
     def __init__(self, is_value: Facts, is_kept: Facts) -> None:
         self._is_value, self._is_kept = is_value, is_kept
+        self._sources = Sources()
         self._outside: set[tuple[CodeType, int]] = set()  # loops in whose body the run was recovered
 
     def note_start(self) -> None:
         """Leave out the loops that are running now: a run begins in their body."""
         try:
             for frame in frames_of_script():
-                scope = read_scope(frame)
+                scope = self._sources.scope_of(frame)
                 if scope is not None:
                     loops = enclosing_loops(scope, frame.f_lineno)
                     self._outside.update((frame.f_code, loop.lineno) for loop in loops)
+            self._sources.prepare()
         except Exception:  # whatever a script is made of, its training goes on
             _log.debug("the loops around recover() are not known", exc_info=True)
 
@@ -76,29 +76,30 @@ class LoopVariables:
         except Exception:  # as above
             _log.debug("the variables of the loop are not known", exc_info=True)
             return None
+        finally:
+            self._sources.forget()
 
     def _find(self) -> list[UnkeptVariable] | None:
         found: list[UnkeptVariable] = []
         is_any = False
         for frame in reversed(list(frames_of_script())):
-            scope = read_scope(frame)
+            scope = self._sources.scope_of(frame)
             loops = [] if scope is None else enclosing_loops(scope, frame.f_lineno)
             loops = [loop for loop in loops if (frame.f_code, loop.lineno) not in self._outside]
             if scope is not None and loops:
                 is_any = True
-                found += self._find_in(frame, scope, loops)
+                found += self._find_in(frame, self._sources.source_of(scope), loops)
         return list({one.name: one for one in found}.values()) if is_any else None
 
-    def _find_in(self, frame: FrameType, scope: Scope, loops: Sequence[Loop]) -> list[UnkeptVariable]:
-        assignments = Assignments(scope, loops[0].lineno)
-        names = [name for name in find_carried(scope, loops) if not assignments.is_time(name)]
-        roots = {name.partition(".")[0] for name in names}.union(*(assignments.relatives(name) for name in names))
-        values = _read(frame, roots)
+    def _find_in(self, frame: FrameType, source: Source, loops: Sequence[Loop]) -> list[UnkeptVariable]:
+        assignments, line = source.assignments, loops[0].lineno
+        names = [name for name in source.flow.find_carried(loops) if not assignments.is_time(name)]
+        relatives = {name: assignments.relatives(name, line) for name in names}
+        values = _read(frame, {name.partition(".")[0] for name in names}.union(*relatives.values())) if names else {}
         return [
-            UnkeptVariable(name, assignments.begins_with(name))
+            UnkeptVariable(name, assignments.begins_with(name, line))
             for name in names
-            if self._is_unkept(name, values)
-            and not any(self._gives_kept(values.get(one, _MISSING)) for one in assignments.relatives(name))
+            if self._is_unkept(name, values) and not any(self._gives_kept(values.get(one, _MISSING)) for one in relatives[name])
         ]
 
     def _gives_kept(self, value: Any) -> bool:
