@@ -93,9 +93,8 @@ class Recheck:
     def commit(self, record: Any, step: int, body: Body, digests: bytes, adapt: tree.Adapt | None) -> None:
         """Compare the rest of a step with the record."""
         assert isinstance(record, RecheckRecord)
-        start = time.perf_counter()
         record.wait()
-        self.seconds += time.perf_counter() - start
+        self.seconds += record.seconds
         record.is_open = False
         self._compare(EntryKind.STEP, step, None, body, digests, adapt, record.difference)
 
@@ -181,18 +180,22 @@ class RecheckRecord:
 
     Attributes:
         comparison: what another thread is doing; None if nothing is left to wait for.
+        seconds: the time that was spent waiting.
     """
 
     def __init__(self) -> None:
         self.is_open = True
         self.difference: Difference | None = None
         self.comparison: Future[Difference | None] | None = None
+        self.seconds = 0.0
 
     def wait(self) -> None:
         """Wait until the gradients are compared."""
         comparison, self.comparison = self.comparison, None
         if comparison is not None:
+            start = time.perf_counter()
             self.difference = comparison.result()
+            self.seconds += time.perf_counter() - start
 
     def abort(self) -> None:
         """Drop the record."""
