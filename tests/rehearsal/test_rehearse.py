@@ -38,7 +38,21 @@ def test_counter_that_is_not_tracked_is_named_at_the_first_step_it_changes(rehea
     assert died < steps["gradients"] <= died + 3
     assert f"'turn {died + 1}: loss" in found.verdict["differences"][-1]["what"]
     assert steps["printed"] == died + 1
-    assert any("optimizer.remember(" in line for line in found.verdict["advice"])
+    assert found.verdict["advice"] == [
+        "state = optimizer.remember(count=count) before recover(), and state.count in the loop",
+        "for batch, data in optimizer.batches(loader, until=1000, enumerate=True): the true number of the batch",
+    ]
+
+
+def test_variables_that_start_over_are_named_with_the_line_that_keeps_them(rehearse: Rehearse) -> None:
+    """The units resume exactly, and are too few for the end of an epoch."""
+    found = rehearse("early_stopping.py", "--kills", "1", "--units", "6")
+    assert (found.code, found.verdict["differences"]) == (0, [])
+    assert "best, bad and curve are variables of the loop that start over at each start" in found.notes
+    assert "Give --units 14 (an epoch has 10 batches) for that" in found.notes
+    assert found.verdict["advice"] == [
+        "state = optimizer.remember(best=float('inf'), bad=0, curve=[]) before recover(), and state.best in the loop"
+    ]
 
 
 def test_script_that_is_not_wrapped_is_told_what_it_loses(rehearse: Rehearse) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +18,8 @@ _REMEMBER = (
     "before it: a counter, a batch fetched ahead, a hidden state, an environment"
 )
 _COUNT = "for batch, data in optimizer.batches(loader, until=STEPS, enumerate=True): the true number of the batch"
+_COUNT_IN_EPOCH = "for batch, data in epoch.enumerate(): the true number of the batch in its epoch"
+_BATCHES = re.compile(r"\w+\.batches\((?:[^()]|\([^()]*\))*\)")
 _APPEND = 'open the file with "a", and write what belongs to a batch before the next batch is requested'
 
 _TORCH_LINES: dict[Kind, list[str]] = {
@@ -66,11 +68,39 @@ def mentions_tranlogs(sources: dict[Path, str]) -> bool:
     return False
 
 
-def advise(differences: Sequence[Difference], framework: str) -> list[str]:
-    """Return the lines to add for what differs first. What is printed follows from the state, and files from both."""
+def advise(
+    differences: Sequence[Difference], framework: str, sources: Iterable[str] = (), remembering: Sequence[str] = ()
+) -> list[str]:
+    """Return the lines to add for what differs first. What is printed follows from the state, and files from both.
+
+    Args:
+        differences: what differs.
+        framework: "torch" or "keras".
+        sources: texts of the script.
+        remembering: lines that keep the variables which the script's loops carry.
+    """
     lines = {**_GENERAL, **(_KERAS_LINES if framework == "keras" else _TORCH_LINES)}
     kinds = sorted((difference.kind for difference in differences), key=lambda kind: _LAST.get(kind, 0))
-    return next((lines[kind] for kind in kinds if kind in lines), [])
+    found = next((lines[kind] for kind in kinds if kind in lines), [])
+    fitting = list(remembering)
+    for line in found:
+        if line == _COUNT:
+            fitting += _count_batches("\n".join(sources))
+        elif line != _REMEMBER or not remembering:
+            fitting.append(line)
+    return fitting
+
+
+def _count_batches(text: str) -> list[str]:
+    """Return the line for the true number of a batch, in the words of the script."""
+    if (loop := _BATCHES.search(text)) is not None:
+        call = " ".join(loop.group().split())
+        return (
+            [] if "enumerate=" in call else [f"for batch, data in {call[:-1]}, enumerate=True): the true number of the batch"]
+        )
+    if ".epochs(" in text:
+        return [] if ".enumerate(" in text else [_COUNT_IN_EPOCH]
+    return [] if ".steps(" in text else [_COUNT]
 
 
 def suggest_wrapping(sources: dict[Path, str]) -> list[str]:

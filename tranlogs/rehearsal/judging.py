@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from ..base.quantities import count
+from ..training.loop_variables import split_unkept
 from .advice import advise
 from .arms import Arm, describe_end, last_errors
 from .comparison.differences import ESSENTIAL, Difference
@@ -16,8 +17,12 @@ from .killing import Killed
 from .processes.life import Life
 from .verdict import NotJudged, Outcome, Verdict
 
+_BEHIND_EPOCH = 4  # units that are trained behind the end of an epoch, and in which a kill may come
 
-def judge(twin: Arm, killed: Arm, kills: Killed, framework: str, make_control: Callable[[], Arm]) -> Verdict:
+
+def judge(
+    twin: Arm, killed: Arm, kills: Killed, framework: str, sources: Collection[str], make_control: Callable[[], Arm]
+) -> Verdict:
     """Compare the script that was killed with the one that was not, and judge.
 
     Args:
@@ -25,6 +30,7 @@ def judge(twin: Arm, killed: Arm, kills: Killed, framework: str, make_control: C
         killed: the script that was.
         kills: the kills.
         framework: "torch" or "keras".
+        sources: texts of the script.
         make_control: runs the script once more without a kill. It is called if something differs: the difference may be one
             between any two starts.
 
@@ -46,19 +52,36 @@ def judge(twin: Arm, killed: Arm, kills: Killed, framework: str, make_control: C
     verdict.ranks = len({event["rank"] for event in last.of("open")})
     verdict.compared, verdict.differences = comparison.equal, comparison.differences
     verdict.notes += comparison.remarks
+    unkept = [split for note in verdict.notes if (split := split_unkept(note)) is not None]
+    verdict.notes = [note for note in verdict.notes if split_unkept(note) is None]
+    verdict.notes += [*dict.fromkeys(told for told, _ in unkept), *_find_unreached(last)]
+    verdict.advice = remembering = list(dict.fromkeys(line for _, line in unkept))
     if comparison.differences:
         verdict.outcome = Outcome.NOT_EXACT
         first = comparison.differences[0]
         shown = replace(first, detail="") if first.kind == "recheck" else first  # its detail is a paragraph
         verdict.headline = f"The script does not resume exactly: {shown}."
         verdict.notes = [note for note in verdict.notes if not first.detail or first.detail not in note]
-        verdict.advice = advise(comparison.differences, framework)
+        verdict.advice = advise(comparison.differences, framework, sources, remembering)
     else:
         verdict.headline = (
             f"The script resumes exactly: its first {count(verdict.units, 'unit')} with {count(len(kills.kills), 'kill')} "
             "equal those without."
         )
     return verdict
+
+
+def _find_unreached(life: Life) -> list[str]:
+    """Return a note if the units were too few for the end of an epoch."""
+    places = [unit for unit in life.units if "epoch" in unit]
+    if not places or places[-1]["epoch"] > places[0]["epoch"]:
+        return []
+    batches = places[-1].get("batches")
+    more = f"--units {batches + _BEHIND_EPOCH} (an epoch has {batches:,} batches)" if batches else "more --units"
+    return [
+        "no epoch came to its end, so what the script does there (a validation, a scheduler, a file) was not rehearsed. Give "
+        f"{more} for that"
+    ]
 
 
 class _Comparison:

@@ -99,7 +99,7 @@ class Rehearsal:
             return control
 
         framework = "keras" if any("tranlogs_keras" in text for text in self._sources.values()) else "torch"
-        return judge(twin, killed, kills, framework, make_control)
+        return judge(twin, killed, kills, framework, list(self._sources.values()), make_control)
 
     def describe_outside_writes(self) -> list[str]:
         """Return a note if the script has written to files outside of the rehearsal's folder."""

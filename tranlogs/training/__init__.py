@@ -20,6 +20,7 @@ from .forecast import forecast_writes
 from .gradient_layout import GradientLayout
 from .live_report import UNKNOWN_DATA, LiveReport, TurnData, announce, describe_end
 from .loop_state import LoopState, Remembered, Unstorable, demand_storable
+from .loop_variables import UnkeptVariables
 from .offline import OfflineReplay
 from .recheck import (
     NO_UNIT,
@@ -80,6 +81,7 @@ __all__ = [
     "StateDigests",
     "StepRecorder",
     "TurnData",
+    "UnkeptVariables",
     "Unstorable",
     "announce",
     "as_retention",

@@ -42,6 +42,7 @@ from .loop_data import LoopData, make_loop_source
 from .loop_values import LoopValues
 from .members import LoopVariables, Members
 from .settings import LoopSettings
+from .unkept_variables import make_unkept_variables
 from .untracked import UntrackedVariables
 
 _log = logging.getLogger("tranlogs")
@@ -93,6 +94,7 @@ class LoopRun:
         self._doubts: list[str] = []  # that later processes have to report, too
         self._parts: RunParts | None = None
         self._loop_state: Namespace | None = None
+        self._unkept = make_unkept_variables(self.report, members)
         self._is_waiting = False  # for the place at which the run stood
         self._is_outside = False  # a step of the running unit was taken outside of all loops
         self._outside_units = 0  # in a row
@@ -155,6 +157,8 @@ class LoopRun:
             describe=lambda: None,
         )
         if newest is not None:
+            self._unkept.note_start()
+            self._unkept.watch()
             self._doubts = list(newest.boundary["doubts"])
             self._recovery.recover(rechecks=settings.shared.rechecks)
             self._land()
@@ -300,6 +304,7 @@ class LoopRun:
         if self._outside_units == OUTSIDE_UNITS_MAX:
             self.report.warn_of_script(_IMPLICIT)
         self._boundaries.commit(is_end=True)
+        self._unkept.name()
 
     def boundary(self, *, is_epoch_end: bool = False) -> None:
         """Commit what came since the last boundary as one unit."""
@@ -320,6 +325,7 @@ class LoopRun:
         wants = is_epoch_end and self.settings.every_epoch
         self.was_set_back = False
         self._boundaries.commit(is_end=True, wants_checkpoint=wants, scalars=noted or None)
+        self._unkept.name()
 
     def note_turns(self, *, stateless: bool) -> None:
         """Note that the loop takes turns without data, and whether it declares that these depend on nothing of its own."""

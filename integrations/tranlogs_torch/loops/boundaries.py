@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tranlogs.base.config import OUTSIDE_UNITS_MAX
-from tranlogs.training import UNKNOWN_DATA, Place
+from tranlogs.training import UNKNOWN_DATA, Place, UnkeptVariables
 
 from ..state import naming
 from ..state.caveats import IMPLICIT
@@ -39,14 +39,23 @@ class Boundaries:
         loops: loops of `LoggedOptimizer` that are running.
         user_loops: the script's own loops over tracked loaders.
         write_log: logs writes that no step made.
+        unkept: names variables of the script's loops that the run does not keep.
 
     Attributes:
         steps_since_boundary: number of steps and after-images of the running unit.
         units: number of units that this process has committed.
     """
 
-    def __init__(self, parts: RunParts, recovery: Recovery, loops: Loops, user_loops: UserLoops, write_log: WriteLog) -> None:
-        self._parts, self._recovery, self._loops = parts, recovery, loops
+    def __init__(
+        self,
+        parts: RunParts,
+        recovery: Recovery,
+        loops: Loops,
+        user_loops: UserLoops,
+        write_log: WriteLog,
+        unkept: UnkeptVariables,
+    ) -> None:
+        self._parts, self._recovery, self._loops, self._unkept = parts, recovery, loops, unkept
         self._user_loops, self._write_log = user_loops, write_log
         self._journal, self._state, self._auxiliary = parts.journal, parts.state, parts.auxiliary
         self.steps_since_boundary = 0
@@ -62,6 +71,8 @@ class Boundaries:
     def landed(self) -> None:
         """Take the data position at which recovery ended as that of the last boundary."""
         self._taken_at_boundary = self._auxiliary.taken()
+        if self._parts.coordinator.rank == 0:
+            self._unkept.watch()
 
     def set_back(self) -> None:
         """Go on in the running loop with the state that recovery has set back."""
@@ -156,6 +167,7 @@ class Boundaries:
         wanted = coordinator.at_boundary(self._journal, body, whole, wanted=wanted, read_digests=lambda: writes.known)
         self._journal.boundary(body, lambda: self._state.snapshot(whole()), scalars=noted, checkpoint=wanted)
         self._recovery.settle_recheck()
+        self._unkept.name()
         if self._journal.is_suspended:
             self._auxiliary.drop_unstorable()
 

@@ -37,6 +37,7 @@ from .loops import Loops
 from .ranks.coordinator_choice import make_coordinator
 from .recovery import Recovery
 from .run_parts import RunParts
+from .unkept_variables import make_unkept_variables
 from .user_loops.user_loops import UserLoops
 from .write_log import WriteLog
 
@@ -122,7 +123,8 @@ class TrainingRun:
         self._write_log.attach(self._parts, self.staging)
         self._recovery = Recovery(self._parts, lambda: self._boundaries.landed(), lambda: self._boundaries.set_back())
         self._loops = Loops(self._parts, self, self._user_loops)
-        self._boundaries = Boundaries(self._parts, self._recovery, self._loops, self._user_loops, self._write_log)
+        self._unkept = make_unkept_variables(self._parts)
+        self._boundaries = Boundaries(self._parts, self._recovery, self._loops, self._user_loops, self._write_log, self._unkept)
         self.after_step = self._boundaries.after_step  # not a method: optimizers call it after each step
         self._has_said_unlogged = False
         carried = CarriedOutputs(lambda: self._boundaries.units, self._found_carried)
@@ -231,6 +233,8 @@ class TrainingRun:
             if report is not None and self.steps_since_boundary == 0 and self.journal.step == report.step:
                 return report  # a notebook cell run twice
             raise UsageError("recover() must come before the first step")
+        if not self.journal.is_fresh:
+            self._unkept.note_start()
         return self._recovery.recover(step, progress, start_from)
 
     def begin(self) -> None:

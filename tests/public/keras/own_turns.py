@@ -27,6 +27,9 @@ class Waiting:
     def draw(self) -> Any:
         return np.random.randint(0, len(self.x), BATCH)
 
+    def fetch(self) -> None:
+        self.rows = self.draw()
+
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self.rows}
 
@@ -80,11 +83,11 @@ def train(run: str | None, die: list[Any] | None, how: str, declares_late: bool 
         )
     for _ in turns:
         if how == "stateless":
-            waiting.rows = waiting.draw()
+            waiting.fetch()
         rows = waiting.rows
         optimizer.apply(gradients_of(model, waiting.x[rows], waiting.y[rows]), list(model.trainable_weights))
         if how != "stateless":
-            waiting.rows = waiting.draw()
+            waiting.fetch()
         death.count("step")
     if run is not None:
         optimizer.close()

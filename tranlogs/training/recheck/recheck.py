@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from contextlib import ExitStack
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,12 @@ from ...log.body import BodyEncoder
 from ...log.definitions import Scalars
 from ...log.entry import Entry
 from ...log.layout import Payload
-from ...log.reader import SegmentReader
 from ...log.record import EntryKind
 from ...recovery.last_unit import LastUnit
 from .comparison import Difference, Kind, compare_bodies, compare_payloads
+from .recorded_unit import RecordedEntry, RecordedUnit
 
+_ASIDE_BYTES = 256 << 10  # gradients of this size are compared in another thread, while the optimizer steps
 _OF_THE_LOG = ("fingerprint", "halved")  # keys of the body of a step that say how it was taken and logged
 _NAMES = {EntryKind.STEP: "a step", EntryKind.IMAGE: "weights that no step wrote", EntryKind.BOUNDARY: "the end of a batch"}
 
@@ -47,15 +48,8 @@ class Recheck:
         self.is_over = False
         self.steps, self.seconds = 0, 0.0
         self._encoder, self._next, self._has_begun = BodyEncoder(), 0, False
-        with ExitStack() as stack:
-            readers: dict[int, SegmentReader] = {}
-            for link in unit.links:
-                ordinal = link.segment.row.ordinal
-                if ordinal not in readers:
-                    reader = SegmentReader(link.segment.path, link.segment.locations)
-                    readers[ordinal] = stack.enter_context(reader)
-            self._entries = [readers[link.segment.row.ordinal].decode(link.location) for link in unit.links]
-            self._files = stack.pop_all()
+        self._recorded = RecordedUnit(unit)
+        self._records = self._recorded.entries
 
     @property
     def is_equal(self) -> bool:
@@ -64,12 +58,12 @@ class Recheck:
 
     def read_recorded(self, part: str) -> Any:
         """Return a part of the boundary at which the unit ends; None if it has no such part."""
-        return self._entries[-1].part(part)
+        return self.end.part(part)
 
     @property
     def end(self) -> Entry:
         """The boundary that ends the recorded unit."""
-        return self._entries[-1]
+        return self._records[-1].entry
 
     def fail(self, name: str, text: str) -> None:
         """End the unit where it is, and say how it differs from the record, unless something differed before."""
@@ -78,25 +72,29 @@ class Recheck:
 
     def close(self) -> None:
         """Close the files of the recorded unit."""
-        self._files.close()
+        self._recorded.close()
 
     # The interface of a writer of records.
 
     def begin(self, payload: Payload) -> RecheckRecord:
         """Compare the gradients of the next step with the record. The step may still be dropped."""
         start = time.perf_counter()
-        found: Difference | None = None
-        entry = self._expected()
-        if entry is not None and entry.kind == EntryKind.STEP and entry.body()["record"] == "gradients":
-            found = _compare(payload, entry, "gradients")
+        record, expected = RecheckRecord(), self._expected()
+        if expected is not None and expected.entry.kind == EntryKind.STEP and expected.body()["record"] == "gradients":
+            if payload.nbytes >= _ASIDE_BYTES:
+                record.comparison = self._recorded.aside(_compare, payload, expected, "gradients")
+            else:
+                record.difference = _compare(payload, expected, "gradients")
         elif payload.release is not None:
             payload.release()
         self.seconds += time.perf_counter() - start
-        return RecheckRecord(found)
+        return record
 
     def commit(self, record: Any, step: int, body: Body, digests: bytes, adapt: tree.Adapt | None) -> None:
         """Compare the rest of a step with the record."""
         assert isinstance(record, RecheckRecord)
+        record.wait()
+        self.seconds += record.seconds
         record.is_open = False
         self._compare(EntryKind.STEP, step, None, body, digests, adapt, record.difference)
 
@@ -115,9 +113,9 @@ class Recheck:
 
     # The comparison.
 
-    def _expected(self) -> Entry | None:
+    def _expected(self) -> RecordedEntry | None:
         """Return the record that is next; None once something differed."""
-        return None if self.difference is not None or self.is_over else self._entries[self._next]
+        return None if self.difference is not None or self.is_over else self._records[self._next]
 
     def _compare(
         self,
@@ -129,8 +127,9 @@ class Recheck:
         adapt: tree.Adapt | None,
         found: Difference | None,
     ) -> None:
-        start, entry = time.perf_counter(), self._expected()
-        if entry is None:
+        start, record = time.perf_counter(), self._expected()
+        entry = None if record is None else record.entry
+        if record is None or entry is None:
             if payload is not None and payload.release is not None:
                 payload.release()
         elif kind == EntryKind.BOUNDARY and entry.kind != kind and self._next == 0 and not self._has_begun:
@@ -141,32 +140,33 @@ class Recheck:
             text = f"computes {_NAMES[kind]} where the record has {_NAMES[entry.kind]}"
             self.difference = Difference(entry.step, "order", "the loop", text)
         else:
-            self.difference = found or self._find(entry, payload, body, digests, adapt)
+            self.difference = found or self._find(record, payload, body, digests, adapt)
             if self.difference is not None and kind == EntryKind.IMAGE:
                 self.difference = replace(self.difference, step=self._find_next_step())
             self._next += 1
             self.steps += kind == EntryKind.STEP and self.difference is None
         if kind == EntryKind.BOUNDARY:
-            self.is_over = self.difference is not None or self._next == len(self._entries)
+            self.is_over = self.difference is not None or self._next == len(self._records)
         self.seconds += time.perf_counter() - start
 
     def _find_next_step(self) -> int:
         """Return the number of the step before which weights were written."""
-        return next((entry.step for entry in self._entries[self._next :] if entry.kind == EntryKind.STEP), self.end.step)
+        return next((one.entry.step for one in self._records[self._next :] if one.entry.kind == EntryKind.STEP), self.end.step)
 
     def _find(
-        self, entry: Entry, payload: Payload | None, body: Body, digests: bytes, adapt: tree.Adapt | None
+        self, record: RecordedEntry, payload: Payload | None, body: Body, digests: bytes, adapt: tree.Adapt | None
     ) -> Difference | None:
         """Return the first difference from a record of the same kind."""
+        entry = record.entry
         if entry.kind == EntryKind.BOUNDARY:
             encoded = encode_body(self._encoder, entry.kind, body, adapt)
-            return compare_bodies(encoded, entry, "state", self._ignored, self._timed)
-        plain, recorded = body.value if isinstance(body, tree.Fixed) else body, entry.body()
+            return compare_bodies(encoded, record, "state", self._ignored, self._timed)
+        plain, recorded = body.value if isinstance(body, tree.Fixed) else body, record.body()
         is_same_form = plain.get("record") == recorded.get("record")
-        if payload is not None and is_same_form and (found := _compare(payload, entry, "weights")) is not None:
+        if payload is not None and is_same_form and (found := _compare(payload, record, "weights")) is not None:
             return found
         if is_same_form:
-            found = compare_bodies(self._encoder.whole(body, adapt), entry, "settings", _OF_THE_LOG)
+            found = compare_bodies(self._encoder.whole(body, adapt), record, "settings", _OF_THE_LOG)
             if found is not None:
                 return found
         is_comparable = plain.get("fingerprint") == recorded.get("fingerprint")
@@ -176,24 +176,38 @@ class Recheck:
 
 
 class RecheckRecord:
-    """The record of a step whose gradients were compared."""
+    """The record of a step whose gradients are compared, large ones while the optimizer steps.
 
-    def __init__(self, difference: Difference | None) -> None:
-        self.difference, self.is_open = difference, True
+    Attributes:
+        comparison: what another thread is doing; None if nothing is left to wait for.
+        seconds: the time that was spent waiting.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.difference: Difference | None = None
+        self.comparison: Future[Difference | None] | None = None
+        self.seconds = 0.0
 
     def wait(self) -> None:
-        """Return at once: the gradients were compared when the record was begun."""
+        """Wait until the gradients are compared."""
+        comparison, self.comparison = self.comparison, None
+        if comparison is not None:
+            start = time.perf_counter()
+            self.difference = comparison.result()
+            self.seconds += time.perf_counter() - start
 
     def abort(self) -> None:
         """Drop the record."""
+        self.wait()
         self.is_open = False
 
 
-def _compare(payload: Payload, entry: Entry, kind: Kind) -> Difference | None:
+def _compare(payload: Payload, record: RecordedEntry, kind: Kind) -> Difference | None:
     if payload.wait is not None:
         payload.wait()
     try:
-        return compare_payloads(payload, entry, kind)
+        return compare_payloads(payload, record, kind)
     finally:
         if payload.release is not None:
             payload.release()

@@ -58,7 +58,8 @@ class RehearsedJournal(Journal):
             self.wait_checkpoint()  # one that is being written would keep the next from being taken
         super().boundary(body, snapshot, scalars=scalars, checkpoint=True if is_end else checkpoint)
         rehearsal.tell_reports(rank)
-        rehearsal.tell("unit", rank, run=self.paths.folder.parent.name, step=self.step, stdout=_stdout_bytes())
+        run, place = self.paths.folder.parent.name, find_place(body)
+        rehearsal.tell("unit", rank, run=run, step=self.step, stdout=_stdout_bytes(), **place)
         if is_end:
             self.wait_checkpoint()
             self.wait_synced()
@@ -130,6 +131,20 @@ def open_journal(run: Path, rank: int, given: dict[str, Any]) -> Journal:
     journal = RehearsedJournal.open(run, rank=rank, **given)
     rehearsal.tell("open", rank, run=run.name)
     return journal
+
+
+def find_place(body: dict[str, Any]) -> dict[str, int]:
+    """Return the epoch, and the batches of one where they are known, of a boundary; nothing if its loop has no data."""
+    position = body.get("position")
+    if isinstance(position, dict) and position.get("total"):
+        return {"epoch": position["epoch"]}
+    for data in body.get("data", {}).values() if isinstance(body.get("data"), dict) else ():
+        if isinstance(data, dict) and data.get("taken"):
+            sizes = data.get("sizes") or {}
+            samples, batch_size = sizes.get("samples"), sizes.get("batch_size")
+            batches = {"batches": -(-samples // batch_size)} if samples and batch_size else {}
+            return {"epoch": data["epoch"], **batches}
+    return {}
 
 
 def _wait_to_be_killed(folder: Path) -> None:

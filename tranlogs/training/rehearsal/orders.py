@@ -6,7 +6,8 @@ The variable TRANLOGS_REHEARSAL names a folder with two files. `orders.json` is 
     open    a run was opened: {"run": name of its folder, "given": the folder that the script gives, "rank"}
     begin   recovery has ended: {"step"}
     recheck a unit was computed again, and compared with its record: {"step", "stdout"}
-    unit    a boundary is committed: {"step", "stdout": size of the standard output}
+    unit    a boundary is committed: {"step", "stdout": size of the standard output}, and where the loop has data {"epoch",
+            "batches" of an epoch if they are known}
     report  the report of a recovery is new, or has changed: {"report"}
     closed  the script has closed the run: {"step"}
     dying   the process kills itself now

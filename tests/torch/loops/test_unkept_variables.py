@@ -1,0 +1,154 @@
+"""Variables of the script's loop that start over after a crash are named once, with the line that keeps them."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.torch.lab import Attempt, in_child
+from tests.torch.loops import recheck_scripts as scripts
+from tests.torch.loops.recheck_scripts import Script, _begin, _loss, _step
+
+pytestmark = pytest.mark.crash
+
+
+def early_stopping(attempt: Attempt, *, tracks: bool = True) -> None:
+    """The best epoch, a counter of bad ones, and a curve; none of them has a say in the newest unit."""
+    model, optimizer, loader = _begin(attempt)
+    start = {"best": float("inf"), "bad": 0, "curve": []}
+    state = (optimizer.remember if tracks else SimpleNamespace)(**start)
+    attempt.start(optimizer)
+    for epoch in optimizer.epochs(scripts.EPOCHS, loader):
+        total = _train_epoch(attempt, model, optimizer, epoch)
+        state.bad = 0 if total < state.best else state.bad + 1
+        state.best = min(state.best, total)
+        state.curve.append(total)
+        if state.bad > 9:
+            break
+    attempt.keep(model=model)
+    optimizer.close()
+
+
+def _train_epoch(attempt: Attempt, model: Any, optimizer: Any, epoch: Any) -> float:
+    loss = None
+    for batch in epoch:
+        _step(attempt, model, optimizer, batch)
+        loss = _loss(model, batch).item()
+    return loss or 0.0
+
+
+def plain_variables(attempt: Attempt) -> None:
+    """The same as plain variables, in a loop of the script's own over a tracked loader."""
+    model, optimizer, loader = _begin(attempt)
+    attempt.start(optimizer, loader=loader)
+    best, curve = float("inf"), []
+    for _ in range(scripts.EPOCHS):
+        total = 0.0
+        for batch in loader:
+            _step(attempt, model, optimizer, batch)
+            total += _loss(model, batch).item()
+        best = min(best, total)
+        curve.append(total)
+    attempt.keep(model=model, best=best)
+    optimizer.close()
+
+
+def copied(attempt: Attempt) -> None:
+    """Variables that begin with what the run has, or are copied into it."""
+    model, optimizer, loader = _begin(attempt)
+    state = optimizer.remember(number=0, total=0.0)
+    attempt.start(optimizer)
+    number, total = state.number, 0.0
+    for batch in optimizer.batches(loader, until=scripts.TURNS):
+        _step(attempt, model, optimizer, batch)
+        number += 1
+        total = total + 1.0
+        state.total = total
+        state.number += 1
+    attempt.keep(model=model, number=number)
+    optimizer.close()
+
+
+def turns(attempt: Attempt) -> None:
+    """Nothing but the loop of `steps`, where steps are taken in a function, and a step count of the script's own."""
+    model, optimizer, loader = _begin(attempt)
+    attempt.start(optimizer)
+    batch, count = next(iter(loader)), 0
+    for _ in optimizer.steps(scripts.TURNS, stateless=True):
+        _step(attempt, model, optimizer, batch)
+        count += 1
+    attempt.keep(model=model, count=count)
+    optimizer.close()
+
+
+def outside(attempt: Attempt) -> None:
+    """A `while` of the script's own, without any loop or loader of the run."""
+    model, optimizer, loader = _begin(attempt)
+    state = optimizer.remember(number=0)
+    batch = next(iter(loader))
+    attempt.start(optimizer)
+    since = 0
+    while state.number < scripts.TURNS:
+        _step(attempt, model, optimizer, batch)
+        state.number += 1
+        since += 1
+    attempt.keep(model=model)
+    optimizer.close()
+
+
+def resumed(script: Script, run: Path, tick: int, caplog: pytest.LogCaptureFixture) -> tuple[list[str], Any]:
+    """Kill a script at a tick and start it again; return what is said of variables, and the report."""
+    status = in_child(lambda: script(Attempt(run, tick)))
+    assert status == -signal.SIGKILL
+    caplog.clear()
+    attempt = Attempt(run)
+    script(attempt)
+    said = [record.getMessage() for record in caplog.records if "over at each start" in record.getMessage()]
+    report = attempt.final_report()
+    assert [note for note in report.notes if "over at each start" in note] == [text.partition(": ")[2] for text in said]
+    shutil.rmtree(run)
+    return said, report
+
+
+UNKEPT: dict[str, tuple[Script, str]] = {
+    "attributes of an object": (partial(early_stopping, tracks=False), "state.bad, state.best and state.curve are variables"),
+    "variables": (plain_variables, "best, curve and total are variables of the loop"),
+    "a count": (turns, "count is a variable of the loop that starts over"),
+    "a loop of the script's own": (outside, "since is a variable of the loop that starts over"),
+}
+
+
+@pytest.mark.parametrize("name", UNKEPT)
+@pytest.mark.parametrize("rechecks", ["1", "0"])
+def test_variables_that_start_over_are_named_once(
+    name: str, rechecks: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the unit that is computed again equals the log, and where none is."""
+    monkeypatch.setenv("TRANLOGS_RECHECK", rechecks)
+    script, text = UNKEPT[name]
+    said, report = resumed(script, tmp_path / "run", 8, caplog)
+    assert len(said) == 1
+    assert text in said[0]
+    assert "optimizer.remember(" in said[0]
+    assert report.recheck == ("equal" if rechecks == "1" else "")
+    assert report.exact is True or name == "a loop of the script's own"
+
+
+@pytest.mark.parametrize("name", [*scripts.PROVEN, "early_stopping", "copied"])
+def test_nothing_is_said_of_loops_whose_state_is_in_the_run(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRANLOGS_RECHECK", "1")
+    script = {"early_stopping": early_stopping, "copied": copied, **scripts.PROVEN}[name]
+    assert resumed(script, tmp_path / "run", 8, caplog)[0] == []
+
+
+def test_an_uninterrupted_run_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain_variables(Attempt(tmp_path / "run"))
+    assert [record for record in caplog.records if "over at each start" in record.getMessage()] == []

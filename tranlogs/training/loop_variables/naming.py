@@ -1,0 +1,41 @@
+"""Naming of the variables that start over, once after a resume."""
+
+from __future__ import annotations
+
+from ..live_report import LiveReport
+from .variables import Facts, LoopVariables, describe_unkept
+
+_LOOKS_MAX = 3  # boundaries at which a loop of the script is looked for
+
+
+class UnkeptVariables:
+    """Names the variables of the running loops that the run does not keep, in a note of the report.
+
+    Nothing is said in a run that begins: there they do not start over yet.
+
+    Args:
+        report: of the recovery.
+        is_value: see `LoopVariables`.
+        is_kept: see there.
+    """
+
+    def __init__(self, report: LiveReport, is_value: Facts, is_kept: Facts) -> None:
+        self._report, self._variables = report, LoopVariables(is_value, is_kept)
+        self._looks = 0  # that are left
+
+    def note_start(self) -> None:
+        """Leave out the loops in whose body the run is recovered."""
+        self._variables.note_start()
+
+    def watch(self) -> None:
+        """Look for them at the next boundaries: training goes on after a crash."""
+        self._looks = _LOOKS_MAX
+
+    def name(self) -> None:
+        """Add a note at a boundary, once, if there are any. It waits for the unit that is computed again."""
+        if not self._looks or self._report.recheck == "pending":
+            return
+        found = self._variables.find()
+        self._looks = self._looks - 1 if found is None else 0
+        if found:
+            self._report.note(describe_unkept(found))
