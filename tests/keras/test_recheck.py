@@ -64,7 +64,7 @@ def test_a_counter_that_sets_the_learning_rate_is_named_and_no_step_is_lost(back
     assert (report["exact"], report["recheck"], report["step"]) == (False, "different", 12)
     (note,) = report["notes"]
     assert "(step 12) was computed again, and optimizer/optimizer/adam/learning_rate differs from the record by up to" in note
-    assert "Keep it as an attribute of a callback" in note
+    assert "keep it as an attribute of a callback" in note
     _demand_replayed(tmp_path / "run")
 
 

@@ -30,14 +30,14 @@ from .variable_creation import LateOptimizers, build_as_recorded, build_for_fit
 
 _log = logging.getLogger("tranlogs")
 
-_KEEP = "Keep it as an attribute of a callback of this fit: numbers, strings, arrays and random generators there come back"
+_KEEP = "keep it as an attribute of a callback of this fit"
 _CAUSES = {  # of a difference between a unit that is computed again and its record
-    "gradients": "The fit had other data or another state. Usual causes: a batch, a counter or a random generator that data or "
-    f"a callback keep in a variable of the script, random numbers drawn before the fit or in several workers. {_KEEP}",
-    "weights": f"Something besides the optimizer sets it, such as a callback, by what starts anew: a counter. {_KEEP}",
-    "settings": f"The script sets it from something that starts anew: a counter, a number of the epoch of its own. {_KEEP}",
-    "state": f"It depends on something that starts anew with the process: a counter, random numbers drawn elsewhere. {_KEEP}",
-    "order": f"A callback, or the data, decide by something that starts anew with the process, such as a counter. {_KEEP}",
+    "gradients": "The fit had other data or another state (a counter or a random generator that the data or a callback keep "
+    f"in a variable of the script): {_KEEP}",
+    "weights": f"Something besides the optimizer sets it, such as a callback, by what starts anew: {_KEEP}",
+    "settings": f"The script sets it from something that starts anew: {_KEEP}",
+    "state": f"It depends on something that starts anew with the process: {_KEEP}",
+    "order": f"A callback, or the data, decide by something that starts anew: {_KEEP}",
 }
 _HOST_RNG = (f"{RNG}python", f"{RNG}numpy", f"{RNG}torch")  # parts of a boundary
 _LEARNED = ("source.draws", "source.draws_own")  # each process finds out for itself whether batches draw random numbers

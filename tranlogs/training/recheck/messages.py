@@ -14,29 +14,17 @@ NO_UNIT = "the log does not hold the newest one with a step"
 _ROUNDING_MAX = 1e-3  # a larger ratio is another batch, and not another order of additions
 
 _CAUSES = {
-    "gradients": "The loop had other data or another state. Usual causes: a batch that was fetched ahead and kept in a "
-    "variable, a counter or an environment of the script's own, random numbers drawn before the loop or in DataLoader "
-    "workers. Let the run bring it back: state = optimizer.remember(name=...) for variables and environments, "
-    "epoch.enumerate() or batches(..., enumerate=True) for the number of a batch, optimizer.track(name=...) for a loader or "
-    "what has a state_dict",
-    "weights": "Something else than the optimizer's step writes to the weights, or the optimizer keeps a state outside of "
-    "`state`. Track what decides over it: optimizer.track(name=...)",
-    "settings": "The script sets it from something that starts anew: a counter, an epoch, a scheduler that is not tracked. "
-    "Track it: optimizer.track(scheduler=...)",
-    "state": "It depends on something that starts anew with the process: a counter, random numbers drawn elsewhere, an object "
-    "that is not tracked. Let the run bring it back: optimizer.remember(name=...), or optimizer.track(name=...) for what has a "
-    "state_dict",
-    "order": "The loop decides by something that starts anew with the process, such as a counter. Let the run bring it "
-    "back: epoch.enumerate() or batches(..., enumerate=True) for batches, optimizer.remember(name=...) for others",
+    "gradients": "The loop had other data or another state: keep what it takes from batch to batch (a batch fetched ahead, a "
+    "counter, an environment) in optimizer.remember(name=...), and count batches by epoch.enumerate()",
+    "weights": "Something else than the optimizer's step writes to them: optimizer.track(name=...) what decides over it",
+    "settings": "The script sets it from something that starts anew: optimizer.track(scheduler=...)",
+    "state": "It depends on something that starts anew: optimizer.remember(name=...), or track(name=...) what has a state_dict",
+    "order": "The loop decides by something that starts anew: optimizer.remember(name=...), or epoch.enumerate() for batches",
 }
-_TIME = (
-    "All else is equal. A time that the script measures is never the same twice; any other number there would mean that the "
-    "script resumes with another state"
-)
+_TIME = "All else is equal: a measured time is never the same twice; any other number means that another state came back"
 _ROUNDING = (
-    "The difference is as small as a rounding error: this arithmetic does not repeat itself (atomic additions on a GPU, "
-    "another number of threads, other libraries). torch.use_deterministic_algorithms(True) or "
-    "tf.config.experimental.enable_op_determinism() makes it repeat itself"
+    "This is as small as rounding: the arithmetic does not repeat itself. torch.use_deterministic_algorithms(True) or "
+    "tf.config.experimental.enable_op_determinism() makes it"
 )
 
 
@@ -53,8 +41,7 @@ def describe_difference(difference: Difference, units: str = "batch", causes: Ma
     cause = _ROUNDING if is_rounding(difference) else _TIME if difference.may_be_time else causes[difference.kind]
     return (
         f"the last {units} before the crash (step {difference.step}) was computed again, and {what} {difference.text}. "
-        f"{cause}. The recorded state was set back, so no finished step is lost; what follows is not known to equal the run "
-        "without the crash"
+        f"{cause}. The recorded state holds, so no finished step is lost"
     )
 
 

@@ -1,0 +1,30 @@
+"""What a user reads of a unit that was computed again and differs: two or three sentences, with the line to add."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from tranlogs.training import describe_difference
+from tranlogs.training.recheck.comparison import Difference, Kind
+
+NAME = "grad/transformer.h.11.attention.projection.weight"
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_a_difference_is_told_in_few_words(kind: Kind) -> None:
+    text = describe_difference(Difference(1507, kind, NAME, "differs from the record by up to 0.0123", ratio=0.2))
+    assert text.startswith("the last batch before the crash (step 1507) was computed again, and ")
+    assert text.endswith("The recorded state holds, so no finished step is lost")
+    assert "optimizer." in text
+    assert len(text) < 430
+    assert text.count(". ") == 2
+
+
+def test_a_difference_as_small_as_rounding_and_a_time_are_told_in_few_words() -> None:
+    rounding = describe_difference(Difference(3, "gradients", NAME, "differs by up to 1e-9", ratio=1e-7))
+    time = describe_difference(Difference(3, "state", "tracked.timer", "is 2.1, and 1.9 in the record", may_be_time=True))
+    assert "torch.use_deterministic_algorithms(True)" in rounding
+    assert "a measured time is never the same twice" in time
+    assert max(len(rounding), len(time)) < 430
