@@ -14,7 +14,7 @@ EXPERIMENTS ?=
 # Of `make bench`: --quick.
 BENCH ?=
 
-.PHONY: demo test check lint alluxio bench experiments soak clean
+.PHONY: demo test test-ranks test-rest check lint alluxio bench experiments soak clean
 
 demo: $(VENV)/.usable
 	$(BIN)/tranlogs demo
@@ -23,8 +23,14 @@ test: $(VENV)/.ready
 	$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/alluxio --ignore tests/distributed \
 		--ignore tests/trainers --ignore tests/rehearsal
-	# Each of these starts many processes by itself, and rehearsed ones have mounts of their own, which hold other tests' disks.
-	$(BIN)/python -m pytest tests/distributed tests/trainers tests/rehearsal tests/alluxio
+	$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target test-ranks test-rest
+
+# Each of these starts many processes by itself, and rehearsed ones have mounts of their own, which would hold the disks of the
+# tests above. These two run side by side, each in one process of pytest: their tests share launchers and a cluster.
+test-ranks: $(VENV)/.ready
+	$(BIN)/python -m pytest tests/distributed
+test-rest: $(VENV)/.ready
+	$(BIN)/python -m pytest tests/trainers tests/rehearsal tests/alluxio
 
 check lint: $(VENV)/.ready
 	$(BIN)/ruff check .

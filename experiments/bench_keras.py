@@ -29,7 +29,7 @@ _CHOICES = {  # backend, jit_compile
     "torch": ("torch", False),
     "JAX": ("jax", True),
 }
-_CHOICES_QUICK = ("torch", "JAX")  # one without and one with jit_compile; each costs ten seconds of imports
+_CHOICES_QUICK = ("JAX",)  # each costs ten seconds of imports
 _LOG: dict[str, Any] = {
     "log": "gradients",
     "checkpoint_every": 30,

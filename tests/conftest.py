@@ -20,6 +20,7 @@ from tests.support import campaign, disks
 if TYPE_CHECKING:
     from tests.alluxio.cluster import Cluster
     from tests.crash.toy_trainers import Trainers
+    from tests.keras.lab import Labs
     from tests.monitor.monitors import Monitors
 
 _PROFILE = {"deadline": None, "database": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
@@ -105,6 +106,15 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     from tranlogs.log.segments import segment_sizing
 
     monkeypatch.setattr(segment_sizing, "SEGMENT_RECORDS_WANTED", 1)
+
+
+@pytest.fixture(scope="session")
+def keras_labs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Labs]:
+    """Labs of all backends of Keras, for all folders that use some."""
+    from tests.keras.lab import Labs
+
+    with closing(Labs(tmp_path_factory.mktemp("keras"))) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.keras.conftest import _lab
-from tests.keras.lab import THREADS, Lab
+from tests.keras.conftest import find_lab
+from tests.keras.lab import THREADS, Lab, Labs
 from tests.public.proof import Death, Job, Script
 from tests.public.torch.scripts import dcgan, mnist, mnist_rnn, word_language_model
 from tests.torch.lab import in_child
@@ -90,8 +89,8 @@ def on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def keras_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    yield from _lab("torch", tmp_path_factory.mktemp("keras"))
+def keras_lab(keras_labs: Labs) -> Lab:
+    return find_lab(keras_labs, "torch")
 
 
 def test_commands_on_a_run_of_a_pytorch_script(cli: Cli, tmp_path: Path) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.keras.lab import Lab, lab
+from tests.keras.lab import Lab, Labs
 
 BACKENDS = ("tensorflow", "torch", "jax")
 
@@ -21,36 +20,36 @@ def missing(why: str) -> None:
     pytest.skip(why)
 
 
-def _lab(backend: str, folder: Path, keras: Path | None = None) -> Iterator[Lab]:
+def find_lab(labs: Labs, backend: str, keras: Path | None = None) -> Lab:
+    """Return the lab of a backend that is installed."""
     for package in ("keras", backend):
         if importlib.util.find_spec(package) is None:
             missing(f"{package} is not installed")
-    with lab(backend, folder, keras) as made:
-        yield made
+    return labs.of(backend, keras)
 
 
 @pytest.fixture(scope="session")
-def tensorflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    yield from _lab("tensorflow", tmp_path_factory.mktemp("tensorflow"))
+def tensorflow(keras_labs: Labs) -> Lab:
+    return find_lab(keras_labs, "tensorflow")
 
 
 @pytest.fixture(scope="session")
-def torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    yield from _lab("torch", tmp_path_factory.mktemp("torch"))
+def torch(keras_labs: Labs) -> Lab:
+    return find_lab(keras_labs, "torch")
 
 
 @pytest.fixture(scope="session")
-def jax(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    yield from _lab("jax", tmp_path_factory.mktemp("jax"))
+def jax(keras_labs: Labs) -> Lab:
+    return find_lab(keras_labs, "jax")
 
 
 @pytest.fixture(scope="session")
-def older_keras(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def older_keras(keras_labs: Labs) -> Lab:
     """TensorFlow under the oldest Keras that is supported (`make test` fetches it)."""
     folder = Path(sys.prefix) / "keras-oldest"
     if not folder.is_dir():
         missing(f"the oldest supported Keras is not in {folder}: make test fetches it")
-    yield from _lab("tensorflow", tmp_path_factory.mktemp("older"), folder)
+    return find_lab(keras_labs, "tensorflow", folder)
 
 
 @pytest.fixture

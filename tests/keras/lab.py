@@ -11,8 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,14 +134,28 @@ class Lab:
         self._errors.close()
 
 
-@contextmanager
-def lab(backend: str, folder: Path, keras: Path | None = None) -> Iterator[Lab]:
-    """A lab that is closed at the end of the block."""
-    made = Lab(backend, folder, keras)
-    try:
-        yield made
-    finally:
-        made.close()
+class Labs:
+    """Labs of all backends. Each is made when it is asked for first: that takes several seconds.
+
+    Args:
+        folder: for what their jobs print and return.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._made = folder, dict[str, Lab]()
+
+    def of(self, backend: str, keras: Path | None = None) -> Lab:
+        """Return the lab of a backend, with the Keras of the environment or with that of a folder."""
+        name = backend if keras is None else f"{backend}-{keras.name}"
+        if name not in self._made:
+            (self._folder / name).mkdir()
+            self._made[name] = Lab(backend, self._folder / name, keras)
+        return self._made[name]
+
+    def close(self) -> None:
+        """No more jobs."""
+        for made in self._made.values():
+            made.close()
 
 
 def differences(right: dict[str, Any], found: dict[str, Any]) -> list[str]:

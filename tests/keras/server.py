@@ -8,6 +8,7 @@ side.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -25,6 +26,7 @@ def serve() -> None:
     first = {"torch": ("torch", "torch._dynamo"), "jax": ("jax",)}.get(backend, ())
     for module in (*first, "tensorflow", "tests.keras.scenario"):
         importlib.import_module(module)
+    gc.freeze()  # jobs would look through half a million objects that are not theirs, and copy the pages where these lie
     print("ready", flush=True)
     for line in sys.stdin:
         if not line.strip():

@@ -26,9 +26,8 @@ EVERYWHERE = [
 
 @pytest.mark.parametrize("data", [*EVERYWHERE, "numbered-augmented"])
 def test_on_torch(data: str, torch: Lab, tmp_path: Path) -> None:
-    prove_exact(
-        torch, tmp_path, [{"die": ["batch", 13]}, {"die": ["batch", 11]}], data=data, epochs=6 if "steps" in data else 3
-    )
+    deaths = [{"die": ["batch", 13]}, {"die": ["batch", 11]}]
+    prove_exact(torch, tmp_path, deaths, data=data, epochs=6 if "steps" in data else 3)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.keras.lab import Lab
+from tests.keras.tool import ask
 
 COMMAND = str(Path(sys.executable).parent / "tranlogs")
 BACKENDS: list[tuple[str, dict[str, Any]]] = [("torch", {}), ("jax", {"jit": True}), ("tensorflow", {})]
@@ -27,10 +28,9 @@ except SystemExit as end:
 """
 
 
-def cli(*arguments: str, backend: str = "", **variables: str) -> dict[str, Any]:
+def cli(*arguments: str, **variables: str) -> dict[str, Any]:
     """A command in a process of its own, on whatever backend the run names."""
-    environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
-    environment |= variables | ({"KERAS_BACKEND": backend} if backend else {})
+    environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"} | variables
     command = [COMMAND, *arguments, "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -44,7 +44,8 @@ def cli(*arguments: str, backend: str = "", **variables: str) -> dict[str, Any]:
 def test_weights_that_load_weights_reads(backend: Lab, options: dict[str, Any], tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "state.weights.h5"
     assert backend.run("fit", run=str(run), die=["batch", 13], **options).was_killed
-    told = cli("replay", str(run), "--out", str(out), backend=backend.backend if backend.backend == "tensorflow" else "")
+    words = ("replay", str(run), "--out", str(out))
+    told = cli(*words) if backend.backend == "jax" else ask(backend, *words)
     assert (told["step"], told["exact"]) == (12, True)
     whole = backend.value("fit", run=str(tmp_path / "whole"), die=None, epochs=3, **options)
     loaded = backend.value("from_weights", path=str(out), run=str(run), **options)
@@ -56,10 +57,10 @@ def test_weights_that_load_weights_reads(backend: Lab, options: dict[str, Any], 
 def test_a_step_in_the_past_and_the_whole_model(torch: Lab, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert torch.run("fit", run=str(run), die=["batch", 13]).was_killed
-    told = cli("replay", str(run), "--to", "9", "--out", str(tmp_path / "state.keras"))
+    told = ask(torch, "replay", run, "--to", 9, "--out", tmp_path / "state.keras")
     assert told["step"] == 9
     assert torch.value("loads_model", path=str(tmp_path / "state.keras")) == [13, 10]
-    assert cli("verify", str(run), "--replay")["problems"] == []
+    assert ask(torch, "verify", run, "--replay")["problems"] == []
     command = [sys.executable, "-c", REPLAY_AND_LIST_MODULES, str(run), str(tmp_path / "never.keras")]
     refused = subprocess.run(command, capture_output=True, text=True)
     assert "step 99 is not covered: the log has no sound boundary at that step; the nearest is 12" in refused.stderr

@@ -1,8 +1,9 @@
 """How much of a random campaign runs, and from which seed.
 
 The gate (`make test`) runs a fifth of each campaign of kills, and all examples of properties and of damage, from a fixed seed,
-so that two runs of the gate try the same cases. `make soak` and `pytest --soak` run the whole campaign, from a seed that is
-drawn anew and printed. tests/conftest.py sets two environment variables before any test module is imported:
+so that two runs of the gate try the same cases. Of some products, such as all styles of a script on all backends, it runs each
+value once. `make soak` and `pytest --soak` run the whole campaigns and products, from a seed that is drawn anew and printed.
+tests/conftest.py sets two environment variables before any test module is imported:
 
     TRANLOGS_SOAK   how many times the whole campaign runs ("1" with --soak); unset in the gate
     TRANLOGS_SEED   the seed
@@ -16,7 +17,8 @@ import itertools
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 GATE_SHARE = 0.2
 GATE_SEED = 20_261_124
@@ -35,6 +37,16 @@ def rounds(full: int) -> int:
 def examples(full: int) -> int:
     """Return how many of the `full` examples of a property, or damaged files, to try now: all of them in the gate, too."""
     return max(full, round(full * float(os.environ.get("TRANLOGS_SOAK", 1))))
+
+
+def each_once(*values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return all combinations in a soak; in the gate as few as have each value: the first of all, the second of all, and so on.
+
+    A sequence that is shorter than the longest one begins again.
+    """
+    if is_soak():
+        return list(itertools.product(*values))
+    return [tuple(each[i % len(each)] for each in values) for i in range(max(map(len, values)))]
 
 
 def seed() -> int:

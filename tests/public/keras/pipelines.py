@@ -83,33 +83,44 @@ def read_pass(source: TFDatasetBatches, length: int, *, number: int, seen: int, 
     return found
 
 
-def wrong_places(kind: str, name: str) -> list[str]:
-    """Return the places from which a pipeline goes on with other batches: a checkpoint, and a crash there or later."""
-    is_endless = kind == "endless"
-    make = (ENDLESS if is_endless else FINITE)[name]
+def all_wrong_places() -> dict[str, list[str]]:
+    """Return the places from which each pipeline goes on with other batches: a checkpoint, and a crash there or later."""
+    finite = {name: _wrong_places(make, is_endless=False) for name, make in FINITE.items()}
+    return finite | {name: _wrong_places(make, is_endless=True) for name, make in ENDLESS.items()}
+
+
+def _wrong_places(make: Callable[[], Any], *, is_endless: bool) -> list[str]:
     length = _ENDLESS if is_endless else sum(1 for _ in make())
     passes = 1 if is_endless else 3
     checkpoints = {2, 5, 6, 7, 13, 20} if is_endless else {1, length // 2, length - 2, length - 1}
     wrong = []
     for left in range(1 if is_endless else 2):
-        for checkpoint in sorted(checkpoints):
-            for crash in sorted({checkpoint, checkpoint + 1, checkpoint + 9, length - 1, length}):
-                if crash <= length and not _goes_on(make, length, passes, left, checkpoint, crash):
-                    wrong.append(f"pass {left}, checkpoint after {checkpoint}, crash after {crash} of {length} batches")
+        places = [
+            (checkpoint, crash)
+            for checkpoint in sorted(checkpoints)
+            for crash in sorted({checkpoint, checkpoint + 1, checkpoint + 9, length - 1, length})
+            if crash <= length
+        ]
+        stored: dict[int, Any] = {place: None for pair in places for place in pair}
+        whole = source_of(make())
+        right = [read_pass(whole, length, number=n, seen=0, stored=stored if n == left else {}) for n in range(passes)]
+        for checkpoint, crash in places:
+            if not _goes_on(make, right, left, stored, checkpoint, crash):
+                wrong.append(f"pass {left}, checkpoint after {checkpoint}, crash after {crash} of {length} batches")
     return wrong
 
 
-def _goes_on(make: Callable[[], Any], length: int, passes: int, left: int, checkpoint: int, crash: int) -> bool:
-    whole, stored = source_of(make()), dict[int, Any]({checkpoint: None, crash: None})
-    right = [read_pass(whole, length, number=n, seen=0, stored=stored if n == left else {}) for n in range(passes)]
-    resumed = source_of(make())
+def _goes_on(
+    make: Callable[[], Any], right: list[list[Batch]], left: int, stored: dict[int, Any], checkpoint: int, crash: int
+) -> bool:
+    resumed, length = source_of(make()), len(right[left])
     resumed.write(stored[crash][0])
     if crash == length:
         found = [right[left]]
     else:
         resumed.write_from_checkpoint(stored[checkpoint][1], checkpoint)
         found = [right[left][:crash] + read_pass(resumed, length, number=left, seen=crash, stored={})]
-    found += [read_pass(resumed, length, number=n, seen=0, stored={}) for n in range(left + 1, passes)]
+    found += [read_pass(resumed, length, number=n, seen=0, stored={}) for n in range(left + 1, len(right))]
     return found == right[left:]
 
 

@@ -8,8 +8,10 @@ import pytest
 
 from tests.keras.lab import Lab
 from tests.public.keras.proof import demand_deviation, prove_exact, run_killed
+from tests.support import campaign
 
 SCRIPT = "tests.public.keras.generators.train"
+REASONS = {"shared": "one random generator (rng)", "global": "random numbers of numpy.random"}
 
 
 @pytest.mark.crash
@@ -20,12 +22,9 @@ def test_generators_with_random_states_of_their_own_come_back(backend: Lab, tmp_
 
 @pytest.mark.crash
 @pytest.mark.parametrize(
-    ("kind", "reason"), [("shared", "one random generator (rng)"), ("global", "random numbers of numpy.random")]
+    ("backend", "kind"), campaign.each_once(["tensorflow", "torch", "jax"], [*REASONS]), indirect=["backend"]
 )
-@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"], indirect=True)
-def test_generators_that_share_a_random_state_are_named_before_training(
-    kind: str, reason: str, backend: Lab, tmp_path: Path
-) -> None:
+def test_generators_that_share_a_random_state_are_named_before_training(kind: str, backend: Lab, tmp_path: Path) -> None:
     right, resumed = run_killed(backend, SCRIPT, tmp_path, [["batch", 12]], kind=kind)
     if kind == "shared":  # numpy's own state is in the boundary: what differs depends on how far a backend reads ahead
         assert right["history"] != resumed["history"]
@@ -33,7 +32,7 @@ def test_generators_that_share_a_random_state_are_named_before_training(
     else:
         assert resumed["exact"] is None
     for found in (right, resumed):
-        assert any(reason in note for note in found["notes"]), found["notes"]
+        assert any(REASONS[kind] in note for note in found["notes"]), found["notes"]
 
 
 @pytest.mark.crash

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import random
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.keras.lab import Lab, differences
-from tests.keras.test_offline import COMMAND, cli
+from tests.keras.tool import ask, call
 from tests.public.keras.proof import prove_exact, run_killed
+from tests.support import campaign
 
 _SCRIPTS = "tests.public.keras.own_loop"
-_KILLS = 3
+_KILLS = campaign.rounds(5)
 
 
 def _places(seed: int) -> list[list[Any]]:
@@ -71,8 +71,8 @@ def test_a_killed_run_of_a_loop_is_replayed_without_its_script(torch: Lab, tmp_p
     """Each step is redone and compared with its fingerprint; the weights of one model are written for Keras."""
     run, out = tmp_path / "run", tmp_path / "state.weights.h5"
     assert torch.run(f"{_SCRIPTS}.torch_guide", run=str(run), die=["batch", 8]).was_killed
-    _demand_replayed(cli("verify", str(run), "--replay"), steps=7)
-    replayed = cli("replay", str(run), "--out", str(out))
+    _demand_replayed(ask(torch, "verify", run, "--replay"), steps=7)
+    replayed = ask(torch, "replay", run, "--out", out)
     assert (replayed["step"], replayed["exact"]) == (7, True)
     assert any("the optimizer is not in the file" in note for note in replayed["notes"]), replayed
     assert torch.value("tests.public.keras.own_loop.has_recovered_weights", run=str(run), path=str(out))
@@ -82,11 +82,10 @@ def test_a_killed_run_of_a_loop_is_replayed_without_its_script(torch: Lab, tmp_p
 def test_a_killed_run_of_two_optimizers_is_replayed_without_its_script(tensorflow: Lab, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert tensorflow.run(f"{_SCRIPTS}.gan", run=str(run), die=["batch", 8]).was_killed
-    _demand_replayed(cli("verify", str(run), "--replay"), steps=14)
-    command = [COMMAND, "replay", str(run), "--out", str(tmp_path / "state.weights.h5")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "the run trains 2 models in a loop of one's own" in " ".join(done.stderr.split())
+    _demand_replayed(ask(tensorflow, "verify", run, "--replay"), steps=14)
+    code, _, errors = call(tensorflow, "replay", run, "--out", tmp_path / "state.weights.h5")
+    assert code == 2
+    assert "the run trains 2 models in a loop of one's own" in " ".join(errors.split())
 
 
 def _demand_replayed(verified: dict[str, Any], *, steps: int) -> None:

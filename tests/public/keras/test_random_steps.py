@@ -8,18 +8,20 @@ import pytest
 
 from tests.keras.lab import Lab
 from tests.public.keras.proof import prove_exact, run_killed
+from tests.support import campaign
 
 SCRIPT = "tests.public.keras.random_steps.train"
+LOGS = ["gradients", "weights"]
+OPERATIONS = {"layer": "RandomStandardNormal", "seeded": "RandomStandardNormal", "function": "RandomUniform"}
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize(("kind", "name"), [("layer", "RandomStandardNormal"), ("function", "RandomUniform")])
-@pytest.mark.parametrize("log", ["gradients", "weights"])
-def test_random_numbers_of_the_runtime_are_named(kind: str, name: str, log: str, tensorflow: Lab, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "log"), campaign.each_once(["layer", "function"], LOGS))
+def test_random_numbers_of_the_runtime_are_named(kind: str, log: str, tensorflow: Lab, tmp_path: Path) -> None:
     right, resumed = run_killed(tensorflow, SCRIPT, tmp_path, [["batch", 8]], kind=kind, log=log)
     assert right["state"] != resumed["state"]
     for found in (right, resumed):
-        assert any(f"by tf.random ({name})" in note for note in found["notes"]), found["notes"]
+        assert any(f"by tf.random ({OPERATIONS[kind]})" in note for note in found["notes"]), found["notes"]
     assert resumed["exact"] is False
 
 
@@ -40,11 +42,10 @@ def test_eager_random_numbers_that_follow_from_the_global_seed_come_back(log: st
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize(("kind", "name"), [("seeded", "RandomStandardNormal"), ("function", "RandomUniform")])
-@pytest.mark.parametrize("log", ["gradients", "weights"])
-def test_other_eager_random_numbers_are_named(kind: str, name: str, log: str, tensorflow: Lab, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "log"), campaign.each_once(["seeded", "function"], LOGS))
+def test_other_eager_random_numbers_are_named(kind: str, log: str, tensorflow: Lab, tmp_path: Path) -> None:
     right, resumed = run_killed(tensorflow, SCRIPT, tmp_path, [["batch", 8]], kind=kind, log=log, eager=True)
     assert right["state"] != resumed["state"]
     for found in (right, resumed):
-        assert any(f"by tf.random ({name})" in note for note in found["notes"]), found["notes"]
+        assert any(f"by tf.random ({OPERATIONS[kind]})" in note for note in found["notes"]), found["notes"]
     assert resumed["exact"] is False

@@ -8,13 +8,15 @@ import pytest
 
 from tests.keras.lab import Lab
 from tests.public.keras.proof import prove_exact, run_killed
+from tests.support import campaign
 
 SCRIPT = "tests.public.keras.recurrent.train"
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("resets", [True, False])
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"], indirect=True)
+@pytest.mark.parametrize(
+    ("resets", "backend"), campaign.each_once([True, False], ["tensorflow", "torch"]), indirect=["backend"]
+)
 def test_stateful_layers_come_back(resets: bool, backend: Lab, tmp_path: Path) -> None:
     """Killed in the middle of an epoch, and where one ends."""
     prove_exact(backend, SCRIPT, tmp_path, [["batch", 9], ["epoch-end", 1]], resets=resets)
