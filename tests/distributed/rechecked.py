@@ -79,6 +79,7 @@ LOOPS: dict[str, Callable[[], nn.Module]] = {
     "ddp plain": _ddp,
     "ddp implicit": _ddp,
     "ddp join": _ddp,
+    "ddp copies": _ddp,
     "fsdp rechecked": _fsdp,
     "fsdp counter": _fsdp,
     "fsdp draw": _fsdp,
@@ -126,6 +127,7 @@ class Script:
 
         recheck = self._order.get("recheck", {}).get(str(dist_rank()), True)
         options: dict[str, Any] = {"durability": "process", "segment_bytes": 1 << 20, "checkpoint_every": EVERY}
+        options["copies"] = 2 if "copies" in self._name else 1
         optimizer: Any = LoggedOptimizer(self._inner, self._run, self._model, recheck=recheck, **options)
         recheck = optimizer.training_run._recovery.recheck
         for method, moment in (("_describe_outcome", "asks"), ("_conclude", "concludes")):

@@ -148,6 +148,21 @@ def test_a_damaged_record_of_one_rank_sends_all_to_the_unit_before(launcher: Lau
     assert all(any("rank1" in note and "step 11" in note for note in reports[-1]["notes"]) for reports in ranks)
 
 
+def test_a_damaged_record_that_another_rank_has_a_copy_of_costs_no_step(launcher: Launcher, tmp_path: Path) -> None:
+    """There is nothing that the rank could compare its unit with; what it had noted of its losses is gone as well."""
+    run = tmp_path / "run"
+    crash(launcher, "ddp copies", run, {"rank": 0, "step": 11})
+    assert damage_last_gradient(run / "rank1") == 11
+    found = launcher.run(2, "ddp copies", run)
+    assert differences(found, launcher.reference(2, "ddp copies")) == [[], ["losses"]]
+    ranks = read_reports(run)[-1]
+    print(ranks)
+    assert [reports[0]["step"] for reports in ranks] == [11] * 2
+    assert verdicts(ranks) == [[("", None)]] * 2
+    why = "no unit is computed again, because the journal of rank 1 is lost or damaged"
+    assert all(any(note.startswith(why) for note in reports[0]["notes"]) for reports in ranks)
+
+
 def test_nothing_is_computed_again_where_a_rank_is_not_to(launcher: Launcher, tmp_path: Path) -> None:
     kills = [
         {"rank": 0, "step": 5},
