@@ -96,23 +96,29 @@ def test_ranks_that_are_killed_one_by_one_while_they_compute_a_unit_again_lose_n
     assert verdicts(told[-1]) == [PROVEN] * 2
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "zero", "power"])
 def test_all_ranks_set_back_their_records_where_the_units_differ(launcher: Launcher, tmp_path: Path, kind: str) -> None:
-    """A counter of the script's own begins anew in each process: each rank continues behind its record."""
-    name = f"{kind} counter"
-    kills = [{"rank": 0, "step": 5}, {"rank": 1, "step": BATCHES + 3, "moment": "boundary"}]
+    """A counter of the script's own begins anew in each process: each rank continues behind its record.
+
+    Of ZeRO's parameters each rank has logged its own, and PowerSGD has a state that is no part of the model.
+    """
+    name, kills = f"{kind} counter", list[dict[str, Any]]([{"rank": 0, "step": 5}])
+    if kind == "ddp":
+        kills.append({"rank": 1, "step": BATCHES + 3, "moment": "boundary"})
     found = launcher.run(2, name, tmp_path / "run", kills)
     said = launcher.said()
     right = launcher.run(2, name, None, [{"turns": {str(kill["step"]): 1 for kill in kills}}])
     assert differences(found, right) == [[]] * 2
-    _, second, third = read_reports(tmp_path / "run")
-    print(second, third)
+    _, second, *rest = read_reports(tmp_path / "run")
+    print(second, rest)
     assert verdicts(second) == [[("pending", None), ("different", False)]] * 2
-    assert verdicts(third) == [[("pending", False), ("different", False)]] * 2, "an earlier resume differed"
-    for whose in ("rank 0: ", "rank 1: ") if kind == "ddp" else ("",):  # of the shards the same one differs, by as much
-        words = f"{whose}the last batch before the crash (step 5) was computed again, and the gradient of "
-        assert all(any(note.startswith(words) for note in reports[-1]["notes"]) for reports in second)
-        assert said.count(f"{tmp_path / 'run'}: {words}") == 1, "the first rank says it for all"
+    for third in rest:
+        assert verdicts(third) == [[("pending", False), ("different", False)]] * 2, "an earlier resume differed"
+    words = "the last batch before the crash (step 5) was computed again, and the gradient of "
+    whose = [""] if f"{tmp_path / 'run'}: {words}" in said else ["rank 0: ", "rank 1: "]  # of all the same, or each its own
+    for rank in whose:
+        assert all(any(note.startswith(rank + words) for note in reports[-1]["notes"]) for reports in second)
+        assert said.count(f"{tmp_path / 'run'}: {rank}{words}") == 1, "the first rank says it for all"
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
@@ -140,6 +146,21 @@ def test_a_damaged_record_of_one_rank_sends_all_to_the_unit_before(launcher: Lau
     assert [reports[0]["step"] for reports in ranks] == [9] * 2
     assert verdicts(ranks) == [PROVEN] * 2
     assert all(any("rank1" in note and "step 11" in note for note in reports[-1]["notes"]) for reports in ranks)
+
+
+def test_a_damaged_record_that_another_rank_has_a_copy_of_costs_no_step(launcher: Launcher, tmp_path: Path) -> None:
+    """There is nothing that the rank could compare its unit with; what it had noted of its losses is gone as well."""
+    run = tmp_path / "run"
+    crash(launcher, "ddp copies", run, {"rank": 0, "step": 11})
+    assert damage_last_gradient(run / "rank1") == 11
+    found = launcher.run(2, "ddp copies", run)
+    assert differences(found, launcher.reference(2, "ddp copies")) == [[], ["losses"]]
+    ranks = read_reports(run)[-1]
+    print(ranks)
+    assert [reports[0]["step"] for reports in ranks] == [11] * 2
+    assert verdicts(ranks) == [[("", None)]] * 2
+    why = "no unit is computed again, because the journal of rank 1 is lost or damaged"
+    assert all(any(note.startswith(why) for note in reports[0]["notes"]) for reports in ranks)
 
 
 def test_nothing_is_computed_again_where_a_rank_is_not_to(launcher: Launcher, tmp_path: Path) -> None:

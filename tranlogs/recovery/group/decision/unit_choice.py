@@ -65,7 +65,7 @@ def find_obstacle(target: GroupTarget, world: int, *, is_resharded: bool) -> str
     if not target.is_newest:
         return "the run resumes before its last change of the number of processes or of the sharding"
     if agreement.lost:
-        return f"the journal of rank {agreement.lost[0]} is lost"
+        return f"the journal of rank {agreement.lost[0]} is lost or damaged"
     if agreement.exhausted:
         return f"rank {agreement.exhausted[0][0]} has run out of data"
     return ""
