@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -226,6 +227,34 @@ def test_a_unit_that_is_known_to_come_out_otherwise_is_not_computed_again(tmp_pa
     begun, ended, _ = resume(script, run)
     assert (begun["step"], ended["recheck"], ended["exact"]) == (9, "", None)
     assert any("was not logged" in note for note in ended["notes"])
+
+
+@pytest.mark.parametrize("is_declared", [False, True])
+def test_a_measured_time_is_left_out_if_it_is_declared(
+    is_declared: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+
+    def script(attempt: Attempt) -> None:
+        model, optimizer, loader = scripts._begin(attempt)
+        state = (optimizer.remember_times if is_declared else optimizer.remember)(elapsed=0.0)
+        attempt.start(optimizer)
+        for batch in optimizer.batches(loader, until=scripts.TURNS):
+            start = time.perf_counter()
+            scripts._step(attempt, model, optimizer, batch)
+            state.elapsed += time.perf_counter() - start
+        attempt.keep(elapsed=state.elapsed)
+        optimizer.close()
+
+    kill(script, run, 10)
+    _, ended, outcome = resume(script, run)
+    if is_declared:
+        assert (ended["recheck"], ended["exact"]) == ("equal", True), ended
+        assert "all that the run keeps (without the times elapsed) are equal" in capsys.readouterr().err
+        assert float(outcome["['elapsed']"][1]) > 0
+    else:
+        assert (ended["recheck"], ended["exact"]) == ("different", False)
+        assert any("give it to optimizer.remember_times(elapsed=...)" in note for note in ended["notes"]), ended["notes"]
 
 
 def test_an_exception_is_no_end(tmp_path: Path) -> None:
