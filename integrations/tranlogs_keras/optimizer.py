@@ -182,6 +182,13 @@ class LoggedOptimizer:
             raise UsageError("remember() must come before recover() and before the loop")
         return self._run.remember(values)
 
+    def remember_times(self, **values: Any) -> Remembered:
+        """Remember times that the script measures: attributes of the same namespace, which the proof of a resume leaves out."""
+        if self._run.has_begun:
+            raise UsageError("remember_times() must come before recover() and before the loop")
+        self._run.times += values
+        return self._run.remember(values)
+
     def recover(self) -> RecoveryReport:
         """Bring models, optimizers and all that is tracked back to the newest boundary; begin a run that is new.
 

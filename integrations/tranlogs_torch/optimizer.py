@@ -245,6 +245,10 @@ class LoggedOptimizer(Optimizer):
         """
         return self.training_run.remember_values(values)
 
+    def remember_times(self, **values: Any) -> Remembered:
+        """Remember times that the script measures: attributes of the same namespace, which the proof of a resume leaves out."""
+        return self.training_run.remember_times(values)
+
     def recover(self, step: int | None = None, *, start_from: StartFrom | str | Path | None = None) -> RecoveryReport:
         """Bring model, optimizers and all that is tracked back to the newest boundary, or to `step`.
 

@@ -104,6 +104,7 @@ def with_plain_loops(optimizer: torch.optim.Optimizer) -> Any:
     plain.clip_grad_norm_ = partial(_clip, optimizer)
     plain.log_scalars = lambda **_: None
     plain.remember = SimpleNamespace
+    plain.remember_times = SimpleNamespace
     plain.close = lambda: None
     return plain
 

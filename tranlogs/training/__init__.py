@@ -31,6 +31,7 @@ from .recheck import (
     describe_not_computed,
     describe_unfinished,
     is_rounding,
+    path_of_remembered,
 )
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
@@ -104,6 +105,7 @@ __all__ = [
     "judge_exactness",
     "make_report",
     "numpy_state",
+    "path_of_remembered",
     "prepare_run_id",
     "progress_bar",
     "python_state",

@@ -18,6 +18,7 @@ from tranlogs.training import (
     RunResources,
     ScalarHistory,
     TurnData,
+    path_of_remembered,
 )
 from tranlogs.training import LoopState as Namespace
 
@@ -77,6 +78,7 @@ class LoopRun:
         turns: what the data of the running loop come from, if it is one over `steps()` or over an iterable of the script's own.
         source: of the batches; None before the first loop over data.
         loop_end: "complete" if the last loop gave all that it had; else where it was left; empty if there was none.
+        times: names of remembered attributes that are times which the script measures.
         was_set_back: whether the state was set back in the running loop, and its source of batches is to be opened again.
     """
 
@@ -94,6 +96,7 @@ class LoopRun:
         self._doubts: list[str] = []  # that later processes have to report, too
         self._parts: RunParts | None = None
         self._loop_state: Namespace | None = None
+        self.times: list[str] = []
         self._unkept = make_unkept_variables(self.report, members)
         self._is_waiting = False  # for the place at which the run stood
         self._is_outside = False  # a step of the running unit was taken outside of all loops
@@ -141,11 +144,11 @@ class LoopRun:
         self._capture, self._untracked = capture, UntrackedVariables(backend)
         self._seed = newest.boundary["seed"] if newest is not None else self._choose_seed()
         # What a process declares or has found out of its loop and its data. Doubts are taken over from the record.
-        ignored = {"turns", "doubts", "source.draws", "source.draws_own"}
+        ignored = {"turns", "doubts", "source.draws", "source.draws_own", *map(path_of_remembered, self.times)}
         refuted = [UNKNOWN_DATA, _UNKNOWN_ITERABLE]
         if self._loop_state is not None:  # how many turns are left of the script's own loop is known if the run keeps its state
             refuted.append(_IMPLICIT)
-        rules = RecheckRules(self._set_back, refuted, ignored=ignored)
+        rules = RecheckRules(self._set_back, refuted, ignored=ignored, times=self.times)
         self._recovery = Recovery(parts, form, rules)
         self._boundaries = Boundaries(
             parts,

@@ -28,6 +28,7 @@ class RecheckRules:
         causes: usual causes of a difference, and what to do, by kind; None for the usual ones of a loop of one's own.
         is_quiet: whether nothing is printed.
         ignored: parts of a boundary that depend on the process, and paths in them. More may be added while the loop runs.
+        times: names of measured times among what is not compared.
     """
 
     set_back: Callable[[Recovered], None]
@@ -35,6 +36,7 @@ class RecheckRules:
     causes: Mapping[str, str] | None = None
     is_quiet: bool = False
     ignored: set[str] = field(default_factory=set)
+    times: Collection[str] = ()
 
 
 class UnitRecheck:
@@ -74,6 +76,7 @@ class UnitRecheck:
             return
         self._rules.ignored.update(_OF_EACH_PROCESS)
         recheck = self._recheck = Recheck(found.last_unit, self._rules.ignored, _CALLBACK)
+        recheck.read_ahead()
         self.end = self._parts.state.decode(recheck.end)
         self._parts.journal.holds.hold()
         self._parts.journal.begin_recheck(recheck, found.position.step)
@@ -115,7 +118,7 @@ class UnitRecheck:
         recheck.close()
         if recheck.is_equal:
             report.recheck, report.refuted = "equal", frozenset(self._rules.refuted)
-            self._say(describe_equal(journal.step))
+            self._say(describe_equal(journal.step, times=self._rules.times))
             return
         report.recheck = "different"
         difference = recheck.difference

@@ -14,7 +14,16 @@ from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UsageError
 from tranlogs.records import Payload, Tensor
-from tranlogs.training import LiveReport, Progress, RecoveryReport, Remembered, RunResources, RunSettings, ScalarHistory
+from tranlogs.training import (
+    LiveReport,
+    Progress,
+    RecoveryReport,
+    Remembered,
+    RunResources,
+    RunSettings,
+    ScalarHistory,
+    path_of_remembered,
+)
 
 from ..capture.carried_outputs import CarriedOutputs, is_any_untracked
 from ..capture.foreign_writes import ForeignWriteDetector
@@ -198,6 +207,13 @@ class TrainingRun:
         found = self.auxiliary.remember(values)
         self.refresh_report()
         return found
+
+    def remember_times(self, values: dict[str, Any]) -> Remembered:
+        """Remember attributes that are times which the script measures: no unit that is computed again has them equal."""
+        self._recovery.recheck.times += values
+        for name in values:
+            self.ignore_in_recheck(path_of_remembered(name))
+        return self.remember_values(values)
 
     def grow(self, name: str, thing: Growing) -> None:
         """Track state that is too large for each boundary, before `recover()`: a boundary holds what was added to it."""

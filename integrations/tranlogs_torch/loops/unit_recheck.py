@@ -45,6 +45,7 @@ class UnitRecheck:
         recovered: the recovery that set the recorded state back; None if that was not necessary.
         ignored: paths in the body of a boundary that are not compared: wall-clock times of a trainer, and what depends on the
             process.
+        times: names of measured times among these.
         obstacle: why no unit is computed again, although that is wanted; "" if one is.
         starts_timeline: True if a new timeline follows the unit, which all ranks begin together.
     """
@@ -53,7 +54,7 @@ class UnitRecheck:
         self._parts, self._recover_end, self._on_set_back = parts, recover_end, on_set_back
         self._recheck: Recheck | None = None
         self._changes: ScriptChanges | None = None
-        self.ignored = set(_OF_EACH_PROCESS)
+        self.ignored, self.times = set(_OF_EACH_PROCESS), list[str]()
         self.recovered: Recovered | None = None
         self.obstacle = ""
         self.starts_timeline = False
@@ -78,6 +79,7 @@ class UnitRecheck:
         # A resume may add to what is doubted of a loader (random numbers of its workers).
         doubts = {f"data.{name}.doubts" for name in self._parts.auxiliary.read_data()}
         self._recheck = Recheck(found.last_unit, self.ignored | doubts)
+        self._recheck.read_ahead()
         self._parts.auxiliary.deviation = self._recheck.read_recorded("deviation")
         self._parts.journal.holds.hold()
         self._parts.journal.begin_recheck(self._recheck, found.position.step)
@@ -119,7 +121,7 @@ class UnitRecheck:
             report.recheck, report.refuted = "equal", refuted
             parts.coordinator.restore_division(_read_division(recheck))
             recheck.close()
-            self._say(describe_equal(journal.step, parts.coordinator.world))
+            self._say(describe_equal(journal.step, parts.coordinator.world, self.times))
             return
         recheck.close()
         report.recheck = "different" if verdict.kind == "different" else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
@@ -113,6 +114,7 @@ def remember(run: str | None, die: list[Any] | None) -> dict[str, Any]:
     if run is not None:
         optimizer = LoggedOptimizer(plain, run, model, checkpoint_every=4, segment_bytes=1 << 20)
         state = optimizer.remember(**values)
+        assert optimizer.remember_times(clock=0.0) is state
         assert optimizer.recover().step == 0 or len(state.last) == min(3, optimizer.report.step), "they are there at once"
     if state.waiting is None:
         state.waiting = draw_rows(state)
@@ -125,7 +127,7 @@ def remember(run: str | None, die: list[Any] | None) -> dict[str, Any]:
         found[-1] = found[-1] + state.mean * state.python.random()
         optimizer.apply(found, list(model.trainable_weights))
         state.last.append((turn, float(keras.ops.sum(found[-1]))))
-        state.best = min(state.best, state.last[-1][1])
+        state.best, state.clock = min(state.best, state.last[-1][1]), time.perf_counter()
         death.count("step")
     printed = [state.best, list(state.last), keras.ops.convert_to_numpy(state.mean).tolist(), str(state.mean.dtype)]
     if run is not None:

@@ -222,7 +222,38 @@ def episodes(attempt: Attempt, *, tracks: bool = True) -> None:
     optimizer.close()
 
 
+def forward_forward(attempt: Attempt, *, tracks: bool = True) -> None:
+    """Layers that are trained one after the other, each for some turns, on what the layers before them give."""
+    seed()
+    layers = nn.ModuleList([nn.Linear(6, 8), nn.Linear(8, 5)])
+    right, wrong = torch.randn(12, 6), torch.randn(12, 6)
+    optimizer = attempt.wrap(torch.optim.Adam(layers[0].parameters(), lr=0.03), layers)
+    optimizers = [optimizer]
+    optimizers.append(attempt.add_optimizer(optimizer, torch.optim.Adam(layers[1].parameters(), lr=0.03), "second"))
+    state = optimizer.remember(layer=0, turn=0) if tracks else SimpleNamespace(layer=0, turn=0)
+    attempt.start(optimizer)
+    while state.layer < len(layers):
+        goodness = []
+        for x in (right, wrong):
+            with torch.no_grad():
+                for before in layers[: state.layer]:
+                    x = torch.relu(before(x))
+            goodness.append(torch.relu(layers[state.layer](x / x.norm())).square().mean(1))
+        optimizers[state.layer].zero_grad()
+        (goodness[1] - goodness[0]).exp().mean().backward()
+        attempt.tick()
+        optimizers[state.layer].step()
+        state.turn += 1
+        if state.turn == TURNS // 2:
+            state.layer, state.turn = state.layer + 1, 0
+    attempt.keep(layers=layers)
+    optimizer.close()
+
+
 PROVEN: dict[str, Script] = {
     script.__name__: script
-    for script in (batches, weights, epochs, plain, accumulated, scaled, gan, averaged, prefetched, rated, episodes)
+    for script in (
+        *(batches, weights, epochs, plain, accumulated, scaled, gan, averaged, prefetched, rated, episodes),
+        forward_forward,
+    )
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -26,8 +27,17 @@ pytestmark = pytest.mark.crash
 
 UNTRACKED: dict[str, Script] = {
     script.__name__: partial(script, tracks=False)
-    for script in (scripts.gan, scripts.prefetched, scripts.rated, scripts.episodes)
+    for script in (scripts.gan, scripts.prefetched, scripts.rated, scripts.episodes, scripts.forward_forward)
 }
+VARIABLES = {  # that start over, as the run names them
+    "gan": "state.number is a variable",
+    "prefetched": "state.number, state.x and state.y are variables",
+    "rated": "state.rate is a variable",
+    "episodes": "state.place and state.reward are variables",
+    "forward_forward": "state.layer and state.turn are variables",
+}
+KILLS = campaign.rounds(50) if campaign.is_soak() else 5
+RUNS = campaign.rounds(50) if campaign.is_soak() else 1  # of tests that kill or damage a recheck
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +62,7 @@ def test_a_loop_whose_state_is_in_the_run_is_proven_at_every_kill(name: str, tmp
     script = scripts.PROVEN[name]
     right = uninterrupted(script)
     chance = campaign.dice(name)
-    for number in range(campaign.rounds(25)):
+    for number in range(KILLS):
         tick = chance.randrange(3, right.ticks + 1)
         run = tmp_path / str(number)
         kill(script, run, tick)
@@ -75,22 +85,25 @@ def test_a_loop_whose_state_is_not_in_the_run_is_named_at_every_kill(
     right = uninterrupted(script)
     chance = campaign.dice(name, "untracked")
     has_differed = False
-    for number in range(campaign.rounds(25)):
+    for number in range(KILLS):
         tick = chance.randrange(right.ticks // 2, right.ticks + 1)
         run = tmp_path / str(number)
         kill(script, run, tick)
         caplog.clear()
         _, ended, outcome = resume(script, run)
         has_differed |= bool(differences(outcome, right.outcome()))
+        assert len([note for note in ended["notes"] if VARIABLES[name] in note]) == 1, f"killed at {tick}: {ended}"
+        shutil.rmtree(run)
         if ended["recheck"] == "equal":  # a counter that begins anew where it would have come to a multiple: it is in step
-            assert differences(outcome, right.outcome()) == []
+            assert (
+                differences(outcome, right.outcome()) == [] or ended["exact"] is None
+            )  # or how many turns are left is not known
             continue
         assert (ended["recheck"], ended["exact"]) == ("different", False), f"killed at {tick}: {ended}"
         told = [record.getMessage() for record in caplog.records if "was computed again" in record.getMessage()]
         assert len(told) == 1, told
         advice = ("optimizer.track(", "optimizer.remember(")
         assert any("was computed again" in note and any(word in note for word in advice) for note in ended["notes"])
-        shutil.rmtree(run)
     assert has_differed
 
 
@@ -106,25 +119,40 @@ def last_entry(run: Path, kind: EntryKind) -> Any:
 def test_a_recheck_that_is_killed_is_done_again(tmp_path: Path) -> None:
     """Each of these processes dies in the unit that it computes again, or in the one behind."""
     script = scripts.epochs
-    right, run = uninterrupted(script), tmp_path / "run"
-    kill(script, run, 12)
-    before = last_entry(run, EntryKind.BOUNDARY)[0].head
-    for _ in range(3):
-        kill(script, run, 1)
-        assert last_entry(run, EntryKind.BOUNDARY)[0].head == before, "nothing is logged while a unit is computed again"
-    kill(script, run, 2)
-    begun, ended, outcome = resume(script, run)
-    assert begun["step"] == before.step - 1
-    assert (ended["recheck"], ended["exact"]) == ("equal", True)
-    assert differences(outcome, right.outcome()) == []
+    right, chance = uninterrupted(script), campaign.dice("killed")
+    for number in range(RUNS):
+        run, tick = tmp_path / str(number), chance.choice([3, 4, 8, 9, 10, 14, 15, 16])  # amid an epoch
+        kill(script, run, tick)
+        before = last_entry(run, EntryKind.BOUNDARY)[0].head
+        for _ in range(3):
+            kill(script, run, 1)
+            assert last_entry(run, EntryKind.BOUNDARY)[0].head == before, "nothing is logged while a unit is computed again"
+        kill(script, run, 2)
+        begun, ended, outcome = resume(script, run)
+        assert begun["step"] == before.step - 1, tick
+        assert (ended["recheck"], ended["exact"]) == ("equal", True), tick
+        assert differences(outcome, right.outcome()) == [], tick
+        shutil.rmtree(run)
 
 
 @pytest.mark.parametrize("kind", [EntryKind.STEP, EntryKind.BOUNDARY])
 def test_a_damaged_unit_is_not_compared_with(kind: EntryKind, tmp_path: Path) -> None:
     """Recovery goes back before the damage, and the unit before is computed again."""
     script = partial(scripts.batches, fingerprint="full")
-    right, run = uninterrupted(scripts.batches), tmp_path / "run"
-    kill(script, run, 12)
+    right, chance = uninterrupted(scripts.batches), campaign.dice("damaged", kind)
+    for number in range(RUNS):
+        run, tick = tmp_path / str(number), chance.randrange(5, scripts.TURNS)
+        kill(script, run, tick)
+        damage_last(run, kind)
+        begun, ended, outcome = resume(script, run)
+        assert (begun["step"], ended["recheck"], ended["exact"]) == (tick - 3, "equal", True), tick
+        assert any("committed" in note or "damaged" in note or "checksum" in note for note in ended["notes"]), ended["notes"]
+        assert differences(outcome, right.outcome()) == [], tick
+        shutil.rmtree(run)
+
+
+def damage_last(run: Path, kind: EntryKind) -> None:
+    """Overwrite two bytes of the newest record of a kind, and lose the index that has its description, too."""
     entry, path = last_entry(run, kind)
     span = tensor_span(entry, "grad/0.weight") if kind == EntryKind.STEP else (entry.location.description_offset,) * 2
     with path.open("r+b") as file:
@@ -133,12 +161,6 @@ def test_a_damaged_unit_is_not_compared_with(kind: EntryKind, tmp_path: Path) ->
     shutil.rmtree(run / "rank0" / "log" / "records.lmdb", ignore_errors=True)
     for name in ("records.lmdb", "records.lmdb-lock"):
         (run / "rank0" / "log" / name).unlink(missing_ok=True)
-    begun, ended, outcome = resume(script, run)
-    assert begun["step"] == entry.step - 2
-    assert ended["recheck"] == "equal"
-    assert ended["exact"] is True
-    assert any("committed" in note or "damaged" in note or "checksum" in note for note in ended["notes"]), ended["notes"]
-    assert differences(outcome, right.outcome()) == []
 
 
 def test_the_recorded_state_is_set_back_where_the_unit_differs(tmp_path: Path) -> None:
@@ -205,6 +227,34 @@ def test_a_unit_that_is_known_to_come_out_otherwise_is_not_computed_again(tmp_pa
     begun, ended, _ = resume(script, run)
     assert (begun["step"], ended["recheck"], ended["exact"]) == (9, "", None)
     assert any("was not logged" in note for note in ended["notes"])
+
+
+@pytest.mark.parametrize("is_declared", [False, True])
+def test_a_measured_time_is_left_out_if_it_is_declared(
+    is_declared: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+
+    def script(attempt: Attempt) -> None:
+        model, optimizer, loader = scripts._begin(attempt)
+        state = (optimizer.remember_times if is_declared else optimizer.remember)(elapsed=0.0)
+        attempt.start(optimizer)
+        for batch in optimizer.batches(loader, until=scripts.TURNS):
+            start = time.perf_counter()
+            scripts._step(attempt, model, optimizer, batch)
+            state.elapsed += time.perf_counter() - start
+        attempt.keep(elapsed=state.elapsed)
+        optimizer.close()
+
+    kill(script, run, 10)
+    _, ended, outcome = resume(script, run)
+    if is_declared:
+        assert (ended["recheck"], ended["exact"]) == ("equal", True), ended
+        assert "all that the run keeps (without the times elapsed) are equal" in capsys.readouterr().err
+        assert float(outcome["['elapsed']"][1]) > 0
+    else:
+        assert (ended["recheck"], ended["exact"]) == ("different", False)
+        assert any("give it to optimizer.remember_times(elapsed=...)" in note for note in ended["notes"]), ended["notes"]
 
 
 def test_an_exception_is_no_end(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from .flow import Flow
 from .names import FUNCTIONS, Function, Scope
 
 _FRAMES_MAX = 200
-_BYTES_MAX = 2 << 20
+_BYTES_MAX = 512 << 10  # of a file, which takes about a second
 _OF_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _OURS = ("tranlogs", "tranlogs_torch", "tranlogs_keras")
 _SINCE = time.time()  # a file that was changed later is not the code that runs

@@ -8,6 +8,7 @@ from .messages import (
     describe_not_computed,
     describe_unfinished,
     is_rounding,
+    path_of_remembered,
 )
 from .recheck import Recheck
 
@@ -20,4 +21,5 @@ __all__ = [
     "describe_not_computed",
     "describe_unfinished",
     "is_rounding",
+    "path_of_remembered",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ...recovery.last_unit import LastUnit
@@ -11,6 +11,7 @@ from .comparison import Difference
 PENDING = "the newest unit before the crash is being computed again, to prove that this script resumes exactly"
 NO_UNIT = "the log does not hold the newest one with a step"
 
+_REMEMBERED = "tracked.remember(...).values."
 _ROUNDING_MAX = 1e-3  # a larger ratio is another batch, and not another order of additions
 
 _CAUSES = {
@@ -39,17 +40,29 @@ def describe_difference(difference: Difference, units: str = "batch", causes: Ma
     name = difference.name.removeprefix("grad/").removeprefix("param/")
     what = f"the gradient of {name}" if difference.kind == "gradients" else name
     cause = _ROUNDING if is_rounding(difference) else _TIME if difference.may_be_time else causes[difference.kind]
+    remembered = difference.name.partition(_REMEMBERED)[2]
+    if remembered and difference.ratio is not None:
+        cause += (
+            f". A time that the script measures is never the same twice: give it to optimizer.remember_times({remembered}=...)"
+        )
     return (
         f"the last {units} before the crash (step {difference.step}) was computed again, and {what} {difference.text}. "
         f"{cause}. The recorded state holds, so no finished step is lost"
     )
 
 
-def describe_equal(step: int, ranks: int = 1) -> str:
-    """Return a text on a unit that is equal to its record on all ranks. It claims no more than was compared."""
+def describe_equal(step: int, ranks: int = 1, times: Collection[str] = ()) -> str:
+    """Return a text on a unit that is equal to its record on all ranks. It claims no more than was compared.
+
+    Args:
+        step: the step.
+        ranks: number of processes that have computed it.
+        times: what was not compared, since the script measures it.
+    """
     where = f" on all {ranks} ranks" if ranks > 1 else ""
+    but = f" (without the times {', '.join(sorted(times))})" if times else ""
     return (
-        f"step {step} was computed again{where}: its gradients, the weights and all that the run keeps are equal to those "
+        f"step {step} was computed again{where}: its gradients, the weights and all that the run keeps{but} are equal to those "
         "before the crash, bit for bit"
     )
 
@@ -70,6 +83,11 @@ def describe_unfinished(run: Path, unit: LastUnit) -> str:
         f"of step {unit.start.step}. The log has the newest step: a script that does not train (an evaluation) recovers it "
         f"with recheck=False, and `tranlogs replay {run} --out FILE` writes it to a file"
     )
+
+
+def path_of_remembered(name: str) -> str:
+    """Return the path of a remembered attribute in the body of a boundary."""
+    return _REMEMBERED + name
 
 
 def is_rounding(difference: Difference) -> bool:

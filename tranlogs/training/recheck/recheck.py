@@ -51,6 +51,10 @@ class Recheck:
         self._recorded = RecordedUnit(unit)
         self._records = self._recorded.entries
 
+    def read_ahead(self) -> None:
+        """Read the recorded unit in another thread, while the script goes to its loop and computes."""
+        self._recorded.read_ahead()
+
     @property
     def is_equal(self) -> bool:
         """True if the whole unit was computed, and equals its record."""

@@ -87,6 +87,9 @@ class RecordedUnit:
             found = [readers[link.segment.row.ordinal].decode(link.location) for link in unit.links]
             self._files = stack.pop_all()
         self.entries = [RecordedEntry(entry) for entry in found]
+
+    def read_ahead(self) -> None:
+        """Begin to read the records in another thread."""
         left = _AHEAD_BYTES_MAX
         for one in self.entries:
             left -= one.entry.raw_bytes
