@@ -8,7 +8,7 @@ from .recovery.group.group_recovery import GroupRecovery
 from .recovery.group.group_state import FormerState
 from .recovery.group.journal_access import Transport
 from .recovery.group.outcome import GroupRecovered
-from .recovery.group.single_reader import SingleReader
+from .recovery.group.single_process_recovery import SingleReader
 from .recovery.group.summary.log_summary import list_journals, read_environment, read_generations
 from .recovery.group.summary.recorded_environment import get_world, is_of_group, is_sharded
 from .recovery.group.summary.timeline_ids import extend_timeline_ids, get_first_timeline_id, new_timeline_id

@@ -14,7 +14,7 @@ from tranlogs.training import GRACE_SECONDS, Monitor, OnSignal, RecoveryReport, 
 from . import keras_internals
 from .data.source import DataOrder
 from .fit.fit_run import FitRun
-from .identity import claim_folder, digest_identity
+from .run_matching import claim_folder, digest_identity
 from .settings import Settings
 from .state.fingerprint import Mode
 from .state.state import LogKind

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tranlogs.base.errors import NotARun, UsageError
 from tranlogs.journal import JournalPaths
-from tranlogs.journal.embedded_monitor import EmbeddedMonitor
+from tranlogs.journal.monitor_launch import EmbeddedMonitor
 
 from .daemon import Daemon, find_watched_journals, is_ownerless
 from .dashboard.access.access import Access

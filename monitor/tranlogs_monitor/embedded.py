@@ -1,4 +1,4 @@
-"""A monitor that the trainer starts, as a thread or as a process (`tranlogs.journal.embedded_monitor`)."""
+"""A monitor that the trainer starts, as a thread or as a process (`tranlogs.journal.monitor_launch`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 from tranlogs.base.threads import start_thread
 from tranlogs.journal import JournalPaths
-from tranlogs.journal.embedded_monitor import EmbeddedMonitor
+from tranlogs.journal.monitor_launch import EmbeddedMonitor
 from tranlogs.retention import Monitor
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.compaction import Compaction

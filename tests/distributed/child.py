@@ -35,7 +35,7 @@ from tests.torch.lab import with_plain_loops
 from tranlogs.log.segments import segment_sizing
 from tranlogs.recovery import read_facts
 from tranlogs.recovery.group import journal_access
-from tranlogs.shipping import trainer_shipping
+from tranlogs.shipping import in_process_shipping
 
 EPOCHS, BATCHES, BATCH = 3, 16, 5  # on each rank
 STEPS = EPOCHS * BATCHES
@@ -292,7 +292,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         from tranlogs_torch.distributed import group_messages, startup
 
         if "store" in name:
-            trainer_shipping.LAG_SECONDS = 0.1
+            in_process_shipping.LAG_SECONDS = 0.1
             options["store"] = f"{run}.store"
         if name == "apart":  # as scripts do where only rank 0 saves
             options |= {} if dist_rank() == 0 else {"checkpoint_every": 1000, "durability": "machine"}

@@ -25,7 +25,7 @@ from tests.distributed.child import BATCHES, SAMPLES, Killer, _digest, data, die
 from tests.torch.lab import with_plain_loops
 from tranlogs.checkpoints import writer as checkpoint_writer
 from tranlogs.recovery.group import journal_access, resharding
-from tranlogs.shipping import trainer_shipping
+from tranlogs.shipping import in_process_shipping
 from tranlogs_torch.elastic.former_checkpoint import FormerCheckpoint
 from tranlogs_torch.elastic.shard_loading import Assembly
 from tranlogs_torch.state.naming import clean
@@ -205,7 +205,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         ):  # the old checkpoints must outlive the first new one
             options["keep"] = 1
         if name == "fsdp optimizers":
-            trainer_shipping.LAG_SECONDS = 0.1
+            in_process_shipping.LAG_SECONDS = 0.1
             options |= {"store": f"{run}.store", "checkpoint_every": EVERY * len(inner)}
         optimizers[0] = LoggedOptimizer(inner[0], run, model, **options)
         optimizers[1:] = [optimizers[0].add_optimizer(one, name=type(one).__name__) for one in inner[1:]]

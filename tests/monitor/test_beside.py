@@ -21,8 +21,8 @@ from tests.support.toy_steps import killed
 from tranlogs import Monitor
 from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog
-from tranlogs.journal import JournalPaths, embedded_monitor, read_owner
-from tranlogs.journal.embedded_monitor import parse_monitor, start_embedded_monitor
+from tranlogs.journal import JournalPaths, monitor_launch, read_owner
+from tranlogs.journal.monitor_launch import parse_monitor, start_embedded_monitor
 from tranlogs_monitor.watching.lock import lock_journal
 
 Toy = Callable[..., ToyTrainer]
@@ -86,7 +86,7 @@ def test_wrong_settings_are_refused(monitor: Any, budget: Any, why: str) -> None
 
 
 def test_a_monitor_that_is_not_installed_is_said_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded_monitor, "entry_points", lambda **_: [])
+    monkeypatch.setattr(monitor_launch, "entry_points", lambda **_: [])
     with pytest.raises(UsageError, match=r"pip install 'tranlogs\[monitor\]'"):
         parse_monitor("thread")
 

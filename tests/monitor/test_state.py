@@ -19,7 +19,7 @@ from tranlogs.retention.evaluation import pack_array
 from tranlogs.retention.value_decay import SegmentValues
 from tranlogs_monitor.dashboard.pages.board import JournalView
 from tranlogs_monitor.dashboard.pages.curves import curves
-from tranlogs_monitor.dashboard.pages.journal_health import commit_history, current_losses, describe_health
+from tranlogs_monitor.dashboard.pages.journal_health import commit_history, current_lost_work, describe_health
 from tranlogs_monitor.dashboard.pages.page import journal_page
 from tranlogs_monitor.watching.watch import Evaluation
 
@@ -71,7 +71,7 @@ def test_a_damaged_checkpoint_is_a_problem_and_comes_first(run: ToyTrainer) -> N
     assert state.level == "problem"
     assert state.headline == "The checkpoint of step 20 is damaged; recovery starts from the one of step 10."
     assert len(state.more) == 1
-    assert current_losses(seen, [])[1].safe_step == 10, "what is damaged saves nothing"
+    assert current_lost_work(seen, [])[1].safe_step == 10, "what is damaged saves nothing"
 
 
 def test_the_page_says_that_a_run_in_memory_goes_with_the_machine(run: ToyTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_lag_in_seconds_is_taken_from_the_history(run: ToyTrainer) -> None:
     seen = seen_at(run)
     seen = replace(seen, rows=replace(seen.rows, marks=Watermarks(130, 120)))
     shown = JournalView("run", seen, (EvaluationRow(1, seen.at - 100, 30, 30), EvaluationRow(2, seen.at, 130, 120)))
-    machine = current_losses(seen, commit_history(shown, seen))[1]
+    machine = current_lost_work(seen, commit_history(shown, seen))[1]
     assert machine.describe() == "10 steps (about 10 s)"
     page = journal_page(shown, now=seen.at, interval_seconds=10, has_others=False).decode()
     assert '<td id="lag-synced">10</td><td>10 s</td>' in page

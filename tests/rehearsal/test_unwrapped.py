@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tranlogs.rehearsal.advice import mentions_tranlogs, suggest_wrapping
-from tranlogs.rehearsal.processes.life import Life
+from tranlogs.rehearsal.processes.process_life import Life
 from tranlogs.rehearsal.unwrapped import judge_loss
 
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 from ..base.quantities import count
 from ..training.loop_variables import split_unkept
 from .advice import advise
-from .arms import Arm, describe_end, last_errors
+from .compared_runs import Arm, describe_end, last_errors
 from .comparison.differences import ESSENTIAL, Difference
 from .comparison.files import compare_files
 from .comparison.printed import compare_printed
 from .comparison.runs import compare_runs, find_unsteady
 from .killing import Killed
-from .processes.life import Life
+from .processes.process_life import Life
 from .verdict import NotJudged, Outcome, Verdict
 
 _BEHIND_EPOCH = 4  # units that are trained behind the end of an epoch, and in which a kill may come

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 
-from ..training.rehearsal.orders import Orders
-from .arms import Arm, Arms
-from .processes.life import Life
+from ..training.rehearsed_process.orders import Orders
+from .compared_runs import Arm, Arms
+from .processes.process_life import Life
 from .verdict import Kill
 
 _START_SHARE = 0.3, 1.0  # of the time to the first unit, when a script is killed while it starts

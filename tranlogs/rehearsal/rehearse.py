@@ -14,12 +14,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from ..training.rehearsal.orders import Orders
+from ..training.rehearsed_process.orders import Orders
 from .advice import mentions_tranlogs, read_sources, suggest_wrapping
-from .arms import Arm, Arms, Progress, describe_end, last_errors
+from .compared_runs import Arm, Arms, Progress, describe_end, last_errors
 from .judging import judge
 from .killing import kill_repeatedly, plan_deaths
-from .processes.life import Life
+from .processes.process_life import Life
 from .processes.tracker import adopting, ending_orderly
 from .processes.working_folder import Stamps, count_bytes, find_changed, remove, stamp_files
 from .settings import RehearsalSettings

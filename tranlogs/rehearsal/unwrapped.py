@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .comparison.text import parse, split_lines
-from .processes.life import Life
+from .processes.process_life import Life
 
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".keras", ".h5", ".safetensors", ".npz", ".pkl", ".bin", ".index")
 

@@ -1,4 +1,4 @@
-"""Settings of an embedded monitor, which the trainer starts (`tranlogs.journal.embedded_monitor`)."""
+"""Settings of an embedded monitor, which the trainer starts (`tranlogs.journal.monitor_launch`)."""
 
 from __future__ import annotations
 

@@ -5,11 +5,11 @@ another machine pulls them.
 from .fetching.damaged_files import StoreCopies
 from .fetching.missing_journal import fetch_missing_journal
 from .fetching.pull import find_run, pull
+from .in_process_shipping import LAG_SECONDS, start_shipping
 from .inventory.store_listing import list_runs
 from .items.throttle import Throttle
 from .manifest import journal_prefix, read_newest
 from .sending.archiver import Archiver, ShippingProgress, ShippingSettings
-from .trainer_shipping import LAG_SECONDS, start_shipping
 
 __all__ = [
     "LAG_SECONDS",

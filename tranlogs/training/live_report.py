@@ -10,7 +10,7 @@ from typing import Literal
 
 from ..recovery import RecoveryReport
 from ..recovery.report import RecheckState
-from .rehearsal.orders import current
+from .rehearsed_process.orders import current
 
 _log = logging.getLogger("tranlogs")
 

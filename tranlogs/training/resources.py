@@ -9,14 +9,14 @@ from ..base.errors import UsageError
 from ..base.quantities import format_bytes
 from ..encoding.tree import Adapt
 from ..journal import Journal, JournalPaths
-from ..journal.embedded_monitor import shipping_store, start_embedded_monitor
+from ..journal.monitor_launch import shipping_store, start_embedded_monitor
 from ..journal.ownership.takeover import end_former_ranks
 from ..journal.process.shutdown import ShutdownHandler
 from ..recovery.group.journal_access import read_run_id
 from ..recovery.progress_bar import progress_bar
 from ..recovery.recover import Recovered
 from ..shipping import StoreCopies, fetch_missing_journal, start_shipping
-from .rehearsal.journal import open_journal
+from .rehearsed_process.journal import open_journal
 from .settings import RunSettings
 
 _FILES_OF_A_BUDGET = 3  # the open log file, the next one, and one that is sealed

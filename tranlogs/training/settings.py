@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ..base.errors import UsageError
-from ..journal.embedded_monitor import parse_monitor
+from ..journal.monitor_launch import parse_monitor
 from ..journal.ownership.takeover import is_takeover_wanted
 from ..journal.process.shutdown import OnSignal, check_shutdown_settings
 from ..retention import CheckpointPolicy, Monitor, RetentionPolicy, as_policy, as_retention
 from ..retention.keep_policy import KeepAll
 from .fingerprint import Mode
-from .rehearsal.orders import current
+from .rehearsed_process.orders import current
 
 RECHECK_VARIABLE = "TRANLOGS_RECHECK"
 

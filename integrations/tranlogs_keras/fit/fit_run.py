@@ -11,12 +11,12 @@ from tranlogs.training import LiveReport, Recovered, RecoveryReport
 from .. import keras_internals
 from ..backends import make_backend
 from ..data import Cursor, Position, describe_data, doubts_about_validation, make_source
-from ..identity import describe_identity
 from ..run.boundaries import RNG, Boundaries, last_scalars
 from ..run.newest_checkpoint import NewestCheckpoint, find_newest_checkpoint
 from ..run.recovery import Recovery
 from ..run.start_report import report_start
 from ..run.unit_recheck import RecheckRules
+from ..run_matching import describe_identity
 from ..settings import Settings
 from ..state import rng
 from ..state.architecture import describe_model

@@ -9,10 +9,10 @@ from tranlogs.base.errors import UsageError
 from tranlogs.records import Checkpoint
 
 from ..data import other_data
-from ..identity import FinishedFits, changed_rates, check_identity, compare_identities
 from ..run.newest_checkpoint import NewestCheckpoint
 from ..run.recovery import ScriptChanges
 from ..run.run_parts import RunParts
+from ..run_matching import FinishedFits, changed_rates, check_identity, compare_identities
 
 finished = FinishedFits()
 

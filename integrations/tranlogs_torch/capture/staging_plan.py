@@ -13,7 +13,7 @@ from tranlogs.base.types import AnyArray, Array, Bytes, SparseArray, TensorSpec
 from tranlogs.records import Layout, SparseForm
 
 from ..device.gather import Form, Gather, TensorOffsets
-from ..device.ring import Region, Ring
+from ..device.staging_ring import Region, Ring
 from ..device.streams import Device, Event, Pair
 from ..tensors.arrays import DTYPES, flat_bytes, to_array
 from .staging_limits import StagingLimits

@@ -20,12 +20,12 @@ from tranlogs.training import UNKNOWN_DATA, Place, UnkeptVariables
 from ..state import naming
 from ..state.caveats import IMPLICIT
 from ..tensors.placement import local
+from .after_images import WriteLog
 from .loops import Loops
 from .recovery import Recovery
 from .run_parts import RunParts
-from .turns import Turns
+from .steps_loop import Turns
 from .user_loops.user_loops import UserLoops
-from .write_log import WriteLog
 
 _log = logging.getLogger("tranlogs")
 

@@ -13,9 +13,9 @@ from tranlogs.base.errors import UsageError
 from ..data.position.epoch import Epoch
 from ..data.position.loader_position import LoaderPosition
 from ..data.rng import get_rng
-from ..state.backup import StateBackup
+from ..state.rollback_copy import StateBackup
 from .run_parts import RunParts
-from .turns import Turns
+from .steps_loop import Turns
 from .user_loops.user_loops import UserLoops
 
 

@@ -31,7 +31,7 @@ from ..capture.forward_hook import ForwardHook
 from ..capture.optimizer_hooks import OptimizerHooks
 from ..capture.staging import Staging
 from ..checkpoint_import import StartFrom
-from ..data.growth import Growing
+from ..data.growing_state import Growing
 from ..data.position.epoch import Epoch
 from ..distributed.process_group import demand_group
 from ..offline.live_state import LiveState
@@ -41,6 +41,7 @@ from ..state.auxiliary.auxiliary import Auxiliary
 from ..state.caveats import CARRIED
 from ..state.fingerprint import Digests
 from ..tensors import arrays
+from .after_images import WriteLog
 from .boundaries import Boundaries
 from .loops import Loops
 from .ranks.coordinator_choice import make_coordinator
@@ -48,7 +49,6 @@ from .recovery import Recovery
 from .run_parts import RunParts
 from .unkept_variables import make_unkept_variables
 from .user_loops.user_loops import UserLoops
-from .write_log import WriteLog
 
 _log = logging.getLogger("tranlogs")
 

@@ -20,7 +20,7 @@ from ..checkpoint_import.imported import import_source
 from ..state.caveats import lost_attributes, verdict
 from ..tensors.arrays import adapt
 from . import export
-from .joined_ranks import recover_joined
+from .merged_ranks import recover_joined
 from .optimizer_classes import OptimizerClasses
 from .recorded_state import RecordedState
 

@@ -21,7 +21,7 @@ from tranlogs.base.types import AnyArray
 from tranlogs.ranks import GradientShards
 from tranlogs.records import Checkpoint, Entry, Snapshot, Tensor
 
-from ..data.growth import Growth
+from ..data.growing_state import Growth
 from ..sharding import zero_optimizer
 from ..sharding.shards import array_of, is_alike, is_relaid
 from ..sharding.shards import differences as place_differences

@@ -21,7 +21,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from ..optimizer import LoggedOptimizer
-from .prepared import check_accelerate, plain_loader, plain_optimizer
+from .accelerate_objects import check_accelerate, plain_loader, plain_optimizer
 from .trainer_position import TrainerPosition
 
 __all__ = ["log_prepared"]

@@ -19,7 +19,7 @@ from tranlogs.base.types import Extension
 from tranlogs.records import tree
 
 from ..tensors import arrays
-from .value_marks import ELEMENTS_MAX, ITEMS_MAX, SCALARS, Budget, TooLarge, mark_of
+from .change_marks import ELEMENTS_MAX, ITEMS_MAX, SCALARS, Budget, TooLarge, mark_of
 
 CANNOT_BE_STORED = (
     "changes during training and cannot be stored, so it starts over in a resumed process. Keep numbers, strings, tensors, "

@@ -15,7 +15,7 @@ import torch
 
 from tranlogs.base.errors import CorruptObject, StoreRefused, StoreUnavailable
 from tranlogs.catalog import Catalog
-from tranlogs.shipping import trainer_shipping
+from tranlogs.shipping import in_process_shipping
 from tranlogs.stores import ObjectStatus, local
 from tranlogs_torch import LoggedOptimizer
 
@@ -23,9 +23,9 @@ CHILD = """
 import os, sys, torch
 from pathlib import Path
 from tests.torch.loops.test_store import train
-from tranlogs.shipping import trainer_shipping
+from tranlogs.shipping import in_process_shipping
 torch.set_num_threads(1)
-trainer_shipping.LAG_SECONDS = 0.05
+in_process_shipping.LAG_SECONDS = 0.05
 run, store, until, die = sys.argv[1:]
 
 def say(optimizer, step):
@@ -100,7 +100,7 @@ def test_the_end_does_not_wait_for_ever_for_a_store_that_makes_nothing_durable(
         return found and replace(found, is_durable=False)
 
     monkeypatch.setattr(local.LocalStore, "stat", never_durable)
-    monkeypatch.setattr(trainer_shipping, "_DURABLE_SECONDS", 0.3)
+    monkeypatch.setattr(in_process_shipping, "_DURABLE_SECONDS", 0.3)
     train(tmp_path / "run", str(tmp_path / "store"), 10)
     assert "steps after 0 are in the store" in caplog.text
     assert "but not durable yet" in caplog.text
@@ -169,7 +169,7 @@ def test_a_store_that_is_away_holds_up_no_run_that_is_here(
 ) -> None:
     run, store = tmp_path / "run", str(tmp_path / "store")
     train(run, store, 4)
-    monkeypatch.setattr(trainer_shipping, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(in_process_shipping, "STALL_SECONDS", 0.5)
 
     def fail(*_: object) -> None:
         raise StoreUnavailable(store, "it is away")

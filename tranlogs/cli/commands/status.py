@@ -15,7 +15,7 @@ from rich.live import Live
 
 from ...base.errors import NotARun, NotBegun, UsageError
 from ...base.quantities import parse_seconds
-from ...retention.loss_estimate import has_store
+from ...retention.lost_work import has_store
 from ..options import FINE, PROBLEM, Json, Run, command
 from ..output import screen
 from ..output.json_values import print_json
@@ -173,7 +173,7 @@ def _list_facts(found: Survey) -> list[tuple[str, object]]:
     if found.store is not None:
         rows.append(("store", found.store.url if not found.store.problem else f"not shipping now: {found.store.problem}"))
         rows += [("under-replicated", found.store.copies_missing)] if found.store.copies_missing else []
-    rows += [(_SCOPE_TITLES[one.scope], f"loses {one.describe()}") for one in found.loss_estimates()]
+    rows += [(_SCOPE_TITLES[one.scope], f"loses {one.describe()}") for one in found.lost_work()]
     rows += describe_monitor(found)
     rows += [
         ("a crash now", _describe_recovery(found)),

@@ -34,7 +34,7 @@ from ...recovery.history import ScannedSegment, build_history
 from ...recovery.journal_facts import scan_segment, sort_newest_first
 from ...recovery.recovery_plan import RecoveryPlan, plan_recovery
 from ...retention.evaluation import read_protected, read_rows_newest_first, read_values
-from ...retention.loss_estimate import LossEstimate, estimate_losses, has_store
+from ...retention.lost_work import LostWork, estimate_lost_work, has_store
 from .runs import read_consistently
 
 _SCANNED_MAX = 10_000  # records; scanning more takes noticeable time
@@ -97,11 +97,11 @@ class Survey:
         """True if the run lies on a tmpfs."""
         return is_in_memory(self.folder)
 
-    def loss_estimates(self) -> tuple[LossEstimate, LossEstimate, LossEstimate]:
+    def lost_work(self) -> tuple[LostWork, LostWork, LostWork]:
         """Return what would be lost now if the process, the machine or the site died."""
         history = [(row.at, row.committed) for row in self.evaluations] + [(self.at, self.watermarks.committed)]
         checkpoint_step = self.plan.checkpoint.step if self.plan is not None else 0
-        return estimate_losses(
+        return estimate_lost_work(
             self.watermarks,
             checkpoint_step=checkpoint_step,
             history=history,
@@ -138,7 +138,7 @@ class Survey:
             "problems": self.problems,
             "monitor": self.monitor,
             "store": self.store,
-            "lost_now": {one.scope: {**asdict(one), "words": one.describe()} for one in self.loss_estimates()},
+            "lost_now": {one.scope: {**asdict(one), "words": one.describe()} for one in self.lost_work()},
             "evaluation": _pack_evaluation(self.evaluations[-1]) if self.evaluations else None,
         }
 

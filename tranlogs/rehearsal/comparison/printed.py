@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..processes.life import Life
+from ..processes.process_life import Life
 from .differences import Difference
 from .text import Noise, find_other_line, split_lines
 

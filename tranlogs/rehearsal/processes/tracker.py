@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ...training.rehearsal.orders import VARIABLE
+from ...training.rehearsed_process.orders import VARIABLE
 
 _PR_SET_CHILD_SUBREAPER = 36
 _END_SECONDS_MAX = 10.0

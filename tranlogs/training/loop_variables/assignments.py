@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from .names import Scope, changes, name_of, reads, targets
+from .source_names import Scope, changes, name_of, reads, targets
 
 _SECONDS = frozenset(("time", "perf_counter", "monotonic", "process_time"))
 _CLOCKS = _SECONDS | {f"{name}_ns" for name in _SECONDS} | {"now", "utcnow", "today"}  # functions that read a clock

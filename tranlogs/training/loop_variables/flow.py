@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .names import FUNCTIONS, Scope, changes, reads, reads_first, targets, writes
+from .source_names import FUNCTIONS, Scope, changes, reads, reads_first, targets, writes
 
 Loop = ast.For | ast.AsyncFor | ast.While
 Names = frozenset[str]

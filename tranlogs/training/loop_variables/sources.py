@@ -14,7 +14,7 @@ from types import FrameType
 
 from .assignments import Assignments
 from .flow import Flow
-from .names import FUNCTIONS, Function, Scope
+from .source_names import FUNCTIONS, Function, Scope
 
 _FRAMES_MAX = 200
 _BYTES_MAX = 512 << 10  # of a file, which takes about a second

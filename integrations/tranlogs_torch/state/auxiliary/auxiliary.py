@@ -23,7 +23,7 @@ from ..extra_state import split
 from ..state import TorchState
 from .loader_positions import LoaderPositions
 from .pending_gradients import Gradients
-from .steady_parts import SteadyParts
+from .rarely_changed_parts import SteadyParts
 from .tracked_objects import TrackedObjects
 
 _NOTHING = Fixed({})  # an empty part of a boundary: encoded once

@@ -27,8 +27,8 @@ from tranlogs.base.errors import UsageError
 from tranlogs.training import announce
 
 from ...optimizer import LoggedOptimizer
+from ..accelerate_objects import check_accelerate, plain_loader, plain_optimizer
 from ..changed_attributes import CANNOT_BE_STORED
-from ..prepared import check_accelerate, plain_loader, plain_optimizer
 from ..trainer_position import TrainerPosition
 from . import transformers_internals
 from .progress import Progress

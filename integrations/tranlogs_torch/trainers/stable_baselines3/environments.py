@@ -17,8 +17,8 @@ from tranlogs.base.errors import UnencodableState, UsageError
 from tranlogs.records import tree
 
 from ...tensors import arrays
-from .beside_attributes import class_values, nested_twins, shared_arrays
 from .restored_values import restore_attributes, restored
+from .shared_objects import class_values, nested_twins, shared_arrays
 from .values import Table, Unstorable, stored, stored_attributes, tables
 
 _METHODS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))

@@ -14,10 +14,10 @@ from stable_baselines3.common.vec_env import VecEnv
 from tranlogs.records import Fixed
 
 from . import sb3_internals
-from .beside_attributes import class_values
 from .environments import Environment
 from .experience import Lists
 from .restored_values import restored
+from .shared_objects import class_values
 from .values import NO_LIMIT, Unstorable, is_constant, is_scalar, stored
 
 START, ROLLOUT, END = "start", "rollout", "end"  # of training, of a rollout, of training: where a boundary lies

@@ -10,7 +10,7 @@ import numpy as np
 
 from tranlogs.catalog import EvaluationRow
 from tranlogs.retention.evaluation import read_values
-from tranlogs.retention.loss_estimate import has_store
+from tranlogs.retention.lost_work import has_store
 
 from .board import JournalView
 

@@ -9,7 +9,7 @@ from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import CheckpointRow
 from tranlogs.catalog.lineage import is_on_lineage
 from tranlogs.retention.budget import trace_newest_lineage
-from tranlogs.retention.loss_estimate import CommitHistory, LossEstimate, estimate_losses
+from tranlogs.retention.lost_work import CommitHistory, LostWork, estimate_lost_work
 
 from ...watching.watch import Evaluation
 from .board import JournalView
@@ -51,10 +51,10 @@ def describe_health(view: JournalView) -> JournalHealth:
     return JournalHealth("fine", f"All steps up to {committed:,} are safe if the process dies.")
 
 
-def current_losses(evaluation: Evaluation, history: CommitHistory) -> tuple[LossEstimate, LossEstimate, LossEstimate]:
+def current_lost_work(evaluation: Evaluation, history: CommitHistory) -> tuple[LostWork, LostWork, LostWork]:
     """Return what would be lost now."""
     anchor_step = evaluation.anchor.step if evaluation.anchor is not None else 0
-    return estimate_losses(
+    return estimate_lost_work(
         evaluation.rows.marks,
         checkpoint_step=anchor_step,
         history=history,

@@ -12,7 +12,7 @@ from tranlogs.retention.budget import bytes_on_disk
 from ...watching.watch import Evaluation
 from .board import JournalView
 from .cells import describe_log
-from .journal_health import LEVELS, JournalHealth, commit_history, current_losses, describe_health
+from .journal_health import LEVELS, JournalHealth, commit_history, current_lost_work, describe_health
 from .rendering import render
 from .sections import ScalarLine, checkpoint_lines, losses, scalar_lines, space_of, watermark_lines, watermark_notes
 
@@ -87,7 +87,7 @@ def _facts(view: JournalView, evaluation: Evaluation) -> dict[str, object]:
     return {
         "progress": evaluation.progress,
         "scalars": scalar_lines(evaluation),
-        "losses": losses(current_losses(evaluation, history)),
+        "losses": losses(current_lost_work(evaluation, history)),
         "watermarks": watermark_lines(evaluation, history),
         "watermark_notes": watermark_notes(evaluation),
         "space": space_of(evaluation),

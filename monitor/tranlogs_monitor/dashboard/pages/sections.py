@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tranlogs.retention.loss_estimate import CommitHistory, LossEstimate, estimate_seconds_since, has_store
+from tranlogs.retention.lost_work import CommitHistory, LostWork, estimate_seconds_since, has_store
 
 from ...watching.watch import Evaluation
 from .curves import sort_scalars
@@ -33,16 +33,16 @@ class Loss:
     """
 
     title: str
-    estimate: LossEstimate
+    estimate: LostWork
     level: Level
 
 
-def losses(loss_estimates: Sequence[LossEstimate]) -> list[Loss]:
+def losses(lost_work: Sequence[LostWork]) -> list[Loss]:
     """Return a card for each accident."""
-    return [Loss(_TITLES[one.scope], one, _level_of(one)) for one in loss_estimates]
+    return [Loss(_TITLES[one.scope], one, _level_of(one)) for one in lost_work]
 
 
-def _level_of(estimate: LossEstimate) -> Level:
+def _level_of(estimate: LostWork) -> Level:
     if estimate.nothing_left:
         return "idle"
     return "attention" if estimate.is_at_least else "fine"

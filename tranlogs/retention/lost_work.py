@@ -1,4 +1,4 @@
-"""Estimates of loss: what would be lost now if the process, the machine or the site died (pure, from the watermarks).
+"""Lost work: what would be lost now if the process, the machine or the site died (pure, from the watermarks).
 
     the process   no finished step: committed steps are in the kernel's memory or on disk
     the machine   steps after `synced`. A published checkpoint is on disk, too, whatever `durability` is. A run in memory
@@ -22,7 +22,7 @@ CommitHistory = Sequence[tuple[float, int]]  # seconds since 1970, and the newes
 
 
 @dataclass(frozen=True, slots=True)
-class LossEstimate:
+class LostWork:
     """Cost of one kind of accident.
 
     Attributes:
@@ -51,7 +51,7 @@ class LossEstimate:
         return f"{'at least ' if self.is_at_least else ''}{count(self.steps, 'step')}{time}"
 
 
-def estimate_losses(
+def estimate_lost_work(
     marks: Watermarks,
     *,
     checkpoint_step: int = 0,
@@ -59,7 +59,7 @@ def estimate_losses(
     incidents: Sequence[Incident] = (),
     store: StoreRow | None = None,
     in_memory: bool = False,
-) -> tuple[LossEstimate, LossEstimate, LossEstimate]:
+) -> tuple[LostWork, LostWork, LostWork]:
     """Return what the death of the process, of the machine and of the site would cost.
 
     Args:
@@ -74,8 +74,8 @@ def estimate_losses(
     on_disk = min(max(marks.synced, checkpoint_step), committed)
     stored = min(marks.persisted or marks.archived, committed)
 
-    def estimate(scope: Scope, safe: int, nothing_left: str = "") -> LossEstimate:
-        return LossEstimate(scope, safe, committed - safe, estimate_seconds_since(history, safe), is_suspended, nothing_left)
+    def estimate(scope: Scope, safe: int, nothing_left: str = "") -> LostWork:
+        return LostWork(scope, safe, committed - safe, estimate_seconds_since(history, safe), is_suspended, nothing_left)
 
     gone = "there is no store" if not has_store(marks, store) else "" if stored else "the store has no step yet"
     machine = estimate("machine", on_disk)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ...training.rehearsal.orders import EVENTS, VARIABLE, Orders
+from ...training.rehearsed_process.orders import EVENTS, VARIABLE, Orders
 from .tracker import ProcessTracker, describe
 from .working_folder import WorkingFolder, count_bytes
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..base.quantities import format_bytes
-from ..training.rehearsal.orders import Orders
+from ..training.rehearsed_process.orders import Orders
 from .comparison.runs import copy_start
-from .processes.life import Life, Limits, Stage
+from .processes.process_life import Life, Limits, Stage
 from .processes.working_folder import WorkingFolder, can_mount
 from .settings import RehearsalSettings
 from .verdict import NotJudged

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support import campaign
 from tranlogs.base.errors import LogUnavailable
-from tranlogs_torch.device.ring import Region, Ring
+from tranlogs_torch.device.staging_ring import Region, Ring
 
 UNIT = 64  # regions begin at multiples of it
 
