@@ -116,7 +116,7 @@ def test_logging_what_is_logged_is_refused(tmp_path: Path) -> None:
     with logged(model, tmp_path / "run", inner) as optimizer:
         with pytest.raises(UsageError, match="already logged"):
             logged(model, tmp_path / "other", optimizer)
-        with pytest.raises(UsageError, match="is logged in run"):
+        with pytest.raises(UsageError, match="is already logged in run"):
             logged(model, tmp_path / "other", inner)
         with pytest.raises(UsageError, match="has an optimizer 'main' already"):
             optimizer.add_optimizer(torch.optim.SGD(model.parameters()), "main")

@@ -85,5 +85,5 @@ def test_a_restart_says_each_thing_once_and_keeps_the_best_models(lightning: Lau
 
 def test_what_cannot_be_right_is_refused(lightning: Launcher, tmp_path: Path) -> None:
     said = lightning.run("refusals", folder=str(tmp_path))[0]
-    parts = {"two": "there are two", "two loaders": "one training loader", "checkpoint": "ckpt_path"}
+    parts = {"two": "has two TranLogsLightningCallbacks", "two loaders": "one training loader", "checkpoint": "ckpt_path"}
     assert {name: parts[name] in text for name, text in said.items()} == dict.fromkeys(parts, True), said

@@ -60,7 +60,7 @@ def adopt(state: TorchState, sources: Sequence[Path], rank: int, built: dict[str
     rng = seeded(f"{sources[0].name} {rank}")
     state.set_auxiliary({**without_errors(boundary), "rng": rng, "start_rng": rng})
     return [
-        f"the journal of rank {rank} is lost, and no copy has what only that rank kept: it continues with the buffers of "
+        f"the journal of rank {rank} is gone, and no copy has what only that rank kept: it continues with the buffers of "
         "another rank and with new random states"
     ]
 

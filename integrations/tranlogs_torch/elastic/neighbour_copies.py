@@ -78,7 +78,7 @@ def settle_beside(state: TorchState, landing: GroupRecovered, body: dict[str, An
     if "tracked" not in own or "data" not in own:
         what = "tracked objects are" if own.keys() > {"rng"} else "random states are new; buffers and tracked objects are"
         landing.caveats.append(
-            f"the journal of rank {lost} is lost, and its copy lacks some of what only that rank kept (more than 1 MiB, or "
+            f"the journal of rank {lost} is gone, and its copy lacks some of what only that rank kept (more than 1 MiB, or "
             f"values that cannot be stored): {what} those of the previous rank"
         )
     body = theirs | own

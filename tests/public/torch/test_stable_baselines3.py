@@ -209,7 +209,7 @@ def test_what_cannot_be_exact_is_refused_by_name(tmp_path: Path) -> None:
     refused(buffered, own(), r"the replay_buffer is a Kept.* supported are ReplayBuffer")
     further = ppo(Pole())
     further.policy.mlp_extractor.other = torch.optim.SGD(further.policy.parameters(), lr=0.1)
-    refused(further, own(), r"another optimizer \(policy mlp_extractor.other\)")
+    refused(further, own(), r"a second optimizer \(policy mlp_extractor.other\)")
     explored = SAC("MlpPolicy", Pole(is_continuous=True), use_sde=True, device="cpu")
     refused(explored, own(), "use_sde=True")
     refused(ppo(Pole()), CallbackList([own(), own()]), "this learn() has two TranLogsSB3Callbacks")

@@ -71,7 +71,7 @@ def test_a_loop_whose_state_is_in_the_run_is_proven_at_every_kill(name: str, tmp
         assert (begun["recheck"], begun["exact"]) == ("pending", None), where
         assert PENDING in begun["notes"], where
         assert (ended["recheck"], ended["exact"]) == ("equal", True), f"{where}: {ended}"
-        assert [note for note in ended["notes"] if "begins anew" not in note] == [], where
+        assert [note for note in ended["notes"] if "starts from the first epoch again" not in note] == [], where
         assert ended["rechecked"] >= 1, where
         assert differences(outcome, right.outcome()) == [], where
         shutil.rmtree(run)

@@ -49,7 +49,7 @@ def test_model_that_does_not_fit_is_refused_before_anything_is_touched(tmp_path:
         "parameter frozen: recorded as float32[3, 2], now float64[3, 2]",
         "buffer extra: in the script, but not recorded",
         "optimizer 'main' was a torch.optim.adamw.AdamW and is now a torch.optim.sgd.SGD",
-        "optimizer 'main': its parameter group 0 holds other parameters (11 recorded, 10 now)",
+        "optimizer 'main': its parameter group 0 has different parameters (11 recorded, 10 now)",
     )
     assert differences(everything(other, torch.optim.SGD(other.parameters())), before) == []
     assert torch.equal(torch.get_rng_state(), random)
