@@ -118,7 +118,7 @@ def test_logging_what_is_logged_is_refused(tmp_path: Path) -> None:
             logged(model, tmp_path / "other", optimizer)
         with pytest.raises(UsageError, match="is already logged in run"):
             logged(model, tmp_path / "other", inner)
-        with pytest.raises(UsageError, match="has an optimizer 'main' already"):
+        with pytest.raises(UsageError, match="already has an optimizer 'main'"):
             optimizer.add_optimizer(torch.optim.SGD(model.parameters()), "main")
 
 

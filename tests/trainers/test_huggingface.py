@@ -73,7 +73,7 @@ def test_what_a_subclass_counts_and_collects_comes_back(huggingface: Launcher, t
 
 def test_what_a_subclass_keeps_and_cannot_be_stored_is_named(huggingface: Launcher, tmp_path: Path) -> None:
     found = huggingface.prove_exact(tmp_path / "run", [[0, "step", 8]], exact=None, kind="ForgetfulTrainer")
-    assert any("ForgetfulTrainer.newest_batch changes while training" in note for note in found[0]["report"]["notes"])
+    assert any("ForgetfulTrainer.newest_batch changes during training" in note for note in found[0]["report"]["notes"])
 
 
 def test_processes_under_torchrun_leave_no_trace_either(huggingface: Launcher, tmp_path: Path) -> None:

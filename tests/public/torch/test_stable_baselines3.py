@@ -212,7 +212,7 @@ def test_what_cannot_be_exact_is_refused_by_name(tmp_path: Path) -> None:
     refused(further, own(), r"a second optimizer \(policy mlp_extractor.other\)")
     explored = SAC("MlpPolicy", Pole(is_continuous=True), use_sde=True, device="cpu")
     refused(explored, own(), "use_sde=True")
-    refused(ppo(Pole()), CallbackList([own(), own()]), "this learn() has two TranLogsSB3Callbacks")
+    refused(ppo(Pole()), CallbackList([own(), own()]), "has two TranLogsSB3Callbacks")
     refused(ppo(Pole()), EveryNTimesteps(10, own()), "is inside another callback")
     with pytest.raises(UsageError, match="boundary_every=0"):
         TranLogsSB3Callback(tmp_path / "run", boundary_every=0)
