@@ -36,7 +36,14 @@ _FORMS = (
     rf"TranLogs: RUN: {describe_equal(0).replace('step 0', 'step #')}",
     r"TranLogs: RUN: this fit was finished before, and trains nothing; the run goes on in a later one\. [^#]*",
 )
-_VERDICTS = {"bit-exact": True, "not verified": None, "being proven": None, "NOT exact": False, "NOT exact from step #": False}
+_VERDICTS = {
+    "bit-exact": True,
+    "state bit-exact": True,
+    "not verified": None,
+    "being proven": None,
+    "NOT exact": False,
+    "NOT exact from step #": False,
+}
 _MASKS = ((r"\d+(,\d{3})*(\.\d+)?", "#"), (r"# ([KMG]i)?B\b", "SIZE"), (r"# s\b", "SECONDS"))
 
 

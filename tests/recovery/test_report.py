@@ -8,7 +8,7 @@ from tranlogs.recovery import RecoveryReport
 def test_line_names_step_epoch_and_batches() -> None:
     report = RecoveryReport(step=412, batch=824, epoch=1, checkpoint_step=400, replayed=12, seconds=0.912)
     assert str(report) == (
-        "recovered to step 412 (epoch 2, after 824 batches, checkpoint 400 + 12 replayed, 0.91 s, bit-exact)"
+        "recovered to step 412 (epoch 2, after 824 batches, checkpoint 400 + 12 replayed, 0.91 s, state bit-exact)"
     )
 
 

@@ -70,6 +70,8 @@ class RecoveryReport:
             return f"starts from the beginning: nothing was finished before the crash (step 0, {self.seconds:.2f} s){notes}"
         since = "" if self.first_divergent_step is None else f" from step {self.first_divergent_step}"
         verdict = {True: "bit-exact", False: f"NOT exact{since}", None: "not verified"}[self.exact]
+        if self.exact and not self.recheck:  # no unit was computed again: the state was compared, and not the script's loop
+            verdict = "state bit-exact"
         if self.recheck == "pending" and self.exact is not False:
             verdict = "being proven"
         return (

@@ -63,7 +63,7 @@ class Recovery:
         self._recovered: tuple[Recovered, float] | None = None  # and the seconds that it took
         self._place: dict[str, Any] = {}  # in the data, where training goes on
         self._is_of_group = False  # the ranks have recovered together
-        self._is_at_end = False  # the script of the former process came to its end, and the run is brought back to there
+        self.is_at_end = False  # the script of the former process came to its end, and the run is brought back to there
         self._shared_id: str | None = None  # of a journal, the same on all ranks
         self._origin_notes: list[str] | None = None  # of what a fresh run started from
         self._has_loaded = False  # the script, a checkpoint of its own; what it makes of that is not known yet
@@ -98,7 +98,7 @@ class Recovery:
         state.loaded = set() if journal.is_fresh else {which for which, hooks in parts.hooks.items() if has_steps(hooks.inner)}
         origin = find_start(parts.settings.run, start_from)
         self._require_same_settings()
-        self._is_at_end = step is None and journal.was_finished
+        self.is_at_end = step is None and journal.was_finished
         if step is not None:
             journal.holds.hold()
         coordinator.require_same_start(origin.identity if origin else "", is_fresh=journal.is_fresh)
@@ -384,7 +384,7 @@ class Recovery:
             timeline=parts.journal.timeline,
         )
         rechecked, seconds_recheck = self.recheck.compared
-        end = describe_end(parts.journal.former_loop_end) if self._is_at_end else ""
+        end = describe_end(parts.journal.former_loop_end) if self.is_at_end else ""
         return replace(report, recheck=parts.report.recheck, rechecked=rechecked, seconds_recheck=seconds_recheck, end=end)
 
     # Beginning.

@@ -409,7 +409,8 @@ class TrainingRun:
         if self.is_active and self._recovery.has_begun:
             if is_orderly:
                 self._boundaries.commit_implicit(is_before_forward=True)
-                self._user_loops.note_unreached()
+                if not self._recovery.is_at_end:
+                    self._user_loops.note_unreached()
                 self._recovery.note_user_loop()
                 self._recovery.recheck.note_end()
             if self.steps_since_boundary:

@@ -187,7 +187,7 @@ def test_the_recorded_state_is_set_back_where_the_unit_differs(tmp_path: Path) -
     steps.clear()
     begun, ended, _ = resume(partial(script, rate=0.02), run)
     assert (begun["step"], ended["recheck"], ended["exact"], ended["step"]) == (8, "different", False, 9)
-    assert any("hyper[0].lr is 0.02, and 0.01 in the record" in note for note in ended["notes"])
+    assert any("lr of parameter group 0 is 0.02, and 0.01 in the record" in note for note in ended["notes"])
     found = {path for path in differences(steps[9], right[9]) if "['lr']" not in path}
     assert found == set()
 

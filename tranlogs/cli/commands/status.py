@@ -180,7 +180,7 @@ def _list_facts(found: Survey) -> list[tuple[str, object]]:
         (
             "bytes",
             f"log {screen.size(nbytes['log'])} in {screen.size(nbytes['allocated'])} allocated, "
-            f"checkpoints {screen.size(nbytes['checkpoints'])}",
+            f"checkpoints {screen.size(nbytes['checkpoints'])}; {screen.size(nbytes['in_all'])} on disk in all",
         ),
     ]
     if found.environment:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,7 @@ class Survey:
             "log": sum(row.used_bytes for row in used),
             "allocated": sum(row.size for row in self.segments),
             "checkpoints": sum(row.nbytes for row in self.checkpoints),
+            "in_all": _count_disk_bytes(self.folder),
         }
 
     @property
@@ -141,6 +143,15 @@ class Survey:
             "lost_now": {one.scope: {**asdict(one), "words": one.describe()} for one in self.lost_work()},
             "evaluation": _pack_evaluation(self.evaluations[-1]) if self.evaluations else None,
         }
+
+
+def _count_disk_bytes(folder: Path) -> int:
+    """Return the bytes that all files in a folder occupy on disk: the log's index and the catalog, too."""
+    found = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # a file that is being deleted
+            found += path.lstat().st_blocks * 512
+    return found
 
 
 def _pack_evaluation(row: EvaluationRow) -> dict[str, Any]:

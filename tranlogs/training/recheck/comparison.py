@@ -34,6 +34,7 @@ class Difference:
         text: how it differs, as the end of a sentence.
         ratio: the largest difference of two numbers, divided by the largest number in the record; None if they are no floats.
         may_be_time: True if the value may be a time that the script has measured, and all other state is equal.
+        dtype: of the numbers; empty if it is not known.
     """
 
     step: int
@@ -42,6 +43,7 @@ class Difference:
     text: str
     ratio: float | None = None
     may_be_time: bool = False
+    dtype: str = ""
 
 
 def compare_payloads(payload: Payload, record: RecordedEntry, kind: Kind) -> Difference | None:
@@ -67,8 +69,9 @@ def compare_payloads(payload: Payload, record: RecordedEntry, kind: Kind) -> Dif
     starts = [0, *itertools.accumulate(sizes)]
     i = bisect.bisect_right(starts, at) - 1
     ours, theirs = _cut(payload.buffers, starts[i], sizes[i]), recorded[starts[i] : starts[i] + sizes[i]]
-    ratio = None if i in entry.sparse else _ratio(ours, theirs, layout.tensors[i].dtype)
-    return Difference(entry.step, kind, layout.names[i], _describe_ratio(ratio), ratio)
+    dtype = layout.tensors[i].dtype
+    ratio = None if i in entry.sparse else _ratio(ours, theirs, dtype)
+    return Difference(entry.step, kind, layout.names[i], _describe_ratio(ratio), ratio, dtype=dtype)
 
 
 def compare_bodies(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -11,14 +12,17 @@ from .comparison import Difference
 PENDING = "the newest unit before the crash is being computed again, to prove that this script resumes exactly"
 NO_UNIT = "the log does not hold the newest one with a step"
 
+_SETTING = re.compile(r"hyper\[(?P<group>\d+)\]\.(?P<name>.+)")
 _REMEMBERED = "tracked.remember(...).values."
-_ROUNDING_MAX = 1e-3  # a larger ratio is another batch, and not another order of additions
+# A larger ratio is another batch or another state, and not another order of additions: some thousand times the rounding error.
+_ROUNDING_MAX = {"float64": 1e-12, "float32": 5e-4, "float16": 3e-2, "bfloat16": 1e-1}
 
 _CAUSES = {
     "gradients": "The loop had other data or another state: keep what it takes from batch to batch (a batch fetched ahead, a "
     "counter, an environment) in optimizer.remember(name=...), and count batches by epoch.enumerate()",
     "weights": "Something else than the optimizer's step writes to them: optimizer.track(name=...) what decides over it",
-    "settings": "The script sets it from something that starts anew: optimizer.track(scheduler=...)",
+    "settings": "The script sets it from something that starts anew: optimizer.track(scheduler=...), or a counter in "
+    "optimizer.remember(name=...)",
     "state": "It depends on something that starts anew: optimizer.remember(name=...), or track(name=...) what has a state_dict",
     "order": "The loop decides by something that starts anew: optimizer.remember(name=...), or epoch.enumerate() for batches",
 }
@@ -38,7 +42,10 @@ def describe_difference(difference: Difference, units: str = "batch", causes: Ma
         causes: usual causes and what to do, by kind of difference.
     """
     name = difference.name.removeprefix("grad/").removeprefix("param/")
+    setting = _SETTING.fullmatch(name)
     what = f"the gradient of {name}" if difference.kind == "gradients" else name
+    if setting is not None:
+        what = f"{setting['name']} of parameter group {setting['group']}"
     cause = _ROUNDING if is_rounding(difference) else _TIME if difference.may_be_time else causes[difference.kind]
     remembered = difference.name.partition(_REMEMBERED)[2]
     if remembered and difference.ratio is not None:
@@ -92,4 +99,5 @@ def path_of_remembered(name: str) -> str:
 
 def is_rounding(difference: Difference) -> bool:
     """Return True if the two computations differ by so little that it can only be rounding."""
-    return difference.kind == "gradients" and difference.ratio is not None and difference.ratio < _ROUNDING_MAX
+    most = _ROUNDING_MAX.get(difference.dtype, _ROUNDING_MAX["float32"])
+    return difference.kind == "gradients" and difference.ratio is not None and difference.ratio < most

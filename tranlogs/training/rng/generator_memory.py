@@ -82,7 +82,7 @@ def _is_telling(
 
 
 def _python_memory(generator: Any) -> Any:
-    if not isinstance(generator, random.Random):
+    if type(generator) is not random.Random:  # a subclass may keep its state elsewhere
         return None
     own = _object_memory(generator)
     return None if own is None else (own, generator.gauss_next)  # type: ignore[attr-defined]
@@ -90,6 +90,8 @@ def _python_memory(generator: Any) -> Any:
 
 def _numpy_memory(generator: Any, words: Any) -> Any:
     if type(words) is not np.random.MT19937 or type(generator) is not np.random.RandomState:
+        return None
+    if generator._bit_generator is not words:  # the script has put another RandomState in place of the global one
         return None
     own = _object_memory(generator)
     return None if own is None else (own, ctypes.string_at(words.ctypes.state_address, _WORDS_BYTES))
