@@ -21,18 +21,23 @@ EVERY_EPOCH = Automatic()  # in the middle of an epoch; the fit asks for the che
 
 
 class KeepEnds:
-    """What another policy keeps, and the checkpoints at the end of the run's fits."""
+    """What another policy keeps, and the checkpoints at the end of the run's fits.
+
+    Attributes:
+        inner: the other policy.
+        steps: at which fits have ended.
+    """
 
     def __init__(self, inner: RetentionPolicy) -> None:
-        self._inner = inner
+        self.inner = inner
         self.steps: set[int] = set()
 
     def kept(self, steps: Sequence[int]) -> Collection[int]:
         ends = [step for step in steps if step in self.steps]  # of the two at such a step, both
-        return [*(step for step in self._inner.kept(steps) if step not in self.steps), *ends]
+        return [*(step for step in self.inner.kept(steps) if step not in self.steps), *ends]
 
     def when_full(self) -> KeepEnds | None:
-        fewest = when_full(self._inner)
+        fewest = when_full(self.inner)
         if fewest is None:
             return None
         made = KeepEnds(fewest)

@@ -32,6 +32,7 @@ def forecast_writes(
     state_bytes: int,
     at_epoch_ends: bool = False,
     retention: RetentionPolicy | None = None,
+    more_checkpoints: int = 0,
     segment_bytes: int = 0,
 ) -> str:
     """Return how much a fresh run writes a step, when its next checkpoint comes, and how much disk space it takes.
@@ -43,6 +44,7 @@ def forecast_writes(
         state_bytes: bytes of a checkpoint.
         at_epoch_ends: whether a checkpoint is also taken at the end of each epoch.
         retention: which checkpoints are kept; None if that is not known.
+        more_checkpoints: number of checkpoints that are kept besides.
         segment_bytes: size of a log file.
     """
     assert step_bytes > 0
@@ -53,7 +55,7 @@ def forecast_writes(
     disk = ""
     if steps and isinstance(retention, KeepLatest):
         files = _FILES_BESIDE_LOG * segment_bytes + _DATABASE_BYTES
-        nbytes = retention.count * steps * step_bytes + (retention.count + 1) * state_bytes + files
+        nbytes = retention.count * steps * step_bytes + (retention.count + more_checkpoints + 1) * state_bytes + files
         disk = f"; at most about {format_bytes(nbytes)} on disk"
     return f"about {format_bytes(step_bytes)} of log a step; next checkpoint {first}{interval}{disk}"
 

@@ -107,7 +107,8 @@ class FitRun:
                 describe=self._describe,
             )
             if self._recovery.landed is None and not self.is_skipped:
-                report_start(self.parts, settings.shared, every_epoch=settings.every_epoch)
+                kept = settings.retention.inner
+                report_start(self.parts, settings.shared, every_epoch=settings.every_epoch, retention=kept, ends=1)
         except BaseException:
             resources.close()
             raise

@@ -167,7 +167,7 @@ class LoopRun:
             self._land()
         else:
             self._boundaries.begin()
-            report_start(parts, settings.shared, every_epoch=settings.every_epoch)
+            report_start(parts, settings.shared, every_epoch=settings.every_epoch, retention=settings.shared.retention)
         self._parts = parts
         self._taps: list[OptimizerTap] = []
         for name, optimizer in members.optimizers.items():

@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from tranlogs.training import RecoveryReport, RunSettings, forecast_writes
+from tranlogs.training import RecoveryReport, RetentionPolicy, RunSettings, forecast_writes
 
 from .run_parts import RunParts
 
 
-def report_start(parts: RunParts, settings: RunSettings, *, every_epoch: bool) -> None:
+def report_start(
+    parts: RunParts, settings: RunSettings, *, every_epoch: bool, retention: RetentionPolicy, ends: int = 0
+) -> None:
     """Add to the report of a new run how much it writes, and when its next checkpoint comes.
 
     Args:
         parts: of the run.
         settings: of the run.
         every_epoch: whether a checkpoint is taken at the end of each epoch.
+        retention: which checkpoints are kept.
+        ends: number of further checkpoints that are kept, at the ends of fits.
     """
     state, trained = parts.state, sum(math.prod(v.shape) * 4 for v in parts.model.trainable_variables)
     state_bytes = state.nbytes()
@@ -26,7 +30,8 @@ def report_start(parts: RunParts, settings: RunSettings, *, every_epoch: bool) -
         step_bytes=max(trained if state.log == "gradients" else state_bytes, 1),
         state_bytes=state_bytes,
         at_epoch_ends=every_epoch,
-        retention=settings.retention,
+        retention=retention,
+        more_checkpoints=ends,
         segment_bytes=parts.resources.config.segment_bytes,
     )
     parts.report.current = replace(parts.report.current or RecoveryReport(), forecast=forecast)

@@ -14,13 +14,13 @@ def advice_for_other_loader(thing: Any) -> str | None:
     inner = next((name for name, value in attributes.items() if isinstance(value, DataLoader)), None)
     if inner is not None:
         return (
-            f"expected a torch DataLoader, got a {kind}. It iterates over the one in its attribute {inner!r}: take the "
+            f"expected a torch DataLoader, got {kind}. It iterates over the one in its attribute {inner!r}: take the "
             f"batches from that loader, optimizer.batches(loader.{inner}, until=N), and prepare them in the body of the "
             "loop"
         )
     if hasattr(thing, "__iter__") and ("dataset" in attributes or "Loader" in type(thing).__name__):
         return (
-            f"expected a torch DataLoader, got a {kind}, whose position cannot be recovered. Make a "
+            f"expected a torch DataLoader, got {kind}, whose position cannot be recovered. Make a "
             "torch.utils.data.DataLoader of its dataset for optimizer.batches(loader, until=N); or take the steps from "
             "optimizer.steps(until=N, stateless=True), and track an object whose state_dict and load_state_dict hold the "
             "position in the data"

@@ -122,5 +122,5 @@ def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
         optimizer.recover()
         engine = Engine(lambda engine, batch: None)
         engine.run([1, 2])
-        with pytest.raises(UsageError, match="has run 2 iterations already"):
+        with pytest.raises(UsageError, match="has already run 2 iterations"):
             run_engine(engine, optimizer, loader, max_epochs=1)
