@@ -48,10 +48,16 @@ def test_variables_that_start_over_are_named_with_the_line_that_keeps_them(rehea
     """The units resume exactly, and are too few for the end of an epoch."""
     found = rehearse("early_stopping.py", "--kills", "1", "--units", "6")
     assert (found.code, found.verdict["differences"]) == (0, [])
+    assert found.verdict["headline"] == (
+        "Its first 6 units with 1 kill equal those without, but best, bad, curve and meter (Meter) start over at each start."
+    )
+    assert found.verdict["starts_over"] == ["best", "bad", "curve", "meter (Meter)"]
+    assert "printed lines" not in found.verdict["compared"], "nothing was printed"
     assert "best, bad and curve are variables of the loop that start over at each start" in found.notes
     assert "Give --units 14 (an epoch has 10 batches) for that" in found.notes
     assert found.verdict["advice"] == [
-        "state = optimizer.remember(best=float('inf'), bad=0, curve=[]) before recover(), and state.best in the loop"
+        'state = optimizer.remember(best=float("inf"), bad=0, curve=[]) before recover(), and state.best in the loop',
+        "give Meter state_dict() and load_state_dict(state), and optimizer.track(meter=meter) before recover()",
     ]
 
 

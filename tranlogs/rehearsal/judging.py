@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from ..base.quantities import count
-from ..training.loop_variables import split_unkept
+from ..training.loop_variables import listed, read_unkept
 from .advice import advise
 from .compared_runs import Arm, describe_end, last_errors
 from .comparison.differences import ESSENTIAL, Difference
 from .comparison.files import compare_files
-from .comparison.printed import compare_printed
+from .comparison.printed import compare_printed, has_printed
 from .comparison.runs import compare_runs, find_unsteady
 from .killing import Killed
 from .processes.process_life import Life
@@ -46,16 +46,17 @@ def judge(
         control = make_control()
         _require_steady(twin, control)
         comparison = _Comparison(twin, killed, control)
-    verdict = _begin_verdict(kills, killed.lives)
+    verdict, said = _begin_verdict(kills, killed.lives), _read_notes(killed.lives)
     last = twin.lives[-1]
     verdict.units, verdict.step = len({event["step"] for event in last.units}), last.steps
     verdict.ranks = len({event["rank"] for event in last.of("open")})
     verdict.compared, verdict.differences = comparison.equal, comparison.differences
     verdict.notes += comparison.remarks
-    unkept = [split for note in verdict.notes if (split := split_unkept(note)) is not None]
-    verdict.notes = [note for note in verdict.notes if split_unkept(note) is None]
-    verdict.notes += [*dict.fromkeys(told for told, _ in unkept), *_find_unreached(last)]
-    verdict.advice = remembering = list(dict.fromkeys(line for _, line in unkept))
+    unkept = [read for note in said if (read := read_unkept(note)) is not None]
+    verdict.notes = [note for note in verdict.notes if read_unkept(note) is None]
+    verdict.notes += [*dict.fromkeys(one.told for one in unkept), *_find_unreached(last)]
+    verdict.advice = remembering = list(dict.fromkeys(line for one in unkept for line in one.lines))
+    verdict.starts_over = list(dict.fromkeys(name for one in unkept for name in one.names))
     if comparison.differences:
         verdict.outcome = Outcome.NOT_EXACT
         first = comparison.differences[0]
@@ -64,10 +65,13 @@ def judge(
         verdict.notes = [note for note in verdict.notes if not first.detail or first.detail not in note]
         verdict.advice = advise(comparison.differences, framework, sources, remembering)
     else:
-        verdict.headline = (
-            f"The script resumes exactly: its first {count(verdict.units, 'unit')} with {count(len(kills.kills), 'kill')} "
-            "equal those without."
-        )
+        equal = f"its first {count(verdict.units, 'unit')} with {count(len(kills.kills), 'kill')} equal those without"
+        over = verdict.starts_over
+        verdict.headline = f"The script resumes exactly: {equal}."
+        if over:
+            verdict.headline = (
+                f"{equal.capitalize()}, but {listed(over)} {'starts' if len(over) == 1 else 'start'} over at each start."
+            )
     return verdict
 
 
@@ -109,7 +113,7 @@ class _Comparison:
         self.equal = []
         if not runs:
             self.equal.append("gradients of each step, weights, optimizer state, random states, data position, tracked state")
-        if printed is None:
+        if printed is None and has_printed(twin.lives[-1]):
             self.equal.append("printed lines")
         if ours and not files:
             self.equal.append(count(len(ours), "written file"))
@@ -159,6 +163,10 @@ def _judge_failure(killed: Arm, kills: Killed) -> Verdict:
 
 
 def _begin_verdict(kills: Killed, lives: Sequence[Life]) -> Verdict:
-    said = [note for life in lives for report in life.reports for note in report["notes"]]
-    notes = [f"the recovery's report says: {note}" for note in dict.fromkeys(said)]
+    notes = [f"the recovery's report says: {note}" for note in _read_notes(lives)]
     return Verdict(Outcome.EXACT, "", is_wrapped=True, kills=kills.kills, notes=notes)
+
+
+def _read_notes(lives: Sequence[Life]) -> list[str]:
+    """Return the notes of the reports, each once."""
+    return list(dict.fromkeys(note for life in lives for report in life.reports for note in report["notes"]))

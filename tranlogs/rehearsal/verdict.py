@@ -61,6 +61,7 @@ class Verdict:
         compared: what was compared and is equal.
         differences: what differs, what shows first at the beginning.
         notes: what else to know: notes of the recovery's report, and what could not be compared.
+        starts_over: variables and objects of the script that start over at each start, which what was compared does not show.
         advice: lines to add to the script.
         seconds: how long the rehearsal took.
         disk_bytes: what its folder took at the end.
@@ -79,6 +80,7 @@ class Verdict:
     compared: list[str] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    starts_over: list[str] = field(default_factory=list)
     advice: list[str] = field(default_factory=list)
     seconds: float = 0.0
     disk_bytes: int = 0

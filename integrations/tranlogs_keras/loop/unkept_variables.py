@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from tranlogs.training import LiveReport, RecoveryReport, UnkeptVariables
+from tranlogs.training import LiveReport, LoopState, RecoveryReport, UnkeptVariables
 
 from .members import Members
 
@@ -22,6 +22,8 @@ def make_unkept_variables(report: LiveReport, members: Members) -> UnkeptVariabl
         """Return True for what is tracked, and for the optimizer and the report, which tell where the run stands."""
         if isinstance(value, RecoveryReport) or type(value).__module__.startswith("tranlogs_keras"):
             return True
-        return any(value is one for one in [*members.tracked.values(), *members.optimizers.values()])
+        tracked = list(members.tracked.values())
+        tracked += [thing for state in tracked if isinstance(state, LoopState) for thing in state.objects]
+        return any(value is one for one in [*tracked, *members.optimizers.values()])
 
     return UnkeptVariables(report, is_value, is_kept)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tranlogs.training import RecoveryReport, UnkeptVariables
+from tranlogs.training import LoopState, RecoveryReport, UnkeptVariables
 
 from ..state import naming
 from .run_parts import RunParts
@@ -27,7 +27,9 @@ def make_unkept_variables(parts: RunParts) -> UnkeptVariables:
         """Return True for what is tracked, and for the optimizer and the report, which tell where the run stands."""
         if isinstance(value, (RecoveryReport, torch.optim.Optimizer)):
             return True
-        kept = [*parts.auxiliary.tracked.values(), *(position.loader for position in parts.auxiliary.loaders.values())]
+        tracked = list(parts.auxiliary.tracked.values())
+        tracked += [thing for state in tracked if isinstance(state, LoopState) for thing in state.objects]
+        kept = [*tracked, *(position.loader for position in parts.auxiliary.loaders.values())]
         return any(value is one for one in kept)
 
     return UnkeptVariables(parts.report, is_value, is_kept)

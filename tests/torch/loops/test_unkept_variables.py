@@ -75,6 +75,66 @@ def copied(attempt: Attempt) -> None:
     optimizer.close()
 
 
+class EarlyStopping:
+    """Early stopping, as many scripts have it."""
+
+    def __init__(self) -> None:
+        self.best, self.counter, self.is_over = float("inf"), 0, False
+
+    def __call__(self, loss: float) -> None:
+        if loss < self.best:
+            self.best, self.counter = loss, 0
+        else:
+            self.counter += 1
+            self.is_over = self.counter > 9
+
+
+class KeptStopping(EarlyStopping):
+    """The same with a state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return vars(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+def stopped(attempt: Attempt, *, keeps: str = "") -> None:
+    """An object of a class decides when to stop."""
+    model, optimizer, loader = _begin(attempt)
+    stopper = KeptStopping() if keeps else EarlyStopping()
+    if keeps == "remembered":
+        optimizer.remember(stopper=stopper)
+    attempt.start(optimizer, **({"stopper": stopper} if keeps == "tracked" else {}))
+    for epoch in optimizer.epochs(scripts.EPOCHS, loader):
+        stopper(_train_epoch(attempt, model, optimizer, epoch))
+        if stopper.is_over:
+            break
+    attempt.keep(model=model)
+    optimizer.close()
+
+
+class Trainer:
+    """An object that trains, and counts the steps in a method that its loop calls."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt, self.n = attempt, 0
+        self.model, self.optimizer, self.loader = _begin(attempt)
+        attempt.start(self.optimizer)
+
+    def step(self, batch: Any) -> None:
+        """Train a batch."""
+        self.n += 1
+        _step(self.attempt, self.model, self.optimizer, batch)
+
+    def fit(self) -> None:
+        """Iterate."""
+        for batch in self.optimizer.batches(self.loader, until=scripts.TURNS):
+            self.step(batch)
+        self.attempt.keep(model=self.model)
+        self.optimizer.close()
+
+
 def turns(attempt: Attempt) -> None:
     """Nothing but the loop of `steps`, where steps are taken in a function, and a step count of the script's own."""
     model, optimizer, loader = _begin(attempt)
@@ -119,6 +179,11 @@ def resumed(script: Script, run: Path, tick: int, caplog: pytest.LogCaptureFixtu
 UNKEPT: dict[str, tuple[Script, str]] = {
     "attributes of an object": (partial(early_stopping, tracks=False), "state.bad, state.best and state.curve are variables"),
     "variables": (plain_variables, "best, curve and total are variables of the loop"),
+    "an object of a class": (
+        stopped,
+        "stopper (EarlyStopping) starts over at each start: its methods change best and counter.",
+    ),
+    "what a method counts": (lambda attempt: Trainer(attempt).fit(), "self.n is a variable of the loop that starts over"),
     "a count": (turns, "count is a variable of the loop that starts over"),
     "a loop of the script's own": (outside, "since is a variable of the loop that starts over"),
 }
@@ -135,17 +200,25 @@ def test_variables_that_start_over_are_named_once(
     said, report = resumed(script, tmp_path / "run", 8, caplog)
     assert len(said) == 1
     assert text in said[0]
-    assert "optimizer.remember(" in said[0]
+    assert ("optimizer.track(stopper=stopper)" if name == "an object of a class" else "optimizer.remember(") in said[0]
     assert report.recheck == ("equal" if rechecks == "1" else "")
     assert report.exact is True or name == "a loop of the script's own"
 
 
-@pytest.mark.parametrize("name", [*scripts.PROVEN, "early_stopping", "copied"])
+KEPT: dict[str, Script] = {
+    "early_stopping": early_stopping,
+    "copied": copied,
+    "tracked": partial(stopped, keeps="tracked"),
+    "remembered": partial(stopped, keeps="remembered"),
+}
+
+
+@pytest.mark.parametrize("name", [*scripts.PROVEN, *KEPT])
 def test_nothing_is_said_of_loops_whose_state_is_in_the_run(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRANLOGS_RECHECK", "1")
-    script = {"early_stopping": early_stopping, "copied": copied, **scripts.PROVEN}[name]
+    script = {**KEPT, **scripts.PROVEN}[name]
     assert resumed(script, tmp_path / "run", 8, caplog)[0] == []
 
 

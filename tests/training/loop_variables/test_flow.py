@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from tranlogs.training.loop_variables.assignments import Assignments
+from tranlogs.training.loop_variables.assignments import Assignments, find_clocks
 from tranlogs.training.loop_variables.flow import Flow, enclosing_loops
 
 CASES = {
@@ -177,6 +177,65 @@ CASES = {
         """,
         [],
     ),
+    "what is written and read under the same condition": (
+        """
+        for number in batches:
+            is_due = number % 10 == 0
+            if is_due:
+                value = validate()
+            train(number)  # here
+            if is_due:
+                print(value)
+            if number > 3 and not quiet:
+                text = str(number)
+            else:
+                pass
+            if number > 3 and not quiet:
+                print(text)
+        """,
+        [],
+    ),
+    "what is written under a condition that has changed where it is read, or under another one": (
+        """
+        for number in batches:
+            if is_due:
+                value = validate()
+            is_due = train(number)  # here
+            if is_due:
+                print(value)
+            if number > 3:
+                text = str(number)
+            if number > 4:
+                print(text)
+            if is_new():
+                other = number
+            if is_new():
+                print(other)
+            if number > 5:
+                last = number
+            if number > 5:
+                print(last)
+            print(last)
+        """,
+        ["is_due", "value", "text", "other", "last"],
+    ),
+    "cases of which one always fits": (
+        """
+        for x in batches:
+            match x:
+                case 0:
+                    rate = 1
+                case _:
+                    rate = 2
+            match x:
+                case 0:
+                    scale = 1
+                case 1:
+                    scale = 2
+            train(x, rate, scale)  # here
+        """,
+        ["scale"],
+    ),
     "the else of a loop and continue": (
         """
         skipped = 0
@@ -209,12 +268,14 @@ def test_a_line_behind_the_loops_is_in_none() -> None:
 
 
 def test_measured_times_are_told_apart() -> None:
-    assignments = Assignments(
-        ast.parse(
-            textwrap.dedent(
-                """
-                t0, spent, best, rates = time.perf_counter(), 0.0, 0, []
+    module = ast.parse(
+        textwrap.dedent(
+            """
+                from time import time as clock
+                t0, spent, best, rates, t2, mean = time.perf_counter(), 0.0, 0, [], clock(), 0.0
                 for x in batches:
+                    mean = mean * 0.9 + (clock() - t2) * 0.1
+                    t2 = clock()
                     t1 = time.perf_counter()
                     dt = t1 - t0
                     t0 = t1
@@ -222,16 +283,28 @@ def test_measured_times_are_told_apart() -> None:
                     best = max(best, f(x))
                     rates.append(len(x) / dt)
                 """
-            )
         )
     )
-    names = ("t0", "t1", "dt", "spent", "rates", "best", "x")
-    assert [name for name in names if assignments.is_time(name)] == ["t0", "t1", "dt", "spent", "rates"]
+    assignments = Assignments(module, clocks=find_clocks(module))
+    names = ("t0", "t1", "dt", "spent", "rates", "t2", "mean", "best", "x")
+    assert [name for name in names if assignments.is_time(name)] == list(names[:7])
+    assert find_clocks(ast.parse("from timeit import default_timer as timer, repeat\nfrom lab import time")) == {"timer"}
 
 
 def test_what_a_variable_begins_with() -> None:
     scope = ast.parse("a = float('inf')\nb, c = 0, []\nd = len(c)\ne = state.e\nfor x in y:\n    f = 0.0\n    state.g = g\n")
     assignments = Assignments(scope)
     begins = {name: assignments.begins_with(name, 5) for name in "abcdef"}
-    assert begins == {"a": "float('inf')", "b": "0", "c": "[]", "d": None, "e": None, "f": "0.0"}
+    assert begins == {"a": "float('inf')", "b": "0", "c": "[]", "d": None, "e": None, "f": None}
+    assert assignments.begins_with("f", 7) == "0.0"
     assert assignments.relatives("e", 5) == assignments.relatives("g", 5) == {"state"}
+
+
+def test_a_value_is_given_as_it_is_written_and_only_if_it_is_certain() -> None:
+    text = (
+        "a, b = 1e9, {'ä': 1e-3}\nc = 0\nif x:\n    c = 1\nd = 0\nd += 1\ne = 0\ne, f = g()\n"
+        "for _ in y:\n    a = 2\n    s.n += 1\n    h = 0\n"
+    )
+    assignments = Assignments(ast.parse(text), text.splitlines(keepends=True))
+    begins = {name: assignments.begins_with(name, 9) for name in [*"abcdefh", "s.n"]}
+    assert begins == {"a": "1e9", "b": "{'ä': 1e-3}", **dict.fromkeys([*"cdefh", "s.n"])}

@@ -38,6 +38,11 @@ def read_units(lives: Sequence[Life]) -> dict[int, PrintedUnit]:
     return found
 
 
+def has_printed(life: Life) -> bool:
+    """Return True if a script printed a line in a unit that is compared."""
+    return any(unit.lines and not unit.is_first for unit in read_units([life]).values())
+
+
 def compare_printed(twin: Life, control: Life | None, killed: Sequence[Life]) -> Difference | None:
     """Return the first line that a killed script printed differently; None if there is none.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..live_report import LiveReport
-from .variables import Facts, LoopVariables, describe_unkept
+from .descriptions import describe_unkept
+from .variables import Facts, LoopVariables
 
 _LOOKS_MAX = 3  # boundaries at which a loop of the script is looked for
 

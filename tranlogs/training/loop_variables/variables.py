@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
+from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
 
 from ..loop_state import Remembered
+from .called_code import CalledCode, Named, ObjectState, Resolve, attribute_of, method_of
+from .descriptions import Unkept, UnkeptObject, UnkeptVariable
 from .flow import Loop, enclosing_loops
 from .sources import Source, Sources, frames_of_script
 
@@ -22,26 +25,11 @@ _log = logging.getLogger("tranlogs")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, np.ndarray, np.generic)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _ITEMS_MAX = 8  # of a container that are looked at
-_NAMES_MAX = 8  # in a message
 _LOOKS = frozenset(("locals", "vars", "eval", "exec"))  # functions by which code looks at its own variables
 _REFERENCES = 3  # to the variables of a frame: from the frame, from here, and from the function that counts
-_TO_KEEP = "To keep "
 _MISSING = object()
 
 Facts = Callable[[Any], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class UnkeptVariable:
-    """A variable that a loop carries from turn to turn, and that the run does not keep.
-
-    Attributes:
-        name: the variable, or the attribute of one ("self.best").
-        begins_with: what it begins with, as the source has it; None if that is not simple.
-    """
-
-    name: str
-    begins_with: str | None = None
 
 
 class LoopVariables:
@@ -69,8 +57,8 @@ class LoopVariables:
         except Exception:  # whatever a script is made of, its training goes on
             _log.debug("the loops around recover() are not known", exc_info=True)
 
-    def find(self) -> list[UnkeptVariable] | None:
-        """Return the variables, of the outermost loop first; None if no loop of the script runs here."""
+    def find(self) -> list[Unkept] | None:
+        """Return the variables and objects, of the outermost loop first; None if no loop of the script runs here."""
         try:
             return self._find()
         except Exception:  # as above
@@ -79,28 +67,81 @@ class LoopVariables:
         finally:
             self._sources.forget()
 
-    def _find(self) -> list[UnkeptVariable] | None:
-        found: list[UnkeptVariable] = []
+    def _find(self) -> list[Unkept] | None:
+        found: list[Unkept] = []
+        called = CalledCode(self._sources, self._gives_kept)
+        running = set[int]()  # objects whose methods are running, by `id`
         is_any = False
         for frame in reversed(list(frames_of_script())):
+            running |= {id(value) for value in [_running_object(frame)] if value is not None}
             scope = self._sources.scope_of(frame)
             loops = [] if scope is None else enclosing_loops(scope, frame.f_lineno)
             loops = [loop for loop in loops if (frame.f_code, loop.lineno) not in self._outside]
             if scope is not None and loops:
                 is_any = True
-                found += self._find_in(frame, self._sources.source_of(scope), loops)
-        return list({one.name: one for one in found}.values()) if is_any else None
+                found += self._find_in(frame, self._sources.source_of(scope), loops, called)
+        found += [UnkeptVariable(name) for name, value in called.variables.items() if self._is_plain(value)]
+        for state in called.objects.values():
+            found += self._describe(state, called, is_running=id(state.named.value) in running)
+        found = [one for one in found if one.name not in called.saved]
+        unique = dict[str, Unkept]()
+        for one in found:
+            unique.setdefault(one.name, one)
+        return list(unique.values()) if is_any else None
 
-    def _find_in(self, frame: FrameType, source: Source, loops: Sequence[Loop]) -> list[UnkeptVariable]:
+    def _find_in(self, frame: FrameType, source: Source, loops: Sequence[Loop], called: CalledCode) -> list[Unkept]:
         assignments, line = source.assignments, loops[0].lineno
+        values = _read(frame, {node.id for node in ast.walk(source.scope) if isinstance(node, ast.Name)})
+        self._visit_called(source, loops, values, called)
         names = [name for name in source.flow.find_carried(loops) if not assignments.is_time(name)]
-        relatives = {name: assignments.relatives(name, line) for name in names}
-        values = _read(frame, {name.partition(".")[0] for name in names}.union(*relatives.values())) if names else {}
         return [
-            UnkeptVariable(name, assignments.begins_with(name, line))
+            UnkeptVariable(name, assignments.begins_with(name, source.flow.find_carrier(name, loops).lineno))
             for name in names
-            if self._is_unkept(name, values) and not any(self._gives_kept(values.get(one, _MISSING)) for one in relatives[name])
+            if self._is_unkept(name, values) and not self._has_kept_relative(source, name, line, values)
         ]
+
+    def _visit_called(self, source: Source, loops: Sequence[Loop], values: dict[str, Any], called: CalledCode) -> None:
+        """Look at the code that loops call. If that fails, the variables of the loops themselves are found all the same."""
+        try:
+            for loop in loops:
+                nodes = [*loop.body, loop.test] if isinstance(loop, ast.While) else loop.body
+                called.visit(nodes, source.assignments, self._resolver(source, loop, values))
+        except Exception:  # as above
+            _log.debug("the code that the loop calls is not known", exc_info=True)
+
+    def _has_kept_relative(self, source: Source, name: str, line: int, values: dict[str, Any]) -> bool:
+        """Return True if a variable begins with what the run keeps, or is copied into it."""
+        return any(self._gives_kept(values.get(one, _MISSING)) for one in source.assignments.relatives(name, line))
+
+    def _resolver(self, source: Source, loop: Loop, values: dict[str, Any]) -> Resolve:
+        """Return what looks up the names of a running function that a turn of a loop has from before."""
+        taken = source.flow.find_taken(loop)
+
+        def resolve(name: str) -> Named | None:
+            root = name.partition(".")[0]
+            if root not in taken or root not in values:
+                return None
+            named = Named(root, values[root])
+            is_kept = any(self._has_kept_relative(source, one, loop.lineno, values) for one in {root, name})
+            return None if is_kept and not self._gives_kept(named.value) else attribute_of(named, name)
+
+        return resolve
+
+    def _describe(self, state: ObjectState, called: CalledCode, *, is_running: bool) -> list[Unkept]:
+        """Return an object whose methods are called, or the attributes of one in whose method the loop is."""
+        name, value = state.named.name, state.named.value
+        if self._gives_kept(value):
+            return []
+        names = []
+        for attribute in sorted(state.changed & state.taken - state.times):
+            found = attribute_of(state.named, f".{attribute}")
+            if found is not None and found.name not in called.saved and self._is_plain(found.value):
+                names.append(attribute)
+        names.sort(key=list(vars(value)).index if names else None)
+        if is_running:
+            return [UnkeptVariable(f"{name}.{attribute}") for attribute in names]
+        has_state = all(method_of(value, method) is not None for method in ("state_dict", "load_state_dict"))
+        return [UnkeptObject(name, type(value).__name__, tuple(names), has_state)] if names else []
 
     def _gives_kept(self, value: Any) -> bool:
         return value is not _MISSING and (isinstance(value, Remembered) or self._is_kept(value))
@@ -118,37 +159,23 @@ class LoopVariables:
         if isinstance(value, _PLAIN) or self._is_value(value):
             return True
         if isinstance(value, dict):
-            items = [*list(value)[:_ITEMS_MAX], *list(value.values())[:_ITEMS_MAX]]
+            items = [*islice(value, _ITEMS_MAX), *islice(value.values(), _ITEMS_MAX)]
         elif isinstance(value, _CONTAINERS):
-            items = list(value)[:_ITEMS_MAX]
+            items = list(islice(value, _ITEMS_MAX))
         else:
             return False
         return depth > 0 and all(self._is_plain(item, depth - 1) for item in items)
 
 
-def describe_unkept(found: Sequence[UnkeptVariable]) -> str:
-    """Return a text on variables that start over at each start, with the line that lets the run keep them."""
-    shown = [one.name for one in found[:_NAMES_MAX]]
-    if len(found) > _NAMES_MAX:
-        shown.append(f"{len(found) - _NAMES_MAX} more")
-    names = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
-    what = "is a variable of the loop that starts" if len(found) == 1 else "are variables of the loop that start"
-    it = "it" if len(found) == 1 else "them"
-    return f"{names} {what} over at each start, since the run does not keep {it}. {_TO_KEEP}{it}: {_remembering(found)}"
-
-
-def split_unkept(note: str) -> tuple[str, str] | None:
-    """Return what `describe_unkept` says of the variables, and the line that keeps them; None for another text."""
-    told, found, line = note.partition(f" {_TO_KEEP}")
-    return (told, line.partition(": ")[2]) if found else None
-
-
-def _remembering(found: Sequence[UnkeptVariable]) -> str:
-    """Return the line that lets the run keep variables, and how the loop names them then."""
-    names = [one.name.rpartition(".")[2] for one in found[:_NAMES_MAX]]
-    given = [f"{name}={one.begins_with or one.name}" for name, one in zip(names, found, strict=False)]
-    rest = ", ..." if len(found) > _NAMES_MAX else ""
-    return f"state = optimizer.remember({', '.join(given)}{rest}) before recover(), and state.{names[0]} in the loop"
+def _running_object(frame: FrameType) -> Any:
+    """Return the object whose method a frame runs; None if it runs a function."""
+    code = frame.f_code
+    if not code.co_argcount:
+        return None
+    first = code.co_varnames[0]
+    value = _read(frame, {first}).get(first)
+    function = method_of(value, code.co_name)
+    return value if function is not None and function.__code__ is code else None
 
 
 def _read(frame: FrameType, names: set[str]) -> dict[str, Any]:

@@ -1,0 +1,146 @@
+"""The note on what starts over at each start, and the lines that let the run keep it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_NAMES_MAX = 20  # in the first part of the note
+_TO_KEEP = " To keep "
+_NEXT_LINE = re.compile(r"; (?=give \w+ state_dict|optimizer\.track\()")
+_SUBJECT = re.compile(r"(?:^|; )([^;]+?) (?:is a variable of|are variables of|starts? over at each start:)")
+
+
+@dataclass(frozen=True, slots=True)
+class UnkeptVariable:
+    """A variable that a loop carries from turn to turn, and that the run does not keep.
+
+    Attributes:
+        name: the variable, or the attribute of one ("self.best").
+        begins_with: what it begins with, as the source has it; None if that is not simple.
+    """
+
+    name: str
+    begins_with: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnkeptObject:
+    """An object of the script's own class whose methods the loop calls, and that the run does not keep.
+
+    Attributes:
+        name: the variable that holds it, or the attribute of one ("self.stopper").
+        kind: the name of its class.
+        attributes: attributes that the methods carry from call to call.
+        has_state: True if it has `state_dict` and `load_state_dict`.
+    """
+
+    name: str
+    kind: str
+    attributes: tuple[str, ...]
+    has_state: bool = False
+
+
+Unkept = UnkeptVariable | UnkeptObject
+
+
+@dataclass(frozen=True, slots=True)
+class UnkeptNote:
+    """What a note says.
+
+    Attributes:
+        told: the first part: what starts over.
+        names: the variables and objects.
+        lines: lines that let the run keep them.
+    """
+
+    told: str
+    names: list[str]
+    lines: list[str]
+
+
+def describe_unkept(found: Sequence[Unkept]) -> str:
+    """Return a text on what starts over at each start, with the lines that let the run keep it."""
+    variables = [one for one in found if isinstance(one, UnkeptVariable)]
+    objects = _by_kind(one for one in found if isinstance(one, UnkeptObject))
+    told = [_tell_variables(variables)] if variables else []
+    told += [_tell_objects(ones) for ones in objects]
+    lines = [_remembering(variables)] if variables else []
+    lines += [_tracking(ones) for ones in objects]
+    it = "it" if len(found) == 1 else "them"
+    return f"{'; '.join(told)}.{_TO_KEEP}{it}: {'; '.join(lines)}"
+
+
+def read_unkept(note: str) -> UnkeptNote | None:
+    """Return what `describe_unkept` says in a note; None for another text."""
+    told, found, line = note.partition(f".{_TO_KEEP}")
+    if not found:
+        return None
+    names = [name for subject in _SUBJECT.findall(told) for name in re.split(r", | and ", subject.rpartition(": ")[2])]
+    return UnkeptNote(f"{told}.", names, _NEXT_LINE.split(line.partition(": ")[2]))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as one writes them: "a, b and c"."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _by_kind(objects: Iterable[UnkeptObject]) -> list[list[UnkeptObject]]:
+    """Return objects in groups of the same class."""
+    found = dict[str, list[UnkeptObject]]()
+    for one in objects:
+        found.setdefault(one.kind, []).append(one)
+    return list(found.values())
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = len(names) - _NAMES_MAX
+    return listed([*names[:_NAMES_MAX], *([f"{more} more"] if more > 0 else [])])
+
+
+def _tell_variables(variables: Sequence[UnkeptVariable]) -> str:
+    what, it = (
+        ("is a variable of the loop that starts", "it")
+        if len(variables) == 1
+        else ("are variables of the loop that start", "them")
+    )
+    return f"{_shown([one.name for one in variables])} {what} over at each start, since the run does not keep {it}"
+
+
+def _tell_objects(objects: Sequence[UnkeptObject]) -> str:
+    """Tell of objects of one class."""
+    names = [f"{one.name} ({one.kind})" for one in objects]
+    attributes = list(dict.fromkeys(name for one in objects for name in one.attributes))
+    start, its = ("starts", "its") if len(objects) == 1 else ("start", "their")
+    return f"{_shown(names)} {start} over at each start: {its} methods change {_shown(attributes)}"
+
+
+def _tracking(objects: Sequence[UnkeptObject]) -> str:
+    """Return the line that lets the run keep objects of one class."""
+    given = ", ".join(f"{key}={one.name}" for key, one in zip(_keys(objects), objects, strict=True))
+    line = f"optimizer.track({given}) before recover()"
+    return line if objects[0].has_state else f"give {objects[0].kind} state_dict() and load_state_dict(state), and {line}"
+
+
+def _remembering(variables: Sequence[UnkeptVariable]) -> str:
+    """Return the line that lets the run keep variables, and how the loop names them then."""
+    keys = _keys(variables)
+    given = ", ".join(f"{key}={one.begins_with or one.name}" for key, one in zip(keys, variables, strict=True))
+    return f"state = optimizer.remember({given}) before recover(), and state.{keys[0]} in the loop"
+
+
+def _keys(found: Sequence[Unkept]) -> list[str]:
+    """Return a keyword for each: the last part of its name, or all of its name where two would have the same."""
+    used = {one.name for one in found if "." not in one.name}
+    keys = []
+    for one in found:
+        key = one.name
+        if "." in key:
+            last = key.rpartition(".")[2]
+            key = last if last not in used else key.replace(".", "_")
+            while key in used:
+                key += "_"
+        used.add(key)
+        keys.append(key)
+    return keys
