@@ -27,6 +27,7 @@ import random
 import signal
 import sys
 import zlib
+from collections import UserList
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,7 @@ class Job(Attempt):
         super().__init__(run, **options)
         self.folder, self.files, self.death = folder, folder / "files", death
         self.files.mkdir(parents=True, exist_ok=True)
-        self.places: list[str] = []
+        self.places = UserList[str]()  # of a kind that is not taken for state of the script's loop
         self._calls = 0
         self._report: Callable[[], Any] = lambda: None
 
@@ -157,7 +158,7 @@ class Job(Attempt):
             "exact": getattr(report, "exact", None),
             "notes": list(getattr(report, "notes", ())),
             "step": getattr(report, "step", 0),
-            "places": self.places,
+            "places": list(self.places),
         }
 
     def _count(self, frame: Any, event: str, argument: Any) -> None:

@@ -6,6 +6,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,11 +112,24 @@ class Timer:
         self.start = time.time()
 
 
+@dataclass(slots=True)
+class Count:
+    """A number in a slot."""
+
+    number: int = 0
+    unset: int = field(init=False)
+
+    def add(self) -> None:
+        """Count on."""
+        self.number += 1
+
+
 def class_of_the_script(look: Looking) -> None:
-    stopper, parts = Stopper(), SimpleNamespace(meter=Meter())
+    stopper, parts, count = Stopper(), SimpleNamespace(meter=Meter()), Count()
     for number in look.turns():
         stopper(number)
         parts.meter.update(number)
+        count.add()
         if stopper.is_over:
             break
 
@@ -209,6 +223,7 @@ FOUND: dict[str, tuple[Callable[[Looking], None], list[UnkeptObject | UnkeptVari
         [
             UnkeptObject("stopper", "Stopper", ("best", "counter", "curve")),
             UnkeptObject("parts.meter", "Meter", ("total",), has_state=True),
+            UnkeptObject("count", "Count", ("number",)),
         ],
     ),
     "objects that are handed over": (

@@ -302,9 +302,9 @@ def test_what_a_variable_begins_with() -> None:
 
 def test_a_value_is_given_as_it_is_written_and_only_if_it_is_certain() -> None:
     text = (
-        "a, b = 1e9, {'ä': 1e-3}\nc = 0\nif x:\n    c = 1\nd = 0\nd += 1\ne = 0\ne, f = g()\n"
+        "a, b, i = 1e9, {'ä': 1e-3}, 0\ndef z():\n    i = 1\nc = 0\nif x:\n    c = 1\nd = 0\nd += 1\ne = 0\ne, f = g()\n"
         "for _ in y:\n    a = 2\n    s.n += 1\n    h = 0\n"
     )
     assignments = Assignments(ast.parse(text), text.splitlines(keepends=True))
-    begins = {name: assignments.begins_with(name, 9) for name in [*"abcdefh", "s.n"]}
-    assert begins == {"a": "1e9", "b": "{'ä': 1e-3}", **dict.fromkeys([*"cdefh", "s.n"])}
+    begins = {name: assignments.begins_with(name, 11) for name in [*"abcdefhi", "s.n"]}
+    assert begins == {"a": "1e9", "b": "{'ä': 1e-3}", **dict.fromkeys([*"cdefhi", "s.n"])}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from .source_names import Scope, changes, name_of, reads, root_of, targets
+from .source_names import FUNCTIONS, Scope, changes, name_of, reads, root_of, targets
 
 _SECONDS = frozenset(("time", "perf_counter", "monotonic", "process_time"))
 _DATES = frozenset(("now", "utcnow", "today"))
 _CLOCKS = _SECONDS | {f"{name}_ns" for name in _SECONDS} | _DATES | {"default_timer"}  # functions that read a clock
 _HAVE_CLOCKS = frozenset(("time", "timeit"))  # modules
-_BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.Match, ast.With, ast.AsyncWith)
+_BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.Match, ast.With, ast.AsyncWith, ast.ClassDef, *FUNCTIONS)
 _SHOWN_MAX = 24  # characters of a value that a variable begins with
 _KNOWN = frozenset(["bool", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple"])
 

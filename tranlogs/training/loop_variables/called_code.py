@@ -6,7 +6,7 @@ import ast
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import FunctionType
+from types import FunctionType, MemberDescriptorType
 from typing import Any
 
 from .assignments import Assignments
@@ -228,7 +228,15 @@ def attribute_of(named: Named, path: str) -> Named | None:
     if not attribute:
         return named
     values = getattr(named.value, "__dict__", None) if _has_plain_dict(named.value) else None
-    return Named(f"{named.name}.{attribute}", values[attribute]) if values is not None and attribute in values else None
+    if values is not None and attribute in values:
+        return Named(f"{named.name}.{attribute}", values[attribute])
+    for base in type(named.value).__mro__:
+        if isinstance(slot := vars(base).get(attribute), MemberDescriptorType):
+            try:
+                return Named(f"{named.name}.{attribute}", slot.__get__(named.value))
+            except AttributeError:  # it has no value yet
+                return None
+    return None
 
 
 def _has_plain_dict(value: Any) -> bool:

@@ -137,7 +137,8 @@ class LoopVariables:
             found = attribute_of(state.named, f".{attribute}")
             if found is not None and found.name not in called.saved and self._is_plain(found.value):
                 names.append(attribute)
-        names.sort(key=list(vars(value)).index if names else None)
+        order = list(getattr(value, "__dict__", ()))
+        names.sort(key=lambda attribute: order.index(attribute) if attribute in order else len(order))
         if is_running:
             return [UnkeptVariable(f"{name}.{attribute}") for attribute in names]
         has_state = all(method_of(value, method) is not None for method in ("state_dict", "load_state_dict"))
@@ -152,7 +153,8 @@ class LoopVariables:
         if value is _MISSING or self._gives_kept(value):
             return False
         if attribute:
-            value = getattr(value, "__dict__", {}).get(attribute, _MISSING)
+            found = attribute_of(Named(root, value), name)
+            value = _MISSING if found is None else found.value
         return value is not _MISSING and not self._gives_kept(value) and self._is_plain(value)
 
     def _is_plain(self, value: Any, depth: int = 3) -> bool:
