@@ -213,7 +213,7 @@ def test_what_the_script_changes_on_purpose_holds_on_all_ranks(launcher: Launche
     ranks = read_reports(tmp_path / "run")[-1]
     print(ranks)
     assert verdicts(ranks) == [[("pending", None), ("", None)]] * 2
-    why = "no unit is computed again, because the script has changed weights or hyper-parameters before its loop on rank 0"
+    why = "no unit is computed again, because the script has changed weights, hyper-parameters or other state before its loop"
     assert all(any(note.startswith(why) for note in reports[-1]["notes"]) for reports in ranks)
     right = launcher.run(2, "ddp rechecked", None, [{"decay": 0.5, "from": 7}])
     assert differences(found, right) == [[]] * 2

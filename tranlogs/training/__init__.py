@@ -30,6 +30,7 @@ from .recheck import (
     describe_equal,
     describe_not_computed,
     describe_unfinished,
+    is_below,
     is_rounding,
     path_of_remembered,
 )
@@ -99,6 +100,7 @@ __all__ = [
     "digest_of",
     "forecast_writes",
     "full_digests",
+    "is_below",
     "is_rounding",
     "is_same",
     "is_same_state",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch.utils.data import DataLoader
 
@@ -50,8 +50,8 @@ class UnitCommitter(Protocol):
         """Make the report of the recovery again."""
         ...
 
-    def abandon_recheck(self) -> None:
-        """Go on at the newest boundary with what the script has changed, and compute no unit again."""
+    def abandon_recheck(self, *, is_certain: bool) -> list[str]:
+        """Go on at the newest boundary with what the script has changed, if anything; return its changes in words."""
         ...
 
 
@@ -86,7 +86,7 @@ class Loops:
             )
         self._boundaries.begin()
         self._boundaries.note_own_loop()
-        self.note_early_writes(is_opening=True)
+        self.note_early_writes("own")
         if not self.running:
             self._user_loops.leave()
         self.running.append(loop)
@@ -95,12 +95,13 @@ class Loops:
         finally:
             self.running.remove(loop)
 
-    def note_early_writes(self, *, is_opening: bool = False) -> None:
+    def note_early_writes(self, opens: Literal["own", "plain", ""] = "") -> None:
         """Report what was written between the recovery and the first batch: the uninterrupted run wrote nothing there.
 
         Args:
-            is_opening: True if a loop begins, so that what was written is a change by the user. A step outside of all loops may
-                follow what the loop itself writes in each turn.
+            opens: the loop that begins, so that what was written is a change by the user: one of `LoggedOptimizer`'s own, or
+                the script's over a tracked loader. Before the latter, code per epoch may have run, which sets modes, counters
+                and the like each time. A step outside of all loops may follow what the loop itself writes in each turn.
         """
         parts = self._parts
         if not self._boundaries.is_as_recovered() or self.running or parts.journal.is_suspended:
@@ -116,10 +117,12 @@ class Loops:
         for what in parts.auxiliary.find_overruled_rates():
             raise UsageError(f"{parts.settings.run}: {what}")
         changed = parts.auxiliary.changed_hyper()
-        if is_opening and (names or changed):
-            self._boundaries.abandon_recheck()
-        for which, i, key, _ in changed:
-            what = f"{key} of parameter group {i} of optimizer {which!r}"
+        is_certain = bool(names or changed)
+        others: list[str] = []
+        if opens == "own" or (opens and is_certain):
+            others = self._boundaries.abandon_recheck(is_certain=is_certain)
+        hyper = [f"{key} of parameter group {i} of optimizer {which!r}" for which, i, key, _ in changed]
+        for what in hyper + others:
             parts.report.warn(
                 f"{what} was changed between recover() and the first batch; training continues with the new value", False
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from ..state.compatibility import compare_modules, compare_schedulers, describe_
 from ..tensors.placement import local
 from .log_sizes import count_kept, count_logged
 from .run_parts import RunParts
-from .script_changes import ScriptChanges
+from .script_changes import LandedState, ScriptChanges
 from .unit_recheck import UnitRecheck
 
 _log = logging.getLogger("tranlogs")
@@ -60,6 +60,7 @@ class Recovery:
         self.recheck = UnitRecheck(parts, self._recover_end, on_set_back)
         self.has_begun = False
         self._landed: dict[str, Any] = {}  # the boundary that recovery landed on
+        self._landed_state: LandedState | None = None  # what recovery has restored, until the loop begins
         self._recovered: tuple[Recovered, float] | None = None  # and the seconds that it took
         self._place: dict[str, Any] = {}  # in the data, where training goes on
         self._is_of_group = False  # the ranks have recovered together
@@ -124,6 +125,7 @@ class Recovery:
         self._continue_from(found, landing)
         if landing is not None:
             self._land_together(landing, found)
+        self._landed_state = LandedState(parts) if self.recheck.is_pending else None
         self._recovered = found, time.monotonic() - start
         parts.report.current = self._report_of(*self._recovered)
         return parts.report.current
@@ -184,24 +186,58 @@ class Recovery:
         parts.writes.remember(parts.journal.step)
         return found
 
-    def abandon_recheck(self) -> None:
-        """Go on at the newest boundary, with the hyper-parameters and weights that the script has set since the recovery.
+    def abandon_recheck(self, *, is_certain: bool) -> list[str]:
+        """Go on at the newest boundary with all that the script has set since the recovery; return its changes in words.
 
         Several ranks do that together, at the end of the unit: until then one rank does not know what another has changed.
+
+        Args:
+            is_certain: whether the script has changed weights or hyper-parameters, which are not among the words; if it has
+                not, and has changed nothing else, the unit is computed again.
         """
         parts, start = self._parts, time.monotonic()
         if not self.recheck.is_pending:
-            return
-        changes = ScriptChanges(parts)
+            return []
+        changes = ScriptChanges(parts, self._landed_state, self.recheck.ignored)
+        if not is_certain and not changes.texts:
+            return []
+        self._landed_state = None
+        moved = changes.find_moved(self.recheck.read_end())
         if not parts.coordinator.is_single:
+            self._say_moved(moved, "All processes continue with the script's value behind the unit that they now compute")
             self.recheck.drop(changes)
-            return
-        found = self.recheck.abandon()
-        parts.auxiliary.reopen()
-        self._on_landed()
-        changes.apply()
-        self._recovered, self._place = (found, time.monotonic() - start), {}
-        parts.report.current = self._report_of(*self._recovered)
+        elif moved:  # the script may have derived what it has set from what it has found
+            self._train_from_landing()
+            self._say_moved(moved, "Training continues where recover() has landed, and takes what follows anew")
+        else:
+            found = self.recheck.abandon()
+            parts.auxiliary.reopen()
+            self._on_landed()
+            changes.apply()
+            self._recovered, self._place = (found, time.monotonic() - start), {}
+            parts.report.current = self._report_of(*self._recovered)
+        return changes.texts
+
+    def _train_from_landing(self) -> None:
+        """Train on from where recovery has landed, in place of the recorded unit."""
+        assert self._recovered is not None
+        found, seconds = self._recovered
+        self.recheck.leave()
+        self._recovered = replace(found, last_unit=None), seconds
+        self._parts.report.current = self._report_of(*self._recovered)
+
+    def _say_moved(self, moved: list[str], consequence: str) -> None:
+        if moved:
+            self._parts.report.warn(
+                f"the script has changed {moved[0]} at step {self._parts.journal.step}, where recover() has landed, and so did "
+                f"the run in its newest unit, before the crash. {consequence}",
+                False,
+            )
+
+    def note_tracked(self, names: Collection[str]) -> None:
+        """Note that objects were tracked, or attributes remembered, after the recovery."""
+        if self._landed_state is not None:
+            self._landed_state.note_tracked(names)
 
     def _compare_settings(self) -> None:
         """Say where the script makes modules and schedulers with other settings than the run's. A scheduler's come back."""

@@ -38,6 +38,7 @@ from ..offline.live_state import LiveState
 from ..sharding import fsdp
 from ..state import naming
 from ..state.auxiliary.auxiliary import Auxiliary
+from ..state.auxiliary.tracked_objects import REMEMBERED
 from ..state.caveats import CARRIED
 from ..state.fingerprint import Digests
 from ..tensors import arrays
@@ -200,11 +201,13 @@ class TrainingRun:
         """Track loaders and anything with state_dict / load_state_dict; refuse what cannot be stored."""
         for name, thing in things.items():
             self.auxiliary.track(name, thing)
+        self._recovery.note_tracked(self.auxiliary.tracked.keys() & things.keys())
         self.refresh_report()
 
     def remember_values(self, values: dict[str, Any]) -> Remembered:
         """Remember attributes of the loop's namespace; refuse what cannot be stored."""
         found = self.auxiliary.remember(values)
+        self._recovery.note_tracked([REMEMBERED])
         self.refresh_report()
         return found
 
@@ -257,9 +260,9 @@ class TrainingRun:
         """Begin a fresh run with a checkpoint of what was built, unless training has begun."""
         self._recovery.begin()
 
-    def abandon_recheck(self) -> None:
-        """Go on at the newest boundary with what the script has changed, and compute no unit again."""
-        self._recovery.abandon_recheck()
+    def abandon_recheck(self, *, is_certain: bool) -> list[str]:
+        """Go on at the newest boundary with what the script has changed, if anything, and compute no unit again."""
+        return self._recovery.abandon_recheck(is_certain=is_certain)
 
     def note_own_loop(self) -> None:
         """Note that a loop of `LoggedOptimizer` begins."""
@@ -371,7 +374,7 @@ class TrainingRun:
 
     def note_early_writes(self) -> None:
         """Report what was written between the recovery and the first batch."""
-        self._loops.note_early_writes(is_opening=True)
+        self._loops.note_early_writes("plain")
 
     def remember(self) -> None:
         """Keep the state aside: code per epoch is about to run again."""

@@ -144,6 +144,12 @@ class UnitRecheck:
         """True until the unit was computed."""
         return self._recheck is not None and self._parts.report.recheck == "pending"
 
+    def read_end(self) -> dict[str, Any]:
+        """Return the body of the boundary that ends the unit."""
+        assert self._recheck is not None
+        body: dict[str, Any] = self._parts.state.decode(self._recheck.end)
+        return body
+
     def drop(self, changes: ScriptChanges) -> None:
         """Let all ranks give the unit up at the next boundary where they meet, and keep what the script has changed."""
         self._changes = changes
@@ -155,6 +161,13 @@ class UnitRecheck:
         self._recheck.close()
         self._parts.report.recheck = ""
         return self._recover_end(self._recheck.unit)
+
+    def leave(self) -> None:
+        """Train on from where recovery has landed, in place of the recorded unit."""
+        assert self._recheck is not None
+        self._parts.journal.leave_recheck(self._recheck.unit.start)
+        self._recheck.close()
+        self._parts.report.recheck = ""
 
     def note_end(self) -> None:
         """Report at the end of the script that its loop has not computed the unit."""

@@ -25,7 +25,7 @@ class UnitOutcome:
         is_over: True if the rank has come to the end of its unit.
         text: how its unit differs from the record; "" if it does not.
         is_wrong: True if the difference is larger than a rounding error.
-        is_changed: True if the script has changed weights or hyper-parameters before its loop.
+        is_changed: True if the script has changed weights, hyper-parameters or other state before its loop.
     """
 
     is_over: bool
@@ -58,7 +58,9 @@ def conclude(outcomes: Sequence[UnitOutcome]) -> UnitVerdict | None:
     changed = [rank for rank, one in enumerate(outcomes) if one.is_changed]
     if changed:
         where = f" on rank {changed[0]}" if len(outcomes) > 1 else ""
-        return UnitVerdict("dropped", (f"the script has changed weights or hyper-parameters before its loop{where}",))
+        return UnitVerdict(
+            "dropped", (f"the script has changed weights, hyper-parameters or other state before its loop{where}",)
+        )
     texts = {rank: one.text for rank, one in enumerate(outcomes) if one.text}
     if texts:
         return UnitVerdict("different", _name_ranks(texts, len(outcomes)), any(one.is_wrong for one in outcomes))

@@ -21,6 +21,11 @@ FINISHED = "bit-exact): the run is finished, and only a longer loop trains on (f
 EPOCHS = 6
 
 
+@pytest.fixture(autouse=True, params=["1", "0"], ids=["recheck", "no recheck"])
+def rechecks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANLOGS_RECHECK", request.param)
+
+
 class Training:
     """A script of 4 batches an epoch, whose starts print their reports. `broken`: it stops when the epoch has this number."""
 

@@ -38,5 +38,5 @@ def test_a_change_on_purpose_comes_before_all_else() -> None:
     assert verdict is not None
     assert (verdict.kind, verdict.texts) == (
         "dropped",
-        ("the script has changed weights or hyper-parameters before its loop on rank 1",),
+        ("the script has changed weights, hyper-parameters or other state before its loop on rank 1",),
     )

@@ -18,6 +18,11 @@ from tranlogs_torch import LoggedOptimizer
 Change = Callable[[LoggedOptimizer, Any], None]
 
 
+@pytest.fixture(autouse=True, params=["1", "0"], ids=["recheck", "no recheck"])
+def rechecks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANLOGS_RECHECK", request.param)
+
+
 def start(
     run: Path,
     until: int,

@@ -1,5 +1,6 @@
 """A unit that training computes again after a crash, compared with its record."""
 
+from .comparison import is_below
 from .messages import (
     NO_UNIT,
     PENDING,
@@ -20,6 +21,7 @@ __all__ = [
     "describe_equal",
     "describe_not_computed",
     "describe_unfinished",
+    "is_below",
     "is_rounding",
     "path_of_remembered",
 ]

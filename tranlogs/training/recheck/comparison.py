@@ -132,14 +132,14 @@ def _decode(blob: bytes, arrays: Sequence[Any]) -> Any:
 
 def _find(path: str, ours: Any, theirs: Any, ignored: Collection[str]) -> tuple[str, str, float | None] | None:
     """Return the path of the first difference of two decoded values, how they differ, and the ratio."""
-    if _is_below(path, ignored):
+    if is_below(path, ignored):
         return None
     if type(ours) is not type(theirs):
         return path, f"is {_show(ours)}, and {_show(theirs)} in the record", None
     if isinstance(ours, dict):
         for key in [*theirs, *(key for key in ours if key not in theirs)]:
             below = f"{path}.{key}" if path else str(key)
-            if _is_below(below, ignored):
+            if is_below(below, ignored):
                 continue
             if key not in ours or key not in theirs:
                 text = "is missing, and the record has it" if key not in ours else "is there, and the record does not have it"
@@ -177,7 +177,7 @@ def _find(path: str, ours: Any, theirs: Any, ignored: Collection[str]) -> tuple[
     return path, f"is {_show(ours)}, and {_show(theirs)} in the record", ratio
 
 
-def _is_below(path: str, ignored: Collection[str]) -> bool:
+def is_below(path: str, ignored: Collection[str]) -> bool:
     """Return True if a path is one of the ignored ones, or lies below one. Keys may have dots."""
     return any(path == one or path.startswith(f"{one}.") for one in ignored)
 

@@ -255,9 +255,14 @@ class Auxiliary:
         """Return True if a tracked GradScaler has changed since the last boundary: it has taken or skipped its step."""
         return self._tracked.has_skipped_step()
 
+    @property
+    def landed_hyper(self) -> dict[str, Any]:
+        """The hyper-parameters that recovery has set, by optimizer."""
+        return {} if self._landed is None else self._landed["after"]
+
     def changed_hyper(self) -> list[tuple[str, int, str, Any]]:
         """Hyper-parameters that are not what recovery has set: optimizer, number of the group, name, and value."""
-        recorded = {} if self._landed is None else self._landed["after"]
+        recorded = self.landed_hyper
         return [
             (which, i, key, now[key])
             for which, groups in recorded.items()
@@ -268,8 +273,7 @@ class Auxiliary:
 
     def find_overruled_rates(self) -> list[str]:
         """Return the learning rates that were set after recovery and that a LambdaLR is going to compute anew."""
-        recorded = {} if self._landed is None else self._landed["after"]
-        found = []
+        recorded, found = self.landed_hyper, []
         for name, thing in self._tracked.untouched_base_rates().items():
             for which in recorded:
                 if self._state.optimizers[which].param_groups is not thing.optimizer.param_groups:

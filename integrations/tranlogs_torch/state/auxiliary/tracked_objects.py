@@ -20,7 +20,7 @@ from ..compatibility import Settings, describe_scheduler
 
 _log = logging.getLogger("tranlogs")
 
-_REMEMBERED = "remember(...)"  # the name under which the loop's namespace is tracked
+REMEMBERED = "remember(...)"  # the name under which the loop's namespace is tracked
 
 
 class TrackedObjects:
@@ -74,7 +74,7 @@ class TrackedObjects:
     @property
     def is_loop_remembered(self) -> bool:
         """True if the script keeps the state of its loop in `remember(...)`."""
-        return _REMEMBERED in self.objects
+        return REMEMBERED in self.objects
 
     def remember(self, values: dict[str, Any], recorded: Mapping[str, Any] | None, *, model_bytes: int) -> Remembered:
         """Remember attributes of the loop's namespace, and give them their recorded values (see `add`)."""
@@ -82,9 +82,9 @@ class TrackedObjects:
             self._loop_state = LoopState(TorchValues(), lambda text: self._on_doubt(text, False))
         self._loop_state.add(values)
         if self.is_loop_remembered:
-            self.load((_REMEMBERED,), recorded or {})
+            self.load((REMEMBERED,), recorded or {})
         else:
-            self.add(_REMEMBERED, self._loop_state, recorded, model_bytes=model_bytes)
+            self.add(REMEMBERED, self._loop_state, recorded, model_bytes=model_bytes)
         return self._loop_state.namespace
 
     def load(self, names: tuple[str, ...], recorded: Mapping[str, Any]) -> bool:

@@ -1,0 +1,226 @@
+"""What the script changes between `recover()` and its loop holds, also if the newest unit was to be computed again."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.torch.lab import Attempt, differences, in_child
+from tests.torch.loops import recheck_scripts as scripts
+
+pytestmark = pytest.mark.crash
+
+KILLED_AT = 9
+STEP = 8  # that was the last before the crash: the recheck lands before it
+
+Change = Callable[[SimpleNamespace], None]
+
+
+@pytest.fixture(autouse=True)
+def rechecks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANLOGS_RECHECK", "1")
+
+
+def make_lambda(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < STEP else 0.1)
+
+
+def make_stepped(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, STEP, 0.1)
+
+
+def script(
+    attempt: Attempt, *, change: Change | None = None, make: Callable[[Any], Any] = make_lambda, is_plain: bool = False
+) -> None:
+    """A loop with a scheduler, remembered attributes, a tracked generator and batch normalization.
+
+    Without TranLogs the change is made before the turn that recovery lands at.
+    """
+    model, optimizer, loader = scripts._begin(attempt)
+    scheduler = make(optimizer)
+    generator = torch.Generator().manual_seed(3)
+    state = optimizer.remember(phase=1.0, turn=0)
+    attempt.start(optimizer, scheduler=scheduler, generator=generator, **({"loader": loader} if is_plain else {}))
+    all_of_it = SimpleNamespace(model=model, optimizer=optimizer, scheduler=scheduler, generator=generator, state=state)
+    if change is not None and attempt.run is not None:
+        change(all_of_it)
+    rates: list[float] = []
+    plain = (batch for _ in range(scripts.EPOCHS) for batch in loader)
+    for batch in plain if is_plain else optimizer.batches(loader, until=scripts.TURNS):
+        if change is not None and attempt.run is None and len(rates) == STEP - 1:
+            change(all_of_it)
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.zero_grad()
+        (scripts._loss(model, batch) * state.phase + torch.rand(1, generator=generator).item()).backward()
+        attempt.tick()
+        optimizer.step()
+        scheduler.step()
+        state.turn += 1
+    attempt.keep(model=model, optimizer=optimizer, scheduler=scheduler, generator=generator, rates=rates, state=vars(state))
+    optimizer.close()
+
+
+def set_phase(it: SimpleNamespace) -> None:
+    it.state.phase = 5.0
+
+
+def set_base_rates(it: SimpleNamespace) -> None:
+    it.scheduler.base_lrs = [0.003]
+
+
+def set_buffer(it: SimpleNamespace) -> None:
+    it.model[1].running_mean.fill_(7.0)
+
+
+def freeze(it: SimpleNamespace) -> None:
+    it.model[1].eval()
+    it.model[0].weight.requires_grad_(False)
+
+
+def set_many(it: SimpleNamespace) -> None:
+    for change in (set_phase, set_base_rates, set_buffer, freeze):
+        change(it)
+    it.optimizer.param_groups[0]["weight_decay"] = 0.5
+
+
+CHANGES = {
+    "a remembered attribute": (set_phase, ["state.phase"]),
+    "a tracked scheduler": (set_base_rates, ["base_lrs of the tracked 'scheduler'"]),
+    "a buffer": (set_buffer, ["buffer 1.running_mean"]),
+    "modes": (freeze, ["training mode of module 1", "requires_grad of 0.weight"]),
+    "all together": (set_many, ["weight_decay of parameter group 0", "state.phase", "base_lrs", "buffer 1.running_mean"]),
+}
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed amid its loop."""
+    run = tmp_path_factory.mktemp("killed") / "run"
+    assert in_child(lambda: script(Attempt(run, KILLED_AT))) == -signal.SIGKILL
+    return run
+
+
+def resume(run: Path, to: Path, change: Change, **options: Any) -> Attempt:
+    shutil.copytree(run, to)
+    attempt = Attempt(to, **options)
+    script(attempt, change=change)
+    return attempt
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_it_holds_as_without_a_recheck(what: str, killed: Path, tmp_path: Path) -> None:
+    change, named = CHANGES[what]
+    found = resume(killed, tmp_path / "on", change)
+    wanted = resume(killed, tmp_path / "off", change, recheck=False)
+    report = found.final_report()
+    assert (report.recheck, report.exact, report.step) == ("", None, STEP), report
+    assert differences(found.outcome(), wanted.outcome()) == []
+    for name in named:
+        assert any(name in note and "was changed between recover()" in note for note in report.notes), report.notes
+
+
+def halve_rate(it: SimpleNamespace) -> None:
+    it.optimizer.param_groups[0]["lr"] *= 0.5
+
+
+def add_turns(it: SimpleNamespace) -> None:
+    it.state.turn += 100
+
+
+def draw(it: SimpleNamespace) -> None:
+    torch.rand(1, generator=it.generator)
+
+
+def clear_momentum(it: SimpleNamespace) -> None:
+    for state in it.optimizer.state.values():
+        state["exp_avg"].zero_()
+
+
+DERIVED = {
+    "a rate": (halve_rate, "lr of parameter group 0 of optimizer 'main' (it was 0.01, then 0.001)"),
+    "a counter": (add_turns, "what is remembered"),
+    "a generator": (draw, "the tracked 'generator'"),
+    "momentum": (clear_momentum, "the state of optimizer 'main'"),
+}
+
+
+@pytest.fixture(scope="module")
+def killed_stepped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed after a scheduler had lowered the rate in its last step."""
+    run = tmp_path_factory.mktemp("killed") / "run"
+    assert in_child(lambda: script(Attempt(run, KILLED_AT), make=make_stepped)) == -signal.SIGKILL
+    return run
+
+
+@pytest.mark.parametrize("what", DERIVED)
+def test_a_value_that_was_derived_from_one_that_the_unit_changes_is_right(
+    what: str, killed_stepped: Path, tmp_path: Path
+) -> None:
+    """Training goes on from where the script has found the value."""
+    change, named = DERIVED[what]
+    wanted = Attempt()
+    script(wanted, change=change, make=make_stepped)
+    run = tmp_path / "run"
+    shutil.copytree(killed_stepped, run)
+    found = Attempt(run)
+    script(found, change=change, make=make_stepped)
+    report = found.final_report()
+    assert (report.recheck, report.exact, report.step) == ("", None, STEP - 1), report
+    assert any(f"the script has changed {named} at step {STEP - 1}" in note for note in report.notes), report.notes
+    assert found.kept.pop("rates") == wanted.kept.pop("rates")[STEP - 1 :]
+    assert differences(found.outcome(), wanted.outcome()) == []
+
+
+def test_the_unit_that_was_taken_anew_is_the_runs_after_another_crash(tmp_path: Path) -> None:
+    start = partial(script, make=make_stepped, is_plain=True)
+    wanted, run = Attempt(), tmp_path / "run"
+    start(wanted, change=halve_rate)
+    for die_at, change in ((KILLED_AT, None), (4, halve_rate)):
+        assert in_child(lambda die_at=die_at, change=change: start(Attempt(run, die_at), change=change)) == -signal.SIGKILL
+    found = Attempt(run)
+    start(found)
+    report = found.final_report()
+    assert (report.recheck, report.exact, report.step) == ("equal", True, STEP + 1), report
+    assert found.kept.pop("rates") == wanted.kept.pop("rates")[STEP + 1 :]
+    assert differences(found.outcome(), wanted.outcome()) == []
+
+
+def test_a_script_that_changes_nothing_is_compared(killed: Path, tmp_path: Path) -> None:
+    def set_the_same(it: SimpleNamespace) -> None:
+        it.state.phase = it.state.phase * 1.0
+        it.model.train()
+
+    report = resume(killed, tmp_path / "run", set_the_same).final_report()
+    assert (report.recheck, report.exact, report.notes) == ("equal", True, ()), report
+
+
+@pytest.mark.parametrize("changes", [True, False])
+def test_an_attribute_remembered_after_recover_is_kept_too(changes: bool, tmp_path: Path) -> None:
+    """Its value at the crash is restored by `remember`, and what is assigned to it then is a change."""
+    run = tmp_path / "run"
+
+    def late(attempt: Attempt, *, changes: bool) -> None:
+        model, optimizer, loader = scripts._begin(attempt)
+        attempt.start(optimizer)
+        state = optimizer.remember(phase=1.0)
+        if changes:
+            state.phase = 5.0
+        for batch in optimizer.batches(loader, until=scripts.TURNS):
+            scripts._step(attempt, model, optimizer, batch)
+        attempt.keep(phase=state.phase)
+        optimizer.close()
+
+    assert in_child(lambda: late(Attempt(run, KILLED_AT), changes=False)) == -signal.SIGKILL
+    attempt = Attempt(run)
+    late(attempt, changes=changes)
+    report = attempt.final_report()
+    assert (attempt.kept["phase"], report.recheck) == ((5.0, "") if changes else (1.0, "equal")), report
+    assert any("state.phase was changed" in note for note in report.notes) is changes
