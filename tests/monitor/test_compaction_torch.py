@@ -145,7 +145,7 @@ def test_an_optimizer_that_torch_does_not_have_must_be_named(tmp_path: Path, cap
     case = OfflineCase(lambda model: Foreign(model.parameters(), lr=0.1), options=(("checkpoint_every", 100),))
     case.train(tmp_path / "run")
     compacted(tmp_path / "run")
-    assert "Name its class if you trust it: --optimizer tests.torch.offline.test_offline:Foreign" in caplog.text
+    assert "If you trust its class, name it: --optimizer tests.torch.offline.test_offline:Foreign" in caplog.text
     command = [
         sys.executable,
         "-m",
