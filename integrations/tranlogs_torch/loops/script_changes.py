@@ -17,6 +17,7 @@ from ..state.auxiliary.tracked_objects import REMEMBERED
 from ..tensors.placement import local
 from .run_parts import RunParts
 
+_TRAINERS = f"{__name__.partition('.')[0]}.trainers."  # modules of objects that a trainer's callback tracks
 _SHOWN_MAX = 5  # changes that are named one by one
 
 
@@ -36,8 +37,11 @@ class LandedState:
     def note_tracked(self, names: Collection[str]) -> None:
         """Copy objects that were tracked after the recovery, and have just been given their recorded state."""
         for name in names:
+            thing = self._parts.auxiliary.tracked[name]
+            if type(thing).__module__.startswith(_TRAINERS):  # a trainer makes its progress anew, and sets it back by itself
+                continue
             with suppress(UnencodableState):  # the next boundary says so
-                self._tracked[name] = copied(self._parts.auxiliary.tracked[name].state_dict())
+                self._tracked[name] = copied(thing.state_dict())
 
     def find_changes(self, ignored: Collection[str]) -> tuple[list[Change], dict[str, list[Change]]]:
         """Return what has changed of the modules, and of the tracked objects by name.
