@@ -126,7 +126,8 @@ def life(die_at):
 
 live(life)
 names = sorted(name for name in os.listdir(f"{folder}/wandb") if name.startswith("offline-run-"))
-ids = [name.split("-")[-1] for name in names]
+# offline-run-DATE_TIME-ID, and a number if two started within a second.
+ids = [name.split("-")[3] for name in names]
 newest = f"{folder}/wandb/{names[-1]}/run-{ids[-1]}.wandb"
 found = [[point["_step"], point["loss"]] for point in points(newest)]
 print(json.dumps({**json.load(open(f"{folder}/result")), "ids": ids, "points": found}))
