@@ -102,8 +102,9 @@ class Script:
     Args:
         name: of the loop.
         run: the run's folder; "-" trains without a log.
-        order: what happens. Besides the death of a rank: {"recheck": {rank: bool}}, {"decay": value} to set after the recovery.
-            A loop without a log sets that value after the step "from", and sets its turns by {"turns": {step: turn}}.
+        order: what happens. Besides the death of a rank: {"recheck": {rank: bool}}, {"change": weight decay} after the recovery
+            (see `_change`). A loop without a log changes the same after the step "from", and sets its turns by
+            {"turns": {step: turn}}.
     """
 
     def __init__(self, name: str, run: str, order: dict[str, Any] | None) -> None:
@@ -164,14 +165,13 @@ class Script:
             file.write(json.dumps(about) + "\n")
 
     def train(self) -> dict[str, Any]:
-        optimizer, decay = self._optimizer, self._order.get("decay")
+        optimizer = self._optimizer
         if self._run != "-":
             tracked = {} if "implicit" in self._name else {"loader": self._loader}
             report = optimizer.track(scheduler=self._scheduler, **tracked).recover()
             self._step = report.step
             self._tell(is_recovered=True)
-            if decay is not None:
-                optimizer.param_groups[0]["weight_decay"] = decay
+            self._change()
         with self._model.join() if "join" in self._name else nullcontext():
             self._loop()
         self._tell()
@@ -199,11 +199,21 @@ class Script:
                 for batch in epoch:
                     self._batch(*batch)
 
+    def _change(self) -> None:
+        """Change a hyper-parameter, the state of the optimizer, a tracked object and a buffer, if the order says so."""
+        if "change" not in self._order:
+            return
+        self._optimizer.param_groups[0]["weight_decay"] = self._order["change"]
+        for state in self._inner.state.values():
+            state["exp_avg"].zero_()
+        self._scheduler.gamma = 0.2
+        dict(self._model.named_buffers())["module.norm.running_mean"].fill_(0.25)
+
     def _batch(self, x: torch.Tensor, y: torch.Tensor) -> None:
         self._tell()
         self._turn = self._order.get("turns", {}).get(str(self._step), self._turn)
-        if self._run == "-" and self._order.get("decay") is not None and self._step == self._order["from"]:
-            self._inner.param_groups[0]["weight_decay"] = self._order["decay"]
+        if self._run == "-" and self._step == self._order.get("from"):
+            self._change()
         self._may_die("forward")
         loss = nn.functional.cross_entropy(self._model(x), y)
         ((1 + self._turn % 5) * loss if "counter" in self._name else loss).backward()

@@ -208,14 +208,14 @@ def test_a_unit_that_ends_in_a_forward_pass_is_compared(launcher: Launcher, tmp_
 
 def test_what_the_script_changes_on_purpose_holds_on_all_ranks(launcher: Launcher, tmp_path: Path) -> None:
     """The unit that would differ is dropped where all ranks meet."""
-    kills = [{"rank": 0, "step": 7}, {"decay": 0.5}]
+    kills = [{"rank": 0, "step": 7}, {"change": 0.5}]
     found = launcher.run(2, "ddp rechecked", tmp_path / "run", kills)
     ranks = read_reports(tmp_path / "run")[-1]
     print(ranks)
     assert verdicts(ranks) == [[("pending", None), ("", None)]] * 2
     why = "no unit is computed again, because the script has changed weights, hyper-parameters or other state before its loop"
     assert all(any(note.startswith(why) for note in reports[-1]["notes"]) for reports in ranks)
-    right = launcher.run(2, "ddp rechecked", None, [{"decay": 0.5, "from": 7}])
+    right = launcher.run(2, "ddp rechecked", None, [{"change": 0.5, "from": 7}])
     assert differences(found, right) == [[]] * 2
 
 

@@ -138,20 +138,6 @@ class Journal(JournalState):
         assert self._start.position is not None
         self._recheck_writer, self.step = None, self._start.position.step
 
-    def leave_recheck(self, position: Position) -> None:
-        """Let the first record begin a new timeline where the unit begins that was to be computed again, in its place.
-
-        Args:
-            position: where recovery has landed, one unit before the position that `continue_from` was given.
-
-        Raises:
-            RecoveryError: a monitor has pruned the journal since it was opened.
-        """
-        self._recheck_writer, self.step = None, position.step
-        self._start.go_back(position)
-        assert self._start.position is not None
-        self.log.set_end(self._start.position)
-
     @gated
     def start(self) -> None:
         """Begin writing, unless the journal is being written already, or a unit is computed again.

@@ -142,12 +142,14 @@ def require_sound(links: Sequence[Link]) -> None:
 
 
 def find_last_sound_boundary(links: Sequence[Link]) -> int:
-    """Return the number of the newest boundary with sound arrays that lies before the last one, in its segment; 0 if none.
+    """Return the number of the newest boundary with sound arrays that lies before the last one, in its segment.
+
+    If there is none, return the number of the entry before the first link: what lies before was not looked at.
 
     A boundary refers to the arrays of earlier boundaries where these did not change. Damage to the arrays of the last boundary
     may thus be damage to a thousand others. To find that out one by one would cost a replay each.
     """
-    segment, sound, good = links[-1].segment, {}, 0
+    segment, sound, good = links[-1].segment, {}, links[0].sequence - 1
     try:
         with SegmentReader(segment.path, segment.locations) as reader:
             for link in links[:-1]:

@@ -22,8 +22,8 @@ from ..sharding import fsdp_wrapper
 from ..sharding.shards import array_of, is_elementwise, is_part, settled
 from ..sharding.zero_optimizer import forget_places, own_of
 from ..state.auxiliary.pending_gradients import mark_used
-from ..state.fingerprint import StateWatch
 from ..state.group_values import GroupValues
+from ..state.state_watch import StateWatch
 from ..tensors.arrays import adapt
 from ..tensors.placement import local
 from .grad_scaler import ScalerWatch

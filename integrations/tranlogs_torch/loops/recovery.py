@@ -202,37 +202,24 @@ class Recovery:
         if not is_certain and not changes.texts:
             return []
         self._landed_state = None
-        moved = changes.find_moved(self.recheck.read_end())
-        if not parts.coordinator.is_single:
-            self._say_moved(moved, "All processes continue with the script's value behind the unit that they now compute")
-            self.recheck.drop(changes)
-        elif moved:  # the script may have derived what it has set from what it has found
-            self._train_from_landing()
-            self._say_moved(moved, "Training continues where recover() has landed, and takes what follows anew")
-        else:
+        moved, step = changes.find_moved(self.recheck.read_end()), parts.journal.step
+        if parts.coordinator.is_single:
             found = self.recheck.abandon()
             parts.auxiliary.reopen()
             self._on_landed()
             changes.apply()
             self._recovered, self._place = (found, time.monotonic() - start), {}
             parts.report.current = self._report_of(*self._recovered)
-        return changes.texts
-
-    def _train_from_landing(self) -> None:
-        """Train on from where recovery has landed, in place of the recorded unit."""
-        assert self._recovered is not None
-        found, seconds = self._recovered
-        self.recheck.leave()
-        self._recovered = replace(found, last_unit=None), seconds
-        self._parts.report.current = self._report_of(*self._recovered)
-
-    def _say_moved(self, moved: list[str], consequence: str) -> None:
+        else:
+            self.recheck.drop(changes)
         if moved:
-            self._parts.report.warn(
-                f"the script has changed {moved[0]} at step {self._parts.journal.step}, where recover() has landed, and so did "
-                f"the run in its newest unit, before the crash. {consequence}",
+            parts.report.warn(
+                f"the script has changed {moved[0]} at step {step}, where recover() has landed, and so did the run in its "
+                "newest unit, before the crash. Training continues behind that unit with the script's value. If the script "
+                "makes the value from the one that it finds, give recheck=False: recover() then lands behind that unit",
                 False,
             )
+        return changes.texts
 
     def note_tracked(self, names: Collection[str]) -> None:
         """Note that objects were tracked, or attributes remembered, after the recovery."""

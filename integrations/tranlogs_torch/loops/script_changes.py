@@ -14,6 +14,7 @@ from tranlogs.training import is_below
 from ..state import naming
 from ..state.auxiliary.state_changes import Change, apply_changes, copied, find_changes, meet
 from ..state.auxiliary.tracked_objects import REMEMBERED
+from ..state.optimizer_changes import OptimizerChanges
 from ..tensors.placement import local
 from .run_parts import RunParts
 
@@ -88,6 +89,10 @@ class ScriptChanges:
         self._hyper: list[tuple[str, int, str, Any]] = parts.auxiliary.changed_hyper()
         written = [name for name in parts.writes.parameters(parts.journal.step) if name in self._state.parameters]
         self._weights = {name: self._state.parameters[name].detach().clone() for name in written}
+        self._optimizers = {
+            which: OptimizerChanges(self._state.optimizers[which], parts.hooks[which].watch)
+            for which in parts.writes.optimizers()
+        }
         self._landed = landed
         self._modules, self._tracked = ([], {}) if landed is None else landed.find_changes(ignored)
         self.texts = self._describe()
@@ -105,7 +110,7 @@ class ScriptChanges:
                 found.append(f"{key} of parameter group {i} of optimizer {which!r} (it was {_show(was)}, then {_show(then)})")
         others = [] if self._landed is None else self._landed.find_moved(self._tracked, end["tracked"])
         found += ["what is remembered" if name == REMEMBERED else f"the tracked {name!r}" for name in others]
-        return found + [f"the state of optimizer {which!r}" for which in self._parts.writes.optimizers()]
+        return found + [f"the state of optimizer {which!r}" for which in self._optimizers]
 
     def apply(self) -> None:
         """Set them again."""
@@ -119,6 +124,8 @@ class ScriptChanges:
         with torch.no_grad():
             for name, value in self._weights.items():
                 state.parameters[name].copy_(value)
+        for optimizer_changes in self._optimizers.values():
+            optimizer_changes.apply()
         self._set_modules(apply_changes(_read_modules(self._parts), self._modules))
 
     def _set_modules(self, wanted: dict[str, Any]) -> None:

@@ -162,13 +162,6 @@ class UnitRecheck:
         self._parts.report.recheck = ""
         return self._recover_end(self._recheck.unit)
 
-    def leave(self) -> None:
-        """Train on from where recovery has landed, in place of the recorded unit."""
-        assert self._recheck is not None
-        self._parts.journal.leave_recheck(self._recheck.unit.start)
-        self._recheck.close()
-        self._parts.report.recheck = ""
-
     def note_end(self) -> None:
         """Report at the end of the script that its loop has not computed the unit."""
         if self._recheck is not None and self.is_pending:

@@ -14,8 +14,9 @@ from torch import nn
 
 from tests.torch.lab import Attempt, copied, differences, in_child, prove_exact, uninterrupted
 from tests.torch.nets import seed
-from tranlogs_torch.state import fingerprint
-from tranlogs_torch.state.fingerprint import Fingerprint, StateWatch
+from tranlogs_torch.state import state_watch
+from tranlogs_torch.state.fingerprint import Fingerprint
+from tranlogs_torch.state.state_watch import StateWatch
 
 Write = Callable[[nn.Module, Any], None]
 
@@ -216,7 +217,7 @@ def test_write_to_the_state_of_a_steady_optimizer_is_noticed(
         left_out.append(watch._is_left_out)
         return found
 
-    monkeypatch.setattr(fingerprint, "FIRST_UNITS", 2)
+    monkeypatch.setattr(state_watch, "FIRST_UNITS", 2)
     monkeypatch.setattr(StateWatch, "changed", noted)
     prove_noticed(partial(training, write=write, place=place, batches=(5, 6)), tmp_path / "run")
     assert any(left_out)
@@ -396,7 +397,7 @@ def test_watch_notices_a_write_past_the_counter_to_any_state_tensor() -> None:
 
 
 def test_watch_of_much_state_reads_all_of_it_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprint, "_FREE_SECONDS", 0.0)
+    monkeypatch.setattr(state_watch, "_FREE_SECONDS", 0.0)
     parameters = [nn.Parameter(torch.zeros(4)) for _ in range(200)]
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
     for parameter in parameters:

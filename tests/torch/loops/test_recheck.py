@@ -140,8 +140,9 @@ def test_a_damaged_unit_is_not_compared_with(kind: EntryKind, tmp_path: Path) ->
     """Recovery goes back before the damage, and the unit before is computed again."""
     script = partial(scripts.batches, fingerprint="full")
     right, chance = uninterrupted(scripts.batches), campaign.dice("damaged", kind)
-    for number in range(RUNS):
-        run, tick = tmp_path / str(number), chance.randrange(5, scripts.TURNS)
+    after_checkpoint = 9  # the newest checkpoint lies directly before the damaged unit
+    for number in range(1 + RUNS):
+        run, tick = tmp_path / str(number), chance.randrange(5, scripts.TURNS) if number else after_checkpoint
         kill(script, run, tick)
         damage_last(run, kind)
         begun, ended, outcome = resume(script, run)

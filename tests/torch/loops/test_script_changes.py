@@ -144,11 +144,24 @@ def clear_momentum(it: SimpleNamespace) -> None:
         state["exp_avg"].zero_()
 
 
+def set_half_rate(it: SimpleNamespace) -> None:
+    it.optimizer.param_groups[0]["lr"] = 0.005  # 0.01 where recovery lands
+
+
+def set_turns(it: SimpleNamespace) -> None:
+    it.state.turn = STEP - 1 + 100
+
+
+def change_nothing(it: SimpleNamespace) -> None:
+    """The generator is where the unit, too, has left it: one draw further."""
+
+
+# What a script does at the step where recovery lands, the same at the newest step, and how it is named.
 DERIVED = {
-    "a rate": (halve_rate, "lr of parameter group 0 of optimizer 'main' (it was 0.01, then 0.001)"),
-    "a counter": (add_turns, "what is remembered"),
-    "a generator": (draw, "the tracked 'generator'"),
-    "momentum": (clear_momentum, "the state of optimizer 'main'"),
+    "a rate": (halve_rate, set_half_rate, "lr of parameter group 0 of optimizer 'main' (it was 0.01, then 0.001)"),
+    "a counter": (add_turns, set_turns, "what is remembered"),
+    "a generator": (draw, change_nothing, "the tracked 'generator'"),
+    "momentum": (clear_momentum, clear_momentum, "the state of optimizer 'main'"),
 }
 
 
@@ -161,35 +174,39 @@ def killed_stepped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("what", DERIVED)
-def test_a_value_that_was_derived_from_one_that_the_unit_changes_is_right(
+def test_a_value_that_the_unit_changes_too_is_the_scripts_and_no_step_is_lost(
     what: str, killed_stepped: Path, tmp_path: Path
 ) -> None:
-    """Training goes on from where the script has found the value."""
-    change, named = DERIVED[what]
-    wanted = Attempt()
-    script(wanted, change=change, make=make_stepped)
-    run = tmp_path / "run"
-    shutil.copytree(killed_stepped, run)
-    found = Attempt(run)
-    script(found, change=change, make=make_stepped)
+    change, at_the_end, named = DERIVED[what]
+    make = partial(script, make=make_stepped)
+    folders = tmp_path / "on", tmp_path / "off"
+    for folder in folders:
+        shutil.copytree(killed_stepped, folder)
+    found, wanted = Attempt(folders[0]), Attempt(folders[1], recheck=False)
+    make(found, change=change)
+    make(wanted, change=at_the_end)
     report = found.final_report()
-    assert (report.recheck, report.exact, report.step) == ("", None, STEP - 1), report
-    assert any(f"the script has changed {named} at step {STEP - 1}" in note for note in report.notes), report.notes
-    assert found.kept.pop("rates") == wanted.kept.pop("rates")[STEP - 1 :]
+    assert (report.recheck, report.exact, report.step) == ("", None, STEP), report
+    start = f"the script has changed {named} at step {STEP - 1}, where recover() has landed"
+    assert any(note.startswith(start) and "give recheck=False" in note for note in report.notes), report.notes
     assert differences(found.outcome(), wanted.outcome()) == []
 
 
-def test_the_unit_that_was_taken_anew_is_the_runs_after_another_crash(tmp_path: Path) -> None:
+def test_what_was_changed_beside_a_scheduler_is_there_after_another_crash(tmp_path: Path) -> None:
     start = partial(script, make=make_stepped, is_plain=True)
-    wanted, run = Attempt(), tmp_path / "run"
-    start(wanted, change=halve_rate)
-    for die_at, change in ((KILLED_AT, None), (4, halve_rate)):
-        assert in_child(lambda die_at=die_at, change=change: start(Attempt(run, die_at), change=change)) == -signal.SIGKILL
-    found = Attempt(run)
+    run, off = tmp_path / "run", tmp_path / "off"
+    assert in_child(lambda: start(Attempt(run, KILLED_AT))) == -signal.SIGKILL
+    shutil.copytree(run, off)
+    for folder, change, options in ((run, halve_rate, {}), (off, set_half_rate, {"recheck": False})):
+        attempt = Attempt(folder, 4, **options)
+        assert in_child(lambda attempt=attempt, change=change: start(attempt, change=change)) == -signal.SIGKILL
+    found, wanted = Attempt(run), Attempt(off, recheck=False)
     start(found)
+    start(wanted)
     report = found.final_report()
-    assert (report.recheck, report.exact, report.step) == ("equal", True, STEP + 1), report
-    assert found.kept.pop("rates") == wanted.kept.pop("rates")[STEP + 1 :]
+    assert (report.recheck, report.exact, report.step) == ("equal", True, STEP + 2), report
+    rates = found.kept.pop("rates")
+    assert rates[1:] == wanted.kept.pop("rates"), "the first is of the unit that was computed again"
     assert differences(found.outcome(), wanted.outcome()) == []
 
 

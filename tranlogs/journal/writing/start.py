@@ -69,12 +69,6 @@ class WritingStart:
         self.position = replace(old, timeline=number)
         self._holds.hold_start_point()
 
-    def go_back(self, position: Position) -> None:
-        """Let the first record begin a new timeline at an earlier position than the one that was set."""
-        self.position = position
-        self._checkpoints.schedule.note_taken(position.step, 0)
-        self.begin_timeline(None)
-
     def begin(self, position: Position, *, writes_watermarks: bool) -> None:
         """Bring the catalog up to date, open the log, and start checkpoints.
 
