@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -104,7 +105,7 @@ class Script:
         run: the run's folder; "-" trains without a log.
         order: what happens. Besides the death of a rank: {"recheck": {rank: bool}}, {"change": weight decay} after the recovery
             (see `_change`). A loop without a log changes the same after the step "from", and sets its turns by
-            {"turns": {step: turn}}.
+            {"turns": {step: turn}}. {"pace": {rank: seconds}} makes a rank slow.
     """
 
     def __init__(self, name: str, run: str, order: dict[str, Any] | None) -> None:
@@ -214,6 +215,7 @@ class Script:
         self._turn = self._order.get("turns", {}).get(str(self._step), self._turn)
         if self._run == "-" and self._step == self._order.get("from"):
             self._change()
+        time.sleep(self._order.get("pace", {}).get(str(dist_rank()), 0))
         self._may_die("forward")
         loss = nn.functional.cross_entropy(self._model(x), y)
         ((1 + self._turn % 5) * loss if "counter" in self._name else loss).backward()

@@ -198,6 +198,16 @@ def test_where_ranks_cannot_conclude_together_the_report_says_why(
     assert differences(found, launcher.reference(2, name)) == [[]] * 2
 
 
+def test_a_rank_that_runs_far_ahead_keeps_what_all_go_back_to(launcher: Launcher, tmp_path: Path) -> None:
+    """Ranks that do not wait for each other: one is at its last step while another one dies at its seventh."""
+    name, run = "bare rechecked", tmp_path / "run"
+    found = launcher.run(2, name, run, [{"rank": 0, "step": 7, "pace": {"0": 0.4}}])
+    ranks = read_reports(run)[-1]
+    print(ranks)
+    assert {one[0]["step"] for one in ranks} <= {6, 7}
+    assert differences(found, launcher.reference(2, name)) == [[]] * 2
+
+
 def test_a_unit_that_ends_in_a_forward_pass_is_compared(launcher: Launcher, tmp_path: Path) -> None:
     """The run does not see where the loop gets its data, so that it is not known to be exact all the same."""
     found = launcher.run(2, "ddp implicit", tmp_path / "run", [{"rank": 0, "step": 7}])

@@ -44,7 +44,7 @@ class Position:
 
 
 class Cursor:
-    """See the module.
+    """Position of `model.fit` in its data. It stands in the place of the numbered iterator of Keras's epoch iterator.
 
     Args:
         epoch_iterator: Keras's.

@@ -18,6 +18,7 @@ from tranlogs.training import (
     RunResources,
     ScalarHistory,
     TurnData,
+    describe_script_change,
     path_of_remembered,
 )
 from tranlogs.training import LoopState as Namespace
@@ -42,6 +43,7 @@ from .capture import LoopCapture, LoopState
 from .loop_data import LoopData, make_loop_source
 from .loop_values import LoopValues
 from .members import LoopVariables, Members
+from .script_changes import ScriptChanges
 from .settings import LoopSettings
 from .unkept_variables import make_unkept_variables
 from .untracked import UntrackedVariables
@@ -99,6 +101,7 @@ class LoopRun:
         self.times: list[str] = []
         self._unkept = make_unkept_variables(self.report, members)
         self._is_waiting = False  # for the place at which the run stood
+        self._changes: ScriptChanges | None = None  # made between recover() and the loop
         self._is_outside = False  # a step of the running unit was taken outside of all loops
         self._outside_units = 0  # in a row
         step_bytes = sum(math.prod(v.shape) * 4 for v in members.trainable_variables)
@@ -217,9 +220,23 @@ class LoopRun:
         return self._loop_state.namespace
 
     def begin(self) -> None:
-        """Recover the run unless that was done."""
+        """Recover the run before a loop; if the script has done that, keep what it has set since."""
         if self._parts is None:
             self.recover()
+        elif self._is_waiting:
+            self._keep_script_changes(self._parts)
+
+    def _keep_script_changes(self, parts: RunParts) -> None:
+        """Go on at the newest boundary if the script has set something: with other values the newest unit is another one."""
+        changes = ScriptChanges(parts, self.members, self._recovery.body["tracked"], self.times)
+        if not changes.texts:
+            return
+        self._changes = changes
+        self._recovery.abandon_recheck()
+        self.position = Position(**self._recovery.body["position"])
+        for text in changes.texts:
+            self.report.warn(describe_script_change(text), False)
+        self._recovery.refresh_report()
 
     # The place in the data.
 
@@ -243,7 +260,11 @@ class LoopRun:
         return source
 
     def come_back(self) -> bool:
-        """Undo what ran before the loop in which the run stood; return False if the run does not stand anywhere."""
+        """Undo what code before the loop in which the run stood has written, but for what the script has set since `recover()`.
+
+        Returns:
+            False if the run does not stand anywhere.
+        """
         if not self._is_waiting:
             return False
         self._is_waiting = False
@@ -259,6 +280,8 @@ class LoopRun:
             self._write_source()
         self.set_random_states()
         parts.steps.remember()
+        if self._changes is not None:
+            self._changes.apply()
         return True
 
     def _write_source(self) -> None:

@@ -18,7 +18,7 @@ from ..backends import arrays
 from ..state.stateful_values import content_of, set_content
 from ..state.variables import Slot, Variables
 
-_REMEMBERED = "remember(...)"  # the name under which the loop's namespace is tracked
+REMEMBERED = "remember(...)"  # the name under which the loop's namespace is tracked
 
 
 class Members:
@@ -77,7 +77,7 @@ class Members:
 
     def remember(self, state: LoopState) -> None:
         """Add the namespace of the loop."""
-        self.tracked[_REMEMBERED] = self._names[_REMEMBERED] = state
+        self.tracked[REMEMBERED] = self._names[REMEMBERED] = state
 
     def build(self) -> None:
         """Build the optimizers on the variables of their models.
@@ -138,10 +138,15 @@ class Members:
         """Return the states of tracked objects, encodable."""
         return {name: _state_of(thing) for name, thing in self.tracked.items()}
 
+    def read_remembered(self) -> dict[str, Any] | None:
+        """Return the state of the loop's namespace; None if there is none."""
+        found: dict[str, Any] | None = self.tracked[REMEMBERED].state_dict() if REMEMBERED in self.tracked else None
+        return found
+
     def write_remembered(self, states: dict[str, Any]) -> None:
         """Set the namespace of the loop, if there is one, to a recorded state."""
-        if _REMEMBERED in states and _REMEMBERED in self.tracked:
-            self.tracked[_REMEMBERED].load_state_dict(states[_REMEMBERED])
+        if REMEMBERED in states and REMEMBERED in self.tracked:
+            self.tracked[REMEMBERED].load_state_dict(states[REMEMBERED])
 
     def write_tracked(self, states: dict[str, Any]) -> list[str]:
         """Set the tracked objects to recorded states.

@@ -66,7 +66,7 @@ class RecordedVariables(Variables):
 
 
 class RecordedState(ReplayableState):
-    """See the module.
+    """Variables and optimizers as a checkpoint describes them, for redo without the training script.
 
     Args:
         optimizers: classes of the user's own, as "module:Class".

@@ -107,6 +107,13 @@ class Recovery:
         self.refresh_report()
         return True
 
+    def abandon_recheck(self) -> None:
+        """Go on at the newest boundary, if a unit before it was to be computed again."""
+        if self.recheck.is_pending:
+            self.recheck.abandon()
+            self.landed = self.recheck.recovered
+            self._small = self._read_small_values()
+
     def refresh_report(self) -> None:
         """Make the report again, with what became known since."""
         if self.landed is not None:

@@ -145,6 +145,14 @@ class UnitRecheck:
         self._rules.set_back(found)
         parts.steps.remember()
 
+    def abandon(self) -> None:
+        """Bring everything to the newest boundary after all, before a loop begins."""
+        assert self._recheck is not None
+        self._parts.journal.end_recheck()
+        self._recheck.close()
+        self._parts.report.recheck = ""
+        self._set_back(self._recheck)
+
     def note_end(self) -> None:
         """Report at the end of the script that its loop has not computed the unit."""
         if self._recheck is not None and self.is_pending:

@@ -49,7 +49,7 @@ State = dict[str, dict[str, Any]]
 
 
 class CallbackStates:
-    """See the module.
+    """The attributes of the other callbacks of a fit that have changed since it began, as a boundary records them.
 
     Args:
         callbacks: of the fit, without ours, before their `on_train_begin` was called.

@@ -29,7 +29,7 @@ class Look(NamedTuple):
 
 
 class Plan:
-    """See the module.
+    """The variables of a model that steps and boundaries read.
 
     Args:
         variables: of the run.

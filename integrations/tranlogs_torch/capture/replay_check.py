@@ -24,7 +24,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype)
 
 
 class StepRehearsal:
-    """See the module.
+    """A check that the gradients of a step are all that its optimizer needs to take the step again.
 
     Args:
         optimizer: as its constructor left it.

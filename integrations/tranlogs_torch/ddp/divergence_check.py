@@ -16,7 +16,7 @@ _EVERY_STEPS = 10
 
 
 class Likeness:
-    """See the module.
+    """Notes of the parameters of each rank, and the step at which all of them were last equal.
 
     Attributes:
         step: at which all were last seen to be equal; -1 for never, or since they were seen to differ.

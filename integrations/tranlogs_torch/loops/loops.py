@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UsageError
+from tranlogs.training import describe_script_change
 
 from ..data.position.epoch import Epoch
 from ..data.position.loader_position import LoaderPosition
@@ -123,9 +124,7 @@ class Loops:
             others = self._boundaries.abandon_recheck(is_certain=is_certain)
         hyper = [f"{key} of parameter group {i} of optimizer {which!r}" for which, i, key, _ in changed]
         for what in hyper + others:
-            parts.report.warn(
-                f"{what} was changed between recover() and the first batch; training continues with the new value", False
-            )
+            parts.report.warn(describe_script_change(what), False)
 
     def steps(self, until: int, *, stateless: bool) -> Iterator[int]:
         """Yield the number of each turn of a loop without a loader, from 0; a boundary follows each."""

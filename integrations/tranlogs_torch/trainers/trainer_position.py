@@ -23,7 +23,7 @@ from ..distributed.process_group import size
 
 
 class TrainerPosition(LoaderPosition):
-    """See the module. It is told how far training is; how far the loader is read it sees.
+    """Position of a loader that a trainer reads ahead. It is told how far training is, and sees how far the loader is read.
 
     Attributes:
         trained: batches of the epoch that were trained on.

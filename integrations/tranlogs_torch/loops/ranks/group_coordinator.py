@@ -34,6 +34,7 @@ from ...elastic.neighbour_copies import NeighbourCopies, check_copies
 from ...elastic.world_size import demand_unused
 from ...sharding import fsdp
 from ...sharding.shards import describe as describe_shards
+from .checkpoint_notes import CheckpointNotes
 from .gradient_division import GradientDivision, first_other
 from .group_checkpoints import GroupCheckpoints
 from .join_watch import JoinWatch
@@ -76,6 +77,7 @@ class GroupCoordinator:
         state.world = self.world
         self._reducers: list[Reducer] = reducers_in(state.modules)
         self._checkpoints = GroupCheckpoints(policy)
+        self._notes = CheckpointNotes(self._group.board, self.world)
         self._sharding = describe_shards(state.parameters)
         reduced = bool(self._reducers) and all(r.ddp.process_group.size() == self.world for r in self._reducers)
         self._division = GradientDivision(self._group, self._reducers, copies, self._fall_back)
@@ -204,6 +206,8 @@ class GroupCoordinator:
         if not (self._spans_all or self._reducers or self._sharding):
             body["equal"] = self._likeness.look(journal.step, xxhash.xxh3_64_hexdigest(digests) if digests else "")
         if not is_lockstep:
+            if not self._spans_all:
+                self._notes.exchange(journal)
             return wanted
         self._checkpoints.note_boundary(journal, wanted=bool(wanted))
         if journal.is_rechecking or not has_stepped or not self._checkpoints.is_time(journal):
@@ -322,7 +326,7 @@ class GroupCoordinator:
                 landing = recovery.recover(step, progress, find_obstacle)
         finally:
             self._state.built = None
-        if landing is not None and self._spans_all:
+        if landing is not None:
             base = 0 if landing.recovered is None else landing.recovered.plan.checkpoint.step
             journal.holds.set_common_step(min(self._group.gather(base)), self.world)
         return landing

@@ -29,7 +29,7 @@ _USED = "_tranlogs_used"  # on a gradient: its version when its optimizer had ta
 
 
 class Gradients:
-    """See the module."""
+    """Gradients at a boundary: those that may wait for the next step are recorded and restored."""
 
     def __init__(self, state: TorchState) -> None:
         self._state = state

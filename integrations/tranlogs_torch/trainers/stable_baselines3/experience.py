@@ -17,7 +17,7 @@ Lists = dict[str, tuple[Any, str]]
 
 
 class Experience:
-    """See the module (`tranlogs_torch.data.growing_state.Growing`).
+    """Replay buffer and growing lists of an algorithm; a boundary records what was added (`data.growing_state.Growing`).
 
     Args:
         model: the algorithm.

@@ -1,0 +1,80 @@
+"""A loop of one's own whose script sets things on purpose between `recover()` and the loop."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+
+from tests.public.keras.own_loop import Death, arrays, outcome
+from tests.public.keras.own_turns import gradients_of
+from tranlogs_keras import LoggedOptimizer
+
+BATCH, TURNS = 16, 14
+
+
+def _set_rate(it: SimpleNamespace) -> None:
+    it.plain.learning_rate = 0.003
+
+
+def _set_weights(it: SimpleNamespace) -> None:
+    it.model.layers[0].bias.assign(np.full(6, 0.5, "float32"))
+
+
+def _clear_moments(it: SimpleNamespace) -> None:
+    for variable in it.plain.variables[2:]:  # behind the counter and the rate
+        variable.assign(keras.ops.zeros_like(variable))
+
+
+def _set_state(it: SimpleNamespace) -> None:
+    it.state.scale, it.state.last = 2.0, [7]
+
+
+def _look(it: SimpleNamespace) -> None:
+    """What is no change: a forward pass that moves statistics and draws, and random numbers."""
+    it.model(np.ones((4, 8), "float32"), training=True)
+    np.random.random(3)
+
+
+CHANGES = {"rate": _set_rate, "weights": _set_weights, "moments": _clear_moments, "state": _set_state, "look": _look}
+
+
+def train(
+    run: str | None, die: list[Any] | None, changes: list[str] | None = None, at: int = -1, resumes: bool = False
+) -> dict[str, Any]:
+    """Train; the changes come between `recover()` and the loop if `resumes`, without TranLogs before batch `at`."""
+    keras.utils.set_random_seed(4)
+    layers = keras.layers
+    model = keras.Sequential(
+        [keras.Input((8,)), layers.Dense(6), layers.BatchNormalization(), layers.Dropout(0.2), layers.Dense(3)]
+    )
+    plain, death = keras.optimizers.Adam(1e-2), Death(die)
+    values: dict[str, Any] = {"scale": 1.0, "last": []}
+    state: Any = SimpleNamespace(**values)
+    x, y = arrays()
+    optimizer: Any = plain
+    turns: Any = enumerate(range(TURNS))
+    if run is not None:
+        optimizer = LoggedOptimizer(plain, run, model, checkpoint_every=4, segment_bytes=1 << 20)
+        state = optimizer.remember(**values)
+        optimizer.recover()
+        turns = enumerate(optimizer.steps(TURNS, stateless=True))
+    everything = SimpleNamespace(model=model, plain=plain, state=state)
+    if resumes:
+        for name in changes or ():
+            CHANGES[name](everything)
+    for place, turn in turns:
+        if run is None and place == at:
+            for name in changes or ():
+                if name != "look":
+                    CHANGES[name](everything)
+        rows = np.arange(turn, turn + BATCH)
+        found = gradients_of(model, x[rows], y[rows])
+        optimizer.apply([gradient * state.scale for gradient in found], list(model.trainable_weights))
+        state.last.append(turn)
+        death.count("batch")
+    if run is not None:
+        optimizer.close()
+    return outcome([model, plain], [state.scale, state.last], optimizer)
