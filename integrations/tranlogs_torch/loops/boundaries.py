@@ -22,7 +22,7 @@ from ..state.caveats import IMPLICIT
 from ..tensors.placement import local
 from .after_images import WriteLog
 from .loops import Loops
-from .recovery import Recovery
+from .recovery.recovery import Recovery
 from .run_parts import RunParts
 from .steps_loop import Turns
 from .user_loops.user_loops import UserLoops

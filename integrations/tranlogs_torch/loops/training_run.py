@@ -46,7 +46,7 @@ from .after_images import WriteLog
 from .boundaries import Boundaries
 from .loops import Loops
 from .ranks.coordinator_choice import make_coordinator
-from .recovery import Recovery
+from .recovery.recovery import Recovery
 from .run_parts import RunParts
 from .unkept_variables import make_unkept_variables
 from .user_loops.user_loops import UserLoops
@@ -234,7 +234,7 @@ class TrainingRun:
 
     def refresh_report(self) -> None:
         """Make the report of the recovery again: what was missing then may be tracked or declared now."""
-        self._recovery.refresh_report()
+        self._recovery.report.refresh()
 
     def recover(
         self,
@@ -266,11 +266,11 @@ class TrainingRun:
 
     def note_own_loop(self) -> None:
         """Note that a loop of `LoggedOptimizer` begins."""
-        self._recovery.note_own_loop()
+        self._recovery.report.note_own_loop()
 
     def note_user_loop(self) -> None:
         """Note that a loop of the script's own resumes."""
-        self._recovery.note_user_loop()
+        self._recovery.report.note_user_loop()
 
     # Steps (called by the hooks of optimizers).
 
@@ -412,9 +412,9 @@ class TrainingRun:
         if self.is_active and self._recovery.has_begun:
             if is_orderly:
                 self._boundaries.commit_implicit(is_before_forward=True)
-                if not self._recovery.is_at_end:
+                if not self._recovery.report.is_at_end:
                     self._user_loops.note_unreached()
-                self._recovery.note_user_loop()
+                self._recovery.report.note_user_loop()
                 self._recovery.recheck.note_end()
             if self.steps_since_boundary:
                 _log.log(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tranlogs_torch.loops.unit_verdict import UnitOutcome, UnitVerdict, conclude
+from tranlogs_torch.loops.recovery.unit_verdict import UnitOutcome, UnitVerdict, conclude
 
 UNDERWAY, EQUAL = UnitOutcome(False), UnitOutcome(True)
 ROUNDED, WRONG = UnitOutcome(True, "it rounds otherwise", False), UnitOutcome(False, "it has another batch", True)

@@ -11,12 +11,12 @@ import torch
 from tranlogs.base.errors import UnencodableState
 from tranlogs.training import is_below
 
-from ..state import naming
-from ..state.auxiliary.state_changes import Change, apply_changes, copied, find_changes, meet
-from ..state.auxiliary.tracked_objects import REMEMBERED
-from ..state.optimizer_changes import OptimizerChanges
-from ..tensors.placement import local
-from .run_parts import RunParts
+from ...state import naming
+from ...state.auxiliary.state_changes import Change, apply_changes, copied, find_changes, meet
+from ...state.auxiliary.tracked_objects import REMEMBERED
+from ...state.optimizer_changes import OptimizerChanges
+from ...tensors.placement import local
+from ..run_parts import RunParts
 
 _TRAINERS = f"{__name__.partition('.')[0]}.trainers."  # modules of objects that a trainer's callback tracks
 _SHOWN_MAX = 5  # changes that are named one by one

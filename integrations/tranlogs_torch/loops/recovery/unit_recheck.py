@@ -21,8 +21,8 @@ from tranlogs.training import (
     is_rounding,
 )
 
-from ..state.caveats import CARRIED, IMPLICIT
-from .run_parts import RunParts
+from ...state.caveats import CARRIED, IMPLICIT
+from ..run_parts import RunParts
 from .script_changes import ScriptChanges
 from .unit_verdict import UnitOutcome, UnitVerdict, conclude
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +12,23 @@ from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.ranks import GroupRecovered, get_first_timeline_id
 from tranlogs.training import (
     NO_UNIT,
-    PENDING,
     LastUnit,
     Progress,
     Recovered,
     RecoveryReport,
-    describe_end,
-    describe_not_computed,
-    forecast_writes,
-    make_report,
     recover,
 )
 
-from ..checkpoint_import import Built, Start, StartFrom, find_start
-from ..distributed.process_group import demand_group
-from ..elastic.world_size import settle_in
-from ..sharding import fsdp
-from ..sharding.zero_optimizer import bring_in
-from ..state import environment
-from ..state.caveats import IMPLICIT, LOADED_BEFORE, caveats, has_steps, untracked_scheduler, verdict
-from ..state.compatibility import compare_modules, compare_schedulers, describe_modules
-from ..tensors.placement import local
-from .log_sizes import count_kept, count_logged
-from .run_parts import RunParts
+from ...checkpoint_import import Built, Start, StartFrom, find_start
+from ...distributed.process_group import demand_group
+from ...elastic.world_size import settle_in
+from ...sharding import fsdp
+from ...sharding.zero_optimizer import bring_in
+from ...state.caveats import has_steps
+from ...state.compatibility import compare_modules, compare_schedulers, describe_modules
+from ..forecast import forecast
+from ..run_parts import RunParts
+from .resume_report import ResumeReport
 from .script_changes import LandedState, ScriptChanges
 from .unit_recheck import UnitRecheck
 
@@ -53,21 +46,19 @@ class Recovery:
     Attributes:
         has_begun: True once steps are logged.
         recheck: compares the unit that is computed again.
+        report: the report of the recovery.
     """
 
     def __init__(self, parts: RunParts, on_landed: Callable[[], None], on_set_back: Callable[[], None]) -> None:
         self._parts, self._on_landed = parts, on_landed
         self.recheck = UnitRecheck(parts, self._recover_end, on_set_back)
+        self.report = ResumeReport(parts, self.recheck)
         self.has_begun = False
         self._landed: dict[str, Any] = {}  # the boundary that recovery landed on
         self._landed_state: LandedState | None = None  # what recovery has restored, until the loop begins
-        self._recovered: tuple[Recovered, float] | None = None  # and the seconds that it took
-        self._place: dict[str, Any] = {}  # in the data, where training goes on
         self._is_of_group = False  # the ranks have recovered together
-        self.is_at_end = False  # the script of the former process came to its end, and the run is brought back to there
         self._shared_id: str | None = None  # of a journal, the same on all ranks
         self._origin_notes: list[str] | None = None  # of what a fresh run started from
-        self._has_loaded = False  # the script, a checkpoint of its own; what it makes of that is not known yet
 
     @property
     def run_id(self) -> str:
@@ -99,7 +90,7 @@ class Recovery:
         state.loaded = set() if journal.is_fresh else {which for which, hooks in parts.hooks.items() if has_steps(hooks.inner)}
         origin = find_start(parts.settings.run, start_from)
         self._require_same_settings()
-        self.is_at_end = step is None and journal.was_finished
+        self.report.is_at_end = step is None and journal.was_finished
         if step is not None:
             journal.holds.hold()
         coordinator.require_same_start(origin.identity if origin else "", is_fresh=journal.is_fresh)
@@ -118,7 +109,7 @@ class Recovery:
             return self._begin_fresh(step, origin, progress, is_first=landing is None)
         parts.describe_environment()
         self._compare_settings()
-        self._has_loaded = bool(state.loaded)
+        self.report.has_loaded = bool(state.loaded)
         if landing is not None:
             self._landed = settle_in(state, landing, self._landed)
             coordinator.restore_division(self._landed)
@@ -126,9 +117,7 @@ class Recovery:
         if landing is not None:
             self._land_together(landing, found)
         self._landed_state = LandedState(parts) if self.recheck.is_pending else None
-        self._recovered = found, time.monotonic() - start
-        parts.report.current = self._report_of(*self._recovered)
-        return parts.report.current
+        return self.report.begin(found, time.monotonic() - start)
 
     def _agree_to_recheck(self, step: int | None) -> bool:
         """Return True if the newest unit is to be computed again: all ranks want that, and one has not come to its end."""
@@ -208,8 +197,7 @@ class Recovery:
             parts.auxiliary.reopen()
             self._on_landed()
             changes.apply()
-            self._recovered, self._place = (found, time.monotonic() - start), {}
-            parts.report.current = self._report_of(*self._recovered)
+            self.report.begin(found, time.monotonic() - start)
         else:
             self.recheck.drop(changes)
         if moved:
@@ -244,30 +232,9 @@ class Recovery:
         if origin is not None and self._origin_notes is None:
             self._load(origin, progress)
         notes = tuple(self._origin_notes or ())
-        report = parts.report.current = RecoveryReport(notes=notes, forecast=self._forecast())
+        report = parts.report.current = RecoveryReport(notes=notes, forecast=forecast(parts))
         self.begin(is_first=is_first)
         return report
-
-    def _forecast(self) -> str:
-        """Return how much a fresh run writes; empty for several processes, which may divide the log."""
-        parts = self._parts
-        if not parts.coordinator.is_single:
-            return ""
-        trained = {
-            name: sum(local(p).nbytes for p in hooks.parameters() if p.requires_grad) for name, hooks in parts.hooks.items()
-        }
-        state_bytes = parts.state.nbytes() + sum(count_kept(parts.hooks[name].inner) * n for name, n in trained.items())
-        logged = {name: count_logged(hooks.inner) if hooks.log == "weights" else 1 for name, hooks in parts.hooks.items()}
-        step_bytes = max(sum(logged[name] * nbytes for name, nbytes in trained.items()), 1)
-        settings = parts.settings
-        return forecast_writes(
-            settings.policy,
-            settings.run,
-            step_bytes=step_bytes,
-            state_bytes=state_bytes,
-            retention=settings.retention,
-            segment_bytes=parts.resources.config.segment_bytes,
-        )
 
     def _continue_from(self, found: Recovered, landing: GroupRecovered | None) -> None:
         """Let the journal, the loaders and the watch for writes go on from where the state is now."""
@@ -351,64 +318,12 @@ class Recovery:
         if "scalars" in body:
             self._parts.scalars.unpack(body["scalars"])
 
-    def note_own_loop(self) -> None:
-        """Note that a loop of `LoggedOptimizer` begins: it counts finished epochs, whatever the script has loaded before."""
-        self._has_loaded = False
-
-    def note_user_loop(self) -> None:
-        """Note that a loop of the script's own resumes, or never comes: the script may have left epochs out by itself."""
-        if self._has_loaded:
-            self._has_loaded = False
-            self._parts.report.warn(LOADED_BEFORE, False)
-
     def settle_recheck(self) -> bool:
         """Draw the conclusion if the unit that is computed again is over; return True if it is."""
         if not self.recheck.settle():
             return False
-        if self.recheck.recovered is not None and self._recovered is not None:
-            self._recovered = self.recheck.recovered, self._recovered[1]
-            self._place = {}
-        if self._recovered is not None:
-            self._parts.report.current = self._report_of(*self._recovered)
+        self.report.note_set_back(self.recheck.recovered)
         return True
-
-    def refresh_report(self) -> None:
-        """Make the report again: what was missing then may be tracked now."""
-        if self._recovered is not None and self._parts.auxiliary.has_landed:
-            self._parts.report.current = self._report_of(*self._recovered)
-
-    def _report_of(self, found: Recovered, seconds: float) -> RecoveryReport:
-        parts, state, auxiliary = self._parts, self._parts.state, self._parts.auxiliary
-        exact, notes = verdict(state, found)
-        compared = environment.compare(state.redone.environment, parts.environment)
-        optimizers = [optimizer for hooks in parts.hooks.values() for optimizer in (hooks.shell, hooks.outer, hooks.inner)]
-        scheduler = untracked_scheduler(optimizers, auxiliary.tracked.values())
-        others = [*auxiliary.caveats(), *scheduler, *caveats(state, found.body)]
-        if auxiliary.has_landed or not self._place:  # a loader may be tracked after the recovery
-            self._place = next(iter(auxiliary.read_data().values()), {"taken": auxiliary.count, "epoch": 0})
-        if parts.report.recheck == "pending" and auxiliary.is_loop_remembered:  # the unit is going to show it
-            others = [text for text in others if text != IMPLICIT]
-        if auxiliary.deviation is not None:
-            text, is_wrong = auxiliary.deviation
-            others.append(text if text in parts.report.texts else f"an earlier resume of this run differed: {text}")
-            exact = False if is_wrong else exact
-        elif parts.report.recheck == "pending":
-            others.append(PENDING)
-        elif self.recheck.obstacle and found.position.step:
-            others.append(describe_not_computed(self.recheck.obstacle))
-        texts = [*parts.journal.notes, *found.notes, *state.redone.notes, *compared, *notes, *parts.report.texts, *others]
-        report = make_report(
-            found,
-            exact=parts.report.verdict(exact, others),
-            notes=[text for text in texts if text not in parts.report.refuted],
-            batch=self._place["taken"],
-            epoch=self._place["epoch"],
-            seconds=seconds,
-            timeline=parts.journal.timeline,
-        )
-        rechecked, seconds_recheck = self.recheck.compared
-        end = describe_end(parts.journal.former_loop_end) if self.is_at_end else ""
-        return replace(report, recheck=parts.report.recheck, rechecked=rechecked, seconds_recheck=seconds_recheck, end=end)
 
     # Beginning.
 

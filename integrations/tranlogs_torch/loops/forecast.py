@@ -1,0 +1,28 @@
+"""How much a fresh run writes, as its report says at the start."""
+
+from __future__ import annotations
+
+from tranlogs.training import forecast_writes
+
+from ..tensors.placement import local
+from .log_sizes import count_kept, count_logged
+from .run_parts import RunParts
+
+
+def forecast(parts: RunParts) -> str:
+    """Return how much a fresh run writes; empty for several processes, which may divide the log."""
+    if not parts.coordinator.is_single:
+        return ""
+    trained = {name: sum(local(p).nbytes for p in hooks.parameters() if p.requires_grad) for name, hooks in parts.hooks.items()}
+    state_bytes = parts.state.nbytes() + sum(count_kept(parts.hooks[name].inner) * n for name, n in trained.items())
+    logged = {name: count_logged(hooks.inner) if hooks.log == "weights" else 1 for name, hooks in parts.hooks.items()}
+    step_bytes = max(sum(logged[name] * nbytes for name, nbytes in trained.items()), 1)
+    settings = parts.settings
+    return forecast_writes(
+        settings.policy,
+        settings.run,
+        step_bytes=step_bytes,
+        state_bytes=state_bytes,
+        retention=settings.retention,
+        segment_bytes=parts.resources.config.segment_bytes,
+    )

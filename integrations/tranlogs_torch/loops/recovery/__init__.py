@@ -1,0 +1,1 @@
+"""Recovery of a run, the newest unit that is computed again, and the report of both."""
