@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tranlogs.rehearsal.comparison.text import Noise, find_other_line, parse, split_lines
+from tranlogs.rehearsal.judging import merge_indices
 
 
 @pytest.mark.parametrize(
@@ -51,3 +52,8 @@ def test_lines_that_come_and_go_without_a_kill_do_not_count() -> None:
     noise.learn(["loss 1", "cache is warm"], ["loss 1"])
     assert find_other_line(["loss 2", "cache is warm"], ["loss 2"], noise) is None
     assert find_other_line(["loss 2"], ["loss 3"], noise) is not None
+
+
+def test_names_that_differ_in_indices_are_merged() -> None:
+    names = ["a[0][7].t", "b", "a[1][7].t", "c[3]", "a[12][7].t"]
+    assert merge_indices(names) == ["a[*][7].t", "b", "c[3]"]

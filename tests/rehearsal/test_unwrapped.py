@@ -36,6 +36,7 @@ def test_loss_is_read_off_what_two_lives_print(again: range, read: list[str], he
         ("import torch", "optimizer.recover()"),
         ("import torch\nimport lightning.pytorch as pl", "callbacks=[TranLogsLightningCallback("),
         ("from transformers import Trainer", "callbacks=[TranLogsTrainerCallback("),
+        ("import torch\nfrom stable_baselines3 import PPO", 'callback=TranLogsSB3Callback("runs/NAME")'),
         ("from accelerate import Accelerator", "log_prepared(accelerator"),
         ("import keras", 'callbacks=[TranLogsCallback("runs/NAME")]'),
     ],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 from ..base.quantities import count
 from ..training.loop_variables import listed, read_unkept
@@ -17,6 +19,7 @@ from .killing import Killed
 from .processes.process_life import Life
 from .verdict import NotJudged, Outcome, Verdict
 
+_INDEX = re.compile(r"\[\d+\]")
 _BEHIND_EPOCH = 4  # units that are trained behind the end of an epoch, and in which a kill may come
 
 
@@ -109,7 +112,8 @@ class _Comparison:
             *([] if printed is None else [printed]),
             *files,
         ]
-        self.remarks += [f"not compared, because it differs between two starts: {name}" for _, name in sorted(set(ignored))]
+        names = merge_indices(name for _, name in sorted(set(ignored)))
+        self.remarks += [f"not compared, because it differs between two starts: {name}" for name in names]
         self.equal = []
         if not runs:
             self.equal.append("gradients of each step, weights, optimizer state, random states, data position, tracked state")
@@ -117,6 +121,20 @@ class _Comparison:
             self.equal.append("printed lines")
         if ours and not files:
             self.equal.append(count(len(ours), "written file"))
+
+
+def merge_indices(names: Iterable[str]) -> list[str]:
+    """Return names of values, with one name for those that differ in their indices only: `times[*][2]`."""
+    merged: dict[str, list[str]] = {}
+    for name in names:
+        merged.setdefault(_INDEX.sub("[*]", name), []).append(name)
+    found = []
+    for group in merged.values():
+        parts = [_INDEX.split(name) for name in group]
+        indices = zip(*(_INDEX.findall(name) for name in group), strict=True)
+        same = [index[0] if len(set(index)) == 1 else "[*]" for index in indices]
+        found.append("".join(text for pair in zip_longest(parts[0], same, fillvalue="") for text in pair))
+    return found
 
 
 def _find_rechecks(lives: Sequence[Life]) -> list[Difference]:
