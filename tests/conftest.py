@@ -60,6 +60,14 @@ def pytest_report_header() -> str:
     return f"{share}TRANLOGS_SEED={campaign.seed()}"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out of the gate what is marked `soak`: other variants of what the gate tries once."""
+    left_out = [] if campaign.is_soak() else [item for item in items if item.get_closest_marker("soak") is not None]
+    if left_out:
+        items[:] = [item for item in items if item.get_closest_marker("soak") is None]
+        config.hook.pytest_deselected(items=left_out)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("root") is not None and os.geteuid() != 0:
         _cannot("this test needs root")

@@ -2,7 +2,7 @@
 
 The gate (`make test`) runs a fifth of each campaign of kills, and all examples of properties and of damage, from a fixed seed,
 so that two runs of the gate try the same cases. Of some products, such as all styles of a script on all backends, it runs each
-value once. `make soak` and `pytest --soak` run the whole campaigns and products, from a seed that is drawn anew and printed.
+value once. What is marked `soak` (`variant`) is another variant of what the gate tries. `make soak` and `pytest --soak` run the whole campaigns and products, from a seed that is drawn anew and printed.
 tests/conftest.py sets two environment variables before any test module is imported:
 
     TRANLOGS_SOAK   how many times the whole campaign runs ("1" with --soak); unset in the gate
@@ -19,6 +19,8 @@ import random
 import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+import pytest
 
 GATE_SHARE = 0.2
 GATE_SEED = 20_261_124
@@ -47,6 +49,11 @@ def each_once(*values: Sequence[Any]) -> list[tuple[Any, ...]]:
     if is_soak():
         return list(itertools.product(*values))
     return [tuple(each[i % len(each)] for each in values) for i in range(max(map(len, values)))]
+
+
+def variant(*values: Any) -> Any:
+    """Return a parameter of a test that runs in a soak: another variant of what the gate tries once."""
+    return pytest.param(*values, marks=pytest.mark.soak)
 
 
 def seed() -> int:
