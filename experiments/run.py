@@ -1,6 +1,6 @@
 """Runs experiments, one after another, and writes the report: `make experiments`.
 
-    python experiments/run.py [NAME ...] [--quick] [--into FOLDER]
+    python experiments/run.py [NAME ...] [--quick] [--into FOLDER] [--parts PART ...]
 
 Results go to experiments/results/NAME.json and .png, the report to docs/results.md; those of --quick, which say nothing, to
 experiments/results/quick/. Each experiment is a script that also runs alone. Exit code 1: some failed.
@@ -11,18 +11,20 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from catalogue import EXPERIMENTS, HERE, Experiment
 from report import DOCUMENT, RESULTS, write_report
 
 
-def take(experiment: Experiment, results: Path, *, quick: bool) -> bool:
+def take(experiment: Experiment, results: Path, parts: Sequence[str], *, quick: bool) -> bool:
     """Run its script; whether it did what it should."""
     command = [
         sys.executable,
         str(HERE / experiment.script),
         *experiment.arguments,
+        *parts,
         *(["--quick"] if quick else []),
         "--out",
         str(results / f"{experiment.name}.json"),
@@ -35,6 +37,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[[], *EXPERIMENTS], help="which (default: all that this machine can take)")
     parser.add_argument("--quick", action="store_true", help="checks the scripts, not the claims")
+    parser.add_argument("--parts", nargs="*", default=(), help="parts of an experiment that has parts (default: all)")
     parser.add_argument("--into", type=Path, help="folder for results and report")
     arguments = parser.parse_args()
     into = arguments.into or (RESULTS / "quick" if arguments.quick else None)
@@ -43,7 +46,7 @@ def main() -> int:
     for experiment in [EXPERIMENTS[name] for name in arguments.names] or EXPERIMENTS.values():
         if not arguments.names and not experiment.is_possible():
             print(f"==== {experiment.name}: left out, it needs {experiment.needs}", flush=True)
-        elif not take(experiment, results, quick=arguments.quick):
+        elif not take(experiment, results, arguments.parts, quick=arguments.quick):
             failed.append(experiment.name)
     write_report(results, document)
     if failed:

@@ -163,7 +163,7 @@ def test_power_cut_takes_what_is_not_synced(place: Path) -> None:
     pytest.fail("none of 40 power cuts took a step that was not synced")
 
 
-@pytest.mark.parametrize("durability", ["machine", "process"])
+@pytest.mark.parametrize("durability", ["machine", campaign.variant("process")])
 def test_training_goes_on_when_the_disk_dies(place: Path, durability: str) -> None:
     rnd = random.Random(SEED)
     print(f"repeat with TRANLOGS_SEED={SEED}")
@@ -188,7 +188,7 @@ def test_training_goes_on_when_the_disk_dies(place: Path, durability: str) -> No
 
 
 @pytest.mark.parametrize("seed", campaign.seeds(1), ids=str)
-@pytest.mark.parametrize("durability", ["machine", "process"])
+@pytest.mark.parametrize("durability", [campaign.variant("machine"), "process"])
 def test_training_goes_on_when_the_file_system_turns_read_only(place: Path, durability: str, seed: int) -> None:
     """What was committed is there while it is mounted, what was synced when it is mounted anew."""
     rnd, fault = random.Random(seed), "the file system turns read-only under the trainer"

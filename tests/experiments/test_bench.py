@@ -12,8 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.support import campaign
+
 _EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-_PARTS = {"steps", "trainers", "keras", "append", "replay", "recovery", "disk", "checkpoint"}
+_CHEAP = ("append", "replay", "disk")
+_ALL = (*_CHEAP, "steps", "trainers", "keras", "recovery", "checkpoint")
+_PARTS = _ALL if campaign.is_soak() else _CHEAP
 
 
 @pytest.fixture
@@ -30,9 +34,9 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results and report of all parts."""
+    """Results and report."""
     into = tmp_path_factory.mktemp("bench")
-    command = [sys.executable, str(_EXPERIMENTS / "run.py"), "bench", "--quick", "--into", str(into)]
+    command = [sys.executable, str(_EXPERIMENTS / "run.py"), "bench", "--quick", "--into", str(into), "--parts", *_PARTS]
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return into
 
@@ -86,7 +90,7 @@ def test_verdict_compares_what_is_shown_with_the_goal(figures: Any, value: float
 
 @pytest.mark.slow
 def test_every_part_has_figures_with_their_quartiles(found: dict[str, Any]) -> None:
-    assert set(found) == _PARTS | {"circumstances"}
+    assert set(found) == {*_PARTS, "circumstances"}
     for part in _PARTS:
         assert found[part]["figures"], part
         for figure in found[part]["figures"]:
@@ -94,6 +98,7 @@ def test_every_part_has_figures_with_their_quartiles(found: dict[str, Any]) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_steps_are_timed_with_one_and_two_threads_on_fresh_and_recycled_files(found: dict[str, Any]) -> None:
     cases = {(case["case"], case["threads"]): case for case in found["steps"]["cases"]}
     assert {threads for _, threads in cases} == {1, 2}
@@ -113,6 +118,7 @@ def test_report_shows_every_figure_with_its_verdict(folder: Path, found: dict[st
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.crash
 def test_recovery_redoes_every_step_of_the_killed_run(found: dict[str, Any]) -> None:
     assert [one["replayed"] for one in found["recovery"]["recoveries"]] == [found["recovery"]["steps"]]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.soak
 _EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 

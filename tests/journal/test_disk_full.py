@@ -85,9 +85,10 @@ def train(trainer: ToyTrainer, until: int) -> None:
     trainer.train(until, say=lambda _: roll(trainer))
 
 
-@pytest.mark.parametrize("writer", ["direct", "thread"])
-@pytest.mark.parametrize("durability", ["process", "machine"])
-@pytest.mark.parametrize("leave", [0, 4096, 3 * MIB], ids=["to the last byte", "but a page", "but a segment"])
+@pytest.mark.parametrize(
+    ("leave", "writer", "durability"),
+    campaign.each_once([0, 4096, 3 * MIB], ["direct", "thread"], ["process", "machine", "machine"]),
+)
 def test_training_goes_on_and_logging_resumes_when_there_is_space(
     toy: Callable[..., ToyTrainer],
     clock: FakeClock,
@@ -123,9 +124,9 @@ def test_training_goes_on_and_logging_resumes_when_there_is_space(
     assert (again.recover().step, again.state.everything() == state_at(34)) == (34, True)
 
 
-@pytest.mark.parametrize("writer", ["direct", "thread"])
-@pytest.mark.parametrize("leave", [0, 100 * 1024])
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(
+    ("count", "leave", "writer"), campaign.each_once([2, 3, 2, 3], [0, 100 * 1024], ["direct", "thread", "thread", "direct"])
+)
 def test_the_space_of_older_checkpoints_keeps_the_log_going(
     toy: Callable[..., ToyTrainer], disk: Path, caplog: pytest.LogCaptureFixture, writer: str, leave: int, count: int
 ) -> None:
@@ -157,9 +158,11 @@ def test_the_space_of_older_checkpoints_keeps_the_log_going(
     assert (again.recover().step, again.state.everything() == state_at(140, sizes)) == (140, True)
 
 
-@pytest.mark.parametrize("writer", ["direct", "thread"])
-@pytest.mark.parametrize("keep", [KeepLatest(1), KeepLatest(2)], ids=str)
-@pytest.mark.parametrize("is_slow", [True, False], ids=["steps longer than a checkpoint", "shorter"])
+@pytest.mark.parametrize(
+    ("is_slow", "keep", "writer"),
+    campaign.each_once([True, False], [KeepLatest(1), KeepLatest(2)], ["direct", "thread"]),
+    ids=str,
+)
 def test_a_log_that_fills_the_disk_before_a_checkpoint_is_due_gives_way_to_one(
     toy: Callable[..., ToyTrainer],
     clock: FakeClock,

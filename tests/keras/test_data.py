@@ -8,6 +8,7 @@ import pytest
 
 from tests.keras.lab import Lab
 from tests.keras.test_kill import prove_exact
+from tests.support import campaign
 
 pytestmark = pytest.mark.crash
 
@@ -48,7 +49,7 @@ def test_on_tensorflow(data: str, tensorflow: Lab, tmp_path: Path) -> None:
     prove_exact(tensorflow, tmp_path, [{"die": ["batch", 13]}], data=data, epochs=6 if "steps" in data else 3)
 
 
-@pytest.mark.parametrize("data", ["numbered", "generator", "loader"])
+@pytest.mark.parametrize("data", ["numbered", "generator", campaign.variant("loader")])
 def test_on_jax(data: str, jax: Lab, tmp_path: Path) -> None:
     prove_exact(jax, tmp_path, [{"die": ["batch", 13]}], data=data, jit=True)
 

@@ -14,16 +14,17 @@ pytestmark = pytest.mark.crash
 
 MODES = [
     ("tensorflow", {}),
-    ("tensorflow", {"jit": True}),
+    campaign.variant("tensorflow", {"jit": True}),
     ("tensorflow", {"eager": True}),
     ("tensorflow", {"executions": 4}),
     ("torch", {}),
     ("jax", {"jit": True}),
-    ("jax", {"jit": True, "executions": 4}),
+    campaign.variant("jax", {"jit": True, "executions": 4}),
 ]
 
 
-def named(mode: tuple[str, dict[str, Any]]) -> str:
+def named(mode: Any) -> str:
+    mode = getattr(mode, "values", mode)
     return "-".join([mode[0], *(f"{name}{value}" for name, value in mode[1].items())])
 
 
@@ -59,7 +60,7 @@ def test_two_kills_in_the_middle_of_epochs_leave_no_trace(backend: Lab, options:
     assert len(set(killed)) == 1, "the id that the script reads before fit, in every life"
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"], indirect=True)
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", campaign.variant("jax")], indirect=True)
 @pytest.mark.parametrize("log", ["weights"])
 def test_weights_logged_leave_no_trace_either(backend: Lab, log: str, tmp_path: Path) -> None:
     jit = backend.backend == "jax"
@@ -89,7 +90,7 @@ def test_a_kill_at_the_end_of_epochs_leaves_no_trace_on_tensorflow(tensorflow: L
     prove_exact(tensorflow, tmp_path, deaths, validation=True, others=["plateau", "stopping"], optimizer="adam", epochs=4)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"], indirect=True)
+@pytest.mark.parametrize("backend", [campaign.variant("tensorflow"), "torch", "jax"], indirect=True)
 def test_kills_at_random_batches_leave_no_trace(backend: Lab, tmp_path: Path) -> None:
     chance = campaign.dice(backend.backend)
     deaths = [{"die": ["batch", chance.randrange(1, 10)]} for _ in range(3 if backend.backend == "torch" else 2)]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.keras.lab import Lab
+from tests.support import campaign
 
 ALL = (
     "adam-schedule",
@@ -50,7 +51,7 @@ def resumed(lab: Lab, tmp_path: Path, names: tuple[str, ...], **arguments: Any) 
     return found
 
 
-@pytest.mark.parametrize("names", [ALL[0::2], ALL[1::2]], ids=["even", "odd"])
+@pytest.mark.parametrize("names", [ALL[0::2], campaign.variant(ALL[1::2])], ids=["even", "odd"])
 def test_every_optimizer_on_tensorflow(names: tuple[str, ...], tensorflow: Lab, tmp_path: Path) -> None:
     assert_exact(resumed(tensorflow, tmp_path, names, model="dense", compares=False), replayed=7)
 
@@ -59,12 +60,12 @@ def test_every_optimizer_on_torch(torch: Lab, tmp_path: Path) -> None:
     assert_exact(resumed(torch, tmp_path, ALL), replayed=7)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"], indirect=True)
+@pytest.mark.parametrize("backend", ["tensorflow", campaign.variant("jax")], indirect=True)
 def test_compiled_by_xla(backend: Lab, tmp_path: Path) -> None:
     assert_exact(resumed(backend, tmp_path, HARD, model="dense", jit=True, compares=False), replayed=7)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"], indirect=True)
+@pytest.mark.parametrize("backend", [campaign.variant("tensorflow"), "jax"], indirect=True)
 def test_a_model_that_a_compiler_would_fuse_with_its_update(backend: Lab, tmp_path: Path) -> None:
     assert_exact(resumed(backend, tmp_path, ("adam", "lion"), model="fusing", jit=True, compares=False), replayed=7)
 
@@ -75,7 +76,7 @@ def test_rows_of_an_embedding_and_a_frozen_layer(tensorflow: Lab, tmp_path: Path
     assert_exact(resumed(tensorflow, tmp_path / "eager", names[:1], model="sparse", eager=True), replayed=7)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"], indirect=True)
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", campaign.variant("jax")], indirect=True)
 def test_mixed_precision(backend: Lab, tmp_path: Path) -> None:
     jit = backend.backend == "jax"
     for policy in ("mixed_float16", "bfloat16"):

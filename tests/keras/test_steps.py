@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.keras.lab import Lab
+from tests.support import campaign
 
 
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
@@ -37,7 +38,7 @@ PLACES = (
 )
 
 
-@pytest.mark.parametrize("what", ["weight", "rate", "momentum", "frozen"])
+@pytest.mark.parametrize("what", ["weight", campaign.variant("rate"), "momentum", "frozen"])
 def test_a_write_at_any_place_is_noticed_on_tensorflow(tensorflow: Lab, what: str, tmp_path: Path) -> None:
     places = PLACES if what in ("weight", "rate") else ("on_train_batch_begin", "on_train_batch_end", "on_epoch_end")
     jobs = {

@@ -2,7 +2,8 @@
 
 The gate (`make test`) runs a fifth of each campaign of kills, and all examples of properties and of damage, from a fixed seed,
 so that two runs of the gate try the same cases. Of some products, such as all styles of a script on all backends, it runs each
-value once. What is marked `soak` (`variant`) is another variant of what the gate tries. `make soak` and `pytest --soak` run the whole campaigns and products, from a seed that is drawn anew and printed.
+value once. What is marked `soak` (`variant`) is another variant of what the gate tries. `make soak` and `pytest --soak` run the
+whole campaigns and products, and all variants, from a seed that is drawn anew and printed.
 tests/conftest.py sets two environment variables before any test module is imported:
 
     TRANLOGS_SOAK   how many times the whole campaign runs ("1" with --soak); unset in the gate

@@ -8,12 +8,13 @@ import pytest
 
 from tests.keras.lab import Lab
 from tests.public.keras.proof import prove_exact, run_killed
+from tests.support import campaign
 
 SCRIPT = "tests.public.keras.callbacks.train"
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"], indirect=True)
+@pytest.mark.parametrize("backend", ["tensorflow", campaign.variant("torch")], indirect=True)
 def test_generators_and_variables_of_a_callback_come_back(backend: Lab, tmp_path: Path) -> None:
     """Killed in the middle of an epoch and at an end, before and behind the callback's own turn."""
     prove_exact(backend, SCRIPT, tmp_path, [["batch", 12], ["epoch-end", 1], ["batch", 4]])

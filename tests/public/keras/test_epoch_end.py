@@ -9,10 +9,11 @@ import pytest
 
 from tests.keras.lab import Lab
 from tests.public.keras.proof import prove_exact
+from tests.support import campaign
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"], indirect=True)
+@pytest.mark.parametrize("backend", ["tensorflow", campaign.variant("torch"), "jax"], indirect=True)
 def test_names_of_a_train_step_survive_a_kill_at_the_end_of_an_epoch(backend: Lab, tmp_path: Path) -> None:
     places: list[list[Any]] = [["epoch-end", 2], ["epoch-end", 1]]
     warns = ("weights are logged, not gradients: Named",)

@@ -37,7 +37,7 @@ def _prove(lab: Lab, script: str, folder: Path, seed: int, **arguments: Any) -> 
 @pytest.mark.crash
 @pytest.mark.parametrize(
     ("eager", "kind", "every"),
-    [(False, "adam", 4), (False, "schedule", "epoch"), (True, "sgd", 100), (False, "scaled", 5)],
+    [campaign.variant(False, "adam", 4), (False, "schedule", "epoch"), (True, "sgd", 100), (False, "scaled", 5)],
 )
 def test_the_guide_to_a_loop_from_scratch_ends_with_the_bits_of_its_twin(
     eager: bool, kind: str, every: Any, tensorflow: Lab, tmp_path: Path

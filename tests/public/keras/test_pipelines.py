@@ -8,6 +8,7 @@ import pytest
 
 from tests.keras.lab import Lab
 from tests.keras.test_kill import prove_exact
+from tests.support import campaign
 
 PIPELINES = "tests.public.keras.pipelines"
 FINITE = [
@@ -66,7 +67,7 @@ def test_what_cannot_be_brought_back_is_named(tensorflow: Lab) -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("data", ["dataset-repeat", "dataset-twice"])
+@pytest.mark.parametrize("data", ["dataset-repeat", campaign.variant("dataset-twice")])
 def test_a_fit_whose_data_begin_anew_within_an_epoch(data: str, tensorflow: Lab, tmp_path: Path) -> None:
     """With a checkpoint behind every step, so that one lies behind each repetition."""
     deaths = [{"die": ["batch", 4]}, {"die": ["batch", 9]}, {"die": ["batch", 14]}]

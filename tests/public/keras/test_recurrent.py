@@ -23,7 +23,7 @@ def test_stateful_layers_come_back(resets: bool, backend: Lab, tmp_path: Path) -
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize(("resets", "jit"), [(True, True), (False, False)])
+@pytest.mark.parametrize(("resets", "jit"), [(True, True), campaign.variant(False, False)])
 def test_states_on_jax_come_back(resets: bool, jit: bool, jax: Lab, tmp_path: Path) -> None:
     """A step does not write them there. Reset states are what a compiled step was traced with; other steps read them anew."""
     prove_exact(jax, SCRIPT, tmp_path, [["batch", 8]], resets=resets, looks=not resets, jit=jit, epochs=2)

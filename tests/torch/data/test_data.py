@@ -25,6 +25,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
+from tests.support import campaign
 from tests.torch.lab import Attempt, differences, flatten, in_child, prove_exact, uninterrupted, with_plain_loops
 from tests.torch.nets import seed
 from tests.torch.scripts import numbered
@@ -79,19 +80,25 @@ def test_next_batch_is_the_exact_one(name: str, tmp_path: Path) -> None:
     prove_exact(partial(training, make=SOURCES[name]), tmp_path / "run", (6, 8, 10), is_exact=is_exact, checkpoint_every=1000)
 
 
-@pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
+WITH_WORKERS = (
+    "shuffled",
+    "one by one",
+    "generator of its own",
+    "eager draws",
+    "lazy draws",
+    "stream",
+    "unloggable indices",
+    "counter with state",
+    "batch sampler of one's own",
+)
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("name", "persistent"),
     [
-        "shuffled",
-        "one by one",
-        "generator of its own",
-        "eager draws",
-        "lazy draws",
-        "stream",
-        "unloggable indices",
-        "counter with state",
-        "batch sampler of one's own",
+        *((name, True) for name in WITH_WORKERS),
+        ("stream", False),
+        *(campaign.variant(name, False) for name in WITH_WORKERS if name != "stream"),
     ],
 )
 def test_next_batch_is_the_exact_one_with_workers(name: str, persistent: bool, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from tests.support import campaign
 from tests.torch.lab import Attempt, differences, flatten, in_child
 from tests.torch.nets import seed
 from tests.torch.sources import Augmented, Make, Numbers, mixed
@@ -80,7 +81,7 @@ def prove(script: Any, folder: Path, die_at: tuple[int, ...]) -> None:
     assert last.kept["optimizer"].report.exact is True
 
 
-@pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
+@pytest.mark.parametrize("persistent", [False, campaign.variant(True)], ids=["", "persistent"])
 @pytest.mark.parametrize("name", NOISY)
 def test_what_workers_draw_comes_back(name: str, persistent: bool, tmp_path: Path) -> None:
     prove(partial(training, make=NOISY[name], persistent_workers=persistent), tmp_path, (6, 10))
