@@ -4,7 +4,8 @@ All iterators of a dataset share the seed generators of its shuffles, and readin
 checkpoint taken when prefetching has drained its input lacks them, since TensorFlow does not save exhausted inputs, and the
 next pass would have another order. What is done about that depends on the pipeline:
 
-- It is endless: nothing is ever exhausted, and a checkpoint has it all.
+- It is endless: a checkpoint has it all, unless a stage below the `repeat` was just exhausted (the last batch is not full, and
+  prefetching has come to the end of a repetition). Such a checkpoint is not kept, and a resume from there skips.
 - A shuffle lies below a finite `repeat`: the generator moves within the pass, too. The pass is drawn again from its beginning.
 - A shuffle lies above another one: a checkpoint keeps the generator of one of them. All iterators of the run are opened again.
 - Else the state at the beginning of the pass has the generator: it is read into an iterator that is thrown away, at last.
@@ -32,6 +33,8 @@ from .tf_pipeline import Stages
 _log = logging.getLogger("tranlogs")
 
 _NBYTES_MAX = 256 << 20  # a larger state (shuffle buffers of images) is not kept: skipping is cheaper than writing it
+
+_ORDER = b"epoch_num_random_samples"  # what TensorFlow calls the place of a shuffle's seed generator
 
 _READ, _SPARE = "r", "s"
 
@@ -103,7 +106,10 @@ class TFDatasetBatches(Source):
         self._openings, self._begun = state["openings"], state["begun"]
 
     def read_for_checkpoint(self) -> dict[str, Any]:
-        return {"iterator": self._stored()}
+        blob = self._stored()
+        if blob is not None and self._begun is not None and self._stages.is_endless:
+            blob = blob if _count_orders(blob) >= _count_orders(self._begun) else None
+        return {"iterator": blob}
 
     def write_from_checkpoint(self, state: dict[str, Any], seen: int) -> None:
         blob = state.get("iterator")
@@ -170,6 +176,11 @@ def _open_again(dataset: Any, openings: str, stages: Stages) -> None:
             continue
         for _ in iterator:
             pass
+
+
+def _count_orders(blob: Blob) -> int:
+    """Return of how many shuffles a stored iterator has the seed generator."""
+    return sum(content.tobytes().count(_ORDER) for content in blob.values())
 
 
 def _read(iterator: Any, blob: Blob) -> None:

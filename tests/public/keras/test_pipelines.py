@@ -34,6 +34,7 @@ ENDLESS = [
     "shuffle of all, repeat",
     "repeat, shuffle",
     "batch, repeat",
+    "batch, repeat, no prefetch",
     "two shuffles, repeat",
     "interleave, repeat",
 ]
