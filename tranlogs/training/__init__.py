@@ -23,11 +23,14 @@ from .loop_state import LoopState, Remembered, Unstorable, demand_storable
 from .loop_variables import UnkeptVariables
 from .offline import OfflineReplay
 from .recheck import (
+    CHANGED_BEFORE,
+    CHANGED_NOW,
     NO_UNIT,
     PENDING,
     Recheck,
     describe_difference,
     describe_equal,
+    describe_moved,
     describe_not_computed,
     describe_script_change,
     describe_unfinished,
@@ -44,6 +47,8 @@ from .settings import RunOptions, RunSettings, check_epochs
 from .write_scans import FIRST_UNITS, Place, ScanSchedule
 
 __all__ = [
+    "CHANGED_BEFORE",
+    "CHANGED_NOW",
     "FIRST_UNITS",
     "GRACE_SECONDS",
     "NO_UNIT",
@@ -95,6 +100,7 @@ __all__ = [
     "describe_difference",
     "describe_end",
     "describe_equal",
+    "describe_moved",
     "describe_not_computed",
     "describe_replacement",
     "describe_script_change",

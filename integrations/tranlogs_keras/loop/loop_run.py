@@ -10,6 +10,7 @@ from typing import Any
 from tranlogs.base.config import OUTSIDE_UNITS_MAX, fitting_segment_bytes
 from tranlogs.base.errors import NotRecovered, UsageError
 from tranlogs.training import (
+    CHANGED_NOW,
     UNKNOWN_DATA,
     LiveReport,
     Recovered,
@@ -18,6 +19,8 @@ from tranlogs.training import (
     RunResources,
     ScalarHistory,
     TurnData,
+    describe_moved,
+    describe_not_computed,
     describe_script_change,
     path_of_remembered,
 )
@@ -102,6 +105,7 @@ class LoopRun:
         self._unkept = make_unkept_variables(self.report, members)
         self._is_waiting = False  # for the place at which the run stood
         self._changes: ScriptChanges | None = None  # made between recover() and the loop
+        self._has_script_changes = False  # in the unit that is running
         self._is_outside = False  # a step of the running unit was taken outside of all loops
         self._outside_units = 0  # in a row
         step_bytes = sum(math.prod(v.shape) * 4 for v in members.trainable_variables)
@@ -229,11 +233,17 @@ class LoopRun:
     def _keep_script_changes(self, parts: RunParts) -> None:
         """Go on at the newest boundary if the script has set something: with other values the newest unit is another one."""
         changes = ScriptChanges(parts, self.members, self._recovery.body["tracked"], self.times)
+        if changes.has_writes:
+            self._recovery.return_to_landing()
+            changes.compare_variables()
         if not changes.texts:
             return
         self._changes = changes
-        self._recovery.abandon_recheck()
-        self.position = Position(**self._recovery.body["position"])
+        if self._recovery.abandon_recheck():
+            self.position = Position(**self._recovery.body["position"])
+            self.report.warn(describe_not_computed(CHANGED_NOW), False)
+            if moved := changes.find_moved():
+                self.report.warn(describe_moved(moved), False)
         for text in changes.texts:
             self.report.warn(describe_script_change(text), False)
         self._recovery.refresh_report()
@@ -282,6 +292,7 @@ class LoopRun:
         parts.steps.remember()
         if self._changes is not None:
             self._changes.apply()
+            self._has_script_changes = True
         return True
 
     def _write_source(self) -> None:
@@ -350,7 +361,9 @@ class LoopRun:
         noted = self.scalars.commit(parts.journal.step)
         wants = is_epoch_end and self.settings.every_epoch
         self.was_set_back = False
+        is_logged = not parts.journal.is_rechecking
         self._boundaries.commit(is_end=True, wants_checkpoint=wants, scalars=noted or None)
+        self._has_script_changes &= not is_logged
         self._unkept.name()
 
     def note_turns(self, *, stateless: bool) -> None:
@@ -381,6 +394,7 @@ class LoopRun:
             "tracked": self.members.read_tracked(),
             "doubts": list(self._doubts),
             "turns": self.turns,
+            **({"script_changes": True} if self._has_script_changes else {}),
         }
 
     def _read_for_checkpoint(self) -> dict[str, Any]:

@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from tranlogs.records import tree
 
 from ..backends import arrays
+from ..backends.arrays import Values
 from ..run.run_parts import RunParts
 from .members import REMEMBERED, Members
+
+
+@dataclass(frozen=True, slots=True)
+class VariableChange:
+    """What a script has changed of a variable.
+
+    Attributes:
+        value: the script's.
+        was: what recovery had restored.
+        elements: a mask of the elements that differ.
+    """
+
+    value: Values
+    was: Values
+    elements: Any
 
 
 class ScriptChanges:
@@ -21,16 +40,12 @@ class ScriptChanges:
         members: of the loop.
         recorded: the states of tracked objects where recovery has landed.
         ignored: names of remembered attributes that are times which the script measures.
-
-    Attributes:
-        texts: the changes, in words.
     """
 
     def __init__(self, parts: RunParts, members: Members, recorded: dict[str, Any], ignored: Collection[str]) -> None:
         self._parts, self._members = parts, members
-        variables = {name: parts.variables.by_name[name].variable for name in parts.steps.written()}
-        found = parts.backend.values_of(list(variables.values()))
-        self._values = {name: value.copy() for name, value in zip(variables, found, strict=True)}
+        self._written = self._read(parts.steps.written())
+        self._variables: dict[str, VariableChange] = {}
         self._remembered, self._objects = dict[str, Any](), None
         now, was = members.read_remembered(), recorded.get(REMEMBERED)
         if now is not None and was is not None:
@@ -39,18 +54,55 @@ class ScriptChanges:
                     self._remembered[name] = copy.deepcopy(value)
             if _encode(now["objects"]) != _encode(was["objects"]):
                 self._objects = copy.deepcopy(now["objects"])
-        self.texts = [*self._values, *(f"state.{name}" for name in self._remembered)]
-        self.texts += ["an object in remember(...)"] if self._objects is not None else []
+
+    @property
+    def has_writes(self) -> bool:
+        """True if variables were written, perhaps with the values that they had."""
+        return bool(self._written)
+
+    @property
+    def texts(self) -> list[str]:
+        """The changes, in words."""
+        found = [*self._variables, *(f"state.{name}" for name in self._remembered)]
+        return found + (["an object in remember(...)"] if self._objects is not None else [])
+
+    def compare_variables(self) -> None:
+        """Find what was changed of the variables that were written. The state is that at which recovery has landed."""
+        for name, was in self._read(self._written).items():
+            elements = _find_differing(was, self._written[name])
+            if elements.any():
+                self._variables[name] = VariableChange(self._written[name], was, elements)
+
+    def find_moved(self) -> list[str]:
+        """Return the variables of which the newest unit has changed the same elements. The state is that of its end."""
+        now = self._read(self._variables)
+        return [
+            name for name, change in self._variables.items() if (_find_differing(change.was, now[name]) & change.elements).any()
+        ]
 
     def apply(self) -> None:
-        """Set them again."""
-        for name, value in self._values.items():
-            self._parts.backend.assign(self._parts.variables.by_name[name].variable, value)
+        """Set the changes again."""
+        now, by_name = self._read(self._variables), self._parts.variables.by_name
+        for name, change in self._variables.items():
+            self._parts.backend.assign(by_name[name].variable, np.where(change.elements, change.value, now[name]))
         state = self._members.read_remembered()
         if state is not None:
             objects = state["objects"] if self._objects is None else self._objects
             state = {**state, "values": state["values"] | self._remembered, "objects": objects}
             self._members.write_remembered({REMEMBERED: state})
+
+    def _read(self, names: Collection[str]) -> dict[str, Values]:
+        by_name = self._parts.variables.by_name
+        found = self._parts.backend.values_of([by_name[name].variable for name in names])
+        return {name: value.copy() for name, value in zip(names, found, strict=True)}
+
+
+def _find_differing(some: Values, other: Values) -> Any:
+    """Return a mask of the elements whose bits differ."""
+    if some.shape != other.shape or some.dtype != other.dtype:
+        return np.ones(other.shape, bool)
+    raw = [np.ascontiguousarray(x).reshape(-1).view(np.uint8).reshape(-1, x.dtype.itemsize) for x in (some, other)]
+    return (raw[0] != raw[1]).any(1).reshape(some.shape)
 
 
 def _encode(value: Any) -> bytes:

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tranlogs.base.errors import StateMismatch
-from tranlogs.training import PENDING, Recovered, RecoveryReport, describe_end, judge_exactness, make_report, recover
+from tranlogs.training import (
+    PENDING,
+    Recovered,
+    RecoveryReport,
+    describe_end,
+    describe_not_computed,
+    judge_exactness,
+    make_report,
+    recover,
+)
 
 from ..backends.arrays import Values
 from ..state import environment
@@ -74,6 +83,9 @@ class Recovery:
         start = time.monotonic()
         parts.backend.prepare_apply(parts.model)
         found = self._recover(before_last_unit=rechecks and not parts.journal.was_finished)
+        if found.last_unit is not None and (obstacle := self.recheck.find_obstacle(found.last_unit)):
+            parts.report.warn(describe_not_computed(obstacle), False)
+            found = self._recover(before_last_unit=False)
         parts.resources.continue_from(found)
         self.recheck.begin(found)
         self.recheck.deviation = state.body.get("deviation") or self.recheck.end.get("deviation")
@@ -107,12 +119,23 @@ class Recovery:
         self.refresh_report()
         return True
 
-    def abandon_recheck(self) -> None:
-        """Go on at the newest boundary, if a unit before it was to be computed again."""
-        if self.recheck.is_pending:
-            self.recheck.abandon()
-            self.landed = self.recheck.recovered
-            self._small = self._read_small_values()
+    def abandon_recheck(self) -> bool:
+        """Go on at the newest boundary, if a unit before it was to be computed again; return True if one was."""
+        if not self.recheck.is_pending:
+            return False
+        self.recheck.abandon()
+        self.landed = self.recheck.recovered
+        self._small = self._read_small_values()
+        return True
+
+    def return_to_landing(self) -> None:
+        """Bring the state back to where recovery has landed."""
+        assert self.landed is not None
+        position, parts = self.landed.position, self._parts
+        found = recover(parts.journal.paths.folder, parts.state, sequence=position.sequence, spare=parts.resources.spare)
+        assert found is not None
+        found.require_position(position)
+        parts.steps.remember()
 
     def refresh_report(self) -> None:
         """Make the report again, with what became known since."""
@@ -126,11 +149,7 @@ class Recovery:
         for name, value in self._small.items():
             parts.backend.assign(parts.variables.by_name[name].variable, value)
         if any(name not in self._small for name in parts.steps.written()):
-            assert self.landed is not None
-            position = self.landed.position
-            found = recover(parts.journal.paths.folder, parts.state, sequence=position.sequence, spare=parts.resources.spare)
-            assert found is not None
-            found.require_position(position)
+            self.return_to_landing()
         self._small.clear()
 
     def _read_small_values(self) -> dict[str, Values]:

@@ -7,14 +7,24 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tranlogs.training import Recheck, Recovered, describe_difference, describe_equal, describe_unfinished, is_rounding, recover
+from tranlogs.training import (
+    CHANGED_BEFORE,
+    LastUnit,
+    Recheck,
+    Recovered,
+    describe_difference,
+    describe_equal,
+    describe_unfinished,
+    is_rounding,
+    recover,
+)
 
 from .run_parts import RunParts
 
 # Parts of a boundary that depend on the process. How steps are logged, and what a compiled step has as constants, say nothing
 # of the numbers. The descriptions of fit and data are compared as the run is opened, in words that name the change. How a
-# former unit deviated is taken over from the record.
-_OF_EACH_PROCESS = frozenset({"log", "traced", "identity", "data", "deviation"})
+# former unit deviated is taken over from the record. What a script has changed before its loop is in that unit's steps.
+_OF_EACH_PROCESS = frozenset({"log", "traced", "identity", "data", "deviation", "script_changes"})
 _CALLBACK = "callback."  # what callbacks keep may be times that they have measured
 
 
@@ -69,6 +79,14 @@ class UnitRecheck:
     def is_pending(self) -> bool:
         """True while the unit is computed."""
         return self._recheck is not None and self._parts.report.recheck == "pending"
+
+    def find_obstacle(self, unit: LastUnit) -> str:
+        """Return why a unit is known to come out otherwise; "" if it may be equal."""
+        recorded = Recheck(unit)
+        try:
+            return CHANGED_BEFORE if recorded.read_recorded("script_changes") else ""
+        finally:
+            recorded.close()
 
     def begin(self, found: Recovered) -> None:
         """Let the journal compare the unit behind the position where recovery has landed, if there is one to be computed."""

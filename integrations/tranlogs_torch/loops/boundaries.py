@@ -165,7 +165,10 @@ class Boundaries:
 
         coordinator, writes = self._parts.coordinator, self._parts.writes
         wanted = coordinator.at_boundary(self._journal, body, whole, wanted=wanted, read_digests=lambda: writes.known)
+        is_logged = not self._journal.is_rechecking
         self._journal.boundary(body, lambda: self._state.snapshot(whole()), scalars=noted, checkpoint=wanted)
+        if is_logged:
+            self._auxiliary.has_script_changes = False
         self._recovery.settle_recheck()
         self._unkept.name()
         if self._journal.is_suspended:

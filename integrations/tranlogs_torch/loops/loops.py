@@ -51,7 +51,7 @@ class UnitCommitter(Protocol):
         """Make the report of the recovery again."""
         ...
 
-    def abandon_recheck(self, *, is_certain: bool) -> list[str]:
+    def keep_script_changes(self, opens: Literal["own", "plain", ""]) -> list[str] | None:
         """Go on at the newest boundary with what the script has changed, if anything; return its changes in words."""
         ...
 
@@ -107,24 +107,25 @@ class Loops:
         parts = self._parts
         if not self._boundaries.is_as_recovered() or self.running or parts.journal.is_suspended:
             return
-        names = parts.writes.parameters(parts.journal.step) + parts.writes.optimizers()
-        report = parts.report.current
-        if names and report is not None and report.step:
-            parts.report.warn(
-                f"{names[0]} was written between recover() and the first batch; training continues from what was written, "
-                "not from what was recovered",
-                False,
-            )
         for what in parts.auxiliary.find_overruled_rates():
             raise UsageError(f"{parts.settings.run}: {what}")
-        changed = parts.auxiliary.changed_hyper()
-        is_certain = bool(names or changed)
-        others: list[str] = []
-        if opens == "own" or (opens and is_certain):
-            others = self._boundaries.abandon_recheck(is_certain=is_certain)
-        hyper = [f"{key} of parameter group {i} of optimizer {which!r}" for which, i, key, _ in changed]
-        for what in hyper + others:
-            parts.report.warn(describe_script_change(what), False)
+        texts = self._boundaries.keep_script_changes(opens)
+        if texts is None:
+            texts = self._find_early_writes()
+        for text in texts:
+            parts.report.warn(describe_script_change(text), False)
+        parts.auxiliary.has_script_changes |= bool(texts)
+
+    def _find_early_writes(self) -> list[str]:
+        """Return what was written since a recovery after which no unit is computed again, in words."""
+        parts, report = self._parts, self._parts.report.current
+        changed = [
+            f"{key} of parameter group {i} of optimizer {which!r}" for which, i, key, _ in parts.auxiliary.changed_hyper()
+        ]
+        if report is None or not report.step:
+            return changed
+        written = [f"weight {name}" for name in parts.writes.parameters(parts.journal.step)]
+        return written[:1] + [f"the state of optimizer {which!r}" for which in parts.writes.optimizers()] + changed
 
     def steps(self, until: int, *, stateless: bool) -> Iterator[int]:
         """Yield the number of each turn of a loop without a loader, from 0; a boundary follows each."""

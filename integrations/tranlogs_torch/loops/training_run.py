@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader
@@ -260,9 +260,9 @@ class TrainingRun:
         """Begin a fresh run with a checkpoint of what was built, unless training has begun."""
         self._recovery.begin()
 
-    def abandon_recheck(self, *, is_certain: bool) -> list[str]:
-        """Go on at the newest boundary with what the script has changed, if anything, and compute no unit again."""
-        return self._recovery.abandon_recheck(is_certain=is_certain)
+    def keep_script_changes(self, opens: Literal["own", "plain", ""]) -> list[str] | None:
+        """Go on at the newest boundary with what the script has changed, if anything; return its changes in words."""
+        return self._recovery.keep_script_changes(opens)
 
     def note_own_loop(self) -> None:
         """Note that a loop of `LoggedOptimizer` begins."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from itertools import chain
-from operator import is_, ne, sub
+from operator import is_, sub
 from typing import Any
 
 import numpy as np
@@ -114,21 +114,6 @@ class StateWatch:
         is_written = self._digest != self._sampled()
         self._was_written |= is_written
         return is_written
-
-    def find_written(self) -> list[tuple[Any, Any]] | None:
-        """Return which values something wrote to since `remember`, by parameter and key; None if that is not known."""
-        values, state = self._look(), self._optimizer.state
-        versions, pointers = self._trace()
-        keys = [(parameter, key) for parameter, kept in state.items() if isinstance(kept, dict) for key in kept]
-        if len(values) != len(self._values) or len(values) != len(state) + len(keys) or self._was_written:
-            return None
-        tensors = iter(map(ne, zip(versions, pointers, strict=True), zip(self._versions, self._pointers, strict=True)))
-        found = []
-        for place, value, former in zip(keys, values[len(state) :], self._values[len(state) :], strict=True):
-            is_written = next(tensors) if isinstance(former, torch.Tensor) else not _is_equal(value, former)
-            if is_written or (isinstance(former, torch.Tensor) and value is not former):
-                found.append(place)
-        return found
 
     def _look(self) -> list[Any]:
         """Return how many values each parameter's state has, and the values."""

@@ -32,13 +32,28 @@ def _set_state(it: SimpleNamespace) -> None:
     it.state.scale, it.state.last = 2.0, [7]
 
 
+def _set_row(it: SimpleNamespace) -> None:
+    weights = it.model.layers[0].get_weights()
+    weights[0][2] = 0.5
+    it.model.layers[0].set_weights(weights)
+
+
+def _set_the_same(it: SimpleNamespace) -> None:
+    it.model.set_weights(it.model.get_weights())
+    for variable in it.plain.variables:
+        variable.assign(keras.ops.copy(variable.value))
+    it.state.scale = float(it.state.scale)
+
+
 def _look(it: SimpleNamespace) -> None:
     """What is no change: a forward pass that moves statistics and draws, and random numbers."""
     it.model(np.ones((4, 8), "float32"), training=True)
     np.random.random(3)
 
 
-CHANGES = {"rate": _set_rate, "weights": _set_weights, "moments": _clear_moments, "state": _set_state, "look": _look}
+CHANGES = {"rate": _set_rate, "weights": _set_weights, "moments": _clear_moments, "state": _set_state}
+CHANGES |= {"row": _set_row, "same": _set_the_same, "look": _look}
+NO_CHANGES = ("look", "same")
 
 
 def train(
@@ -68,7 +83,7 @@ def train(
     for place, turn in turns:
         if run is None and place == at:
             for name in changes or ():
-                if name != "look":
+                if name not in NO_CHANGES:
                     CHANGES[name](everything)
         rows = np.arange(turn, turn + BATCH)
         found = gradients_of(model, x[rows], y[rows])

@@ -18,6 +18,7 @@ _NAMES = {  # how the report calls what was changed
     "weights": ["dense", "bias"],
     "moments": ["momentum"],
     "state": ["state.scale", "state.last"],
+    "row": ["dense", "kernel"],
 }
 
 pytestmark = pytest.mark.crash
@@ -37,7 +38,7 @@ def test_it_holds_and_no_step_is_lost(backend: Lab, tmp_path: Path, monkeypatch:
     monkeypatch.setenv("TRANLOGS_RECHECK", "1")
     draw = random.Random(31)
     single = [[name] for name in _NAMES] if campaign.is_soak() else []
-    for number, changes in enumerate([["rate", "weights", "moments", "state", "look"], *single]):
+    for number, changes in enumerate([["rate", "weights", "moments", "state", "row", "look"], *single]):
         place = draw.randint(4, 8)
         run = tmp_path / str(number)
         assert backend.run(_SCRIPT, run=str(run), die=["batch", place]).was_killed
@@ -61,10 +62,25 @@ def test_after_another_crash_it_is_proven(torch: Lab, tmp_path: Path, monkeypatc
     assert (found["exact"], found["recheck"], found["step"]) == (True, "equal", 6), found["notes"]
 
 
-def test_a_forward_pass_before_the_loop_is_no_change(torch: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("change", ["rate", "row"])
+def test_a_kill_right_behind_a_change_is_no_difference(
+    change: str, torch: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log has the change in that unit, and a script that does not make it again cannot compute the unit again."""
+    monkeypatch.setenv("TRANLOGS_RECHECK", "1")
+    found = _resume(torch, tmp_path / "run", 6, [change], again=2)
+    wanted = torch.value(_SCRIPT, run=None, die=None, changes=[change], at=5)
+    assert differences(wanted["state"], found["state"]) == []
+    assert (found["exact"], found["recheck"], found["step"]) == (None, "", 6), found["notes"]
+    assert any("the script had changed weights, hyper-parameters" in note for note in found["notes"]), found["notes"]
+
+
+def test_what_sets_nothing_new_is_no_change(
+    torch: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRANLOGS_RECHECK", "1")
     assert torch.run(_SCRIPT, run=str(tmp_path / "run"), die=["batch", 6]).was_killed
-    found = torch.value(_SCRIPT, run=str(tmp_path / "run"), die=None, changes=["look"], resumes=True)
+    found = torch.value(_SCRIPT, run=str(tmp_path / "run"), die=None, changes=["look", "same"], resumes=True)
     wanted = torch.value(_SCRIPT, run=None, die=None)
     assert differences(wanted["state"], found["state"]) == []
     assert (found["exact"], found["recheck"], found["notes"]) == (True, "equal", [])

@@ -416,6 +416,6 @@ def test_weights_written_after_recovery_are_said(tmp_path: Path, caplog: pytest.
         model[2].bias.add_(0.1)
         for _ in optimizer.steps(13, stateless=True):
             pass
-    assert "2.bias was written between recover() and the first batch" in caplog.text
+    assert "weight 2.bias was changed between recover() and the first batch" in caplog.text
     assert optimizer.report.exact is None
     optimizer.close()

@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.verify import verify_run
 from tests.torch.lab import Attempt, differences, in_child
 from tests.torch.loops import recheck_scripts as scripts
+from tranlogs.verify import Problem
+from tranlogs_torch.loops.recovery import landed_tensors
 
 pytestmark = pytest.mark.crash
 
@@ -156,12 +159,34 @@ def change_nothing(it: SimpleNamespace) -> None:
     """The generator is where the unit, too, has left it: one draw further."""
 
 
+def reset_layer(it: SimpleNamespace) -> None:
+    with torch.no_grad():
+        it.model[0].weight.copy_(torch.full((8, 6), 0.25))
+
+
+def write_row(it: SimpleNamespace) -> None:
+    with torch.no_grad():
+        it.model[0].weight[0].zero_()
+
+
+def write_past_the_counter(it: SimpleNamespace) -> None:
+    it.model[4].weight.data[0, 3] = 0.5
+
+
+def write_moment(it: SimpleNamespace) -> None:
+    next(iter(it.optimizer.state.values()))["exp_avg"].data[0] = 1.0
+
+
 # What a script does at the step where recovery lands, the same at the newest step, and how it is named.
 DERIVED = {
     "a rate": (halve_rate, set_half_rate, "lr of parameter group 0 of optimizer 'main' (it was 0.01, then 0.001)"),
     "a counter": (add_turns, set_turns, "what is remembered"),
     "a generator": (draw, change_nothing, "the tracked 'generator'"),
     "momentum": (clear_momentum, clear_momentum, "the state of optimizer 'main'"),
+    "a layer": (reset_layer, reset_layer, "weight 0.weight"),
+    "a row": (write_row, write_row, "weight 0.weight"),
+    "one weight": (write_past_the_counter, write_past_the_counter, "weight 4.weight"),
+    "some moments": (write_moment, write_moment, "the state of optimizer 'main'"),
 }
 
 
@@ -187,9 +212,58 @@ def test_a_value_that_the_unit_changes_too_is_the_scripts_and_no_step_is_lost(
     make(wanted, change=at_the_end)
     report = found.final_report()
     assert (report.recheck, report.exact, report.step) == ("", None, STEP), report
-    start = f"the script has changed {named} at step {STEP - 1}, where recover() has landed"
+    start = f"the script has changed {named} where recover() has landed"
     assert any(note.startswith(start) and "give recheck=False" in note for note in report.notes), report.notes
     assert differences(found.outcome(), wanted.outcome()) == []
+
+
+def swap_and_swap_back(it: SimpleNamespace) -> None:
+    """As an evaluation of averaged weights does it."""
+    kept = {name: value.clone() for name, value in it.model.state_dict().items()}
+    it.model.load_state_dict({name: torch.zeros_like(value) for name, value in kept.items()})
+    it.model.load_state_dict(kept)
+
+
+def write_the_same(it: SimpleNamespace) -> None:
+    swap_and_swap_back(it)
+    state = it.optimizer.state
+    for parameter in it.model.parameters():
+        assert state[parameter] is not None  # a look at the state of a parameter makes an entry
+        for value in state[parameter].values():
+            value.copy_(value.clone())
+    it.optimizer.param_groups[0]["lr"] = float(it.optimizer.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_who_sets_what_is_there_changes_nothing(
+    large: bool, killed_stepped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if large:
+        monkeypatch.setattr(landed_tensors, "_COPIED_BYTES_MAX", 0)
+    wanted = Attempt()
+    script(wanted, make=make_stepped)
+    shutil.copytree(killed_stepped, tmp_path / "run")
+    found = Attempt(tmp_path / "run")
+    script(found, change=write_the_same, make=make_stepped)
+    report = found.final_report()
+    assert (report.recheck, report.exact, report.notes) == ("equal", True, ()), report
+    assert found.kept.pop("rates") == wanted.kept.pop("rates")[STEP - 1 :]
+    assert differences(found.outcome(), wanted.outcome()) == []
+
+
+@pytest.mark.parametrize("change", [reset_layer, halve_rate, clear_momentum], ids=lambda change: change.__name__)
+def test_a_kill_right_behind_a_change_is_no_difference(change: Change, killed_stepped: Path, tmp_path: Path) -> None:
+    """The log has the change in that unit, and a script that does not make it again cannot compute the unit again."""
+    run = tmp_path / "run"
+    shutil.copytree(killed_stepped, run)
+    assert in_child(lambda: script(Attempt(run, 2), change=change, make=make_stepped)) == -signal.SIGKILL
+    found = Attempt(run)
+    script(found, make=make_stepped)
+    report = found.final_report()
+    assert (report.recheck, report.exact, report.step) == ("", None, STEP + 1), report
+    why = "no unit is computed again, because the script had changed weights, hyper-parameters or other state before its loop"
+    assert any(note.startswith(why) for note in report.notes), report.notes
+    assert [finding for finding in verify_run(run) if isinstance(finding, Problem)] == []
 
 
 def test_what_was_changed_beside_a_scheduler_is_there_after_another_crash(tmp_path: Path) -> None:

@@ -7,19 +7,22 @@ from .messages import (
     describe_difference,
     describe_equal,
     describe_not_computed,
-    describe_script_change,
     describe_unfinished,
     is_rounding,
     path_of_remembered,
 )
 from .recheck import Recheck
+from .script_changes import CHANGED_BEFORE, CHANGED_NOW, describe_moved, describe_script_change
 
 __all__ = [
+    "CHANGED_BEFORE",
+    "CHANGED_NOW",
     "NO_UNIT",
     "PENDING",
     "Recheck",
     "describe_difference",
     "describe_equal",
+    "describe_moved",
     "describe_not_computed",
     "describe_script_change",
     "describe_unfinished",

@@ -74,11 +74,6 @@ def describe_equal(step: int, ranks: int = 1, times: Collection[str] = ()) -> st
     )
 
 
-def describe_script_change(what: str) -> str:
-    """Return a text on something that the script has set between `recover()` and its loop."""
-    return f"{what} was changed between recover() and the first batch; training continues with the new value"
-
-
 def describe_not_computed(why: str) -> str:
     """Return a text on a resume after which no unit is computed again.
 

@@ -6,16 +6,19 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.ranks import GroupRecovered, get_first_timeline_id
 from tranlogs.training import (
+    CHANGED_NOW,
     NO_UNIT,
     LastUnit,
     Progress,
     Recovered,
     RecoveryReport,
+    describe_moved,
+    describe_not_computed,
     recover,
 )
 
@@ -149,7 +152,8 @@ class Recovery:
             return found
         if found.last_unit is None:
             self.recheck.obstacle = NO_UNIT
-        elif self._find_obstacle(found):
+        elif obstacle := self._find_obstacle(found):
+            self.recheck.obstacle = obstacle
             return recover(folder, state, progress=progress, spare=spare)
         return found
 
@@ -175,38 +179,41 @@ class Recovery:
         parts.writes.remember(parts.journal.step)
         return found
 
-    def abandon_recheck(self, *, is_certain: bool) -> list[str]:
+    def keep_script_changes(self, opens: Literal["own", "plain", ""]) -> list[str] | None:
         """Go on at the newest boundary with all that the script has set since the recovery; return its changes in words.
 
-        Several ranks do that together, at the end of the unit: until then one rank does not know what another has changed.
+        Several ranks do that together, at the end of the unit: until then one rank does not know what another has changed. A
+        script that has set what was there already has changed nothing, and the unit is computed again.
 
         Args:
-            is_certain: whether the script has changed weights or hyper-parameters, which are not among the words; if it has
-                not, and has changed nothing else, the unit is computed again.
+            opens: the loop that begins. Before one of the script's own over a tracked loader ("plain"), code per epoch may have
+                set modes, counters and the like. Outside of all loops (""), the loop may set everything in each turn, and the
+                unit is compared as it comes out.
+
+        Returns:
+            None if no unit is to be computed again.
         """
-        parts, start = self._parts, time.monotonic()
-        if not self.recheck.is_pending:
-            return []
-        changes = ScriptChanges(parts, self._landed_state, self.recheck.ignored)
-        if not is_certain and not changes.texts:
-            return []
+        parts, start, landed = self._parts, time.monotonic(), self._landed_state
+        if not self.recheck.is_pending or landed is None:
+            return None
+        changes = ScriptChanges(parts, landed, self.recheck.ignored)
         self._landed_state = None
-        moved, step = changes.find_moved(self.recheck.read_end()), parts.journal.step
+        if not changes.is_certain:
+            parts.writes.remember(parts.journal.step)
+        if not opens or not changes.texts or (opens == "plain" and not changes.is_certain):
+            return []
+        moved = changes.find_moved(self.recheck.read_end())
         if parts.coordinator.is_single:
             found = self.recheck.abandon()
             parts.auxiliary.reopen()
             self._on_landed()
-            changes.apply()
+            moved += changes.apply()
+            parts.report.warn(describe_not_computed(CHANGED_NOW), False)
             self.report.begin(found, time.monotonic() - start)
         else:
             self.recheck.drop(changes)
         if moved:
-            parts.report.warn(
-                f"the script has changed {moved[0]} at step {step}, where recover() has landed, and so did the run in its "
-                "newest unit, before the crash. Training continues behind that unit with the script's value. If the script "
-                "makes the value from the one that it finds, give recheck=False: recover() then lands behind that unit",
-                False,
-            )
+            parts.report.warn(describe_moved(moved), False)
         return changes.texts
 
     def note_tracked(self, names: Collection[str]) -> None:
@@ -322,6 +329,7 @@ class Recovery:
         """Draw the conclusion if the unit that is computed again is over; return True if it is."""
         if not self.recheck.settle():
             return False
+        self._landed_state = None
         self.report.note_set_back(self.recheck.recovered)
         return True
 

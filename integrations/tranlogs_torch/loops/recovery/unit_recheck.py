@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tranlogs.training import (
+    CHANGED_BEFORE,
     UNKNOWN_DATA,
     LastUnit,
     Recheck,
     Recovered,
     describe_difference,
     describe_equal,
+    describe_moved,
     describe_unfinished,
     is_rounding,
 )
@@ -28,8 +30,9 @@ from .unit_verdict import UnitOutcome, UnitVerdict, conclude
 
 # Parts of a boundary that depend on the process: where it began, whether it has learned that gradients are cleared before the
 # next step (the gradients themselves are compared with each step), how an earlier unit differed, whether ranks have found out
-# at a checkpoint that they differ, and what a rank keeps of another one, which compares that itself.
-_OF_EACH_PROCESS = ("start_rng", "flags", "waiting", "deviation", "ddp.is_divided", "beside")
+# at a checkpoint that they differ, whether the script has changed something before its loop, and what a rank keeps of another
+# one, which compares that itself.
+_OF_EACH_PROCESS = ("start_rng", "flags", "waiting", "deviation", "ddp.is_divided", "beside", "script_changes")
 REFUTED = frozenset({UNKNOWN_DATA, CARRIED})  # doubts about what the loop keeps, which an equal unit removes
 
 
@@ -68,6 +71,8 @@ class UnitRecheck:
         """Return why the ranks of this run cannot compute a unit again; "" if they can."""
         recorded = Recheck(unit)
         try:
+            if recorded.read_recorded("script_changes"):
+                return CHANGED_BEFORE
             return self._parts.coordinator.find_unit_obstacle(recorded.read_recorded)
         finally:
             recorded.close()
@@ -131,8 +136,9 @@ class UnitRecheck:
         else:
             parts.auxiliary.deviation = parts.auxiliary.deviation or (verdict.texts[0], verdict.is_wrong)
         self._on_set_back()
-        if self._changes is not None:
-            self._changes.apply()
+        moved = self._changes.apply() if self._changes is not None else []
+        if moved:
+            report.warn(describe_moved(moved), False)
         for text in verdict.texts if verdict.kind == "different" else ():
             if parts.coordinator.rank == 0:
                 report.warn(text, verdict.is_wrong)

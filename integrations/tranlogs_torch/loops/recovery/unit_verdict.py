@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
+from tranlogs.training import CHANGED_NOW
+
 _TEXTS_MAX = 2  # ranks whose difference is told in full
 
 
@@ -58,9 +60,7 @@ def conclude(outcomes: Sequence[UnitOutcome]) -> UnitVerdict | None:
     changed = [rank for rank, one in enumerate(outcomes) if one.is_changed]
     if changed:
         where = f" on rank {changed[0]}" if len(outcomes) > 1 else ""
-        return UnitVerdict(
-            "dropped", (f"the script has changed weights, hyper-parameters or other state before its loop{where}",)
-        )
+        return UnitVerdict("dropped", (CHANGED_NOW + where,))
     texts = {rank: one.text for rank, one in enumerate(outcomes) if one.text}
     if texts:
         return UnitVerdict("different", _name_ranks(texts, len(outcomes)), any(one.is_wrong for one in outcomes))

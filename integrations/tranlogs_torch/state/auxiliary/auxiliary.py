@@ -45,6 +45,7 @@ class Auxiliary:
         count: turns of loops without a loader.
         is_carried: True if the loop carries outputs of the model on to the next batch, which are not tracked.
         turns: what the data of these came from at the last boundary; None if that was not in a loop over `steps()`.
+        has_script_changes: True if the script has changed something before its loop, in the unit that is running.
         deviation: how a unit that was computed again first differed from its record, and True if it was not by rounding.
     """
 
@@ -67,6 +68,7 @@ class Auxiliary:
         self.is_carried = False
         self.turns: TurnData | None = None
         self.deviation: tuple[str, bool] | None = None
+        self.has_script_changes = False
         self._landed: dict[str, Any] | None = None  # what recovery landed on, until training goes on
         self._rng: dict[str, Any] | None = None  # for the first loop that is opened after a recovery
         self._start_rng = _NOTHING  # as the fresh run had it when its `recover()` returned
@@ -193,6 +195,7 @@ class Auxiliary:
             "start_rng": self._start_rng,
             **({"is_carried": True} if self.is_carried else {}),
             **({"deviation": self.deviation} if self.deviation else {}),
+            **({"script_changes": True} if self.has_script_changes else {}),
             **({"added": self._state.growth.read_added()} if self._state.growth.members else {}),
         }
 
@@ -267,8 +270,8 @@ class Auxiliary:
             (which, i, key, now[key])
             for which, groups in recorded.items()
             for i, (was, now) in enumerate(zip(groups, self._state.hyper(which), strict=False))
-            for key in was.keys() & now.keys()
-            if not _is_equal(was[key], now[key])
+            for key in now
+            if key not in was or not _is_equal(was[key], now[key])
         ]
 
     def find_overruled_rates(self) -> list[str]:
