@@ -75,9 +75,7 @@ def test_a_kill_right_behind_a_change_is_no_difference(
     assert any("the script had changed weights, hyper-parameters" in note for note in found["notes"]), found["notes"]
 
 
-def test_what_sets_nothing_new_is_no_change(
-    torch: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_sets_nothing_new_is_no_change(torch: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANLOGS_RECHECK", "1")
     assert torch.run(_SCRIPT, run=str(tmp_path / "run"), die=["batch", 6]).was_killed
     found = torch.value(_SCRIPT, run=str(tmp_path / "run"), die=None, changes=["look", "same"], resumes=True)

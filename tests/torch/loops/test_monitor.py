@@ -17,7 +17,7 @@ from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog
 from tranlogs.journal import read_owner
 from tranlogs_torch import LoggedOptimizer
-from tranlogs_torch.loops import recovery
+from tranlogs_torch.loops.recovery import recovery
 
 SCRIPT = """
 import sys, torch

@@ -19,6 +19,7 @@ from tranlogs.training import (
     RecoveryReport,
     describe_moved,
     describe_not_computed,
+    describe_script_change,
     recover,
 )
 
@@ -59,6 +60,9 @@ class Recovery:
         self.has_begun = False
         self._landed: dict[str, Any] = {}  # the boundary that recovery landed on
         self._landed_state: LandedState | None = None  # what recovery has restored, until the loop begins
+        self._suspects: list[
+            str
+        ] = []  # what was set before a step outside of all loops, where the loop may set it in each turn
         self._is_of_group = False  # the ranks have recovered together
         self._shared_id: str | None = None  # of a journal, the same on all ranks
         self._origin_notes: list[str] | None = None  # of what a fresh run started from
@@ -200,7 +204,10 @@ class Recovery:
         self._landed_state = None
         if not changes.is_certain:
             parts.writes.remember(parts.journal.step)
-        if not opens or not changes.texts or (opens == "plain" and not changes.is_certain):
+        if not opens:
+            self._suspects = changes.texts if changes.is_certain else []
+            return []
+        if not changes.texts or (opens == "plain" and not changes.is_certain):
             return []
         moved = changes.find_moved(self.recheck.read_end())
         if parts.coordinator.is_single:
@@ -330,6 +337,8 @@ class Recovery:
         if not self.recheck.settle():
             return False
         self._landed_state = None
+        for text in self._suspects if self._parts.report.recheck == "different" else ():
+            self._parts.report.warn(describe_script_change(text), False)
         self.report.note_set_back(self.recheck.recovered)
         return True
 
