@@ -169,8 +169,22 @@ def test_what_would_be_lost_now(cli: Cli, run: Path) -> None:
     assert (rank["monitor"], rank["evaluation"]) == (None, None)
     lines = [" ".join(line.split()) for line in cli("status", run).out.splitlines()]
     assert "process dies loses no finished step" in lines
-    assert "power fails loses 1 step" in lines  # durability="process": the checkpoint of step 8 is on disk
+    # durability="process": the checkpoint of step 8 is on disk, and both lines say so.
+    assert "synced step 8, by its checkpoint: survives power loss (log: step 0)" in lines
+    assert "power fails loses 1 step: the checkpoint of step 8 is left" in lines
     assert "site is gone loses everything: there is no store" in lines
+
+
+def test_bytes_that_nobody_has_read_are_not_said_to_be_sound(cli: Cli, run: Path) -> None:
+    """A damaged byte is the business of `verify`; `status` says once that it does not look."""
+    shutil.copytree(run / "rank0", run / "rank1")
+    for path in run.glob("rank*/log/*.seg"):
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            file.write(b"\xff\x00\xff")
+    assert cli("verify", run).code == 1
+    called = cli("status", run)
+    assert called.out.count("(the bytes of log and checkpoints are checked by `tranlogs verify`, not here)") == 1
 
 
 def test_a_run_in_memory_is_not_said_to_survive_power_loss(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

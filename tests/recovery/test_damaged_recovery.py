@@ -152,15 +152,19 @@ def test_steps_behind_damage_stay_on_their_own_timeline(memory_path: Path) -> No
     trainer.journal.close()
 
 
-def test_loss_at_the_end_of_the_log_is_said(memory_path: Path) -> None:
+def test_loss_at_the_end_of_the_log_is_said_once_with_what_it_costs(
+    memory_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run = trained(memory_path / "run", 30, every=1000)
     [entry] = [entry for entry in entries_of(run) if (entry.kind, entry.step) == (EntryKind.STEP, 29)]
     invert(entry.reader.path, tensor_span(entry, "grad/w2")[0])
     trainer = open_run(run)
     report = trainer.recover()
     assert report.step == 28
-    assert "step 30 had been committed, but the readable log ends at step 28" in report.notes
-    assert any("step 29: tensor grad/w2: the checksum of its bytes differs" in note for note in report.notes)
+    lost = "step 30 had been committed, but the readable log ends at step 28: 2 steps have to be trained again"
+    assert report.notes.count(lost) == 1
+    assert sum("step 29: tensor grad/w2: the checksum of its bytes differs" in note for note in report.notes) == 1
+    assert "checksum" not in caplog.text, "the report that is printed has it"
     trainer.journal.close()
 
 
@@ -178,8 +182,9 @@ def test_no_sound_checkpoint_is_refused_with_the_names_of_the_damaged_ones(memor
     run = trained(memory_path / "run", 50)
     names = [damage_state(run, 20), damage_state(run, 40)]
     trainer = open_run(run)
-    with pytest.raises(RecoveryError, match=f"no sound checkpoint.*{', '.join(names)}"):
+    with pytest.raises(RecoveryError, match=f"no sound checkpoint: 2 are damaged .*{', '.join(names)}") as refused:
         trainer.recover()
+    assert all(words in str(refused.value) for words in ("`tranlogs verify`", "`tranlogs pull`", "start a new run"))
     trainer.journal.close()
 
 
@@ -202,7 +207,7 @@ def test_files_of_another_run_are_never_taken_for_this_one_s(memory_path: Path) 
     trainer = open_run(sound)
     report = trainer.recover()
     assert report.step == 0
-    assert any("step 15 had been committed" in note for note in report.notes)
+    assert any("step 15 had been committed" in note and "15 steps" in note for note in report.notes)
     assert trainer.state.everything() == uninterrupted(0).everything()
 
 

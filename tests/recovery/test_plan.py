@@ -184,7 +184,7 @@ def test_without_a_checkpoint_there_is_nothing_to_recover_from() -> None:
 
 def test_without_a_sound_checkpoint_the_damaged_ones_are_named() -> None:
     run = Run().steps(3)
-    with pytest.raises(RecoveryError, match=rf"1 are damaged \({run.checkpoints[0].name}\)"):
+    with pytest.raises(RecoveryError, match=rf"1 is damaged \({run.checkpoints[0].name}\)"):
         run.plan(broken=[run.checkpoints[0].name])
 
 

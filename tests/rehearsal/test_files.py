@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tranlogs.rehearsal.advice import advise
 from tranlogs.rehearsal.comparison.archives import read_archive
 from tranlogs.rehearsal.comparison.files import compare_files
 
@@ -56,6 +57,29 @@ def test_difference_of_files_is_named(
     found, _ = compare_files(write("twin", twin), None, write("killed", killed))
     assert [one.detail for one in found] == ([] if difference is None else [difference])
     assert {one.what for one in found} <= twin.keys() | killed.keys()
+
+
+@pytest.mark.parametrize(
+    ("killed", "detail"),
+    [
+        ("turn 1\nturn 2\nturn 1\nturn 2\n", "2 of 4 lines with other numbers: there is no 'turn 3'"),
+        ("turn 1\nturn 2\nturn 2\nturn 8\nturn 9\n", "2 of 4 lines with other numbers: 'turn 8' instead of 'turn 3'"),
+    ],
+)
+def test_numbers_that_differ_in_lines_of_which_none_is_missing_are_those_of_the_loop(
+    killed: str, detail: str, write: Write
+) -> None:
+    """A counter that starts over; how the file is opened has nothing to do with it."""
+    twin = write("twin", {"log.txt": b"turn 1\nturn 2\nturn 3\nturn 4\n"})
+    found, _ = compare_files(twin, None, write("killed", {"log.txt": killed.encode()}))
+    assert [(one.kind, one.detail) for one in found] == [("numbers in a file", detail)]
+    (line, count) = advise(found, "torch")
+    assert "optimizer.remember(" in line
+    assert "enumerate=True" in count
+    lost, _ = compare_files(twin, None, {"log.txt": write("lost", {"log.txt": b"turn 3\nturn 4\n"})["log.txt"]})
+    assert advise([*lost, *found], "torch") == [line, count], "what differs first decides"
+    assert 'open the file with "a"' in advise(lost, "torch")[0]
+    assert advise(found, "torch", remembering=["state = optimizer.remember(n=0)"])[0] == "state = optimizer.remember(n=0)"
 
 
 def test_lines_of_the_unit_that_was_killed_may_be_there_twice(write: Write) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,94 @@ def life(folder: Path, *steps: int) -> Life:
 def test_loss_is_read_off_what_two_lives_print(again: range, read: list[str], headline: str, tmp_path: Path) -> None:
     first, second = life(tmp_path / "first", *range(9)), life(tmp_path / "second", *again)
     assert headline in judge_loss(first, second, ["last.pt", "log.txt"], read).headline
+
+
+def test_file_that_is_read_at_the_end_only_does_not_make_a_script_continue(tmp_path: Path) -> None:
+    """Its lines begin with the epoch: that it is the first again says more than a file that was read at some time."""
+    lives = []
+    for name, epochs in (("first", range(1, 5)), ("second", range(1, 9))):
+        lines = [
+            f"Train Epoch: {epoch} [{batch}]\tLoss: {1 / (epoch + batch):.4f}\n" for epoch in epochs for batch in (0, 480, 960)
+        ]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "stdout").write_text("".join(lines))
+        lives.append(Life(tmp_path / name, "killed", None))
+    loss = judge_loss(*lives, ["best.pt"], ["best.pt"])
+    assert loss.headline == "This script starts again from the beginning: a kill costs all that it has done."
+    assert loss.notes[-1] == "reading best.pt does not make it continue"
+    # Killed within its first epoch, a script that goes on in the middle of it continues.
+    (tmp_path / "first" / "stdout").write_text("Train Epoch: 1 [0]\tLoss: 0.9\nTrain Epoch: 1 [480]\tLoss: 0.8\n")
+    (tmp_path / "second" / "stdout").write_text("Train Epoch: 1 [480]\tLoss: 0.8\nTrain Epoch: 1 [960]\tLoss: 0.7\n")
+    assert "continues from a checkpoint of its own" in judge_loss(*lives, ["best.pt"], ["best.pt"]).headline
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        (
+            """
+            def train(args, model, batches, optimizer):
+                for i, (x, y) in enumerate(batches):
+                    loss(model(x), y).backward()
+                    optimizer.step()
+
+            for epoch in range(1, args.epochs + 1):
+                train(args, model, train_loader, optimizer)
+                test(model)
+                scheduler.step()
+            """,
+            [
+                "optimizer.track(loader=train_loader)",
+                "for epoch in optimizer.epochs(args.epochs):  # in place of: for epoch in range(1, args.epochs + 1)",
+                "    for i, (x, y) in enumerate(batches):  # stays",
+            ],
+        ),
+        (
+            """
+            class Trainer:
+                def fit(self):
+                    for self.epoch in range(first, 9):
+                        self.one_epoch()
+
+                def one_epoch(self):
+                    for batch in tqdm(self.loader):
+                        self.accelerator.backward(self.loss(batch))
+            """,
+            [
+                "optimizer.track(loader=self.loader)",
+                "for epoch in optimizer.epochs(EPOCHS):  # in place of: for self.epoch in range(first, 9)",
+                "    for batch in tqdm(self.loader):  # stays",
+            ],
+        ),
+        (
+            "for x, y in data:\n    loss.backward()",
+            [
+                "optimizer.track(loader=data)",
+                "for batch in optimizer.batches(data, until=STEPS):  # in place of: for x, y in data",
+            ],
+        ),
+        (
+            "batches = iter(DataLoader(data))\nfor i in range(900):\n    x = next(batches)\n    loss.backward()",
+            [
+                "optimizer.track(loader=loader)",
+                "for batch in optimizer.batches(loader, until=900):  # in place of: for i in range(900)",
+            ],
+        ),
+        (
+            "while True:\n    for micro in range(4):\n        loss(get_batch()).backward()\n    opt.step()",
+            ["optimizer.remember(NAME=VALUE)", "for step in optimizer.steps(STEPS):  # in place of: while True"],
+        ),
+        (
+            "for episode in range(N):\n    while not done:\n        env.step(action)\n    optimizer.step()",
+            ["optimizer.remember(NAME=VALUE)", "for step in optimizer.steps(N):  # in place of: for episode in range(N)"],
+        ),
+        ("this is no Python", ["for batch in optimizer.batches(loader, until=STEPS):"]),
+    ],
+)
+def test_loop_of_the_script_decides_which_loop_takes_its_place(source: str, lines: list[str]) -> None:
+    found = suggest_wrapping({Path("train.py"): textwrap.dedent(source)})
+    assert len(found) <= 6
+    assert all(any(line in one for one in found) for line in lines), found
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ __all__ = ["ROOT"]
 
 Outcome = list[dict[str, Any]]  # by rank
 
+FINISHED = "the run is finished, and nothing is trained (for another training, give another folder)"
+
 
 _MODULES = {
     "huggingface": ("transformers", "transformers.models.gpt2.modeling_gpt2", "accelerate"),

@@ -191,7 +191,7 @@ def train(attempt: int, run: str | None, folder: str, kills: list[Any] | None = 
     if callback is not None:
         report = callback.report
         found["report"] = {"step": report.step, "exact": report.exact, "notes": report.notes, "epoch": report.epoch}
-        found["report"] |= {"recheck": report.recheck, "rechecked": report.rechecked}
+        found["report"] |= {"recheck": report.recheck, "rechecked": report.rechecked, "end": report.end}
         seconds = said.metrics["train_runtime"]
         found["report"]["trained"] = [said.metrics[f"train_{what}_per_second"] * seconds for what in ("steps", "samples")]
     return found

@@ -276,6 +276,7 @@ def told(attempt: int, run: str | None, folder: str, kills: list[Any]) -> dict[s
             )
             trainer.fit(Digits("automatic", "step", False), *loaders())
         found["starts"].append(out.getvalue())
+        found["end"] = callbacks[-1].report.end if run else None
         lines += [str(one.message) for one in caught]
         found["checkpoints"] = {
             "best": {os.path.relpath(path, folder): float(score) for path, score in best.best_k_models.items()},

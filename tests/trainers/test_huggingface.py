@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support import campaign
-from tests.trainers.conftest import Launcher
+from tests.trainers.conftest import FINISHED, Launcher
 
 pytestmark = pytest.mark.crash
 
@@ -63,6 +63,7 @@ def test_early_stopping_and_the_best_model_come_back(huggingface: Launcher, tmp_
     assert f"{finished}recovered to step {step} (" in huggingface.said()
     assert re.search(r"run: fresh run: step 0 \(about .* of log a step; next checkpoint after .*\)\n", said)
     assert found[0]["report"]["trained"] == [0.0, 0.0]
+    assert found[0]["report"]["end"] == FINISHED
 
 
 def test_what_a_subclass_counts_and_collects_comes_back(huggingface: Launcher, tmp_path: Path) -> None:

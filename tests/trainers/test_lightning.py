@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support import campaign
-from tests.trainers.conftest import Launcher
+from tests.trainers.conftest import FINISHED, Launcher
 
 pytestmark = pytest.mark.crash
 
@@ -80,6 +80,7 @@ def test_a_restart_says_each_thing_once_and_keeps_the_best_models(lightning: Lau
     resumed, finished = found["starts"]
     assert resumed.startswith(f"TranLogs: {tmp_path / 'run'} goes on at step 16: recovered to step 16 (")
     assert finished.startswith(f"TranLogs: {tmp_path / 'run'} is finished at step 28, and nothing is trained (for another ")
+    assert found["end"] == FINISHED
     assert (said + resumed).count("Keeps.on_save_checkpoint") == 1
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..base.errors import CorruptCheckpoint, CorruptRecord, RecoveryError, StateMismatch
 from ..base.failpoints import hit
+from ..base.quantities import count
 from ..catalog.lineage import trace_lineage
 from ..checkpoints import Checkpoint
 from ..log.record import EntryKind, Position
@@ -137,9 +138,10 @@ def recover(
             planner.exclude_entry((*plan.links, *(unit.links if unit is not None else ())), damage)
             continue
         recovered.damaged = tuple(planner.broken)
-        committed, end = facts.watermarks.committed, recovered.end.step
+        committed, end = max(facts.watermarks.committed, planner.newest_step), recovered.end.step
         if step is None and sequence is None and end < committed:
-            recovered.notes.append(f"step {committed} had been committed, but the readable log ends at step {end}")
+            again = f"{count(committed - end, 'step')} {'has' if committed - end == 1 else 'have'} to be trained again"
+            recovered.notes.append(f"step {committed} had been committed, but the readable log ends at step {end}: {again}")
         return recovered
     raise RecoveryError(f"{folder}: too much is damaged to recover; run `tranlogs verify` to list the damage")
 
@@ -165,6 +167,7 @@ class _DamagePlanner:
     Attributes:
         broken: the names of damaged checkpoints.
         notes: what to report, one sentence each.
+        newest_step: the newest step that a plan led to before damage was met; 0 if none was met.
     """
 
     def __init__(self, folder: Path, facts: Facts, spare: ReplacementSource | None, checkpoint: str | None) -> None:
@@ -175,6 +178,7 @@ class _DamagePlanner:
         self._last_good: dict[int, int] = {}  # by ordinal of a damaged segment: the last sequence number before the damage
         self._is_index_used = False
         self.broken: list[str] = []
+        self.newest_step = 0
         self.notes = list(facts.notes)
 
     def plan(self, step: int | None, sequence: int | None) -> RecoveryPlan:
@@ -210,14 +214,16 @@ class _DamagePlanner:
 
     def exclude_checkpoint(self, plan: RecoveryPlan, error: CorruptCheckpoint) -> None:
         """Replace the damaged checkpoint of a plan, or exclude it from further plans."""
-        _log.warning("%s", error)
+        _log.info("%s", error)  # the report has it as a note
+        self.newest_step = max(self.newest_step, plan.position.step)
         if not self._replace(self._folder / "checkpoints" / plan.checkpoint.name):
             self.notes.append(str(error))
             self.broken.append(plan.checkpoint.name)
 
     def exclude_entry(self, links: Sequence[Link], damage: DamagedEntry) -> None:
         """Replace the segment of a damaged entry, one of `links`, or exclude it and what follows from further plans."""
-        _log.warning("%s", damage.error)
+        _log.info("%s", damage.error)  # the report has it as a note
+        self.newest_step = max(self.newest_step, links[-1].step)
         is_replaced = self._replace(damage.link.segment.path)
         # The index may have a sound copy of the description of the entry; it has no copy of tensors.
         if is_replaced or (not self._is_index_used and damage.error.tensor is None):

@@ -140,7 +140,11 @@ def _describe_no_checkpoint(usable: Sequence[CheckpointRow], broken: Collection[
         what = f"step {step} is not covered: the oldest checkpoint is of step {oldest}"
         return f"{what} (`keep=` sets how many are kept; recover() without a step resumes at the newest one)"
     if broken:
-        return f"there is no sound checkpoint: {len(broken)} are damaged ({', '.join(sorted(broken))})"
+        damaged = f"{len(broken)} {'is' if len(broken) == 1 else 'are'} damaged ({', '.join(sorted(broken))})"
+        return (
+            f"there is no sound checkpoint: {damaged}. `tranlogs verify` lists the damage. If the run was shipped to a store, "
+            "`tranlogs pull` brings sound copies into a new folder; else start a new run in another folder"
+        )
     return "the run has no checkpoint"
 
 

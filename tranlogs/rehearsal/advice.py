@@ -8,9 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from .comparison.differences import Difference, Kind
+from .training_loop import TrainingLoop, find_training_loop
 
 _SOURCE_BYTES_MAX = 1 << 20
-_LAST: dict[Kind, int] = {"printed": 1, "file": 2}
+_LAST: dict[Kind, int] = {"printed": 1, "numbers in a file": 2, "file": 3}
 _WRAPPED = re.compile(r"\btranlogs(_torch|_keras)?\b")
 
 _REMEMBER = (
@@ -26,6 +27,7 @@ _TORCH_LINES: dict[Kind, list[str]] = {
     "recheck": [_REMEMBER, _COUNT],
     "gradients": [_REMEMBER, _COUNT],
     "printed": [_REMEMBER, _COUNT],
+    "numbers in a file": [_REMEMBER, _COUNT],
     "random state": ["optimizer.track(generator=generator) for a generator of your own; seed the global ones before recover()"],
     "data position": ["optimizer.track(loader=loader)", "for batch in optimizer.batches(loader, until=STEPS):"],
     "hyper-parameters": ["optimizer.track(scheduler=scheduler)"],
@@ -35,6 +37,7 @@ _TORCH_LINES: dict[Kind, list[str]] = {
 _KERAS_LINES: dict[Kind, list[str]] = {
     "gradients": ["model.fit(DATA, ...) with data that repeat themselves: arrays, a PyDataset, a tf.data pipeline with seeds"],
     "printed": ["keep what is printed in a Keras metric, or in a callback with get_state and set_state"],
+    "numbers in a file": ["keep what is written in a Keras metric, or in a callback with get_state and set_state"],
     "file": [_APPEND],
 }
 _GENERAL: dict[Kind, list[str]] = {
@@ -141,7 +144,34 @@ def suggest_wrapping(sources: dict[Path, str]) -> list[str]:
     return [
         "from tranlogs_torch import LoggedOptimizer",
         'optimizer = LoggedOptimizer(optimizer, run="runs/NAME", model=model)',
-        "optimizer.track(loader=loader)  # and scheduler=..., scaler=...: what has state_dict",
+        *_suggest_loop(find_training_loop(sources.values())),
+    ]
+
+
+def _suggest_loop(loop: TrainingLoop | None) -> list[str]:
+    """Return the lines that track what a loop needs, recover, and take the place of the loop."""
+    form = "batches" if loop is None else loop.form
+    replaced = "for batch in loader" if loop is None else loop.replaced
+    loader, count = (loop.loader or "loader", loop.count) if loop is not None else ("loader", "")
+    track = f"optimizer.track(loader={loader})  # and scheduler=..., scaler=...: what has state_dict"
+    if loop is not None and form == "epochs":
+        stays = "  # stays" + (
+            "; epoch.enumerate() has the true numbers after a crash" if "enumerate(" in loop.data_loop else ""
+        )
+        return [
+            track,
+            "optimizer.recover()",
+            f"for epoch in optimizer.epochs({count or 'EPOCHS'}):  # in place of: {replaced}; counts from 0",
+            f"    {loop.data_loop}:{stays}",
+        ]
+    if form == "steps":
+        return [
+            "state = optimizer.remember(NAME=VALUE)  # what a turn takes from the one before; track(...) what has state_dict",
+            "optimizer.recover()",
+            f"for step in optimizer.steps({count or 'STEPS'}):  # in place of: {replaced}; counts from 0",
+        ]
+    return [
+        track,
         "optimizer.recover()",
-        "for batch in optimizer.batches(loader, until=STEPS):  # in place of: for batch in loader",
+        f"for batch in optimizer.batches({loader}, until={count or 'STEPS'}):  # in place of: {replaced}",
     ]

@@ -27,7 +27,7 @@ class Loss:
 
 
 def judge_loss(first: Life, second: Life, written: Iterable[str], read: Iterable[str]) -> Loss:
-    """Say what was lost, from what two lives of a script printed: one that was killed, and the next one.
+    """Say what was lost, from two lives of a script: one that was killed, and the next one. What they print first decides.
 
     Args:
         first: the life that was killed.
@@ -46,9 +46,11 @@ def judge_loss(first: Life, second: Life, written: Iterable[str], read: Iterable
         return Loss(f"A kill costs this script {lost}: it does not use TranLogs.", notes)
     begin, end, again = place
     notes.append(f"before the kill it printed {begin!r} to {end!r}; started again, it begins with {again!r}")
-    if not loaded and _first_number(again) <= _first_number(begin):
+    places = _read_counters([begin, end, again])
+    if places[2] <= places[0]:
+        notes += [f"reading {', '.join(loaded[:3])} does not make it continue"] if loaded else []
         return Loss("This script starts again from the beginning: a kill costs all that it has done.", notes)
-    if _first_number(again) <= _first_number(end):
+    if places[2] <= places[1]:
         return Loss("This script continues from a checkpoint of its own: a kill costs what it has done since.", notes)
     return Loss("This script continues where it was killed, from a checkpoint of its own; whether exactly is not known.", notes)
 
@@ -72,11 +74,20 @@ def _find_counter(before: list[str], after: list[str]) -> tuple[str, str, str] |
     for text, _ in kinds.most_common():
         ours = [line for line in before if parse(line)[0] == text]
         theirs = [line for line in after if parse(line)[0] == text]
-        rising = [_first_number(line) for line in ours]
-        if theirs and len(ours) > 1 and rising == sorted(rising) and rising[0] < rising[-1]:
+        if not theirs or len(ours) < 2:
+            continue
+        rising = _read_counters(ours)
+        if rising == sorted(rising) and rising[0] < rising[-1]:
             return ours[0], ours[-1], theirs[0]
     return None
 
 
-def _first_number(line: str) -> float:
-    return float(parse(line)[1][0])
+def _read_counters(lines: list[str]) -> list[tuple[float, ...]]:
+    """Return the numbers that tell the place of each line: the whole ones at its beginning, such as epoch and batch."""
+    numbers = [parse(line)[1] for line in lines]
+    whole = min(next((i for i, number in enumerate(found) if not _is_whole(number)), len(found)) for found in numbers)
+    return [tuple(map(float, found[: max(1, whole)])) for found in numbers]
+
+
+def _is_whole(number: str) -> bool:
+    return number.lstrip("+-").isdigit()

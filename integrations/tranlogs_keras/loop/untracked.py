@@ -16,8 +16,18 @@ _BOUNDARIES = 4  # at which they are looked at: one is the first
 _BYTES_MAX = 1 << 20  # of a variable
 
 
-def _variables() -> list[Any]:
-    return [item for item in gc.get_objects() if isinstance(item, keras.Variable)]
+def _find_variables() -> list[Any]:
+    """Return all variables that are alive: what refers to their classes, as every instance does.
+
+    The class of another object is not asked for by `isinstance`, which lets lazy modules and deprecated names act and warn.
+    """
+    kinds = _list_kinds(keras.Variable)
+    return [item for item in gc.get_referrers(*kinds) if type(item) in kinds]
+
+
+def _list_kinds(kind: type) -> list[type]:
+    derived: list[type] = kind.__subclasses__()
+    return [kind, *(further for one in derived for further in _list_kinds(one))]
 
 
 class UntrackedVariables:
@@ -35,7 +45,7 @@ class UntrackedVariables:
         self._left -= 1
         ids, changed = set(map(id, known)), []
         now: dict[int, tuple[weakref.ref[Any], int]] = {}
-        for variable in _variables():
+        for variable in _find_variables() if self._left else self._list_seen():
             if id(variable) in ids or variable._value is None:
                 continue
             value = self._backend.value_of(variable)
@@ -47,3 +57,7 @@ class UntrackedVariables:
                 changed.append(str(getattr(variable, "path", "")))
         self._seen = now if self._left else {}
         return changed
+
+    def _list_seen(self) -> list[Any]:
+        """Return the variables of the last call: at the last boundary, others have nothing to be compared with."""
+        return [variable for reference, _ in self._seen.values() if (variable := reference()) is not None]

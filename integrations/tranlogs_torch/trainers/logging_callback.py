@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from tranlogs.base.errors import UsageError
 from tranlogs.training import RecoveryReport
 
 from ..optimizer import LoggedOptimizer
+
+FINISHED = "the run is finished, and nothing is trained (for another training, give another folder)"
 
 
 class LoggingCallback:
@@ -25,6 +28,7 @@ class LoggingCallback:
         self._logged: LoggedOptimizer | None = None
         self._turns: Iterator[int] = iter(())
         self._is_open = self._has_begun = False
+        self._is_finished = False  # whether nothing was left to train when this process began
 
     @property
     def optimizer(self) -> LoggedOptimizer:
@@ -39,5 +43,5 @@ class LoggingCallback:
 
     @property
     def report(self) -> RecoveryReport:
-        """What recovery told, as `LoggedOptimizer.report` has it."""
-        return self.optimizer.report
+        """The report of the recovery, as `LoggedOptimizer.report` has it; the trainer says whether anything is left."""
+        return replace(self.optimizer.report, end=FINISHED if self._is_finished else "")

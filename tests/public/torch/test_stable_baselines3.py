@@ -222,6 +222,25 @@ def test_what_cannot_be_exact_is_refused_by_name(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_what_is_printed_of_a_finished_training_is_what_the_report_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The callback's own loop has no end; that the training is over is known all the same."""
+    said = []
+    for timesteps in (16, 16, 24):
+        model = PPO("MlpPolicy", Pole(), n_steps=8, batch_size=8, policy_kwargs=NET, seed=1, device="cpu")
+        logged = TranLogsSB3Callback(tmp_path / "run", durability="process")
+        model.learn(timesteps, callback=logged)
+        said.append((capsys.readouterr().out, str(logged.report)))
+    (_, first), (printed, again), (longer, last) = said
+    assert first.startswith("fresh run")
+    assert "is finished at timestep 16, and nothing is trained (for another training, give another folder): " in printed
+    assert again.endswith("): the run is finished, and nothing is trained (for another training, give another folder)")
+    assert "goes on at timestep 16: " in longer
+    assert last.endswith(")")
+    assert not any("left the loop" in text or "trains on" in text for text in (printed, again, longer, last))
+
+
 def test_one_callback_logs_one_learn(tmp_path: Path) -> None:
     model = PPO("MlpPolicy", Pole(), n_steps=8, batch_size=8, policy_kwargs=NET, device="cpu")
     logged = TranLogsSB3Callback(tmp_path / "run", durability="process")

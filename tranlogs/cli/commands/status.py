@@ -15,7 +15,7 @@ from rich.live import Live
 
 from ...base.errors import NotARun, NotBegun, UsageError
 from ...base.quantities import parse_seconds
-from ...retention.lost_work import has_store
+from ...retention.lost_work import LostWork, has_store
 from ..options import FINE, PROBLEM, Json, Run, command
 from ..output import screen
 from ..output.json_values import print_json
@@ -29,6 +29,7 @@ from .overview import RunSummary, render_overview, summarize_runs
 _ROWS_MAX = 12  # rows of a table; JSON has all rows
 _NOT_SHOWN = ("sharding", "settings", "schedulers")  # of the environment: they are long
 _SCOPE_TITLES = {"process": "process dies", "machine": "power fails", "site": "site is gone"}
+_UNREAD = "(the bytes of log and checkpoints are checked by `tranlogs verify`, not here)"
 _ROWS_WATCHED_MAX = 4  # with --watch, where all must fit the window, and for each of several ranks
 
 
@@ -131,7 +132,7 @@ def _as_dict(run: Path, found: Sequence[Survey], group: GroupSurvey | None) -> d
 def _render(found: Sequence[Survey], group: GroupSurvey | None, rows_max: int) -> RenderableType:
     rows_max = rows_max if len(found) == 1 else min(rows_max, _ROWS_WATCHED_MAX)
     parts = [part for rank in found for part in _render_journal(rank, rows_max)]
-    return rich.console.Group(*([*_render_group(group), ""] if group is not None else ()), *parts)
+    return rich.console.Group(*([*_render_group(group), ""] if group is not None else ()), *parts, _UNREAD)
 
 
 def _render_group(group: GroupSurvey) -> list[RenderableType]:
@@ -163,7 +164,7 @@ def _list_facts(found: Survey) -> list[tuple[str, object]]:
         ("created", screen.moment(found.run.created_at)),
         ("writer", _describe_writer(found)),
         ("committed", f"step {marks.committed}: survives the process"),
-        ("synced", f"step {marks.synced}: " + ("to memory only (tmpfs)" if found.in_memory else "survives power loss")),
+        ("synced", _describe_synced(found)),
     ]
     if has_store(marks, found.store):
         rows += [
@@ -173,7 +174,7 @@ def _list_facts(found: Survey) -> list[tuple[str, object]]:
     if found.store is not None:
         rows.append(("store", found.store.url if not found.store.problem else f"not shipping now: {found.store.problem}"))
         rows += [("under-replicated", found.store.copies_missing)] if found.store.copies_missing else []
-    rows += [(_SCOPE_TITLES[one.scope], f"loses {one.describe()}") for one in found.lost_work()]
+    rows += [(_SCOPE_TITLES[one.scope], f"loses {one.describe()}{_describe_rest(found, one)}") for one in found.lost_work()]
     rows += describe_monitor(found)
     rows += [
         ("a crash now", _describe_recovery(found)),
@@ -193,6 +194,29 @@ def _list_facts(found: Survey) -> list[tuple[str, object]]:
         if sharding := found.environment.get("sharding"):
             rows.append(("sharded", _describe_sharding(sharding)))
     return rows
+
+
+def _describe_synced(found: Survey) -> str:
+    synced, step = found.watermarks.synced, _find_synced_checkpoint(found)
+    if found.in_memory:
+        return f"step {synced}: to memory only (tmpfs)"
+    if step is None:
+        return f"step {synced}: survives power loss"
+    return f"step {step}, by its checkpoint: survives power loss (log: step {synced})"
+
+
+def _describe_rest(found: Survey, lost: LostWork) -> str:
+    """Return what a power failure leaves, where it costs steps."""
+    if lost.scope != "machine" or not lost.steps or lost.nothing_left:
+        return ""
+    is_checkpoint = lost.safe_step == _find_synced_checkpoint(found)
+    return f": {'the checkpoint of ' if is_checkpoint else ''}step {lost.safe_step} is left"
+
+
+def _find_synced_checkpoint(found: Survey) -> int | None:
+    """Return the step of the newest checkpoint if it lies behind the synced part of the log: published, it is on disk."""
+    machine = next(one for one in found.lost_work() if one.scope == "machine")
+    return machine.safe_step if not found.in_memory and machine.safe_step > found.watermarks.synced else None
 
 
 def _describe_sharding(sharding: dict[str, Any]) -> str:

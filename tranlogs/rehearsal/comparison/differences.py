@@ -22,6 +22,7 @@ Kind = Literal[
     "state",
     "weights",
     "printed",
+    "numbers in a file",
     "file",
 ]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...base.quantities import count
 from .archives import read_archive
 from .differences import Difference, find_difference
-from .text import Noise, split_lines
+from .text import Line, Noise, split_lines
 
 _TEXT_BYTES_MAX = 16 << 20  # of a file that is compared line by line
 _DIGITS = re.compile(r"\d+")
@@ -42,6 +43,8 @@ def compare_files(twin: Files, control: Files | None, killed: Files) -> tuple[li
             continue
         if found.startswith("~"):
             remarks.append(f"{name}: {found[1:]}")
+        elif found.startswith("#"):
+            differences.append(Difference("numbers in a file", name, found[1:]))
         else:
             differences.append(Difference("file", name, found))
     if noisy:
@@ -50,7 +53,11 @@ def compare_files(twin: Files, control: Files | None, killed: Files) -> tuple[li
 
 
 def _compare(twin: Path, control: Path | None, killed: Path) -> str | None:
-    """Return how a file differs; None if it is equal. A text that begins with "~" is a remark, and no difference."""
+    """Return how a file differs; None if it is equal.
+
+    A text that begins with "~" is a remark, and no difference; one that begins with "#" is about numbers in lines of which none
+    is missing.
+    """
     ours, theirs = _read(twin), _read(killed)
     if ours is not None and ours == theirs:
         return None
@@ -80,6 +87,9 @@ def _compare_texts(ours: bytes, again: bytes | None, theirs: bytes) -> str | Non
     wanted, there = {line for _, line in expected}, {line for _, line in found}
     missing = [raw for raw, line in expected if line not in there]
     more = [raw for raw, line in found if line not in wanted]
+    if missing and _has_all_texts(expected, found):
+        instead = f"{more[0][:80]!r} instead of {missing[0][:80]!r}" if more else f"there is no {missing[0][:80]!r}"
+        return f"#{len(missing)} of {count(len(expected), 'line')} with other numbers: {instead}"
     if missing:
         return f"{len(missing)} of {count(len(expected), 'line')} missing, the first is {missing[0][:80]!r}"
     if more:
@@ -88,6 +98,12 @@ def _compare_texts(ours: bytes, again: bytes | None, theirs: bytes) -> str | Non
     if repeated > 0:
         return f"~{count(repeated, 'line')} more: a unit that was computed again after a kill wrote them again"
     return None
+
+
+def _has_all_texts(expected: Sequence[tuple[str, Line]], found: Sequence[tuple[str, Line]]) -> bool:
+    """Return True if no line is missing, apart from the numbers in it: a value of the loop differs, and no line was lost."""
+    wanted, there = (Counter(text for _, (text, _) in lines) for lines in (expected, found))
+    return wanted <= there
 
 
 def _read(path: Path) -> bytes | None:

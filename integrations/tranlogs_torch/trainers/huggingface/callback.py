@@ -8,6 +8,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 
 from tranlogs.base.errors import UsageError
+from tranlogs.training import RecoveryReport
 
 from ...optimizer import LoggedOptimizer
 from ..logging_callback import LoggingCallback
@@ -49,6 +50,12 @@ class TranLogsTrainerCallback(LoggingCallback, TrainerCallback):  # type: ignore
         """
         self._logged = None if self._loop is None else self._loop.optimizer
         return super().optimizer
+
+    @property
+    def report(self) -> RecoveryReport:
+        """The report of the recovery, as `LoggedOptimizer.report` has it; the trainer says whether anything is left."""
+        self._is_finished = self._loop is not None and self._loop.is_finished
+        return super().report
 
     def attach(self, trainer: Trainer) -> TranLogsTrainerCallback:
         """Log this trainer's training; the callback is added to it, if it is not there.

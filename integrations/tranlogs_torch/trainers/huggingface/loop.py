@@ -49,6 +49,7 @@ class Loop:
 
     Attributes:
         optimizer: while training and behind it; None before.
+        is_finished: whether nothing was left to train when this process began.
     """
 
     def __init__(self, trainer: Trainer, run: Path, settings: dict[str, Any], *, verbose: bool) -> None:
@@ -62,7 +63,7 @@ class Loop:
         self._position: TrainerPosition | None = None
         self._progress = Progress(trainer)
         self._turns: Iterator[int] = iter(())
-        self._is_resumed = self._has_begun = False
+        self._is_resumed = self._has_begun = self.is_finished = False
         self._began_at = 0  # the step at which this process began
         self._rest: Iterator[Any] | None = None  # of the epoch in which the run stood
 
@@ -90,9 +91,9 @@ class Loop:
         assert self.optimizer is not None
         progress, state = self._progress, self.trainer.state
         self._began_at = state.global_step
-        is_finished = self._is_resumed and (progress.is_stopped or state.global_step >= max_steps)
+        self.is_finished = self._is_resumed and (progress.is_stopped or state.global_step >= max_steps)
         if self._verbose and self.trainer.is_world_process_zero():
-            announce(self.run, self.optimizer.report, f"step {state.global_step}", is_finished=is_finished)
+            announce(self.run, self.optimizer.report, f"step {state.global_step}", is_finished=self.is_finished)
         if progress.is_stopped or state.global_step >= max_steps:
             self.optimizer.training_run.auxiliary.open_loop()  # the trainer opens none: code behind it draws from here on
             return num_train_epochs, 0

@@ -139,9 +139,9 @@ class TranLogsLightningCallback(LoggingCallback, TranLogsCallback):
             else:
                 run.report.warn(caveat, False)
         run.refresh_report()  # with what is known not to come back of the loader
+        self._is_finished = lightning_internals.is_finished(trainer)
         if self._verbose and trainer.is_global_zero:
-            is_finished = lightning_internals.is_finished(trainer)
-            announce(self._run, self.report, f"step {trainer.global_step}", is_finished=is_finished)
+            announce(self._run, self.report, f"step {trainer.global_step}", is_finished=self._is_finished)
 
     def _counters_are_set(self) -> None:
         assert self._trainer is not None

@@ -128,9 +128,10 @@ class TranLogsSB3Callback(LoggingCallback, BaseCallback):  # type: ignore[misc]
         self._rng = get_rng()
         if learning.is_stopped:
             self._timesteps, self.model.num_timesteps = self.model.num_timesteps, self.locals["total_timesteps"]
+        self._is_finished = learning.is_finished
         if self.verbose:
             report = replace(logged.report, batch=0)  # rollouts are counted there, and have no batches
-            announce(self._run, report, f"timestep {learning.timesteps}", is_finished=learning.is_finished)
+            announce(self._run, report, f"timestep {learning.timesteps}", is_finished=self._is_finished)
 
     def _on_rollout_start(self) -> None:
         """All of the rollout before is trained: a boundary."""
