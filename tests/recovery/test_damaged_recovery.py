@@ -164,7 +164,7 @@ def test_loss_at_the_end_of_the_log_is_said_once_with_what_it_costs(
     lost = "step 30 had been committed, but the readable log ends at step 28: 2 steps have to be trained again"
     assert report.notes.count(lost) == 1
     assert sum("step 29: tensor grad/w2: the checksum of its bytes differs" in note for note in report.notes) == 1
-    assert "checksum" not in caplog.text, "the report that is printed has it"
+    assert caplog.text.count("checksum") == 1, "a script that prints no report says it, too"
     trainer.journal.close()
 
 

@@ -177,6 +177,7 @@ class _DamagePlanner:
         self._history = build_history(facts.segments, self._limits)
         self._last_good: dict[int, int] = {}  # by ordinal of a damaged segment: the last sequence number before the damage
         self._is_index_used = False
+        self._told: set[str] = set()
         self.broken: list[str] = []
         self.newest_step = 0
         self.notes = list(facts.notes)
@@ -214,7 +215,7 @@ class _DamagePlanner:
 
     def exclude_checkpoint(self, plan: RecoveryPlan, error: CorruptCheckpoint) -> None:
         """Replace the damaged checkpoint of a plan, or exclude it from further plans."""
-        _log.info("%s", error)  # the report has it as a note
+        self._warn(str(error))
         self.newest_step = max(self.newest_step, plan.position.step)
         if not self._replace(self._folder / "checkpoints" / plan.checkpoint.name):
             self.notes.append(str(error))
@@ -222,7 +223,7 @@ class _DamagePlanner:
 
     def exclude_entry(self, links: Sequence[Link], damage: DamagedEntry) -> None:
         """Replace the segment of a damaged entry, one of `links`, or exclude it and what follows from further plans."""
-        _log.info("%s", damage.error)  # the report has it as a note
+        self._warn(str(damage.error))
         self.newest_step = max(self.newest_step, links[-1].step)
         is_replaced = self._replace(damage.link.segment.path)
         # The index may have a sound copy of the description of the entry; it has no copy of tensors.
@@ -234,6 +235,12 @@ class _DamagePlanner:
         good = find_last_sound_boundary(links) if damage.link is links[-1] else damage.link.sequence - 1
         ordinal = damage.link.segment.row.ordinal
         self._last_good[ordinal] = min(good, self._last_good.get(ordinal, good))
+
+    def _warn(self, text: str) -> None:
+        """Warn of damage, once: an entry is tried again with the description that the index has."""
+        if text not in self._told:
+            self._told.add(text)
+            _log.warning("%s", text)
 
     def _replace(self, path: Path) -> bool:
         """Replace a damaged segment or checkpoint by a sound copy and add a note. Return True if there was a copy."""

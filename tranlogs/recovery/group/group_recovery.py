@@ -252,12 +252,13 @@ class GroupRecovery:
             is_forced = bool(agreement.lost_with_equals)
             attempt.digest = "" if self._resharding is not None else self.state.digest(is_forced=is_forced)
         except CorruptCheckpoint as error:
-            _log.info("%s", error)  # the report has it as a note
+            _log.warning("%s", error)
             assert base is not None
             attempt.damage.checkpoints.add((base.rank, base.ref.name))
             attempt.notes.append(str(error))
         except DamagedEntry as damage:
-            _log.info("%s", damage.error)  # the report has it as a note
+            if str(damage.error) not in attempt.notes:
+                _log.warning("%s", damage.error)
             _note_damage(damage, donor, attempt)
             attempt.notes.append(str(damage.error))
         except Exception as error:  # the other ranks wait for this one's answer
