@@ -25,8 +25,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from tests.support import campaign
-from tests.torch.lab import Attempt, differences, flatten, in_child, prove_exact, uninterrupted, with_plain_loops
+from tests.torch.lab import Attempt, differences, flatten, in_child, prove_exact, with_plain_loops
 from tests.torch.nets import seed
 from tests.torch.scripts import numbered
 from tests.torch.sources import BATCHES, SOURCES, Make, Numbers, Rotating, sampled
@@ -80,33 +79,6 @@ def test_next_batch_is_the_exact_one(name: str, tmp_path: Path) -> None:
     prove_exact(partial(training, make=SOURCES[name]), tmp_path / "run", (6, 8, 10), is_exact=is_exact, checkpoint_every=1000)
 
 
-WITH_WORKERS = (
-    "shuffled",
-    "one by one",
-    "generator of its own",
-    "eager draws",
-    "lazy draws",
-    "stream",
-    "unloggable indices",
-    "counter with state",
-    "batch sampler of one's own",
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "persistent"),
-    [
-        *((name, True) for name in WITH_WORKERS),
-        ("stream", False),
-        *(campaign.variant(name, False) for name in WITH_WORKERS if name != "stream"),
-    ],
-)
-def test_next_batch_is_the_exact_one_with_workers(name: str, persistent: bool, tmp_path: Path) -> None:
-    script = partial(training, make=SOURCES[name], num_workers=2, persistent_workers=persistent)
-    is_exact = True if name == "stream" and not persistent else None  # numbers drawn in workers are not brought back
-    prove_exact(script, tmp_path / "run", (6, 9), is_exact=is_exact, checkpoint_every=1000)
-
-
 @pytest.mark.parametrize("name", ["shuffled", "counter with state", "stream", "one by one"])
 def test_epochs_go_on_where_they_were(name: str, tmp_path: Path) -> None:
     """Dies in the middle of an epoch, in the epoch's own code, and at the next epoch's first batch."""
@@ -142,6 +114,14 @@ class Shuffling(IterableDataset[torch.Tensor]):
         left = list(range(46))
         while left:
             yield torch.tensor([float(left.pop(random.randrange(len(left)))), 1.0])
+
+
+class Lazily(DataLoader[Any]):
+    """A class of the user's: its __iter__ is a generator, which asks for the sampler when the first batch is wanted."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for batch in super().__iter__():
+            yield 2 * batch
 
 
 class Dependent(Sampler[int]):
@@ -181,30 +161,6 @@ def test_source_that_does_not_repeat_itself_is_reported(
     assert word in caplog.text
 
 
-@pytest.mark.parametrize("workers", [(2, 0), (0, 2)])
-def test_number_of_workers_may_change(workers: tuple[int, int], tmp_path: Path) -> None:
-    """A sampler that draws when it is asked for an iterator is asked twice with workers: as often as before the crash."""
-    before, after = (partial(training, make=SOURCES["eager draws"], num_workers=n) for n in workers)
-    right, last = uninterrupted(before), Attempt(tmp_path / "run")
-    assert in_child(lambda: before(Attempt(tmp_path / "run", 18))) < 0
-    after(last)
-    assert min(last.seen) == 17
-    assert [last.seen[n] for n in range(17, 24)] == [right.seen[n] for n in range(17, 24)]  # the rest of the epoch
-
-
-class Lazily(DataLoader[Any]):
-    """A class of the user's: its __iter__ is a generator, which asks for the sampler when the first batch is wanted."""
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        for batch in super().__iter__():
-            yield 2 * batch
-
-
-def test_stream_that_shuffles_in_a_worker_comes_back(tmp_path: Path) -> None:
-    """The worker has random numbers to itself."""
-    prove_exact(partial(training, make=lambda **o: DataLoader(Shuffling(), 4, num_workers=1, **o)), tmp_path / "run", (6, 9))
-
-
 @pytest.mark.parametrize("is_tracked", [False, True])
 def test_generator_of_the_dataset_is_named_or_tracked(is_tracked: bool, tmp_path: Path) -> None:
     class Noisy(Numbers):
@@ -242,17 +198,6 @@ def test_generator_of_the_dataset_is_named_or_tracked(is_tracked: bool, tmp_path
 def test_loader_class_of_ones_own_is_read_again(tmp_path: Path) -> None:
     script = partial(training, make=lambda **o: Lazily(Numbers(), 4, shuffle=True, **o))
     prove_exact(script, tmp_path / "run", (6, 8, 10))
-
-
-def test_random_numbers_in_workers_are_spoken_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = tmp_path / "run"
-    script = partial(training, make=SOURCES["shuffled"], num_workers=2)
-    in_child(lambda: script(Attempt(run, 6)))
-    last = Attempt(run)
-    script(last)
-    assert "workers" in caplog.text
-    assert any("workers" in note for note in last.kept["optimizer"].report.notes)
-    assert last.kept["optimizer"].report.exact is None
 
 
 def test_counter_restored_by_hand_is_enough(tmp_path: Path) -> None:
@@ -533,129 +478,3 @@ def test_batches_of_any_kind_are_compared(tmp_path: Path) -> None:
     report = script(7)
     assert report.exact is False
     assert any("Lazy did not yield the same batches again" in note for note in report.notes)
-
-
-def test_schedule_of_batch_sizes_reaches_the_sampler_and_comes_back(tmp_path: Path) -> None:
-    def script(attempt: Attempt) -> None:
-        seed()
-        loader = SOURCES["shuffled"]()
-        model = torch.nn.Linear(2, 1)
-        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
-        attempt.start(optimizer, loader=loader)
-        for epoch in optimizer.epochs(3, loader):
-            assert isinstance(loader.batch_sampler, BatchSampler)
-            loader.batch_sampler.batch_size = 4 + 2 * epoch
-            for x in epoch:
-                attempt.saw_next(x)
-                model(x).square().mean().backward()
-                attempt.tick()
-                optimizer.step()
-                optimizer.zero_grad()
-        attempt.keep(model=model)
-        optimizer.close()
-        assert type(loader.batch_sampler) is BatchSampler
-
-    prove_exact(script, tmp_path / "run", (5, 9, 7))
-
-
-class Hidden(Sampler[int]):
-    """Draws from generators that stand in a dictionary, and in a closure."""
-
-    def __init__(self) -> None:
-        self.parts = {"numpy": np.random.default_rng(3), "torch": torch.Generator().manual_seed(4)}
-        generator = random.Random(5)
-        self.draw = lambda: generator.randrange(46)
-
-    def __len__(self) -> int:
-        return 46
-
-    def __iter__(self) -> Iterator[int]:
-        first = torch.randint(46, (1,), generator=self.parts["torch"]).item()
-        second = int(self.parts["numpy"].integers(46))  # type: ignore[union-attr]
-        return iter([int(first), second, *(self.draw() for _ in range(44))])
-
-
-@pytest.mark.parametrize("die_at", [(5,), (13,), (20, 1)], ids=str)
-def test_generators_of_a_sampler_are_found_where_they_lie(die_at: tuple[int, ...], tmp_path: Path) -> None:
-    make: Make = lambda **o: DataLoader(Numbers(), 4, sampler=Hidden(), **o)  # noqa: E731
-    prove_exact(partial(training, make=make), tmp_path / "run", die_at)
-
-
-class Mining(Sampler[int]):
-    """Its order depends on weights that the loop writes."""
-
-    def __init__(self) -> None:
-        self.weights = torch.ones(46)
-
-    def __len__(self) -> int:
-        return 46
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(torch.multinomial(self.weights, 46).tolist())
-
-
-@pytest.mark.parametrize("die_at", [8, 13, 20])
-def test_sampler_whose_weights_the_loop_writes_is_named(die_at: int, tmp_path: Path) -> None:
-    """At the first batch of an epoch, too."""
-
-    def script(attempt: Attempt) -> None:
-        seed()
-        sampler = Mining()
-        loader = DataLoader(Numbers(), 4, sampler=sampler)
-        model = torch.nn.Linear(2, 1)
-        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
-        attempt.start(optimizer, loader=loader)
-        for x in optimizer.batches(loader, 30):
-            model(x).square().mean().backward()
-            attempt.tick()
-            optimizer.step()
-            optimizer.zero_grad()
-            sampler.weights[int(x[0, 0])] += 1
-        attempt.keep(report=optimizer.report)
-        optimizer.close()
-
-    assert in_child(lambda: script(Attempt(tmp_path / "run", die_at))) < 0
-    last = Attempt(tmp_path / "run")
-    script(last)
-    assert last.kept["report"].exact is not True
-    assert any("Mining.weights" in note or "Mining" in note for note in last.kept["report"].notes)
-
-
-@pytest.mark.parametrize("die_at", [13, 20])
-def test_persistent_workers_that_draw_are_named_between_epochs_too(die_at: int, tmp_path: Path) -> None:
-    script = partial(training, make=SOURCES["shuffled"], num_workers=2, persistent_workers=True)
-    assert in_child(lambda: script(Attempt(tmp_path / "run", die_at))) < 0
-    last = Attempt(tmp_path / "run")
-    script(last)
-    assert last.reports[0].exact is None
-    assert any("random numbers drawn inside DataLoader workers" in note for note in last.reports[0].notes)
-
-
-class Odd(Sampler[int]):
-    """Holds what cannot be compared cheaply, or not by numpy."""
-
-    def __init__(self, samples: list[Any]) -> None:
-        self.data_source = samples
-        self.weights = torch.ones(46, requires_grad=True)
-        self.half = torch.ones(46, dtype=torch.bfloat16)
-        self.sparse = torch.ones(3).to_sparse()
-        self.objects = np.array([None, "a"], object)
-        self.mixed = [object(), 1]
-
-    def __len__(self) -> int:
-        return 46
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(46))
-
-
-class Unprintable:
-    def __repr__(self) -> str:
-        raise AssertionError("samples are not looked at")
-
-
-def test_whatever_a_sampler_holds_training_goes_on(tmp_path: Path) -> None:
-    samples = [Unprintable() for _ in range(46)]
-    prove_exact(
-        partial(training, make=lambda **o: DataLoader(Numbers(), 4, sampler=Odd(samples), **o)), tmp_path / "run", (13,)
-    )
