@@ -24,7 +24,7 @@ class VariableChange:
     Attributes:
         value: the script's.
         was: what recovery had restored.
-        elements: a mask of the elements that differ.
+        elements: a mask of the elements that the script has set.
     """
 
     value: Values
@@ -69,9 +69,11 @@ class ScriptChanges:
     def compare_variables(self) -> None:
         """Find what was changed of the variables that were written. The state is that at which recovery has landed."""
         for name, was in self._read(self._written).items():
-            elements = _find_differing(was, self._written[name])
+            value = self._written[name]
+            elements = _find_differing(was, value)
             if elements.any():
-                self._variables[name] = VariableChange(self._written[name], was, elements)
+                is_whole = _is_whole(value, elements)
+                self._variables[name] = VariableChange(value, was, np.ones_like(elements) if is_whole else elements)
 
     def find_moved(self) -> list[str]:
         """Return the variables of which the newest unit has changed the same elements. The state is that of its end."""
@@ -103,6 +105,15 @@ def _find_differing(some: Values, other: Values) -> Any:
         return np.ones(other.shape, bool)
     raw = [np.ascontiguousarray(x).reshape(-1).view(np.uint8).reshape(-1, x.dtype.itemsize) for x in (some, other)]
     return (raw[0] != raw[1]).any(1).reshape(some.shape)
+
+
+def _is_whole(value: Values, elements: Any) -> bool:
+    """Return True if a script has set all of a variable, though some elements had that value before.
+
+    Most have another one now, or all have the same.
+    """
+    first = np.broadcast_to(value.reshape(-1)[:1], (value.size,)).reshape(value.shape)
+    return 2 * int(elements.sum()) >= elements.size or not _find_differing(first, value).any()
 
 
 def _encode(value: Any) -> bytes:

@@ -34,7 +34,7 @@ class TensorChange:
     Attributes:
         place: where.
         value: the script's.
-        elements: a mask of the elements that have changed; None for all of the value.
+        elements: a mask of the elements that the script has set; None for all of the value.
     """
 
     place: Place
@@ -88,7 +88,9 @@ class LandedTensors:
         if not isinstance(was, torch.Tensor) or not _are_alike(was, held):
             return TensorChange(place, now.detach().clone(), None)
         elements = _find_differing(was, held)
-        return TensorChange(place, held, elements) if bool(elements.any()) else None
+        if not bool(elements.any()):
+            return None
+        return TensorChange(place, held, None if _is_whole(held, elements) else elements)
 
     def find_moved(self, changes: list[TensorChange]) -> list[str]:
         """Return what else has changed since the recovery at the places of some changes, in words.
@@ -100,11 +102,15 @@ class LandedTensors:
 
     def _has_moved(self, change: TensorChange, now: Any) -> bool:
         was = self._was.get(change.place)
-        if change.elements is None or not isinstance(now, torch.Tensor) or not isinstance(was, torch.Tensor):
-            if isinstance(now, torch.Tensor) and isinstance(was, int):
-                return was != _digest(now)
+        if not isinstance(now, torch.Tensor):
             return not _is_same(was, now)
-        return bool((_find_differing(was, _to_host(now)) & change.elements).any())
+        if not isinstance(was, torch.Tensor):
+            return not isinstance(was, int) or was != _digest(now)
+        held = _to_host(now)
+        if not _are_alike(was, held):
+            return True
+        differing = _find_differing(was, held)
+        return bool((differing if change.elements is None else differing & change.elements).any())
 
 
 def apply_tensor_changes(changes: list[TensorChange], state: TorchState) -> None:
@@ -174,6 +180,15 @@ def _find_differing(some: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return torch.tensor(not _is_same(some, other))
     raw = [tensor.contiguous().reshape(-1).view(torch.uint8).reshape(-1, tensor.element_size()) for tensor in (some, other)]
     return (raw[0] != raw[1]).any(1).reshape(some.shape)
+
+
+def _is_whole(value: torch.Tensor, elements: torch.Tensor) -> bool:
+    """Return True if a script has set all of a tensor, though some elements had that value before.
+
+    Most have another one now, or all have the same (`zero_()`).
+    """
+    first = value.reshape(-1)[:1].expand(value.numel()).reshape(value.shape) if value.layout is torch.strided else value
+    return 2 * int(elements.sum()) >= elements.numel() or not bool(_find_differing(first, value).any())
 
 
 def _is_same(some: Any, other: Any) -> bool:
