@@ -19,6 +19,7 @@ from tests.alluxio.cluster import Cluster
 from tests.alluxio.test_archive import tranlogs
 from tests.alluxio.test_store import is_durable, problem_of
 from tests.shipping.ships import archiver, marks, store_row, toy, trained
+from tests.support import campaign
 from tests.support.stores import MIB, put, read
 from tests.support.toy import uninterrupted
 from tranlogs.base.errors import CorruptObject, NotARun, StoreRefused, StoreUnavailable
@@ -145,7 +146,7 @@ def fresh_names() -> Iterator[str]:
     return (f"segment~{number}" for number in itertools.count())
 
 
-@pytest.mark.parametrize("victim", ["proxy", "worker-0", "master"])
+@pytest.mark.parametrize("victim", ["proxy", "worker-0", campaign.variant("master")])
 def test_a_process_is_killed_in_the_middle_of_a_write(alluxio: Cluster, store: Store, victim: str) -> None:
     put(store, "before", CONTENT)
     content = Interrupted(CONTENT, lambda: alluxio.kill(victim))

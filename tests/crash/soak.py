@@ -27,7 +27,7 @@ from tests.crash.tally import Tried
 ROOT = Path(__file__).parents[2]
 OTHERS = "all other crash tests, with ten times the kills and seeds"
 WHOLE = "all examples and combinations of the tests of"
-PRODUCTS = ("core", "torch", "keras", "distributed", "experiments", "demo", "public")
+PRODUCTS = ("core", "torch", "keras", "distributed", "trainers", "rehearsal", "alluxio", "experiments", "demo", "public")
 CORE = ("base", "catalog", "checkpoints", "encoding", "format", "journal", "log", "recovery", "retention", "verify")
 ALONE = (
     "test_mixed_kills.py",

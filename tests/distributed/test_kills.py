@@ -11,6 +11,7 @@ import pytest
 
 from tests.distributed.child import DIES, STEPS
 from tests.distributed.conftest import Launcher, Outcome
+from tests.support import campaign
 
 pytestmark = pytest.mark.crash
 
@@ -35,23 +36,23 @@ def differences(found: Outcome, right: Outcome) -> list[list[str]]:
         (3, "plain", 6),
         (2, "accumulation", 3),
         (4, "buckets", 3),
-        (3, "static", 3),
-        (3, "views", 2),
-        (3, "unused", 2),
+        campaign.variant(3, "static", 3),
+        campaign.variant(3, "views", 2),
+        campaign.variant(3, "unused", 2),
         (3, "own loop", 3),
-        (3, "hook", 2),
-        (3, "bytes", 3),
+        campaign.variant(3, "hook", 2),
+        campaign.variant(3, "bytes", 3),
         (3, "undivided", 3),
         (3, "join", 2),
         (3, "power", 3),
         (3, "sparse sgd", 2),
-        (3, "frozen", 2),
+        campaign.variant(3, "frozen", 2),
     ],
 )
 def test_killed_group_ends_with_the_bits_of_one_that_was_not(
     launcher: Launcher, tmp_path: Path, world: int, name: str, kills: int
 ) -> None:
-    planned = drawn(world, kills, last=STEPS // 3 if name == "accumulation" else STEPS)
+    planned = drawn(world, campaign.few(kills), last=STEPS // 3 if name == "accumulation" else STEPS)
     if name == "join":  # before, the order of the buckets is not known, as the report says; a kill in the start may come late
         planned = [[rank, max(step, 6), wait if step >= 0 else 0] for rank, step, wait in planned]
     print(planned)
@@ -123,7 +124,7 @@ def test_a_second_join_is_refused_by_name(launcher: Launcher, tmp_path: Path) ->
     assert "join() was entered a second time" in launcher.said()
 
 
-@pytest.mark.parametrize("name", ["unequal", "unequal sample"])
+@pytest.mark.parametrize("name", ["unequal", campaign.variant("unequal sample")])
 def test_ranks_that_were_found_to_differ_lose_no_finished_step_from_there_on(
     launcher: Launcher, tmp_path: Path, name: str
 ) -> None:
@@ -150,7 +151,7 @@ def test_a_layer_that_trains_from_some_step_on_costs_no_step(launcher: Launcher,
     assert found[0]["weights"] != found[1]["weights"]
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, campaign.variant(2)])
 def test_a_lost_disk_sends_all_back_to_the_checkpoint(launcher: Launcher, tmp_path: Path, rank: int) -> None:
     kills = [[rank, 25, 0, "disk"], [(rank + 1) % 3, 21, 0, "disk"], [1, 40, 3]]  # one more before the next step
     found = launcher.run(3, "plain", tmp_path / "run", kills)
@@ -163,7 +164,7 @@ def test_a_lost_disk_sends_all_back_to_the_checkpoint(launcher: Launcher, tmp_pa
     assert differences(found, launcher.reference(3, "plain")) == [[]] * 3
 
 
-@pytest.mark.parametrize(("name", "world"), [("images", 3), ("bare by hand", 2)])
+@pytest.mark.parametrize(("name", "world"), [("images", 3), campaign.variant("bare by hand", 2)])
 def test_a_lost_disk_costs_no_step_where_each_rank_logged_all_of_the_same(
     launcher: Launcher, tmp_path: Path, name: str, world: int
 ) -> None:
@@ -196,7 +197,7 @@ def test_a_lost_disk_of_ranks_that_train_each_for_itself_is_refused(launcher: La
     assert "each rank logged its own steps, and the weights of the ranks were never seen to be equal" in launcher.said()
 
 
-@pytest.mark.parametrize(("name", "step"), [("power", 21), ("power copies", 25)])
+@pytest.mark.parametrize(("name", "step"), [("power", 21), campaign.variant("power copies", 25)])
 def test_what_a_hook_kept_on_a_lost_disk_is_said(launcher: Launcher, tmp_path: Path, name: str, step: int) -> None:
     launcher.run(3, name, tmp_path / "run", [[1, 25, 0, "disk"]])
     assert [report["step"] for report in launcher.told()] == [0, step]

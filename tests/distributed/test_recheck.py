@@ -13,6 +13,7 @@ from tests.distributed.child import DIES
 from tests.distributed.conftest import Launcher
 from tests.distributed.rechecked import BATCHES, STEPS
 from tests.distributed.test_kills import differences
+from tests.support import campaign
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record import EntryKind
 from tranlogs.recovery.group.summary.log_summary import GenerationLog
@@ -60,7 +61,7 @@ def damage_last_gradient(journal: Path) -> int:
     return steps[-1].step
 
 
-@pytest.mark.parametrize("name", ["ddp rechecked", "fsdp rechecked", "ddp plain"])
+@pytest.mark.parametrize("name", ["ddp rechecked", "fsdp rechecked", campaign.variant("ddp plain")])
 def test_ranks_whose_state_is_in_the_run_are_proven_at_every_kill(launcher: Launcher, tmp_path: Path, name: str) -> None:
     """One of the kills comes in the first batch of an epoch: the unit has the end of the epoch in it."""
     seed = random.randrange(10**6)
@@ -96,7 +97,7 @@ def test_ranks_that_are_killed_one_by_one_while_they_compute_a_unit_again_lose_n
     assert verdicts(told[-1]) == [PROVEN] * 2
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "zero", "power"])
+@pytest.mark.parametrize("kind", [campaign.variant("ddp"), "fsdp", "zero", campaign.variant("power")])
 def test_all_ranks_set_back_their_records_where_the_units_differ(launcher: Launcher, tmp_path: Path, kind: str) -> None:
     """A counter of the script's own begins anew in each process: each rank continues behind its record.
 
@@ -121,7 +122,7 @@ def test_all_ranks_set_back_their_records_where_the_units_differ(launcher: Launc
         assert said.count(f"{tmp_path / 'run'}: {rank}{words}") == 1, "the first rank says it for all"
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", campaign.variant("fsdp")])
 def test_all_ranks_set_back_their_records_where_one_differs(launcher: Launcher, tmp_path: Path, kind: str) -> None:
     name = f"{kind} draw"
     found = launcher.run(2, name, tmp_path / "run", [{"rank": 0, "step": 7}])
@@ -134,7 +135,7 @@ def test_all_ranks_set_back_their_records_where_one_differs(launcher: Launcher, 
         assert told.startswith("rank 1: the last batch before the crash (step 7) was computed again, and rng.")
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", [campaign.variant("ddp"), "fsdp"])
 def test_a_damaged_record_of_one_rank_sends_all_to_the_unit_before(launcher: Launcher, tmp_path: Path, kind: str) -> None:
     name, run = f"{kind} rechecked", tmp_path / "run"
     crash(launcher, name, run, {"rank": 0, "step": 11})

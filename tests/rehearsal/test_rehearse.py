@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import campaign
 from tests.support.launcher import environment
 
 from .conftest import SCRIPTS, Rehearse, find_processes
@@ -140,6 +141,7 @@ def test_two_processes_under_torchrun_resume_exactly(rehearse: Rehearse) -> None
     assert found.left == []
 
 
+@pytest.mark.soak
 def test_lightning_resumes_exactly(rehearse: Rehearse) -> None:
     found = rehearse("light.py", "--kills", "1", "--units", "8")
     assert (found.code, found.verdict["differences"]) == (0, [])
@@ -148,11 +150,11 @@ def test_lightning_resumes_exactly(rehearse: Rehearse) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--units", "1", "--", "python", "x.py"], "--units must be at least 2"),
+        campaign.variant(["--units", "1", "--", "python", "x.py"], "--units must be at least 2"),
         (["--kills", "0", "--", "python", "x.py"], "--kills must be at least 1"),
         (["--", "python", "missing.py"], "missing.py: no such file"),
-        (["--", "no-such-command"], "no-such-command: no such command"),
-        (["--scratch", "nowhere", "--", "python", "x.py"], "--scratch nowhere: no such folder"),
+        campaign.variant(["--", "no-such-command"], "no-such-command: no such command"),
+        campaign.variant(["--scratch", "nowhere", "--", "python", "x.py"], "--scratch nowhere: no such folder"),
     ],
 )
 def test_wrong_usage_is_said_before_anything_runs(options: list[str], message: str, tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 The gate (`make test`) runs a fifth of each campaign of kills, and all examples of properties and of damage, from a fixed seed,
 so that two runs of the gate try the same cases. Of some products, such as all styles of a script on all backends, it runs each
-value once. What is marked `soak` (`variant`) is another variant of what the gate tries. `make soak` and `pytest --soak` run the
-whole campaigns and products, and all variants, from a seed that is drawn anew and printed.
+value once, and of faults that come one after the other in a test it tries two (`few`). What is marked `soak` (`variant`) is
+another variant of what the gate tries. `make soak` and `pytest --soak` run the whole campaigns and products, and all variants,
+from a seed that is drawn anew and printed.
 tests/conftest.py sets two environment variables before any test module is imported:
 
     TRANLOGS_SOAK   how many times the whole campaign runs ("1" with --soak); unset in the gate
@@ -35,6 +36,11 @@ def is_soak() -> bool:
 def rounds(full: int) -> int:
     """Return how many of the `full` rounds of a campaign to run now; at least one."""
     return max(1, round(full * float(os.environ.get("TRANLOGS_SOAK", GATE_SHARE))))
+
+
+def few(full: int) -> int:
+    """Return how many of the `full` faults that come one after the other in a test to try now: two at most in the gate."""
+    return full if is_soak() else min(full, 2)
 
 
 def examples(full: int) -> int:

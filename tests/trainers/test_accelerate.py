@@ -29,6 +29,7 @@ def test_accumulated_gradients_end_where_the_step_did(accelerate: Launcher, tmp_
     assert found[0]["report"]["batch"] == 10
 
 
+@pytest.mark.soak  # as under Lightning and Hugging Face Trainer, which uses accelerate
 def test_processes_under_torchrun_leave_no_trace_either(accelerate: Launcher, tmp_path: Path) -> None:
     accelerate.prove_exact(tmp_path / "run", [[2, "batch", 2], [0, "batch", 7]], world=3, accumulation=2)
 
