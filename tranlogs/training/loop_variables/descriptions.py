@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ...recovery.report import OVER_AT_EACH_START
+
 _NAMES_MAX = 20  # in the first part of the note
 _TO_KEEP = " To keep "
 _NEXT_LINE = re.compile(r"; (?=give \w+ state_dict|optimizer\.track\()")
@@ -105,7 +107,7 @@ def _tell_variables(variables: Sequence[UnkeptVariable]) -> str:
         if len(variables) == 1
         else ("are variables of the loop that start", "them")
     )
-    return f"{_shown([one.name for one in variables])} {what} over at each start, since the run does not keep {it}"
+    return f"{_shown([one.name for one in variables])} {what} {OVER_AT_EACH_START}, since the run does not keep {it}"
 
 
 def _tell_objects(objects: Sequence[UnkeptObject]) -> str:
@@ -113,7 +115,7 @@ def _tell_objects(objects: Sequence[UnkeptObject]) -> str:
     names = [f"{one.name} ({one.kind})" for one in objects]
     attributes = list(dict.fromkeys(name for one in objects for name in one.attributes))
     start, its = ("starts", "its") if len(objects) == 1 else ("start", "their")
-    return f"{_shown(names)} {start} over at each start: {its} methods change {_shown(attributes)}"
+    return f"{_shown(names)} {start} {OVER_AT_EACH_START}: {its} methods change {_shown(attributes)}"
 
 
 def _tracking(objects: Sequence[UnkeptObject]) -> str:
