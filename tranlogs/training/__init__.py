@@ -21,7 +21,7 @@ from .forecast import forecast_writes
 from .gradient_layout import GradientLayout
 from .live_report import UNKNOWN_DATA, LiveReport, TurnData, announce, describe_end
 from .loop_state import LoopState, Remembered, Unstorable, demand_storable
-from .loop_variables import UnkeptVariables
+from .loop_variables import LibraryObject, UnkeptVariables
 from .offline import OfflineReplay
 from .recheck import (
     CHANGED_BEFORE,
@@ -69,6 +69,7 @@ __all__ = [
     "HostRng",
     "Journal",
     "LastUnit",
+    "LibraryObject",
     "LiveReport",
     "LoopState",
     "Mode",
