@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from tranlogs.recovery import RecoveryReport
+from tranlogs.recovery.report import FROM_FIRST_EPOCH
+from tranlogs.training.loop_variables import UnkeptObject, UnkeptVariable, describe_unkept
 
 
 def test_line_names_step_epoch_and_batches() -> None:
@@ -10,6 +16,24 @@ def test_line_names_step_epoch_and_batches() -> None:
     assert str(report) == (
         "recovered to step 412 (epoch 2, after 824 batches, checkpoint 400 + 12 replayed, 0.91 s, state bit-exact)"
     )
+
+
+@pytest.mark.parametrize(
+    ("note", "word"),
+    [
+        (describe_unkept([UnkeptVariable("best")]), "state bit-exact"),
+        (describe_unkept([UnkeptObject("stopper", "Stopper", ("n",))]), "state bit-exact"),
+        (f"{FROM_FIRST_EPOCH}: finished epochs yield no batches", "state bit-exact"),
+        ("lr was changed between recover() and the first batch", "bit-exact"),
+    ],
+)
+def test_the_word_is_of_the_state_alone_where_a_part_of_the_loop_starts_over(note: str, word: str) -> None:
+    report = RecoveryReport(step=3, checkpoint_step=0, replayed=3, recheck="equal", notes=("other", note))
+    assert f"0.00 s, {word})\n" in str(report)
+    assert report.exact is True
+    assert "0.00 s, NOT exact)" in str(replace(report, exact=False))
+    assert "0.00 s, not verified)" in str(replace(report, exact=None))
+    assert "0.00 s, being proven)" in str(replace(report, exact=None, recheck="pending"))
 
 
 def test_line_names_no_epoch_before_the_second_and_no_batches_that_are_not_counted() -> None:

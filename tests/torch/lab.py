@@ -7,7 +7,6 @@ unlogged and uninterrupted for what is right, and logged in forked children that
 from __future__ import annotations
 
 import copy
-import itertools
 import os
 import random
 import signal
@@ -42,7 +41,7 @@ class Attempt:
     def __init__(self, run: Path | None = None, die_at: int | None = None, **options: Any) -> None:
         self.run, self.die_at = run, die_at
         self.options: dict[str, Any] = {"durability": "process", "segment_bytes": 1 << 20, "checkpoint_every": 7} | options
-        self.ticks, self._clock = 0, itertools.count(1)
+        self.ticks, self._clock = 0, iter(range(1, 1 << 62))
         self.kept: dict[str, Any] = {}
         self.seen: dict[int, int] = {}
         self.reports: list[RecoveryReport] = []
@@ -88,7 +87,7 @@ class Attempt:
 
     def tick(self) -> None:
         """A place of the body where the process can die."""
-        self.ticks = next(self._clock)  # not from the tick before: a loop that ticks is to carry nothing of its own
+        self.ticks = next(self._clock)  # a loop that ticks is to carry nothing of its own that is named
         if self.ticks == self.die_at:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -22,6 +22,19 @@ def test_a_difference_is_told_in_few_words(kind: Kind) -> None:
     assert text.count(". ") == 2
 
 
+def test_a_remembered_value_that_the_script_sets_again_is_told_by_its_name() -> None:
+    name = "tracked.remember(...).values.local_iter_num"
+    text = describe_difference(Difference(73, "state", name, "is 1, and 73 in the record"))
+    assert "and state.local_iter_num is 1, and 73 in the record. It is remembered, so it came back" in text
+    assert "sets it again behind recover()" in text
+    assert "optimizer.remember(local_iter_num=...) alone" in text
+    assert "name=" not in text
+    item = describe_difference(Difference(73, "state", "tracked.remember(...).values.seen[1][0].a", "is 1.5", ratio=0.1))
+    assert "and state.seen[1][0].a is 1.5. " in item
+    assert "optimizer.remember_times(seen=...)" in item
+    assert max(len(text), len(item)) < 560
+
+
 def test_a_difference_as_small_as_rounding_and_a_time_are_told_in_few_words() -> None:
     rounding = describe_difference(Difference(3, "gradients", NAME, "differs by up to 1e-9", ratio=1e-7))
     time = describe_difference(Difference(3, "state", "tracked.timer", "is 2.1, and 1.9 in the record", may_be_time=True))

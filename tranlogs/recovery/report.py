@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+# What notes say if a part of the script's loop begins anew at each start: the state is right then, and the loop may not be.
+OVER_AT_EACH_START = "over at each start"
+FROM_FIRST_EPOCH = "the loop over epochs starts from the first epoch again"
+
 RecheckState = Literal["", "pending", "equal", "different"]
 
 
@@ -68,16 +72,25 @@ class RecoveryReport:
             return f"fresh run: step 0{forecast}{notes}"
         if self.starts_over:
             return f"starts from the beginning: nothing was finished before the crash (step 0, {self.seconds:.2f} s){notes}"
-        since = "" if self.first_divergent_step is None else f" from step {self.first_divergent_step}"
-        verdict = {True: "bit-exact", False: f"NOT exact{since}", None: "not verified"}[self.exact]
-        if self.exact and not self.recheck:  # no unit was computed again: the state was compared, and not the script's loop
-            verdict = "state bit-exact"
-        if self.recheck == "pending" and self.exact is not False:
-            verdict = "being proven"
         return (
             f"recovered to step {self.step} ({self._place()}checkpoint {self.checkpoint_step} + {self.replayed} replayed, "
-            f"{self.seconds:.2f} s, {verdict}){f': {self.end}' if self.end else ''}{notes}"
+            f"{self.seconds:.2f} s, {self._verdict()}){f': {self.end}' if self.end else ''}{notes}"
         )
+
+    @property
+    def has_unkept(self) -> bool:
+        """True if a note names variables or objects of the script's loop that start over, or epochs that do."""
+        return any(text in note for note in self.notes for text in (OVER_AT_EACH_START, FROM_FIRST_EPOCH))
+
+    def _verdict(self) -> str:
+        """Return the word for what is known; it is of the state alone if the loop was not tried, or starts over in part."""
+        if self.exact is False:
+            return "NOT exact" if self.first_divergent_step is None else f"NOT exact from step {self.first_divergent_step}"
+        if self.recheck == "pending":
+            return "being proven"
+        if self.exact is None:
+            return "not verified"
+        return "bit-exact" if self.recheck and not self.has_unkept else "state bit-exact"
 
     def _place(self) -> str:
         if not self.batch:  # a loop that nobody counts, or a trainer that tells its place itself

@@ -11,6 +11,7 @@ from ..recovery.journal_facts import describe_replacement
 from ..recovery.last_unit import LastUnit
 from ..recovery.progress_bar import progress_bar
 from ..recovery.recover import Progress, Recovered, recover
+from ..recovery.report import FROM_FIRST_EPOCH
 from ..recovery.verdict import judge_exactness, make_report
 from ..retention import Automatic, CheckpointPolicy, EverySteps, Monitor, RetentionPolicy, as_retention
 from ..retention.keep_policy import when_full
@@ -20,7 +21,7 @@ from .forecast import forecast_writes
 from .gradient_layout import GradientLayout
 from .live_report import UNKNOWN_DATA, LiveReport, TurnData, announce, describe_end
 from .loop_state import LoopState, Remembered, Unstorable, demand_storable
-from .loop_variables import UnkeptVariables
+from .loop_variables import LibraryObject, UnkeptVariables
 from .offline import OfflineReplay
 from .recheck import (
     CHANGED_BEFORE,
@@ -50,6 +51,7 @@ __all__ = [
     "CHANGED_BEFORE",
     "CHANGED_NOW",
     "FIRST_UNITS",
+    "FROM_FIRST_EPOCH",
     "GRACE_SECONDS",
     "NO_UNIT",
     "PENDING",
@@ -67,6 +69,7 @@ __all__ = [
     "HostRng",
     "Journal",
     "LastUnit",
+    "LibraryObject",
     "LiveReport",
     "LoopState",
     "Mode",

@@ -6,6 +6,7 @@ import copy
 import logging
 import pickle
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -161,8 +162,8 @@ def test_source_that_does_not_repeat_itself_is_reported(
     assert word in caplog.text
 
 
-@pytest.mark.parametrize("is_tracked", [False, True])
-def test_generator_of_the_dataset_is_named_or_tracked(is_tracked: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("keeps", ["", "tracked", "remembered", "in a state"])
+def test_generator_of_the_dataset_is_named_or_kept(keeps: str, tmp_path: Path) -> None:
     class Noisy(Numbers):
         def __init__(self) -> None:
             super().__init__()
@@ -171,12 +172,21 @@ def test_generator_of_the_dataset_is_named_or_tracked(is_tracked: bool, tmp_path
         def __getitem__(self, index: int) -> torch.Tensor:
             return super().__getitem__(index) + float(self.rng.random())
 
+        def state_dict(self) -> dict[str, Any]:
+            return {"parts": [self.rng.bit_generator.state]}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.rng.bit_generator.state = state["parts"][0]
+
     def script(attempt: Attempt) -> None:
         seed()
         data, model = Noisy(), torch.nn.Linear(2, 1)
         loader = DataLoader(Subset(data, range(40)), 4, shuffle=True)
         optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
-        attempt.start(optimizer, loader=loader, **({"rng": data.rng} if is_tracked else {}))
+        if keeps == "remembered":
+            optimizer.remember(parts={"rng": data.rng})
+        tracked = {"tracked": {"rng": data.rng}, "in a state": {"data": data}}.get(keeps, {})
+        attempt.start(optimizer, loader=loader, **tracked)
         for batch in optimizer.batches(loader, 24):
             model(batch).sum().backward()
             attempt.tick()
@@ -185,14 +195,17 @@ def test_generator_of_the_dataset_is_named_or_tracked(is_tracked: bool, tmp_path
         attempt.keep(model=model, optimizer=optimizer)
         optimizer.close()
 
-    if is_tracked:
+    if keeps:
         prove_exact(script, tmp_path / "run", (5, 9))
-        return
+        shutil.rmtree(tmp_path / "run")
     in_child(lambda: script(Attempt(tmp_path / "run", 5)))
     last = Attempt(tmp_path / "run")
     script(last)
-    assert last.reports[0].exact is None
-    assert any("loader.dataset.dataset.rng" in note for note in last.reports[0].notes)
+    report = last.final_report()
+    assert report.exact is (True if keeps else None), report
+    named = [note for note in report.notes if "loader.dataset.dataset.rng" in note]
+    assert len(named) == (0 if keeps else 1)
+    assert keeps or "Give optimizer.track(rng=loader.dataset.dataset.rng)" in named[0]
 
 
 def test_loader_class_of_ones_own_is_read_again(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import signal
 from functools import partial
@@ -10,8 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset
 
-from tests.torch.lab import Attempt, in_child
+from tests.torch.lab import Attempt, in_child, prove_exact
 from tests.torch.loops import recheck_scripts as scripts
 from tests.torch.loops.recheck_scripts import Script, _begin, _loss, _step
 
@@ -162,6 +165,73 @@ def outside(attempt: Attempt) -> None:
     optimizer.close()
 
 
+class Counting(Dataset[Any]):
+    """A dataset that counts what it has given."""
+
+    def __init__(self) -> None:
+        draw = torch.Generator().manual_seed(5)
+        self.rows, self.served = torch.randn(20, 6, generator=draw), 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        self.served += 1
+        return self.rows[index], self.rows[index].sum(0, keepdim=True) * (1 + self.served / 100)
+
+
+class KeptCounting(Counting):
+    """The same with a state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"served": self.served}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.served = state["served"]
+
+
+class Saver:
+    """Has the count of a dataset in its own state."""
+
+    def __init__(self, data: Counting) -> None:
+        self.data = data
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"served": self.data.served}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.data.served = state["served"]
+
+
+def counted(attempt: Attempt, *, keeps: str) -> None:
+    """The data depend on how many of them were given."""
+    model, optimizer, _ = _begin(attempt)
+    data = KeptCounting() if keeps == "data" else Counting()
+    loader = DataLoader(Subset(data, range(18)), 4, shuffle=True)
+    attempt.start(optimizer, **{"data": {"data": data}, "saver": {"saver": Saver(data)}}.get(keeps, {}))
+    for batch in optimizer.batches(loader, until=scripts.TURNS):
+        _step(attempt, model, optimizer, batch)
+    attempt.keep(model=model, served=data.served)
+    optimizer.close()
+
+
+def reached(attempt: Attempt) -> None:
+    """A dataset, an object in a list, an attribute of the model and an iterator count."""
+    model, optimizer, _ = _begin(attempt)
+    data = Counting()
+    loader = DataLoader(Subset(data, range(18)), 4, shuffle=True)
+    attempt.start(optimizer)
+    stoppers, counter = [EarlyStopping()], itertools.count()
+    for batch in optimizer.batches(loader, until=scripts.TURNS):
+        _step(attempt, model, optimizer, batch)
+        model.seen = getattr(model, "seen", 0) + 1
+        next(counter)
+        for stopper in stoppers:
+            stopper(1.0)
+    attempt.keep(model=model)
+    optimizer.close()
+
+
 def resumed(script: Script, run: Path, tick: int, caplog: pytest.LogCaptureFixture) -> tuple[list[str], Any]:
     """Kill a script at a tick and start it again; return what is said of variables, and the report."""
     status = in_child(lambda: script(Attempt(run, tick)))
@@ -210,6 +280,8 @@ KEPT: dict[str, Script] = {
     "copied": copied,
     "tracked": partial(stopped, keeps="tracked"),
     "remembered": partial(stopped, keeps="remembered"),
+    "tracked data": partial(counted, keeps="data"),
+    "saved data": partial(counted, keeps="saver"),
 }
 
 
@@ -220,6 +292,32 @@ def test_nothing_is_said_of_loops_whose_state_is_in_the_run(
     monkeypatch.setenv("TRANLOGS_RECHECK", "1")
     script = {**KEPT, **scripts.PROVEN}[name]
     assert resumed(script, tmp_path / "run", 8, caplog)[0] == []
+
+
+def test_what_a_loop_reaches_through_others_is_named_with_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data depend on the count here, so that the unit that is computed again differs."""
+    monkeypatch.setenv("TRANLOGS_RECHECK", "1")
+    said, report = resumed(reached, tmp_path / "run", 8, caplog)
+    assert len(said) == 1
+    for text in (
+        "model.seen is a variable of the loop",
+        "stoppers[0] (EarlyStopping) starts over",
+        "data (Counting) starts over at each start: its methods change served",
+        "counter (itertools.count) starts over",
+        "optimizer.remember(seen=0)",
+        "optimizer.track(stoppers_0=stoppers[0])",
+        "optimizer.track(data=data)",
+        "optimizer.remember(counter=0)",
+    ):
+        assert text in said[0], text
+    assert report.exact is False
+
+
+@pytest.mark.parametrize("keeps", ["data", "saver"])
+def test_the_line_for_a_dataset_makes_its_count_come_back(keeps: str, tmp_path: Path) -> None:
+    prove_exact(partial(counted, keeps=keeps), tmp_path / "run", (8,))
 
 
 def test_an_uninterrupted_run_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

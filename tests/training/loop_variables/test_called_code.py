@@ -235,7 +235,7 @@ FOUND: dict[str, tuple[Callable[[Looking], None], list[UnkeptObject | UnkeptVari
     ),
     "harmless objects": (harmless, []),
     "variables that a function saves": (saved, []),
-    "functions": (functions, [UnkeptVariable("COUNT"), UnkeptVariable("calls")]),
+    "functions": (functions, [UnkeptVariable("COUNT", "0", "step"), UnkeptVariable("calls", "0", "step")]),
     "methods": (
         lambda look: Trainer().fit(look),
         [UnkeptVariable("self.n"), UnkeptObject("self.meter", "Meter", ("total",), has_state=True)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from .source_names import FUNCTIONS, Scope, changes, name_of, reads, root_of, targets
+from .source_names import FUNCTIONS, Scope, changes, name_of, read_by_getattr, reads, root_of, split, targets
 
 _SECONDS = frozenset(("time", "perf_counter", "monotonic", "process_time"))
 _DATES = frozenset(("now", "utcnow", "today"))
@@ -64,13 +64,21 @@ class Assignments:
     def begins_with(self, name: str, line: int) -> str | None:
         """Return the expression that a variable has before a line, as written; None if it is not certain, or not simple."""
         before = sorted((one for one in self._all.get(name, ()) if one[2] < line), key=lambda one: one[2])
-        if not before or name_of(before[-1][0]) != name or not self._is_certain(before[-1][1], line):
+        if not before and (default := self._default_of(name)) is not None:
+            value = default
+        elif not before or name_of(before[-1][0]) != name or not self._is_certain(before[-1][1], line):
             return None
-        value = before[-1][1]
+        else:
+            value = before[-1][1]
         if any(one.partition(".")[0] not in {*_KNOWN, "math"} for one in reads(value)):
             return None
         text = self._text_of(value)
         return text if len(text) <= _SHOWN_MAX else None
+
+    def _default_of(self, name: str) -> ast.expr | None:
+        """Return what `getattr(x, "name", default)` gives for an attribute that nothing has set."""
+        asked = [node for node in ast.walk(self._scope) if isinstance(node, ast.Call) and read_by_getattr(node) == name]
+        return next((node.args[2] for node in asked if len(node.args) == 3), None)
 
     def _is_certain(self, value: ast.expr, line: int) -> bool:
         """Return True if an assigned value is not one of a block that may be left out, or of `+=`."""
@@ -113,19 +121,9 @@ def _pairs(scope: Scope) -> Iterator[tuple[ast.expr, ast.expr, int]]:
     for node in ast.walk(scope):
         if isinstance(node, ast.Assign):
             for target in node.targets:
-                yield from ((one, value, node.lineno) for one, value in _split(target, node.value))
+                yield from ((one, value, node.lineno) for one, value in split(target, node.value))
         elif isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)) and node.value is not None:
             yield node.target, node.value, node.lineno
-
-
-def _split(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield the pairs of `a, b = 1, 2`; an assignment of another form is one pair."""
-    ones, parts = getattr(target, "elts", None), getattr(value, "elts", None)
-    if ones is None or parts is None or len(ones) != len(parts):
-        yield target, value
-        return
-    for one, part in zip(ones, parts, strict=True):
-        yield from _split(one, part)
 
 
 def _find_times(values: dict[str, list[ast.expr]], clocks: frozenset[str]) -> set[str]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import FunctionType, MemberDescriptorType
+from types import FunctionType
 from typing import Any
 
 from .assignments import Assignments
-from .source_names import changes, declared, name_of, writes
+from .emptied import CallEffects, emptied_by_function
+from .objects.elements import find_elements, item_of, views
+from .objects.iterators import iterator_of
+from .objects.named import Named, Resolve, attribute_of
+from .source_names import Function, changes, counts, declared, name_of, writes
 from .sources import Source, Sources
 
 _DEPTH_MAX = 4  # of functions that call each other
@@ -19,17 +23,6 @@ _VISITS_MAX = 200
 _TRAINING = ("accelerate", "ignite", "keras", "lightning", "pytorch_lightning", "transformers")
 _ARRAYS = ("jax", "tensorflow", "torch", "torchdata", "torchmetrics")
 _FRAMEWORKS = (*_TRAINING, *_ARRAYS, "tranlogs", "tranlogs_keras", "tranlogs_torch")
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A value, with the name that the loop has for it."""
-
-    name: str
-    value: Any
-
-
-Resolve = Callable[[str], Named | None]
 
 
 @dataclass(slots=True)
@@ -49,6 +42,21 @@ class ObjectState:
     times: set[str] = field(default_factory=set)
 
 
+@dataclass(frozen=True, slots=True)
+class SharedVariable:
+    """A variable outside of a function that carries it from call to call.
+
+    Attributes:
+        value: what it is now.
+        within: the name of the function.
+        begins_with: what it begins with, as the source has it; None if that is not simple. "..." if it has no name outside.
+    """
+
+    value: Any
+    within: str
+    begins_with: str | None
+
+
 class CalledCode:
     """Looks at the code of the script that loops call.
 
@@ -59,15 +67,20 @@ class CalledCode:
     Attributes:
         objects: by `id`, the objects whose methods are called.
         variables: globals and nonlocals that called functions carry from call to call.
+        iterators: objects from which `next` takes a value, by `id`.
         saved: names of the loop, whose values called code stores in an object that comes back.
+        effects: what calls do to containers.
     """
 
     def __init__(self, sources: Sources, is_kept: Callable[[Any], bool]) -> None:
         self._sources, self._is_kept = sources, is_kept
         self._visited = set[tuple[int, int]]()
         self.objects: dict[int, ObjectState] = {}
-        self.variables: dict[str, Any] = {}
+        self.variables: dict[str, SharedVariable] = {}
+        self.iterators: dict[int, Named] = {}
         self.saved: set[str] = set()
+        self.effects: dict[int, CallEffects] = {}
+        self._through_library = set[int]()  # objects whose methods a library calls, by `id`
 
     def visit(self, nodes: Sequence[ast.AST], assignments: Assignments, resolve: Resolve, depth: int = 0) -> None:
         """Look at the functions and methods that pieces of code call.
@@ -80,12 +93,34 @@ class CalledCode:
         """
         if depth >= _DEPTH_MAX:
             return
+        elements = find_elements(nodes, lambda node: self._look_up(node, resolve))
         for call in (part for node in nodes for part in ast.walk(node) if isinstance(part, ast.Call)):
             given = [*call.args, *(keyword.value for keyword in call.keywords)]
             if any(assignments.is_measured(value) for value in given):
                 continue  # it keeps times
-            for function, owner in self._called(call.func, resolve):
-                self._enter(function, owner, call, resolve, depth)
+            for view in views(call, elements, resolve):
+                self._add_iterator(call, view)
+                for function, owner in self._called(call.func, view):
+                    self._enter(function, owner, call, view, depth)
+
+    def visit_methods(self, owner: Named, methods: Sequence[str]) -> None:
+        """Look at methods of an object that a library calls for the loop: those of a dataset."""
+        self._through_library.add(id(owner.value))
+        for method in methods:
+            function = method_of(owner.value, method)
+            if function is not None:
+                call = ast.Call(ast.Name(method, ast.Load()), [], [])
+                self._enter(function, owner, call, lambda name: None, 0)
+
+    def is_through_library(self, value: Any) -> bool:
+        """Return True for an object whose methods a library calls."""
+        return id(value) in self._through_library
+
+    def _add_iterator(self, call: ast.Call, resolve: Resolve) -> None:
+        node = iterator_of(call)
+        named = None if node is None else self._look_up(node, resolve)
+        if named is not None:
+            self.iterators.setdefault(id(named.value), named)
 
     def _called(self, node: ast.expr, resolve: Resolve) -> Iterator[tuple[FunctionType, Named | None]]:
         """Yield the function that is called, with the object whose method it is."""
@@ -102,27 +137,51 @@ class CalledCode:
 
     def _look_up(self, node: ast.expr, resolve: Resolve) -> Named | None:
         """Return what an expression names; None if it is not known, or a part of what comes back."""
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            held = self._look_up(node.value, resolve)
+            return None if held is None else item_of(held, node.slice.value)
         name = name_of(node)
         root = None if name is None else resolve(name.partition(".")[0])
         return None if name is None or (root is not None and self._is_kept(root.value)) else resolve(name)
 
     def _enter(self, function: FunctionType, owner: Named | None, call: ast.Call, resolve: Resolve, depth: int) -> None:
-        key = id(function.__code__), id(None if owner is None else owner.value)
-        if key in self._visited or len(self._visited) >= _VISITS_MAX or (owner is not None and self._is_kept(owner.value)):
+        if owner is not None and self._is_kept(owner.value):
             return
         scope = self._sources.scope_of_function(function)
         if scope is None or isinstance(scope, ast.Module):
             return
-        self._visited.add(key)
-        source = self._sources.source_of(scope)
         bound = _bind(scope.args, owner, call, resolve)
         inside = _resolver(function, bound)
+        key = id(function.__code__), id(None if owner is None else owner.value)
+        if key not in self._visited and len(self._visited) < _VISITS_MAX:
+            self._visited.add(key)
+            self._look_at(scope, owner, bound, inside, depth)
+        self.effects[id(call)] = self._effects_of(scope, inside)
+
+    def _effects_of(self, scope: Function, inside: Resolve) -> CallEffects:
+        """Return what a function does to containers, by the names that the loop has for them."""
+
+        def translated(names: Iterable[str]) -> frozenset[str]:
+            roots = [(inside(name.partition(".")[0]), name.partition(".")) for name in names]
+            return frozenset(named.name + dot + attribute for named, (_, dot, attribute) in roots if named is not None)
+
+        touched = translated({name for node in scope.body for name in (*writes(node), *changes(node))})
+        calls = [self.effects[id(part)] for part in ast.walk(scope) if id(part) in self.effects]
+        inner = frozenset[str]().union(*(one.touched for one in calls))
+        return CallEffects(translated(emptied_by_function(scope)) - inner, touched | inner)
+
+    def _look_at(self, scope: Function, owner: Named | None, bound: dict[str, Named], inside: Resolve, depth: int) -> None:
+        """Look at a function that is called: what it does to its object and to variables outside of it, and what it calls."""
+        source = self._sources.source_of(scope)
         for name, owners in source.assignments.copies.items():
             root, _, attribute = name.partition(".")
             if root in bound and any(self._is_kept(found.value) for one in owners if (found := inside(one)) is not None):
                 self.saved.add(f"{bound[root].name}.{attribute}" if attribute else bound[root].name)
         written = {name for node in scope.body for name in (*writes(node), *changes(node))}
-        if owner is not None and not _is_of_framework(owner.value):
+        if owner is not None and self.is_through_library(owner.value):  # no caches, and nothing that is made when asked for
+            written = {name for node in scope.body for name in counts(node)}
+            self._add_attributes(owner, f"{next(iter(bound))}.", written, source)
+        elif owner is not None and not _is_of_framework(owner.value):
             self._add_attributes(owner, f"{next(iter(bound))}.", written, source)
         self._add_variables(scope, written, source, inside)
         self.visit(scope.body, source.assignments, inside, depth + 1)
@@ -137,9 +196,7 @@ class CalledCode:
         assignments = self._assignments_of_class(type(owner.value))
         state.times |= {name for name in state.changed if assignments.is_time(f"{prefix}{name}")}
 
-    def _add_variables(
-        self, scope: ast.FunctionDef | ast.AsyncFunctionDef, written: set[str], source: Source, inside: Resolve
-    ) -> None:
+    def _add_variables(self, scope: Function, written: set[str], source: Source, inside: Resolve) -> None:
         """Add what a function carries from call to call in variables outside of it."""
         shared = declared(scope, ast.Global) | declared(scope, ast.Nonlocal)
         for name in sorted(shared & written & source.flow.taken):
@@ -147,7 +204,17 @@ class CalledCode:
             others = [inside(one) for one in source.assignments.relatives(name, scope.lineno)]
             if found is None or source.assignments.is_time(name) or any(one and self._is_kept(one.value) for one in others):
                 continue
-            self.variables.setdefault(name, found.value)
+            begins_with = self._begin_of(name, scope, is_local=name in declared(scope, ast.Nonlocal))
+            self.variables.setdefault(name, SharedVariable(found.value, scope.name, begins_with))
+
+    def _begin_of(self, name: str, scope: Function, *, is_local: bool) -> str | None:
+        """Return what a variable outside of a function begins with; see `SharedVariable`."""
+        around = self._sources.scopes_around(scope)
+        for outer in around[:-1] if is_local else around[-1:]:
+            begins_with = self._sources.source_of(outer).assignments.begins_with(name, scope.lineno)
+            if begins_with is not None:
+                return begins_with
+        return "..." if is_local else None
 
     def _assignments_of_class(self, kind: type) -> Assignments:
         """Return the assignments of all methods of a class, as if they were one function."""
@@ -220,24 +287,3 @@ def _resolver(function: FunctionType, bound: dict[str, Named]) -> Resolve:
         return attribute_of(Named(root, function.__globals__[root]), name)
 
     return resolve
-
-
-def attribute_of(named: Named, path: str) -> Named | None:
-    """Return the attribute that a path such as "x.y" names, without calling code of the script; for "x" the object itself."""
-    attribute = path.partition(".")[2]
-    if not attribute:
-        return named
-    values = getattr(named.value, "__dict__", None) if _has_plain_dict(named.value) else None
-    if values is not None and attribute in values:
-        return Named(f"{named.name}.{attribute}", values[attribute])
-    for base in type(named.value).__mro__:
-        if isinstance(slot := vars(base).get(attribute), MemberDescriptorType):
-            try:
-                return Named(f"{named.name}.{attribute}", slot.__get__(named.value))
-            except AttributeError:  # it has no value yet
-                return None
-    return None
-
-
-def _has_plain_dict(value: Any) -> bool:
-    return any("__dict__" in vars(base) for base in type(value).__mro__)

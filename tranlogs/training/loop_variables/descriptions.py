@@ -6,9 +6,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ...recovery.report import OVER_AT_EACH_START
+
 _NAMES_MAX = 20  # in the first part of the note
 _TO_KEEP = " To keep "
-_NEXT_LINE = re.compile(r"; (?=give \w+ state_dict|optimizer\.track\()")
+_NEXT_LINE = re.compile(r"; (?=give \w+ state_dict|optimizer\.track\(|make |count )")
+_NO_NAME = re.compile(r"\W+")  # what a keyword cannot have
+_FILL_IN = "..."  # what a variable begins with, where it is not known
 _SUBJECT = re.compile(r"(?:^|; )([^;]+?) (?:is a variable of|are variables of|starts? over at each start:)")
 
 
@@ -18,11 +22,14 @@ class UnkeptVariable:
 
     Attributes:
         name: the variable, or the attribute of one ("self.best").
-        begins_with: what it begins with, as the source has it; None if that is not simple.
+        begins_with: what it begins with, as the source has it; None if that is not simple. "..." if it has no name where the
+            optimizer is made, either.
+        within: the function that carries it from call to call; "" if the loop itself does.
     """
 
     name: str
     begins_with: str | None = None
+    within: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +41,30 @@ class UnkeptObject:
         kind: the name of its class.
         attributes: attributes that the methods carry from call to call.
         has_state: True if it has `state_dict` and `load_state_dict`.
+        is_made_anew: True if an outer loop makes it anew in each of its turns.
     """
 
     name: str
     kind: str
     attributes: tuple[str, ...]
     has_state: bool = False
+    is_made_anew: bool = False
 
 
-Unkept = UnkeptVariable | UnkeptObject
+@dataclass(frozen=True, slots=True)
+class UnkeptIterator:
+    """An iterator from which the loop takes the next value, and that begins anew.
+
+    Attributes:
+        name: the variable that holds it.
+        kind: what it is: "generator".
+    """
+
+    name: str
+    kind: str
+
+
+Unkept = UnkeptVariable | UnkeptObject | UnkeptIterator
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +88,11 @@ def describe_unkept(found: Sequence[Unkept]) -> str:
     objects = _by_kind(one for one in found if isinstance(one, UnkeptObject))
     told = [_tell_variables(variables)] if variables else []
     told += [_tell_objects(ones) for ones in objects]
+    iterators = [one for one in found if isinstance(one, UnkeptIterator)]
+    told += [_tell_iterator(one) for one in iterators]
     lines = [_remembering(variables)] if variables else []
     lines += [_tracking(ones) for ones in objects]
+    lines += [_counting(iterators)] if iterators else []
     it = "it" if len(found) == 1 else "them"
     return f"{'; '.join(told)}.{_TO_KEEP}{it}: {'; '.join(lines)}"
 
@@ -87,10 +112,10 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _by_kind(objects: Iterable[UnkeptObject]) -> list[list[UnkeptObject]]:
-    """Return objects in groups of the same class."""
-    found = dict[str, list[UnkeptObject]]()
+    """Return objects in groups of the same class, which are told and kept in the same way."""
+    found = dict[tuple[str, bool], list[UnkeptObject]]()
     for one in objects:
-        found.setdefault(one.kind, []).append(one)
+        found.setdefault((one.kind, one.is_made_anew), []).append(one)
     return list(found.values())
 
 
@@ -105,29 +130,55 @@ def _tell_variables(variables: Sequence[UnkeptVariable]) -> str:
         if len(variables) == 1
         else ("are variables of the loop that start", "them")
     )
-    return f"{_shown([one.name for one in variables])} {what} over at each start, since the run does not keep {it}"
+    return f"{_shown([one.name for one in variables])} {what} {OVER_AT_EACH_START}, since the run does not keep {it}"
 
 
 def _tell_objects(objects: Sequence[UnkeptObject]) -> str:
     """Tell of objects of one class."""
     names = [f"{one.name} ({one.kind})" for one in objects]
     attributes = list(dict.fromkeys(name for one in objects for name in one.attributes))
-    start, its = ("starts", "its") if len(objects) == 1 else ("start", "their")
-    return f"{_shown(names)} {start} over at each start: {its} methods change {_shown(attributes)}"
+    start, its, it = ("starts", "its", "it") if len(objects) == 1 else ("start", "their", "them")
+    why = f"an outer loop makes {it} anew, and {its}" if objects[0].is_made_anew else its
+    return f"{_shown(names)} {start} {OVER_AT_EACH_START}: {why} methods change {_shown(attributes)}"
+
+
+def _tell_iterator(one: UnkeptIterator) -> str:
+    return f"{one.name} ({one.kind}) starts {OVER_AT_EACH_START}: next({one.name}) gives its first value again"
 
 
 def _tracking(objects: Sequence[UnkeptObject]) -> str:
     """Return the line that lets the run keep objects of one class."""
     given = ", ".join(f"{key}={one.name}" for key, one in zip(_keys(objects), objects, strict=True))
     line = f"optimizer.track({given}) before recover()"
-    return line if objects[0].has_state else f"give {objects[0].kind} state_dict() and load_state_dict(state), and {line}"
+    states = "" if objects[0].has_state else f"give {objects[0].kind} state_dict() and load_state_dict(state), "
+    if objects[0].is_made_anew:
+        it, one = ("it", "a new one is") if len(objects) == 1 else ("them", "new ones are")
+        return (
+            f"{states}make {_shown([one.name for one in objects])} once, with {line}, and let the outer loop reset {it}: "
+            f"{one} not what is tracked"
+        )
+    return f"{states}and {line}" if states else line
+
+
+def _counting(iterators: Sequence[UnkeptIterator]) -> str:
+    """Return the line by which the loop counts with a number that the run keeps."""
+    keys = _keys(iterators)
+    given, nexts = ", ".join(f"{key}=0" for key in keys), listed([f"next({one.name})" for one in iterators])
+    line = f"state = optimizer.remember({given}) before recover(), and state.{keys[0]} += 1 in the loop"
+    return f"count in place of {nexts}: {line}"
 
 
 def _remembering(variables: Sequence[UnkeptVariable]) -> str:
     """Return the line that lets the run keep variables, and how the loop names them then."""
     keys = _keys(variables)
     given = ", ".join(f"{key}={one.begins_with or one.name}" for key, one in zip(keys, variables, strict=True))
-    return f"state = optimizer.remember({given}) before recover(), and state.{keys[0]} in the loop"
+    where = f"in place of {variables[0].name} in {variables[0].within}()" if variables[0].within else "in the loop"
+    filled = f", with the first value for {_FILL_IN}" if any(one.begins_with == _FILL_IN for one in variables) else ""
+    return f"state = optimizer.remember({given}) before recover(){filled}, and state.{keys[0]} {where}"
+
+
+def _as_keyword(name: str) -> str:
+    return _NO_NAME.sub("_", name).strip("_") or "value"
 
 
 def _keys(found: Sequence[Unkept]) -> list[str]:
@@ -136,9 +187,9 @@ def _keys(found: Sequence[Unkept]) -> list[str]:
     keys = []
     for one in found:
         key = one.name
-        if "." in key:
-            last = key.rpartition(".")[2]
-            key = last if last not in used else key.replace(".", "_")
+        if not key.isidentifier():
+            last = _as_keyword(key.rpartition(".")[2])
+            key = last if last not in used else _as_keyword(key)
             while key in used:
                 key += "_"
         used.add(key)

@@ -51,6 +51,10 @@ class Flow:
         """Return the first of some loops that carries a variable, or else the first of them."""
         return next((loop for loop in loops if name in self._carried[_place(loop)]), loops[0])
 
+    def is_carried(self, name: str, loop: Loop) -> bool:
+        """Return True if a loop carries a variable."""
+        return name in self._carried[_place(loop)]
+
     def find_carried(self, loops: Sequence[Loop]) -> list[str]:
         """Return the names of the variables that loops carry, in the order of the source."""
         found = {name for loop in loops for name in self._carried[_place(loop)]}

@@ -45,12 +45,34 @@ def reads(node: ast.AST | None) -> set[str]:
         found.add(name)
     if isinstance(node, ast.AugAssign):
         found |= targets(node.target)
+    if (asked := read_by_getattr(node)) is not None:
+        found.add(asked)
     for child in ast.iter_child_nodes(node):
         found |= reads(child)
     if isinstance(node, (*FUNCTIONS, ast.Lambda)):
         found -= _bound_in(node)
     elif isinstance(node, _COMPREHENSIONS):
         found -= {name for part in node.generators for name in targets(part.target)}
+    return found
+
+
+def read_by_getattr(node: ast.AST) -> str | None:
+    """Return the name of the attribute that `getattr(x, "name")` reads; None for other code."""
+    if not isinstance(node, ast.Call) or name_of(node.func) != "getattr" or len(node.args) < 2:
+        return None
+    owner, attribute = node.args[:2]
+    is_name = isinstance(owner, ast.Name) and isinstance(attribute, ast.Constant) and isinstance(attribute.value, str)
+    return f"{owner.id}.{attribute.value}" if is_name else None  # type: ignore[attr-defined]
+
+
+def counts(node: ast.AST) -> set[str]:
+    """Return the names whose new value a piece of code computes from their old one: `n += 1`, `n = max(n, x)`."""
+    found = set[str]()
+    for part in _walk_here(node):
+        if isinstance(part, ast.AugAssign):
+            found |= targets(part.target)
+        elif isinstance(part, ast.Assign) and not isinstance(part.value, (ast.BoolOp, ast.IfExp)):  # `x = x or load()`
+            found |= {name for target in part.targets for name in targets(target)} & reads(part.value)
     return found
 
 
@@ -84,6 +106,16 @@ def targets(node: ast.AST) -> set[str]:
         return targets(node.value)
     name = name_of(node)
     return set() if name is None else {name}
+
+
+def split(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield the pairs of target and value of `a, b = 1, 2`; an assignment of another form is one pair."""
+    ones, parts = getattr(target, "elts", None), getattr(value, "elts", None)
+    if ones is None or parts is None or len(ones) != len(parts):
+        yield target, value
+        return
+    for one, part in zip(ones, parts, strict=True):
+        yield from split(one, part)
 
 
 def writes(node: ast.AST) -> set[str]:

@@ -70,6 +70,20 @@ class Sources:
         """Return the function or module that a frame runs; None if its source is not known."""
         return self._scope_of(frame.f_code, frame.f_globals)
 
+    def scope_of_generator(self, frame: FrameType) -> Scope | None:
+        """Return the function whose generator has a frame; None if it is of a library, or if its source is not known."""
+        return None if _is_of_library(frame.f_globals, frame.f_code.co_filename) else self.scope_of(frame)
+
+    def scopes_around(self, scope: Scope) -> list[Scope]:
+        """Return the functions around one, the innermost first, and the module."""
+        first, last = _lines_of(scope)
+        around = []
+        for one in self._of_files[id(scope)].scopes.values():
+            begin, end = _lines_of(one)
+            if one is not scope and begin <= first and last <= end:
+                around.append((end - begin, one))
+        return [one for _, one in sorted(around, key=lambda pair: pair[0])]
+
     def scope_of_function(self, function: FunctionType) -> Scope | None:
         """Return the source of a function; None if it is of a library, or if its source is not known."""
         code = function.__code__
@@ -139,6 +153,12 @@ def _read(file: str, variables: dict[str, Any]) -> _File:
 
 def _has_changed(file: str) -> bool:
     return os.path.exists(file) and os.path.getmtime(file) > _SINCE
+
+
+def _lines_of(scope: Scope) -> tuple[float, float]:
+    if isinstance(scope, ast.Module):
+        return 0, float("inf")
+    return _first_line(scope), scope.end_lineno or scope.lineno
 
 
 def _first_line(function: Function) -> int:

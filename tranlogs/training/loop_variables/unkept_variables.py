@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from ..live_report import LiveReport
 from .descriptions import describe_unkept
+from .objects.library_objects import LibraryObject
 from .variables import Facts, LoopVariables
 
 _LOOKS_MAX = 3  # boundaries at which a loop of the script is looked for
@@ -18,10 +21,17 @@ class UnkeptVariables:
         report: of the recovery.
         is_value: see `LoopVariables`.
         is_kept: see there.
+        find_others: see there.
     """
 
-    def __init__(self, report: LiveReport, is_value: Facts, is_kept: Facts) -> None:
-        self._report, self._variables = report, LoopVariables(is_value, is_kept)
+    def __init__(
+        self,
+        report: LiveReport,
+        is_value: Facts,
+        is_kept: Facts,
+        find_others: Callable[[], Sequence[LibraryObject]] = lambda: (),
+    ) -> None:
+        self._report, self._variables = report, LoopVariables(is_value, is_kept, find_others)
         self._looks = 0  # that are left
 
     def note_start(self) -> None:

@@ -14,6 +14,7 @@ NO_UNIT = "the log does not hold the newest one with a step"
 
 _SETTING = re.compile(r"hyper\[(?P<group>\d+)\]\.(?P<name>.+)")
 _REMEMBERED = "tracked.remember(...).values."
+_FIRST_NAME = re.compile(r"\w+")  # of the path below it
 # A larger ratio is another batch or another state, and not another order of additions: some thousand times the rounding error.
 _ROUNDING_MAX = {"float64": 1e-12, "float32": 5e-4, "float16": 3e-2, "bfloat16": 1e-1}
 
@@ -48,14 +49,25 @@ def describe_difference(difference: Difference, units: str = "batch", causes: Ma
         what = f"{setting['name']} of parameter group {setting['group']}"
     cause = _ROUNDING if is_rounding(difference) else _TIME if difference.may_be_time else causes[difference.kind]
     remembered = difference.name.partition(_REMEMBERED)[2]
-    if remembered and difference.ratio is not None:
-        cause += (
-            f". A time that the script measures is never the same twice: give it to optimizer.remember_times({remembered}=...)"
-        )
+    if remembered:
+        what, cause = f"state.{remembered}", _tell_remembered(remembered, may_be_time=difference.ratio is not None)
     return (
         f"the last {units} before the crash (step {difference.step}) was computed again, and {what} {difference.text}. "
         f"{cause}. The recorded state holds, so no finished step is lost"
     )
+
+
+def _tell_remembered(path: str, *, may_be_time: bool) -> str:
+    """Return why a remembered value differs, and what to do: it comes back, so something else has set it."""
+    name = _FIRST_NAME.match(path)
+    key = path if name is None else name[0]
+    cause = (
+        "It is remembered, so it came back. The script sets it again behind recover(), or computes it from something that "
+        f"starts anew: give its first value to optimizer.remember({key}=...) alone, and remember what it is computed from"
+    )
+    if may_be_time:
+        cause += f". A time that the script measures is never the same twice: give it to optimizer.remember_times({key}=...)"
+    return cause
 
 
 def describe_equal(step: int, ranks: int = 1, times: Collection[str] = ()) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from tranlogs.training import FROM_FIRST_EPOCH
+
 from ...data.loader_class import iterating
 from ...data.position.iteration import END, LoaderIteration
 from ...data.position.loader_position import LoaderPosition
@@ -169,7 +171,7 @@ class UserLoops:
         """Return a pass that was finished before the crash: it runs again if it took no steps, else it yields nothing."""
         if not self.has_skipped:
             self._run.report.note(
-                "the loop over epochs starts from the first epoch again: finished epochs yield no batches, but the code "
+                f"{FROM_FIRST_EPOCH}: finished epochs yield no batches, but the code "
                 "around them runs again. A file that it writes per epoch (a checkpoint, the best model) is overwritten with "
                 "the current weights. Take the epochs from optimizer.epochs(...), which skips finished ones. The run is in "
                 f"epoch {position.epoch + 1}, after {position.batch} of its batches"

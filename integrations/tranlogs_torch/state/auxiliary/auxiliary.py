@@ -21,6 +21,7 @@ from ...tensors.placement import local
 from ..compatibility import Settings
 from ..extra_state import split
 from ..state import TorchState
+from .kept_generators import is_kept_generator
 from .loader_positions import LoaderPositions
 from .pending_gradients import Gradients
 from .rarely_changed_parts import SteadyParts
@@ -121,7 +122,7 @@ class Auxiliary:
 
     def caveats(self) -> list[str]:
         """Return what is known not to come back of loaders in the middle of an epoch, and of gradients."""
-        found = self._positions.caveats({id(getattr(thing, "generator", None)) for thing in self.tracked.values()})
+        found = self._positions.caveats(lambda generator: is_kept_generator(generator, self.tracked.values()))
         if self._orphans:
             found.append(
                 f"gradients of parameters that belong to no optimizer ({self._orphans[0]}, ...) accumulate and are not "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -14,6 +15,8 @@ from ...data.generators import generators_in
 from ...data.lasting_states import LastingStates
 from ...data.other_loaders import advice_for_other_loader
 from ...data.position.loader_position import LoaderPosition
+
+_NO_NAME = re.compile(r"\W+")  # what a keyword cannot have
 
 
 class LoaderPositions:
@@ -96,18 +99,27 @@ class LoaderPositions:
         for position in self.by_name.values():
             position.set_back()
 
-    def caveats(self, tracked: Collection[int]) -> list[str]:
+    def caveats(self, is_kept: Callable[[Any], bool]) -> list[str]:
         """Return what is known not to be recovered of loaders in the middle of an epoch.
 
         Args:
-            tracked: ids of the generators that are tracked.
+            is_kept: returns True for a generator whose state the run keeps.
         """
         found = [caveat for position in self.by_name.values() for caveat in position.caveats]
         for name, position in self.by_name.items():
             for path, generator in generators_in(position.loader.dataset, f"{name}.dataset"):
-                if position.taken and (position.loader.num_workers or id(generator) not in tracked):
+                if not position.taken:
+                    continue
+                if position.loader.num_workers:
+                    found.append(f"{_not_recovered(path)}: workers draw from copies. Let it draw from the global generators")
+                elif not is_kept(generator):
+                    key = _NO_NAME.sub("_", path.rpartition(".")[2]).strip("_") or "rng"
                     found.append(
-                        f"{path} is a random generator that belongs to the dataset, and its draws are not recovered. Without "
-                        "workers, track it, or let the dataset draw from the global generators"
+                        f"{_not_recovered(path)}. Give optimizer.track({key}={path}), in the names of the script, before "
+                        "recover(), or let the dataset draw from the global generators"
                     )
         return found
+
+
+def _not_recovered(path: str) -> str:
+    return f"{path} is a random generator that belongs to the dataset, and its draws are not recovered"
