@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ pytestmark = pytest.mark.crash
 
 def drawn(world: int, count: int, *, last: int = STEPS) -> list[list[Any]]:
     """Kills at random moments of random ranks: in the start, in recovery, in a step."""
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    chance = random.Random(seed)
+    chance = campaign.dice("drawn", world, count, last)
     steps = sorted(chance.choice([-1, *[chance.randrange(last)] * 4]) for _ in range(count))
     return [[chance.randrange(world), step, chance.random() * (300 if step < 0 else 8)] for step in steps]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +63,7 @@ def damage_last_gradient(journal: Path) -> int:
 @pytest.mark.parametrize("name", ["ddp rechecked", "fsdp rechecked", campaign.variant("ddp plain")])
 def test_ranks_whose_state_is_in_the_run_are_proven_at_every_kill(launcher: Launcher, tmp_path: Path, name: str) -> None:
     """One of the kills comes in the first batch of an epoch: the unit has the end of the epoch in it."""
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    chance = random.Random(seed)
+    chance = campaign.dice(name)
     steps = sorted({BATCHES, *chance.sample(range(2, STEPS), 2)})
     moments = ["forward", "step", "boundary"]  # at the last one the other rank may have committed the step that this one loses
     kills = [{"rank": chance.randrange(2), "step": step, "moment": chance.choice(moments)} for step in steps]
