@@ -27,6 +27,15 @@ def bench(results: dict[str, Any]) -> Lines:
     return lines
 
 
+def recheck(found: dict[str, Any]) -> Lines:
+    """The unit that is computed again after a crash, over the unit."""
+    lines = prose("""
+        After a crash the script's loop computes the newest unit again, once, and what comes of it is compared with the log.
+        "Compared": the time that the training thread was in the comparison, added to the unit that is computed. "Processor
+        time": with all else that TranLogs does in the first unit of a process. One torch thread, medians over pairs.""")
+    return lines + table(["case", "figure", "measured", "goal", "", "beyond", ""], goal_rows(found["figures"]))
+
+
 def _steps(found: dict[str, Any]) -> Lines:
     lines = prose("""
         Training steps of PyTorch, AdamW, over plain ones. "Fresh": the first seconds of a run, on new log files. Steps that

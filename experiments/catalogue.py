@@ -73,6 +73,7 @@ HEADINGS: dict[str, tuple[Experiment, ...]] = {
     ),
     "What TranLogs costs": (
         Experiment("bench", "Steps, log, replay, recovery, disk", "bench.py", bench_tables.bench),
+        Experiment("recheck", "The unit that is computed again", "bench_recheck.py", bench_tables.recheck),
         Experiment("keras_recovery", "Keras: redone steps, and what a kill loses", "keras_recovery.py", tables.keras_recovery),
         Experiment("distributed", "Many processes", "bench_distributed.py", tables.distributed),
         Experiment(
