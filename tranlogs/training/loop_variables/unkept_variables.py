@@ -9,7 +9,7 @@ from .descriptions import describe_unkept
 from .objects.library_objects import LibraryObject
 from .variables import Facts, LoopVariables
 
-_LOOKS_MAX = 3  # boundaries at which a loop of the script is looked for
+_LOOKS_MAX = 3  # boundaries at which variables of the running loops are looked for
 
 
 class UnkeptVariables:
@@ -47,6 +47,6 @@ class UnkeptVariables:
         if not self._looks or self._report.recheck == "pending":
             return
         found = self._variables.find()
-        self._looks = self._looks - 1 if found is None else 0
+        self._looks = 0 if found else self._looks - 1  # at the end of an epoch its inner loop is not running
         if found:
             self._report.note(describe_unkept(found))
