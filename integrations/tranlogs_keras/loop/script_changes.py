@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from tranlogs.records import tree
+from tranlogs.training import find_changed_elements, is_set_as_a_whole
 
 from ..backends import arrays
-from ..backends.arrays import Values
+from ..backends.arrays import Values, flat_bytes
 from ..run.run_parts import RunParts
 from .members import REMEMBERED, Members
 
@@ -72,7 +73,7 @@ class ScriptChanges:
             value = self._written[name]
             elements = _find_differing(was, value)
             if elements.any():
-                is_whole = _is_whole(value, elements)
+                is_whole = is_set_as_a_whole(flat_bytes(value), elements, value.dtype.itemsize)
                 self._variables[name] = VariableChange(value, was, np.ones_like(elements) if is_whole else elements)
 
     def find_moved(self) -> list[str]:
@@ -103,17 +104,7 @@ def _find_differing(some: Values, other: Values) -> Any:
     """Return a mask of the elements whose bits differ."""
     if some.shape != other.shape or some.dtype != other.dtype:
         return np.ones(other.shape, bool)
-    raw = [np.ascontiguousarray(x).reshape(-1).view(np.uint8).reshape(-1, x.dtype.itemsize) for x in (some, other)]
-    return (raw[0] != raw[1]).any(1).reshape(some.shape)
-
-
-def _is_whole(value: Values, elements: Any) -> bool:
-    """Return True if a script has set all of a variable, though some elements had that value before.
-
-    Most have another one now, or all have the same.
-    """
-    first = np.broadcast_to(value.reshape(-1)[:1], (value.size,)).reshape(value.shape)
-    return 2 * int(elements.sum()) >= elements.size or not _find_differing(first, value).any()
+    return find_changed_elements(flat_bytes(some), flat_bytes(other), other.dtype.itemsize).reshape(other.shape)
 
 
 def _encode(value: Any) -> bytes:

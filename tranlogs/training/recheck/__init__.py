@@ -1,5 +1,6 @@
 """A unit that training computes again after a crash, compared with its record."""
 
+from .changed_elements import find_changed_elements, is_set_as_a_whole
 from .comparison import is_below
 from .messages import (
     NO_UNIT,
@@ -26,7 +27,9 @@ __all__ = [
     "describe_not_computed",
     "describe_script_change",
     "describe_unfinished",
+    "find_changed_elements",
     "is_below",
     "is_rounding",
+    "is_set_as_a_whole",
     "path_of_remembered",
 ]

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from tranlogs.base.errors import UnencodableState
-from tranlogs.training import digest_of
+from tranlogs.base.types import Bytes
+from tranlogs.training import digest_of, find_changed_elements, is_set_as_a_whole
 
 from ...state.auxiliary.state_changes import copied, find_changes
 from ...state.fingerprint import memory_of
@@ -90,7 +91,10 @@ class LandedTensors:
         elements = _find_differing(was, held)
         if not bool(elements.any()):
             return None
-        return TensorChange(place, held, None if _is_whole(held, elements) else elements)
+        is_whole = held.layout is not torch.strided or is_set_as_a_whole(
+            _bytes_of(held), elements.reshape(-1).numpy(), held.element_size()
+        )
+        return TensorChange(place, held, None if is_whole else elements)
 
     def find_moved(self, changes: list[TensorChange]) -> list[str]:
         """Return what else has changed since the recovery at the places of some changes, in words.
@@ -129,13 +133,15 @@ def _set_value(optimizer: torch.optim.Optimizer, change: TensorChange) -> None:
     kept: dict[Any, Any] = optimizer.state[parameter]
     if change.value is _Removed:
         kept.pop(key, None)
-    elif isinstance(kept.get(key), torch.Tensor) and isinstance(change.value, torch.Tensor):
-        if change.elements is not None or _are_alike(local(kept[key]), local(change.value)):
-            _write(kept[key], change)
-        else:
-            kept[key] = change.value
+    elif _can_take(kept.get(key), change.value):
+        _write(kept[key], change)
     else:
         kept[key] = change.value
+
+
+def _can_take(kept: Any, value: Any) -> bool:
+    are_tensors = isinstance(kept, torch.Tensor) and isinstance(value, torch.Tensor)
+    return are_tensors and _are_alike(local(kept), local(value))
 
 
 def _write(tensor: torch.Tensor, change: TensorChange) -> None:
@@ -178,17 +184,13 @@ def _find_differing(some: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return a mask of the elements whose bits differ; of a sparse tensor, one for all of them."""
     if some.layout is not torch.strided:
         return torch.tensor(not _is_same(some, other))
-    raw = [tensor.contiguous().reshape(-1).view(torch.uint8).reshape(-1, tensor.element_size()) for tensor in (some, other)]
-    return (raw[0] != raw[1]).any(1).reshape(some.shape)
+    changed = find_changed_elements(_bytes_of(some), _bytes_of(other), some.element_size())
+    return torch.from_numpy(changed).reshape(some.shape)
 
 
-def _is_whole(value: torch.Tensor, elements: torch.Tensor) -> bool:
-    """Return True if a script has set all of a tensor, though some elements had that value before.
-
-    Most have another one now, or all have the same (`zero_()`).
-    """
-    first = value.reshape(-1)[:1].expand(value.numel()).reshape(value.shape) if value.layout is torch.strided else value
-    return 2 * int(elements.sum()) >= elements.numel() or not bool(_find_differing(first, value).any())
+def _bytes_of(tensor: torch.Tensor) -> Bytes:
+    found: Bytes = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return found
 
 
 def _is_same(some: Any, other: Any) -> bool:
