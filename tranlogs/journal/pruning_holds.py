@@ -28,6 +28,7 @@ class PruningHolds:
         self._catalog, self._folder, self._pid = catalog, folder, pid
         self._pruned_before: PrunedRow | None = catalog.read(lambda tables: tables.get("pruned", PrunedRow))
         self._common: CommonRow | None = None
+        self._is_common_written = False
         self.keeps_all = False
 
     def hold(self) -> None:
@@ -96,10 +97,12 @@ class PruningHolds:
             world: number of ranks.
         """
         common = CommonRow(step, world)
-        if common != self._common:
-            self._common = common
-            with suppress(*SUSPENDING_ERRORS), self._catalog.transaction() as tables:
-                tables.put("common", common)
+        if common != self._common or not self._is_common_written:
+            self._common, self._is_common_written = common, False
+            with suppress(*SUSPENDING_ERRORS):  # a full disk: the next call tries again
+                with self._catalog.transaction() as tables:
+                    tables.put("common", common)
+                self._is_common_written = True
 
     def forget_former_group(self) -> None:
         """Delete the common step of a group that this process is not part of."""
