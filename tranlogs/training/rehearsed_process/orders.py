@@ -19,9 +19,11 @@ watched. The script cannot see the difference, and cannot catch its end: the pro
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -136,4 +138,15 @@ def require() -> Rehearsal:
 
 @cache
 def _read(folder: str) -> Rehearsal:
+    _print_whole_lines()
     return Rehearsal(Path(folder))
+
+
+def _print_whole_lines() -> None:
+    """Write each printed line by one system call.
+
+    Without a buffer `print` writes a line and its end by two, and the lines of several processes, which share one file, are
+    mixed. A line is not held back: what is printed before a kill is there.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
