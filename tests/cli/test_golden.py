@@ -50,7 +50,7 @@ _MASKS = (
     (r"-?\d+(,\d{3})*(\.\d+)?(e[-+]?\d+)?([.+]\w+)*", "#"),
     (r"# (B|KiB|MiB|GiB)\b", "SIZE"),
     (r"# (us|ms|s|min|h)\b", "SECONDS"),
-    (r"\b(raw|zero|high#|zstd)\b", "CODEC"),
+    (r"\b(raw|zero|high#|nonzero)\b", "CODEC"),
     (r"[─━]+", "-"),
     (r"\n +# +ready [^\n]*", ""),  # a file that is prepared behind training
     (r"  +", "  "),

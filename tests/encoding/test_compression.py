@@ -80,13 +80,39 @@ def test_random_bytes_are_bit_exact_and_never_larger(data: bytes, repeats: int) 
         ("zeros", Codec.ZERO),
         ("high", Codec.HIGH16),
         ("almost_high", Codec.RAW),
-        ("rows", Codec.ZSTD),
+        ("rows", Codec.NONZERO),
         ("bf16 nans", Codec.HIGH16),
         ("nan payloads", Codec.RAW),
     ],
 )
 def test_fp32_patterns_get_the_codec_that_fits(pattern: str, codec: Codec) -> None:
     assert round_trip(patterns(262_144, seed=1)[pattern]) is codec
+
+
+@pytest.mark.parametrize("zeros", [0.75, 0.9, 0.999])
+@pytest.mark.parametrize("words", [64, 65, 71, 9_999])
+def test_words_that_are_not_zero_are_stored_with_one_bit_for_each_word(zeros: float, words: int) -> None:
+    rng = np.random.default_rng(words)
+    values = rng.standard_normal(words).astype(np.float32)
+    values[rng.permutation(words)[: int(words * zeros)]] = 0
+    values[0], values[-1] = -0.0, 1.5  # negative zero is a word that is not zero
+    codec, stored = compress(values.view(np.uint8))
+    assert codec is Codec.NONZERO
+    assert stored.nbytes == 4 * np.count_nonzero(values.view(np.uint32)) + -(-words // 8)
+    assert round_trip(values.view(np.uint8)) is codec
+
+
+def test_bits_that_fit_to_no_word_are_refused() -> None:
+    values = np.zeros(68, np.float32)
+    values[3] = 1.0
+    codec, stored = compress(values.view(np.uint8))
+    assert codec is Codec.NONZERO
+    damaged = stored.copy()
+    damaged[-1], damaged[4] = 0x80, 0  # word 71 of 68 in place of word 3
+    with pytest.raises(ValueError, match="expected 68 words, got one with the number 71"):
+        decompress(codec, damaged, np.zeros(272, np.uint8))
+    with pytest.raises(ValueError, match="expected 13 bytes, got 17"):
+        decompress(codec, np.append(np.zeros(4, np.uint8), stored), np.zeros(272, np.uint8))
 
 
 def test_autocast_gradients_take_half() -> None:

@@ -209,7 +209,12 @@ class DocumentSegment:
         elif codec == 2:
             raw = (np.frombuffer(raw, "<u2").astype("<u4") << 16).tobytes()
         elif codec == 3:
-            raw = zstandard.ZstdDecompressor().decompress(raw)
+            assert size is not None
+            bits = -(-(size // 4) // 8)
+            is_stored = np.unpackbits(np.frombuffer(raw[nbytes - bits :], "u1"), count=size // 4, bitorder="little") == 1
+            words = np.zeros(size // 4, "<u4")
+            words[is_stored] = np.frombuffer(raw[: nbytes - bits], "<u4")
+            raw = words.tobytes()
         assert size in (None, len(raw))
         return raw
 

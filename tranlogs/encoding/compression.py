@@ -3,7 +3,8 @@
     RAW     the bytes as they are
     ZERO    all bytes are zero; nothing is stored
     HIGH16  every 32-bit word has a zero low half (fp32 that holds bf16 values, as autocast makes); the high halves are stored
-    ZSTD    most bytes are zero (gradients of embeddings); zstd level 1
+    NONZERO most 32-bit words are zero (gradients of embeddings, of units that ReLU has switched off); the others are
+            stored, and behind them one bit for each word, the lowest bit of a byte first: 1 for a word that is stored
 
 Compression is bit-exact and never makes the data larger. Dense fp32 noise has an entropy of 26.6 bits of 32; a small sample
 recognises it, and it is stored as it is.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import zstandard
@@ -28,7 +30,7 @@ class Codec(IntEnum):
     RAW = 0
     ZERO = 1
     HIGH16 = 2
-    ZSTD = 3
+    NONZERO = 3
 
 
 _threads = threading.local()
@@ -54,9 +56,9 @@ def compress(data: Bytes) -> tuple[Codec, Bytes]:
     if np.count_nonzero(sample) * 2 < sample.size:
         if not words.any():
             return Codec.ZERO, data[:0]
-        packed = np.frombuffer(pack(data.data), np.uint8)
+        packed = _drop_zeros(words)
         if packed.nbytes < size - size // 8:
-            return Codec.ZSTD, packed
+            return Codec.NONZERO, packed
     return Codec.RAW, data
 
 
@@ -77,14 +79,32 @@ def decompress(codec: int, stored: Bytes, out: Bytes) -> None:
         halves = out.view(np.uint16)
         halves[0::2] = 0
         halves[1::2] = np.frombuffer(stored, np.uint16)
-    elif codec == Codec.ZSTD:
-        _unzstd(stored, out)
+    elif codec == Codec.NONZERO:
+        _put_zeros(stored, out)
     else:
         raise ValueError(f"unknown codec {codec}")
 
 
-def _unzstd(stored: Bytes, out: Bytes) -> None:
-    np.copyto(out, np.frombuffer(unpack(stored.data, out.nbytes), np.uint8))
+def _drop_zeros(words: np.ndarray[Any, np.dtype[np.uint32]]) -> Bytes:
+    is_stored = words != 0
+    places = np.flatnonzero(is_stored)
+    packed = np.empty(places.size * 4 + (words.size + 7) // 8, np.uint8)
+    np.take(words, places, out=packed[: places.size * 4].view(np.uint32), mode="clip")  # "raise" would copy once more
+    packed[places.size * 4 :] = np.packbits(is_stored, bitorder="little")
+    return packed
+
+
+def _put_zeros(stored: Bytes, out: Bytes) -> None:
+    words = out.view(np.uint32)  # ValueError if the size is no multiple of 4
+    bits_bytes = (words.size + 7) // 8
+    stored_bytes = max(stored.nbytes - bits_bytes, 0)
+    bits = np.unpackbits(np.frombuffer(stored[stored_bytes:], np.uint8), bitorder="little")
+    places = np.flatnonzero(bits.view(np.bool_))
+    _expect(stored.nbytes, places.size * 4 + bits_bytes)
+    if places.size and places[-1] >= words.size:
+        raise ValueError(f"expected {words.size} words, got one with the number {places[-1]}")
+    words.fill(0)
+    words[places] = np.frombuffer(stored[:stored_bytes], "<u4")
 
 
 def pack(data: bytes | memoryview) -> bytes:

@@ -18,7 +18,7 @@ def get_rng(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
 
 def _torchs(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
     state: dict[str, Any] = {"torch": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
     if generators:
         state["generators"] = [g.get_state() for g in generators]

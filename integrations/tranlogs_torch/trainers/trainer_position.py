@@ -14,11 +14,12 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UsageError
+from tranlogs.records import Fixed
 
 from ..data.loader_class import iterating
 from ..data.position.iteration import END
 from ..data.position.loader_position import LoaderPosition
-from ..data.rng import get_rng, set_rng
+from ..data.rng import KeptRng, get_rng, set_rng
 from ..distributed.process_group import size
 
 
@@ -41,6 +42,7 @@ class TrainerPosition(LoaderPosition):
         self.trained = 0
         self._fetched: dict[int, dict[str, Any]] = {}  # by number of a batch at hand: the position before it was fetched
         self._at_hand: dict[str, Any] | None = None  # recorded random state in which the first batch is to be fetched again
+        self._rng = KeptRng()
         self._seeded = [part for part in self.source.samplers.samplers if hasattr(part, "initial_seed")]
         loader.__class__ = iterating(loader, self.source.plain_class, self.iterate)
 
@@ -69,7 +71,8 @@ class TrainerPosition(LoaderPosition):
                 "processes, or take the weights with `tranlogs replay`"
             )
         super().load_state_dict(state)
-        self.trained, self._at_hand = self.batch, state["at_hand"]
+        at_hand = state["at_hand"]
+        self.trained, self._at_hand = self.batch, at_hand.value if isinstance(at_hand, Fixed) else at_hand
         self._fetched.clear()
         for part, seed in zip(self._seeded, state["seeds"], strict=False):  # accelerate's sampler: its order is seed and epoch
             part.initial_seed = seed
@@ -109,7 +112,7 @@ class TrainerPosition(LoaderPosition):
                 recorded, later = later, get_rng()
                 set_rng(recorded)
             number = self.batch
-            self._fetched[number] = {**self._here(), "at_hand": get_rng()}
+            self._fetched[number] = {**self._here(), "at_hand": self._rng.now()}
             data = self.take()
             if later is not None:  # behind the batch that was at hand training goes on
                 set_rng(later)
