@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from tests.trainers.common import Killer, plain, randomness, tensors
 
-KEPT = {"seen", "training_step_outputs", "_newest", "_of_digit", "mean", "tally"}
+KEPT = {"seen", "curve", "training_step_outputs", "_newest", "_of_digit", "mean", "tally"}
 BATCHES = 7  # an epoch, on each process
 
 
@@ -121,6 +121,7 @@ class Collecting(Digits):
         super().__init__(*given)
         self.training_step_outputs: list[dict[str, Any]] = []
         self.table = np.arange(100.0)  # never changes
+        self.curve = [0.5] * 1020  # becomes one of the long lists, which are stored in blocks
         self._newest: deque[float] = deque(maxlen=3)
         self._of_digit: defaultdict[int, list[float]] = defaultdict(list)
 
@@ -134,6 +135,7 @@ class Collecting(Digits):
         self.tally[batch[1].numpy()] += 1
         self.training_step_outputs.append({"loss": loss.detach(), "size": len(batch[1])})
         self._newest.append(loss.item())
+        self.curve.append(loss.item())
         self._of_digit[int(batch[1][0])].append(loss.item())
         return loss + sum(self._newest)
 

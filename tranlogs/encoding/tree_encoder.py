@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,10 @@ class Encoder:
 
     def write(self, value: Any) -> None:
         """Encode one value."""
-        writer = _WRITERS.get(type(value))
-        if writer is not None:
+        kind = type(value)
+        if (leaf := _LEAVES.get(kind)) is not None:
+            self.parts.append(leaf(value))
+        elif (writer := _WRITERS.get(kind)) is not None:
             writer(self, value)
         elif isinstance(value, np.generic):
             name = _from_numpy(np.asarray(value), self).dtype.encode()
@@ -64,32 +67,6 @@ class Encoder:
         if len(self._stack) > TREE_DEPTH_MAX:
             raise TooDeep(self.path(), None, f"is nested deeper than {TREE_DEPTH_MAX} containers")
 
-    def _none(self, value: None) -> None:
-        self.parts.append(b"N")
-
-    def _bool(self, value: bool) -> None:
-        self.parts.append(b"T" if value else b"F")
-
-    def _int(self, value: int) -> None:
-        if -(1 << 63) <= value < 1 << 63:
-            self.parts.append(b"i" + I64.pack(value))
-        else:
-            raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-            self.parts.append(b"I" + U32.pack(len(raw)) + raw)
-
-    def _float(self, value: float) -> None:
-        self.parts.append(b"f" + F64.pack(value))
-
-    def _complex(self, value: complex) -> None:
-        self.parts.append(b"c" + C128.pack(value.real, value.imag))
-
-    def _str(self, value: str) -> None:
-        raw = value.encode("utf-8", "surrogatepass")
-        self.parts.append(b"s" + U32.pack(len(raw)) + raw)
-
-    def _bytes(self, value: bytes) -> None:
-        self.parts.append(b"b" + U32.pack(len(value)) + value)
-
     def _list(self, value: list[Any]) -> None:
         self.parts.append(b"l" + U32.pack(len(value)))
         self._items(value)
@@ -100,24 +77,30 @@ class Encoder:
 
     def _items(self, items: Any) -> None:
         self._enter(None)
-        stack, write = self._stack, self.write
+        stack, write, add = self._stack, self.write, self.parts.append
         for i, item in enumerate(items):
-            stack[-1] = i
-            write(item)
+            if (leaf := _LEAVES.get(type(item))) is not None:
+                add(leaf(item))
+            else:
+                stack[-1] = i
+                write(item)
         stack.pop()
 
     def _dict(self, value: dict[Any, Any]) -> None:
         self.parts.append(_DICTS[type(value)] + U32.pack(len(value)))
         self._enter(None)
-        stack, write = self._stack, self.write
+        stack, write, add = self._stack, self.write, self.parts.append
         for key, item in value.items():
             if type(key) is str:
-                self._str(key)
+                add(_key(key))
             else:
                 stack[-1] = _KEYS
                 write(key)
-            stack[-1] = key
-            write(item)
+            if (leaf := _LEAVES.get(type(item))) is not None:
+                add(leaf(item))
+            else:
+                stack[-1] = key
+                write(item)
         stack.pop()
 
     def _set(self, value: set[Any] | frozenset[Any]) -> None:
@@ -188,16 +171,51 @@ class _Suffix(str):
     __slots__ = ()
 
 
+def _none(value: None) -> bytes:
+    return b"N"
+
+
+def _bool(value: bool) -> bytes:
+    return b"T" if value else b"F"
+
+
+def _int(value: int) -> bytes:
+    if -(1 << 63) <= value < 1 << 63:
+        return b"i" + I64.pack(value)
+    raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    return b"I" + U32.pack(len(raw)) + raw
+
+
+def _float(value: float) -> bytes:
+    return b"f" + F64.pack(value)
+
+
+def _complex(value: complex) -> bytes:
+    return b"c" + C128.pack(value.real, value.imag)
+
+
+def _str(value: str) -> bytes:
+    raw = value.encode("utf-8", "surrogatepass")
+    return b"s" + U32.pack(len(raw)) + raw
+
+
+def _bytes(value: bytes) -> bytes:
+    return b"b" + U32.pack(len(value)) + value
+
+
+_key = lru_cache(4096)(_str)  # the same keys stand in each boundary
+_LEAVES: dict[type, Callable[[Any], bytes]] = {
+    type(None): _none,
+    bool: _bool,
+    int: _int,
+    float: _float,
+    complex: _complex,
+    str: _str,
+    bytes: _bytes,
+}
 _KEYS, _ITEMS = _Suffix(".keys()"), _Suffix("{}")
 _DICTS: dict[type, bytes] = {dict: b"d", OrderedDict: b"o", Counter: b"C"}
 _WRITERS: dict[type, Callable[[Encoder, Any], None]] = {
-    type(None): Encoder._none,
-    bool: Encoder._bool,
-    int: Encoder._int,
-    float: Encoder._float,
-    complex: Encoder._complex,
-    str: Encoder._str,
-    bytes: Encoder._bytes,
     list: Encoder._list,
     tuple: Encoder._tuple,
     dict: Encoder._dict,

@@ -20,7 +20,7 @@ from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, so
 from .forecast import forecast_writes
 from .gradient_layout import GradientLayout
 from .live_report import UNKNOWN_DATA, LiveReport, TurnData, announce, describe_end
-from .loop_state import LoopState, Remembered, Unstorable, demand_storable
+from .loop_state import LoopState, NumberLists, Remembered, Unstorable, demand_storable, restore_numbers
 from .loop_variables import LibraryObject, UnkeptVariables
 from .offline import OfflineReplay
 from .recheck import (
@@ -76,6 +76,7 @@ __all__ = [
     "LoopState",
     "Mode",
     "Monitor",
+    "NumberLists",
     "OfflineReplay",
     "OnSignal",
     "Place",
@@ -129,6 +130,7 @@ __all__ = [
     "read_facts",
     "recover",
     "redo_in_order",
+    "restore_numbers",
     "set_host_rng",
     "some_bytes",
     "when_full",

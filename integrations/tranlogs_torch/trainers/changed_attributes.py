@@ -17,6 +17,7 @@ import torch
 from tranlogs.base.errors import UnencodableState
 from tranlogs.base.types import Extension
 from tranlogs.records import tree
+from tranlogs.training import NumberLists, restore_numbers
 
 from ..tensors import arrays
 from .change_marks import ELEMENTS_MAX, ITEMS_MAX, SCALARS, Budget, TooLarge, mark_of
@@ -43,12 +44,13 @@ class ChangedAttributes:
         self._owner, self._ignored = owner, ignored
         self._given = {name: (value, mark_of(value)) for name, value in self._attributes()}
         self._carried: set[str] = set()
+        self._number_lists = NumberLists()
         self.lost: set[str] = set()
 
     def settle(self) -> None:
         """Training begins now: objects that hooks have made since this was made are made again by each start."""
         for name, value in self._attributes():
-            if name not in self._carried and self._has_changed(name, value) and _stored_or_none(value) is None:
+            if name not in self._carried and self._has_changed(name, value) and self._stored_or_none(value) is None:
                 self._given[name] = (value, mark_of(value))
 
     def read(self) -> dict[str, Any]:
@@ -57,13 +59,14 @@ class ChangedAttributes:
         for name, value in self._attributes():
             if name in self.lost or not (name in self._carried or self._has_changed(name, value)):
                 continue
-            stored = _stored_or_none(value)
+            stored = self._stored_or_none(value)
             if stored is None:
                 self.lost.add(name)
             else:
                 self._carried.add(name)
                 self._given.pop(name, None)
                 found[name] = stored[0]
+        self._number_lists.end_boundary()
         return found
 
     def write(self, recorded: dict[str, Any]) -> None:
@@ -89,16 +92,15 @@ class ChangedAttributes:
             return value is not given
         return bool(mark_of(value) != mark)
 
+    def _stored_or_none(self, value: Any) -> tuple[Any] | None:
+        """A copy of a value of types that the format has, in a tuple; None if it cannot be stored."""
+        try:
+            return (_stored(value, Budget(), self._number_lists),)
+        except (UnencodableState, RecursionError, TooLarge):
+            return None
 
-def _stored_or_none(value: Any) -> tuple[Any] | None:
-    """A copy of a value of types that the format has, in a tuple; None if it cannot be stored."""
-    try:
-        return (_stored(value, Budget()),)
-    except (UnencodableState, RecursionError, TooLarge):
-        return None
 
-
-def _stored(value: Any, budget: Budget) -> Any:
+def _stored(value: Any, budget: Budget, number_lists: NumberLists) -> Any:
     budget.take()
     kind = type(value)
     if kind in SCALARS:
@@ -114,15 +116,18 @@ def _stored(value: Any, budget: Budget) -> Any:
         tree.encode(value[:0] if value.ndim else value)
         return value.copy()
     if kind is deque:
-        return Extension("deque", (value.maxlen, [_stored(item, budget) for item in value]))
+        return Extension("deque", (value.maxlen, [_stored(item, budget, number_lists) for item in value]))
     if kind is defaultdict:
         factory = value.default_factory
         name = next((name for name, known in _FACTORIES.items() if known is factory), "")
-        return Extension("defaultdict", (name, {key: _stored(item, budget) for key, item in value.items()}))
+        return Extension("defaultdict", (name, {key: _stored(item, budget, number_lists) for key, item in value.items()}))
     if kind is dict or kind is OrderedDict:
-        return kind((key if type(key) in SCALARS else _plain(key), _stored(item, budget)) for key, item in value.items())
+        pairs = ((key if type(key) in SCALARS else _plain(key), item) for key, item in value.items())
+        return kind((key, _stored(item, budget, number_lists)) for key, item in pairs)
+    if kind is list and (numbers := number_lists.store(value)) is not None:
+        return Extension("numbers", numbers)
     if kind is list or kind is tuple:
-        return kind(_stored(item, budget) for item in value)
+        return kind(_stored(item, budget, number_lists) for item in value)
     return _plain(value)
 
 
@@ -157,6 +162,8 @@ def _restored_extension(old: Any, new: Extension) -> Any:
     if new.tag == "on":
         device, tensor = new.value
         return tensor.to(device, copy=True)
+    if new.tag == "numbers":
+        return _refilled(old if type(old) is list else [], restore_numbers(*new.value[1:]))
     if new.tag == "deque":
         length, items = new.value
         return _refilled(old if type(old) is deque and old.maxlen == length else deque(maxlen=length), items)

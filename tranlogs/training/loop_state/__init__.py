@@ -1,8 +1,18 @@
 """State of the user's loop that comes back after a crash: `state = optimizer.remember(iter_num=0, best=inf)`."""
 
 from .loop_state import LoopState
+from .number_lists import NumberLists, restore_numbers
 from .remembered import Remembered
 from .stored_form import SCALARS, FrameworkValues, Unstorable
 from .tracked import demand_storable
 
-__all__ = ["SCALARS", "FrameworkValues", "LoopState", "Remembered", "Unstorable", "demand_storable"]
+__all__ = [
+    "SCALARS",
+    "FrameworkValues",
+    "LoopState",
+    "NumberLists",
+    "Remembered",
+    "Unstorable",
+    "demand_storable",
+    "restore_numbers",
+]

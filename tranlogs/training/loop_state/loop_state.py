@@ -7,6 +7,7 @@ from typing import Any
 
 from ...base.errors import UnencodableState, UsageError
 from ...encoding import tree
+from .number_lists import NumberLists
 from .remembered import Remembered
 from .restoring import Restorer
 from .stored_form import SCALARS, FrameworkValues, Given, Unstorable
@@ -33,6 +34,7 @@ class LoopState:
         self._framework, self._on_doubt = framework, on_doubt
         self.namespace = Remembered(self._check)
         self._given = Given()
+        self._number_lists = NumberLists()
         self._names: set[str] = set()  # of attributes that `remember` was given
         self._lost: dict[str, str] = {}  # what is left out, by path, and why
         self._told: set[str] = set()
@@ -55,7 +57,7 @@ class LoopState:
             if name.startswith("__") or name == "_tranlogs_check":
                 raise UsageError(f"remember({name}=...): choose a name without underscores before it")
         given = Given(dict(self._given.objects), dict(self._given.factories))
-        storer = Storer(self._framework, given, takes_objects=True)
+        storer = Storer(self._framework, given, self._number_lists, takes_objects=True)
         content = vars(self.namespace) | values
         stored = {name: _demanded(storer, name, value) for name, value in sorted(content.items())}
         states, errors = storer.store_states()
@@ -68,12 +70,12 @@ class LoopState:
 
     def _check(self, name: str, value: Any) -> None:
         if type(value) not in SCALARS:
-            _demanded(Storer(self._framework, self._given), name, value)
+            _demanded(Storer(self._framework, self._given, self._number_lists), name, value)
         self._lost.pop(f"state.{name}", None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stored form of all attributes, and of the states of the objects in them."""
-        storer, values = Storer(self._framework, self._given), dict[str, Any]()
+        storer, values = Storer(self._framework, self._given, self._number_lists), dict[str, Any]()
         for name, value in sorted(vars(self.namespace).items()):  # whatever the order in which a script gives them
             path = f"state.{name}"
             if path not in self._lost:
@@ -85,6 +87,7 @@ class LoopState:
         self._lost |= {error.path: str(error) for error in errors if error.path not in self._lost}
         for text in self._lost.values():
             self._tell(f"{text}. {_LOST}")
+        self._number_lists.end_boundary()
         return {"values": values, "objects": states, "lost": dict(self._lost), "given": sorted(self._names)}
 
     def load_state_dict(self, recorded: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from .number_lists import NUMBERS, restore_numbers
 from .stored_form import (
     BIT_GENERATORS,
     FACTORIES,
@@ -113,6 +114,11 @@ class Restorer:
     def _list(self, old: Any, stored: list[Any]) -> Any:
         target: list[Any] = old if self._is_free(old, list) else []
         target[:] = self._items(old, stored)
+        return target
+
+    def _numbers(self, old: Any, kind: str, count: int, blocks: list[Any], last: bytes) -> Any:
+        target: list[Any] = old if self._is_free(old, list) else []
+        target[:] = restore_numbers(kind, count, blocks, last)
         return target
 
     def _deque(self, old: Any, maxlen: int | None, stored: list[Any]) -> Any:
@@ -223,6 +229,7 @@ class Restorer:
 
 
 _MAKERS: dict[str, Any] = {
+    NUMBERS: Restorer._numbers,
     "tuple": Restorer._tuple,
     "namedtuple": Restorer._named_tuple,
     "deque": Restorer._deque,

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...base.config import MIB, REMEMBERED_BYTES_MAX, REMEMBERED_VALUES_MAX
 from ...encoding.tree_values import NUMPY_DTYPES
+from .number_lists import NumberLists
 from .stored_form import BIT_GENERATORS, FACTORIES, SCALARS, FrameworkValues, Given, Unstorable, is_counted, state_methods
 
 _ONLY_PICKLE = (
@@ -33,11 +34,15 @@ class Storer:
     Args:
         framework: knows the framework's values.
         given: objects and functions that the script makes at each start.
+        number_lists: knows long lists of numbers from the boundaries before.
         takes_objects: True if objects and functions that are not in `given` are added to it, False if they are refused.
     """
 
-    def __init__(self, framework: FrameworkValues, given: Given, *, takes_objects: bool = False) -> None:
+    def __init__(
+        self, framework: FrameworkValues, given: Given, number_lists: NumberLists, *, takes_objects: bool = False
+    ) -> None:
         self._framework, self._given, self._takes_objects = framework, given, takes_objects
+        self._number_lists = number_lists
         self._numbers: dict[int, tuple[int, Any]] = {}  # id -> number of a value, and the value, whose id stays its own
         self._root = ""
         self._open: set[int] = set()  # ids of the containers around the current value
@@ -173,6 +178,13 @@ class Storer:
         self._stack.pop()
         return found
 
+    def _list(self, value: list[Any]) -> Any:
+        stored = self._number_lists.store(value)
+        if stored is None:
+            return self._items(value)
+        self._take_bytes(8 * len(value), value)
+        return stored
+
     def _tuple(self, value: tuple[Any, ...]) -> Any:
         return "tuple", self._items(value)
 
@@ -292,7 +304,7 @@ def _name_of(value: object) -> str:
 
 
 _CONVERTERS: dict[type, Any] = {
-    list: Storer._items,
+    list: Storer._list,
     tuple: Storer._tuple,
     dict: Storer._dict,
     OrderedDict: Storer._dict,
