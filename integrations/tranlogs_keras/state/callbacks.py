@@ -19,6 +19,7 @@ import numpy as np
 from tranlogs.base.errors import UnencodableState
 from tranlogs.base.types import Extension
 from tranlogs.records import tree
+from tranlogs.training import NumberLists, restore_numbers
 
 from ..backends.arrays import adapt
 from .fingerprint import digest
@@ -59,9 +60,9 @@ class CallbackStates:
     """
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
-        self._named = _named(callbacks)
+        self._named, self._number_lists = _named(callbacks), NumberLists()
         self._given = {
-            name: {key: _digest(value) if _is_heavy(value) else _encoded(value) for key, value in _plain(callback).items()}
+            name: {key: _digest(value) if _is_heavy(value) else _encoded(value) for key, value in self._read(callback).items()}
             for name, callback in self._named.items()
         }
         self._inside = {  # of objects that cannot be stored as a whole: what shows that they have changed
@@ -117,11 +118,22 @@ class CallbackStates:
         for name, callback in self._named.items():
             if looks_at_all or name in self._batchwise or name not in self._states:
                 self._look(name, callback, is_end=is_end)
+        self._number_lists.end_boundary()
         return {name: state for name, state in self._states.items() if state}
+
+    def _read(self, callback: Any) -> dict[str, Any]:
+        """A callback's attributes, with long lists of numbers in the form in which they are stored."""
+        return {key: self._with_stored_lists(value) for key, value in _plain(callback).items()}
+
+    def _with_stored_lists(self, value: Any) -> Any:
+        if type(value) is dict:
+            return {key: self._with_stored_lists(item) if type(item) is list else item for key, item in value.items()}
+        stored = self._number_lists.store(value) if type(value) is list else None
+        return value if stored is None else Extension(_NUMBERS, stored)
 
     def _look(self, name: str, callback: Any, *, is_end: bool) -> None:
         """Read a callback's attributes, and its file, that may be others than at the last look."""
-        seen, plain = self._seen.setdefault(name, {}), _plain(callback)
+        seen, plain = self._seen.setdefault(name, {}), self._read(callback)
         if handles_of(callback):
             file = self._files[name] = read_file(callback, self._files.get(name), is_due=is_end or name not in self._states)
             plain |= {FILE: file} if file is not None else {}
@@ -185,6 +197,7 @@ class CallbackStates:
 
 
 _OTHER = object()
+_NUMBERS = "numbers"
 _DEPTH_MAX = 3  # of what is copied
 _ATOMS = (bool, int, float, str, bytes, type(None))
 
@@ -198,6 +211,8 @@ def copied(value: Any, depth: int = 0) -> Any:
     if kind is dict:
         keys, values = copied(list(value), depth), copied(list(value.values()), depth)
         return _OTHER if keys is _OTHER or values is _OTHER else (dict, keys, values)
+    if kind is Extension and value.tag == _NUMBERS:
+        return kind, value.value
     if kind not in (list, tuple) or depth > _DEPTH_MAX:
         return _OTHER
     items = [item if type(item) in _ATOMS else copied(item, depth + 1) for item in value]
@@ -211,10 +226,19 @@ def is_as_before(value: Any, copy: Any) -> bool:
         return value is copy or (kind is type(copy) and kind is not float and value == copy)
     if type(copy) is not tuple or copy[0] is not kind:
         return False
+    if kind is Extension:
+        return _are_same_numbers(value.value, copy[1])
     if kind is dict:
         return is_as_before(list(value), copy[1]) and is_as_before(list(value.values()), copy[2])
     items = copy[1]
     return len(value) == len(items) and (all(map(is_, value, items)) or all(map(is_as_before, value, items)))
+
+
+def _are_same_numbers(stored: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
+    """Whether two stored forms are of one list that has not changed between them: its full blocks are the same arrays."""
+    *about, blocks, last = stored
+    *about_before, blocks_before, last_before = before
+    return about == about_before and last == last_before and all(map(is_, blocks, blocks_before))
 
 
 def packed(value: Any) -> Any:
@@ -247,6 +271,8 @@ def unpacked(value: Any) -> Any:
     """The inverse."""
     if isinstance(value, Extension) and value.tag == "floats":
         return value.value.tolist()
+    if isinstance(value, Extension) and value.tag == _NUMBERS:
+        return restore_numbers(*value.value[1:])
     if isinstance(value, Extension) and value.tag == "function":
         module, _, name = value.value.rpartition(".")
         found = getattr(_MODULES.get(module), name, None)

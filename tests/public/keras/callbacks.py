@@ -53,14 +53,41 @@ class Counting(keras.callbacks.Callback):
         self.log.debug("a logger remembers which levels it was asked for")
 
 
+class Losses(keras.callbacks.Callback):
+    """Collects the loss of each batch: a list that becomes long, one in a dict, and one that is written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses = [0.5] * 1020
+        self.of = {"loss": [0.5] * 1020, "batch": [1] * 1500}
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.losses.append(float(logs["loss"]))
+        self.of["loss"].append(float(logs["loss"]))
+        self.of["batch"][len(self.losses) % 1000] += batch
+
+
+def train_with_losses(run: str, die: list[Any] | None) -> dict[str, Any]:
+    """Train with a callback that collects the loss of each batch."""
+    losses = Losses()
+    found = _train(run, die, losses)
+    found["others"] = {"losses": losses.losses, "of": losses.of}
+    return found
+
+
 def train(run: str, die: list[Any] | None, counts: bool | None = None) -> dict[str, Any]:
     """Train with a callback of the one or of the other kind."""
+    other = Noise() if counts is None else Counting(counts=counts)
+    found = _train(run, die, other)
+    found["others"] = {"drawn": other.drawn} if isinstance(other, Noise) else {}
+    return found
+
+
+def _train(run: str, die: list[Any] | None, other: keras.callbacks.Callback) -> dict[str, Any]:
     keras.utils.set_random_seed(1)
     x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.01), loss="mse")
     callback = TranLogsCallback(run, segment_bytes=1 << 20, verbose=False)
-    other = Noise() if counts is None else Counting(counts=counts)
     history = model.fit(x, x[:, :1], batch_size=8, epochs=5, verbose=0, callbacks=[callback, Kill(die), other])
-    others = {"drawn": other.drawn} if isinstance(other, Noise) else {}
-    return outcome(model, callback, history, **others)
+    return outcome(model, callback, history)

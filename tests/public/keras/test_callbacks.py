@@ -21,6 +21,11 @@ def test_generators_and_variables_of_a_callback_come_back(backend: Lab, tmp_path
 
 
 @pytest.mark.crash
+def test_long_lists_of_losses_come_back(torch: Lab, tmp_path: Path) -> None:
+    prove_exact(torch, f"{SCRIPT}_with_losses", tmp_path, [["batch", 3], ["batch", 7], ["epoch-end", 1], ["batch", 4]])
+
+
+@pytest.mark.crash
 @pytest.mark.parametrize("counts", [True, False])
 def test_an_object_that_cannot_be_stored_is_named_if_it_changes(counts: bool, torch: Lab, tmp_path: Path) -> None:
     _, resumed = run_killed(torch, SCRIPT, tmp_path, [["batch", 12]], counts=counts)
