@@ -9,8 +9,8 @@ from typing import Any
 from tranlogs.base.errors import UsageError
 
 from ..data.source import Source
-from .loop_data import LoopData
 from .loop_run import LoopRun
+from .place import LoopData
 
 
 class Epoch(int):
@@ -25,14 +25,14 @@ class Epoch(int):
     @classmethod
     def of(cls, loops: Loops) -> Epoch:
         """Return the running epoch."""
-        epoch = cls(loops.run.position.epoch)
+        epoch = cls(loops.run.place.position.epoch)
         epoch._loops = loops
         return epoch
 
     @property
     def batch(self) -> int:
         """Batches of this epoch that are done."""
-        return self._loops.run.position.batch
+        return self._loops.run.place.position.batch
 
     def enumerate(self, start: int = 0) -> Iterator[tuple[int, Any]]:
         """Yield each batch with its number in the epoch, from `start`; plain `enumerate` counts from 0 after a crash."""
@@ -68,7 +68,7 @@ class Loops:
                 "outer loop's batches are places to come back to"
             )
         self.run.begin()
-        self.run.is_looping, self.run.turns = True, None
+        self.run.is_looping, self.run.place.turns = True, None
         try:
             yield
         finally:
@@ -77,7 +77,7 @@ class Loops:
     def epochs(self, count: int, data: LoopData | None) -> Iterator[Epoch]:
         """Yield the epochs that are left, each to be iterated over for its batches."""
         with self._looping():
-            run, position = self.run, self.run.position
+            run, position = self.run, self.run.place.position
             self._is_in_epochs = True
             self._data = data
             try:
@@ -100,7 +100,7 @@ class Loops:
 
     def _leave_epoch(self) -> None:
         """Count the batch at which `break` left the loop over an epoch: the next epoch begins with its first batch."""
-        position = self.run.position
+        position = self.run.place.position
         if self._is_exhausted:
             return
         if not self._is_left:
@@ -109,8 +109,8 @@ class Loops:
                 "Write `for epoch in optimizer.epochs(...)`, and inside it `for batch in epoch`"
             )
         position.total += 1
-        if self.run.source is not None:
-            self.run.source.close()
+        if self.run.place.source is not None:
+            self.run.place.source.close()
 
     def batches(self, data: LoopData, until: int | None, *, numbered: bool) -> Iterator[Any]:
         """Yield the rest of the running epoch; outside of `epochs`, the batches of all epochs up to number `until`.
@@ -119,7 +119,7 @@ class Loops:
         """
         is_in_epochs = self._is_in_epochs
         for batch in self._batches(data, until):
-            position = self.run.position
+            position = self.run.place.position
             yield (position.batch if is_in_epochs else position.total, batch) if numbered else batch
 
     def _batches(self, data: LoopData, until: int | None) -> Iterator[Any]:
@@ -138,7 +138,7 @@ class Loops:
                 "from optimizer.epochs(n), which leaves finished ones out"
             )
         with self._looping():
-            run, position = self.run, self.run.position
+            run, position = self.run, self.run.place.position
             self._data = data
             if position.total >= until:
                 run.come_back()
@@ -157,7 +157,7 @@ class Loops:
             raise UsageError("an epoch is iterated over once, inside the loop over optimizer.epochs(...)")
         if self._data is None:
             raise UsageError("epochs() needs data to iterate over an epoch: optimizer.epochs(count, data)")
-        run, position = self.run, self.run.position
+        run, position = self.run, self.run.place.position
         source = run.take_data(self._data)
         is_resumed = run.come_back()
         if position.batch == 0:
@@ -181,7 +181,7 @@ class Loops:
                 position.seen += 1
                 position.total += 1
                 run.boundary()
-                if run.was_set_back:
+                if run.place.was_set_back:
                     source.prepare(position.passes, position.seen, is_amid=True)
                     source.entered(is_amid=True)
                     batches = self._open(source, is_resumed=True)
@@ -190,14 +190,14 @@ class Loops:
 
     def _open(self, source: Source, *, is_resumed: bool) -> Iterator[Any]:
         """Open the data behind the batches of the present pass that are done."""
-        position = self.run.position
+        position = self.run.place.position
         batches: Iterator[Any] = iter(source.open(position.passes, position.seen))
         if is_resumed and position.seen:
             self.run.set_random_states()
         return batches
 
     def _next_epoch(self) -> None:
-        position = self.run.position
+        position = self.run.place.position
         position.epoch, position.batch, position.seen = position.epoch + 1, 0, 0
         position.passes += 1
         self._is_exhausted = False
@@ -205,7 +205,7 @@ class Loops:
     def steps(self, until: int, *, stateless: bool) -> Iterator[int]:
         """Yield the number of each turn of a loop without data, from 0; a boundary follows each."""
         with self._looping():
-            run, position = self.run, self.run.position
+            run, position = self.run, self.run.place.position
             run.note_turns(stateless=stateless)
             run.come_back()
             while position.total < until:

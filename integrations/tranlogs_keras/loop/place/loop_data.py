@@ -11,11 +11,11 @@ import keras
 
 from tranlogs.base.errors import UsageError
 
-from .. import keras_internals
-from ..backends import Backend
-from ..data.factory import make_source
-from ..data.py_dataset import PyDatasetBatches
-from ..data.source import Doubt, Source
+from ... import keras_internals
+from ...backends import Backend
+from ...data.factory import make_source
+from ...data.py_dataset import PyDatasetBatches
+from ...data.source import Doubt, Source
 
 
 class LoopData:

@@ -1,0 +1,126 @@
+"""The place of a loop in its data: position, source of the batches, and what is known of where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tranlogs.base.errors import UsageError
+from tranlogs.training import UNKNOWN_DATA, LiveReport, TurnData
+
+from ...backends import Backend
+from ...data import Position, describe_data, other_data
+from ...data.source import Source
+from ...state.boundary_parts import Parts
+from .loop_data import LoopData, make_loop_source
+
+UNKNOWN_ITERABLE = (
+    "the data are an iterable of the script's own: what it draws from besides the global random generators, and what it keeps "
+    "from one pass to the next, would not come back. Give a tf.data.Dataset, a DataLoader, a PyDataset, arrays or a list of "
+    "batches; or declare by stateless=True that a pass depends on nothing but the global random generators"
+)
+
+
+class DataPlace:
+    """The place of a run's loop.
+
+    Args:
+        report: told what of the data does not come back.
+
+    Attributes:
+        position: where the loop stands.
+        source: of the batches; None before the first loop over data.
+        turns: what the data of the running loop come from, if it is one over `steps()` or over an iterable of the script's own.
+        seed: of the order of batches.
+        was_set_back: whether the state was set back in the running loop, and its source of batches is to be opened again.
+        is_undeclared: whether the run had a loop before the crash of which it did not know the data.
+    """
+
+    def __init__(self, report: LiveReport) -> None:
+        self._report = report
+        self.position = Position()
+        self.source: Source | None = None
+        self.turns: TurnData | None = None
+        self.seed = 0
+        self.was_set_back = self.is_undeclared = False
+        self._data: dict[str, Any] | None = None
+
+    def land(self, body: Mapping[str, Any]) -> None:
+        """Take over the place at which the run stood."""
+        self.position = Position(**body["position"])
+        if body.get("turns") == "unknown":
+            self.is_undeclared = True
+            self._report.warn(UNKNOWN_DATA if body["data"] is None else UNKNOWN_ITERABLE, False)
+
+    def take_data(self, data: LoopData, backend: Backend, recorded: dict[str, Any] | None, run: object) -> Source:
+        """Return the source of the batches, and compare the data with those of the run.
+
+        Args:
+            data: of the loop.
+            backend: that Keras runs on.
+            recorded: what the run has recorded of its data; None if it has recorded nothing.
+            run: folder of the run, for the error.
+
+        Raises:
+            UsageError: the run had data of another kind.
+        """
+        if self._data is not None and self.source is not None:
+            return self.source
+        self.source = source = make_loop_source(data, backend, self.seed, self._report.warn)
+        self._data = now = describe_data(data.data_adapter, source)
+        if recorded is not None and recorded["kind"] != now["kind"]:
+            raise UsageError(
+                f"{run}: the data were {recorded['kind']}, now they are {now['kind']}: a place in the one is none in the "
+                "other. Give the loop the same kind of data as the run had"
+            )
+        for text in [] if recorded is None else other_data(recorded, now):
+            self._report.warn(text, True)
+        return source
+
+    def note_turns(self, *, stateless: bool, reason: str) -> bool:
+        """Note whether the loop declares that its data depend on nothing but the global random generators.
+
+        Args:
+            stateless: the declaration.
+            reason: why they may not come back without it.
+
+        Returns:
+            True if the report no longer holds the reason, and is to be made anew.
+        """
+        self.turns = "stateless" if stateless else "unknown"
+        is_told = reason in self._report.texts
+        if not stateless and not is_told:
+            self._report.warn(reason, False)
+        if not (stateless and is_told and self.is_undeclared):
+            return False
+        self._report.dismiss(reason)
+        return True
+
+    def set_source(self, body: Mapping[str, Any], kept: dict[str, Any], taken: Mapping[str, Any]) -> bool:
+        """Set the source to a boundary's; return False if there is none.
+
+        Args:
+            body: of the boundary.
+            kept: what the checkpoint before it holds of the source.
+            taken: the position at that checkpoint.
+        """
+        if self.source is None or not body["source"]:
+            return False
+        self.source.write(body["source"])
+        if taken["passes"] == self.position.passes:
+            self.source.write_from_checkpoint(kept, taken["seen"])
+        return True
+
+    def read(self, rng_now: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        """Return what a boundary holds of the place."""
+        return {
+            "position": self.position.as_dict(),
+            "seed": parts.of("seed", self.seed),
+            "data": parts.of("data", self._data),
+            "source": parts.of("source", self.source.read(rng_now) if self.source is not None else None),
+            "turns": self.turns,
+        }
+
+    def read_for_checkpoint(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of the source in addition."""
+        return self.source.read_for_checkpoint() if self.source is not None else {}
