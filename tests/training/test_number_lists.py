@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import campaign
+from tranlogs.base.types import Extension
 from tranlogs.encoding import tree
+from tranlogs.rehearsal.comparison.differences import find_difference
 from tranlogs.training.loop_state import number_lists
-from tranlogs.training.loop_state.number_lists import BLOCK, NumberLists, restore_numbers
+from tranlogs.training.loop_state.number_lists import BLOCK, NumberLists, as_list, restore_numbers
 
 NAN = struct.unpack("<d", struct.pack("<Q", 0x7FF8000000000123))[0]  # with a payload
 FLOATS = st.floats(width=64) | st.sampled_from([0.0, -0.0, NAN, math.inf])
@@ -124,7 +126,7 @@ def test_list_that_a_boundary_does_not_have_is_forgotten() -> None:
 
 @pytest.mark.parametrize(
     ("count", "blocks", "text"),
-    [(BLOCK * 2 + 1, 0, "2049 items with 0 full blocks"), (3, 1, "3 items with 1 full blocks")],
+    [(BLOCK * 2 + 1, 0, "1024 numbers in a list of 2049"), (3, 1, "1024 numbers in a list of 3")],
 )
 def test_damaged_count_is_refused(count: int, blocks: int, text: str) -> None:
     stored = NumberLists().store([0.5] * (BLOCK + 1))
@@ -133,3 +135,13 @@ def test_damaged_count_is_refused(count: int, blocks: int, text: str) -> None:
         restore_numbers("float", count, stored[3][:blocks], stored[4])
     with pytest.raises(ValueError, match="a block of float64 in a list of int"):
         restore_numbers("int", BLOCK + 1, stored[3], stored[4])
+
+
+def test_stored_lists_are_compared_item_by_item() -> None:
+    values = [0.5] * 1500
+    first = NumberLists().store(values)
+    values[1030] = 1.5
+    second = NumberLists().store(values)
+    assert find_difference({"curve": first}, {"curve": second}, "state") == ("state.curve[1030]", "1.5 instead of 0.5")
+    assert as_list(Extension("numbers", second)) == values
+    assert as_list(("numbers", "float", 3, [], b"")) == ("numbers", "float", 3, [], b""), "a tuple of the script's own"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
-from tests.torch.lab import Attempt, prove_exact
+from tests.torch.lab import Attempt, in_child, prove_exact
 from tests.torch.nets import seed
+from tranlogs_torch import LoggedOptimizer
 
 
 def test_long_curve_grows_on_over_kills_and_stays_one_list(tmp_path: Path) -> None:
@@ -32,3 +37,29 @@ def test_long_curve_grows_on_over_kills_and_stays_one_list(tmp_path: Path) -> No
         optimizer.close()
 
     prove_exact(script, tmp_path / "run", [4, 3, 5])
+
+
+def test_item_that_differs_in_a_unit_that_is_computed_again_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANLOGS_RECHECK", "1")
+
+    def train(dies: bool) -> None:
+        seed()
+        model = nn.Linear(3, 2)
+        optimizer = LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), tmp_path / "run", model)
+        state = optimizer.remember(curve=[0.5] * 1500)
+        optimizer.recover()
+        for turn in optimizer.steps(8, stateless=True):
+            optimizer.zero_grad()
+            model(torch.randn(4, 3)).square().sum().backward()
+            optimizer.step()
+            state.curve.append(time.time())
+            if dies and turn == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+        (tmp_path / "report").write_text("\n".join(optimizer.report.notes))
+        optimizer.close()
+
+    assert in_child(lambda: train(dies=True)) == -signal.SIGKILL
+    assert in_child(lambda: train(dies=False)) == 0
+    said = (tmp_path / "report").read_text()
+    assert "state.curve[1504] is 1" in said
+    assert "give it to optimizer.remember_times(curve=...)" in said

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...base.types import Array, Extension, SparseArray
 from ...encoding.tree import to_numpy
+from ...training.loop_state.number_lists import as_list
 
 Kind = Literal[
     "recheck",
@@ -53,6 +54,7 @@ class Difference:
 
 def find_differences(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the path of each difference between two decoded values, and what differs there."""
+    a, b = as_list(a), as_list(b)
     if type(a) is not type(b):
         yield path, f"{_brief(b)} instead of {_brief(a)}"
     elif isinstance(a, dict):

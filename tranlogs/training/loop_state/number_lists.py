@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from ...base.config import OUT_OF_LINE_BYTES_MIN
+from ...base.types import Array, Extension
+from ...encoding.tree import to_numpy
 
 NUMBERS = "numbers"  # tag of the stored form
 BLOCK = OUT_OF_LINE_BYTES_MIN // 8  # numbers
@@ -106,14 +108,26 @@ def restore_numbers(kind: str, count: int, blocks: list[Any], last: bytes) -> li
     dtype = np.dtype(_DTYPES[_KINDS[kind]])
     items: list[Any] = []
     for block in blocks:
-        if block.dtype != dtype:
-            raise ValueError(f"a block of {block.dtype} in a list of {kind}")
-        items += block.tolist()
-    rest = count - len(items)
-    if not 0 <= rest <= BLOCK:
-        raise ValueError(f"a list of {count} items with {len(blocks)} full blocks")
-    items += np.frombuffer(last, dtype)[:rest].tolist()
+        numbers = to_numpy(block) if isinstance(block, Array) else block
+        if numbers.dtype != dtype:
+            raise ValueError(f"a block of {numbers.dtype} in a list of {kind}")
+        items += numbers.tolist()
+    items += np.frombuffer(last, dtype)[: max(count - len(items), 0)].tolist()
+    if len(items) != count:
+        raise ValueError(f"{len(items)} numbers in a list of {count}")
     return items
+
+
+def as_list(value: Any) -> Any:
+    """Return the list that a stored form stands for, to compare it item by item; any other value as it is."""
+    if isinstance(value, Extension) and value.tag == NUMBERS:
+        value = value.value
+    if type(value) is not tuple or len(value) != 5 or value[0] != NUMBERS:
+        return value
+    try:
+        return restore_numbers(*value[1:])
+    except (AttributeError, KeyError, TypeError, ValueError):  # a tuple of the script's own
+        return value
 
 
 def _begins_with(value: list[Any], items: list[Any]) -> bool:

@@ -14,6 +14,7 @@ from ...base.types import Array, Bytes, Extension, SparseArray, TensorSpec
 from ...encoding import tree
 from ...log.body import WHOLE, EncodedBody, Part
 from ...log.layout import Payload
+from ..loop_state.number_lists import as_list
 from .recorded_unit import RecordedEntry
 
 _FLOATS = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
@@ -134,6 +135,7 @@ def _find(path: str, ours: Any, theirs: Any, ignored: Collection[str]) -> tuple[
     """Return the path of the first difference of two decoded values, how they differ, and the ratio."""
     if is_below(path, ignored):
         return None
+    ours, theirs = as_list(ours), as_list(theirs)
     if type(ours) is not type(theirs):
         return path, f"is {_show(ours)}, and {_show(theirs)} in the record", None
     if isinstance(ours, dict):
