@@ -35,6 +35,14 @@ def test_a_remembered_value_that_the_script_sets_again_is_told_by_its_name() -> 
     assert max(len(text), len(item)) < 560
 
 
+def test_a_remembered_value_that_a_turn_changes_before_its_forward_pass_is_told_where_to_change_it() -> None:
+    name = "tracked.remember(...).values.it"
+    text = describe_difference(Difference(6, "state", name, "is 8, and 7 in the record", ratio=0.1, is_outside=True))
+    assert "Change state.it behind optimizer.step(), or take turns from optimizer.steps(until=...)" in text
+    assert "optimizer.remember_times(it=...)" in text
+    assert len(text) < 720
+
+
 def test_a_difference_as_small_as_rounding_and_a_time_are_told_in_few_words() -> None:
     rounding = describe_difference(Difference(3, "gradients", NAME, "differs by up to 1e-9", ratio=1e-7))
     time = describe_difference(Difference(3, "state", "tracked.timer", "is 2.1, and 1.9 in the record", may_be_time=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -12,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.torch.lab import prove_exact
+from tests.torch.lab import in_child, prove_exact
 from tests.torch.scripts import own_loop
 from tests.torch.small import logged, one_step, small
 from tranlogs_torch.state.caveats import IMPLICIT
@@ -101,3 +103,25 @@ def test_a_few_steps_before_a_loop_are_no_reason_to_warn(tmp_path: Path, caplog:
             one_step(model, optimizer, number)
         assert optimizer.report.exact is True
     assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_counter_that_a_turn_changes_before_its_forward_pass_is_told_where_to_change_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRANLOGS_RECHECK", "1")
+
+    def train(*, dies: bool) -> None:
+        model = small()
+        with logged(model, tmp_path / "run") as optimizer:
+            state = optimizer.remember(number=0)
+            optimizer.recover()
+            while state.number < 9:
+                state.number += 1
+                one_step(model, optimizer, 1)
+                if dies and state.number == 6:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        (tmp_path / "report").write_text(str(optimizer.report))
+
+    assert in_child(lambda: train(dies=True)) == -signal.SIGKILL
+    assert in_child(lambda: train(dies=False)) == 0
+    assert "Change state.number behind optimizer.step(), or take turns" in (tmp_path / "report").read_text()

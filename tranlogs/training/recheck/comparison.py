@@ -36,6 +36,7 @@ class Difference:
         ratio: the largest difference of two numbers, divided by the largest number in the record; None if they are no floats.
         may_be_time: True if the value may be a time that the script has measured, and all other state is equal.
         dtype: of the numbers; empty if it is not known.
+        is_outside: True if the record is of a unit outside of all loops that the run knows, which ends at a forward pass.
     """
 
     step: int
@@ -45,6 +46,7 @@ class Difference:
     ratio: float | None = None
     may_be_time: bool = False
     dtype: str = ""
+    is_outside: bool = False
 
 
 def compare_payloads(payload: Payload, record: RecordedEntry, kind: Kind) -> Difference | None:
@@ -103,9 +105,12 @@ def compare_bodies(
         if found is None:
             continue
         path, text, ratio = found
-        if timed is None or ratio is None or not name.startswith(timed):
-            return Difference(entry.step, kind, path, text, ratio)
-        maybe_time = maybe_time or Difference(entry.step, kind, path, text, ratio, may_be_time=True)
+        may_be_time = timed is not None and ratio is not None and name.startswith(timed)
+        is_outside = "is_implicit" in recorded
+        difference = Difference(entry.step, kind, path, text, ratio, may_be_time=may_be_time, is_outside=is_outside)
+        if not may_be_time:
+            return difference
+        maybe_time = maybe_time or difference
     return maybe_time
 
 

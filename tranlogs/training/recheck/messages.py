@@ -50,14 +50,15 @@ def describe_difference(difference: Difference, units: str = "batch", causes: Ma
     cause = _ROUNDING if is_rounding(difference) else _TIME if difference.may_be_time else causes[difference.kind]
     remembered = difference.name.partition(_REMEMBERED)[2]
     if remembered:
-        what, cause = f"state.{remembered}", _tell_remembered(remembered, may_be_time=difference.ratio is not None)
+        what = f"state.{remembered}"
+        cause = _tell_remembered(remembered, may_be_time=difference.ratio is not None, is_outside=difference.is_outside)
     return (
         f"the last {units} before the crash (step {difference.step}) was computed again, and {what} {difference.text}. "
         f"{cause}. The recorded state holds, so no finished step is lost"
     )
 
 
-def _tell_remembered(path: str, *, may_be_time: bool) -> str:
+def _tell_remembered(path: str, *, may_be_time: bool, is_outside: bool) -> str:
     """Return why a remembered value differs, and what to do: it comes back, so something else has set it."""
     name = _FIRST_NAME.match(path)
     key = path if name is None else name[0]
@@ -65,6 +66,13 @@ def _tell_remembered(path: str, *, may_be_time: bool) -> str:
         "It is remembered, so it came back. The script sets it again behind recover(), or computes it from something that "
         f"starts anew: give its first value to optimizer.remember({key}=...) alone, and remember what it is computed from"
     )
+    if is_outside:
+        cause = (
+            "It is remembered, and a unit of a loop of the script's own ends at the forward pass of the next turn: after a "
+            f"crash the loop changes once more what it changes before that pass. Change state.{key} behind optimizer.step(), "
+            f"or take turns from optimizer.steps(until=...). If the script sets it behind recover(), give its first value to "
+            f"optimizer.remember({key}=...) alone"
+        )
     if may_be_time:
         cause += f". A time that the script measures is never the same twice: give it to optimizer.remember_times({key}=...)"
     return cause
