@@ -38,6 +38,7 @@ from ..offline.live_state import LiveState
 from ..sharding import fsdp
 from ..state import naming
 from ..state.auxiliary.auxiliary import Auxiliary
+from ..state.auxiliary.loader_positions import LoaderPositions
 from ..state.auxiliary.tracked_objects import REMEMBERED
 from ..state.caveats import CARRIED
 from ..state.fingerprint import Digests
@@ -90,14 +91,10 @@ class TrainingRun:
         self._loops: Loops
         self._boundaries: Boundaries
         self._user_loops = UserLoops(self)
-        self.auxiliary = Auxiliary(
-            self.state,
-            self.boundary,
-            lambda position: self._loops.opening(position),
-            report.warn,
-            self._user_loops.adopt,
-            worker_seeds,
+        positions = LoaderPositions(
+            self.boundary, lambda position: self._loops.opening(position), report.warn, self._user_loops.adopt, worker_seeds
         )
+        self.auxiliary = Auxiliary(self.state, positions, report.warn)
         self._write_log = WriteLog(self.run)
         hooks: dict[str, OptimizerHooks] = {}
         environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written

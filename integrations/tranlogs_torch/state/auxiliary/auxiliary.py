@@ -35,11 +35,9 @@ class Auxiliary:
 
     Args:
         state: the run's parameters, optimizers and modules.
-        on_boundary: called by a loader's position when the loop asks for its next batch.
-        on_open: called by a loader's position before an epoch, or the rest of one, is opened.
-        on_doubt: told what of the data cannot be brought back, in words, and whether the order is known to be wrong.
-        on_loader: called with the position in a loader that is new.
-        worker_seeds: for the positions in loaders (data/worker_seeds.py).
+        positions: in the data.
+        on_doubt: told what of the tracked objects cannot be brought back, in words, and whether what follows is known to be
+            wrong.
 
     Attributes:
         gradients: those that wait for a step.
@@ -50,18 +48,9 @@ class Auxiliary:
         deviation: how a unit that was computed again first differed from its record, and True if it was not by rounding.
     """
 
-    def __init__(
-        self,
-        state: TorchState,
-        on_boundary: Callable[[LoaderPosition], None],
-        on_open: Callable[[LoaderPosition], None],
-        on_doubt: Callable[[str, bool], None],
-        on_loader: Callable[[LoaderPosition], None],
-        worker_seeds: str | None,
-    ) -> None:
-        self._state, self._on_doubt = state, on_doubt
+    def __init__(self, state: TorchState, positions: LoaderPositions, on_doubt: Callable[[str, bool], None]) -> None:
+        self._state, self._positions = state, positions
         self._tracked = TrackedObjects(on_doubt)
-        self._positions = LoaderPositions(on_boundary, on_open, on_doubt, on_loader, worker_seeds)
         self._steady = SteadyParts(state)
         self.gradients = Gradients(state)
         self._orphans: list[str] = []
