@@ -20,7 +20,7 @@ from support import Browser, FakeClock, ToyTrainer, chromium, open_toy
 from tranlogs import EverySteps
 from tranlogs.base.clock import SystemClock
 from tranlogs.base.config import MIB, JournalConfig
-from tranlogs.cli.reading.runs import find_journals
+from tranlogs.cli.reading.find_journals import find_journals
 from tranlogs.log.segments import segment_sizing
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget

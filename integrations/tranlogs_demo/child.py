@@ -17,7 +17,7 @@ from tranlogs_torch import LoggedOptimizer
 
 from .job import Job, Teller
 from .model import build_gpt
-from .text import Batch, TextWindows, read_topics, shuffled
+from .reference_text import Batch, TextWindows, read_topics, shuffled
 
 _BATCHES_MIN = 12  # however slow the machine is
 

@@ -6,9 +6,9 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .child_process import Account
 from .compare import Compared, compare, compare_states
 from .job import PHASES, Job
-from .process import Account
 
 _IN_FLIGHT_MAX = 1  # batches whose effects a crash may take: the one that it came into
 _RECHECKED = 1  # batches that are computed again, to prove that the script resumes exactly

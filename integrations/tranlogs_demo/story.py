@@ -22,12 +22,12 @@ import torch
 from tranlogs.base.config import GIB
 from tranlogs.base.errors import UsageError
 
-from .curves import Marks, draw
+from .child_process import Account, ChildFailed, Kill, follow
+from .display import Screen, Stage
 from .figures import Acts, Figures, judge
 from .job import PHASES, Job
+from .loss_picture import Marks, draw
 from .model import GPT_10M, GPT_SMALL, GPTConfig
-from .process import Account, ChildFailed, Kill, follow
-from .screen import Screen, Stage
 from .table import print_table
 
 MARKER = ".tranlogs-demo"  # in a folder that a demo made, and may replace

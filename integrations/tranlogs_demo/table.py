@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rich.table import Table
 
+from .display import Screen
 from .figures import Figures
-from .screen import Screen
 
 _WIDTHS = (17, 18, 41)  # with two blanks between them
 

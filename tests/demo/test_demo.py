@@ -15,13 +15,13 @@ from tests.support import campaign
 from tranlogs.base.errors import UsageError
 from tranlogs.cli import app
 from tranlogs_demo import run_demo
+from tranlogs_demo.child_process import Account, ChildFailed, follow
 from tranlogs_demo.compare import compare
 from tranlogs_demo.figures import Acts, judge
 from tranlogs_demo.job import Job
 from tranlogs_demo.model import GPT_TINY, build_gpt
-from tranlogs_demo.process import Account, ChildFailed, follow
+from tranlogs_demo.reference_text import TextWindows, read_topics
 from tranlogs_demo.table import commands
-from tranlogs_demo.text import TextWindows, read_topics
 
 # Text and model.
 

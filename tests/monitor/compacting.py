@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.clock import FakeClock
-from tranlogs.cli.reading.runs import find_journals
+from tranlogs.cli.reading.find_journals import find_journals
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.compaction import Compaction
 from tranlogs_monitor.daemon import Daemon, find_watched_journals

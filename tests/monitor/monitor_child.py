@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.support.forking import serve
 from tranlogs.base import failpoints
-from tranlogs.cli.reading.runs import find_journals
+from tranlogs.cli.reading.find_journals import find_journals
 from tranlogs.retention.budget import Budget
 from tranlogs.retention.compaction import Compaction
 from tranlogs.shipping import ShippingSettings

@@ -18,7 +18,7 @@ from tests.support.toy_steps import killed
 from tranlogs.base.config import MIB
 from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog, EvaluationRow, segment_key
-from tranlogs.cli.reading.runs import find_journals
+from tranlogs.cli.reading.find_journals import find_journals
 from tranlogs.journal import JournalPaths, abandoned_segments
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .comparison.text import parse, split_lines
+from .comparison.text_lines import parse, split_lines
 from .processes.process_life import Life
 
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".keras", ".h5", ".safetensors", ".npz", ".pkl", ".bin", ".index")

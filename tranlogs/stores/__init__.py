@@ -1,8 +1,8 @@
 """Stores, to which sealed segments and checkpoints are shipped: one narrow interface, one module for each kind."""
 
-from .base import ObjectStatus, Store
 from .local import LocalStore
 from .opening import is_address, open_store, split_url
+from .store import ObjectStatus, Store
 from .timeouts import STALL_SECONDS, TimeoutStore
 
 __all__ = ["STALL_SECONDS", "LocalStore", "ObjectStatus", "Store", "TimeoutStore", "is_address", "open_store", "split_url"]

@@ -31,8 +31,8 @@ from alluxio import exceptions
 from ..base.config import STORE_ANSWER_SECONDS, STORE_CONNECT_SECONDS
 from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable, TranLogsError, error_text
 from .alluxio_advice import advise
-from .base import ObjectStatus, Store
 from .file_slice import FileSlice
+from .store import ObjectStatus, Store
 from .timeout_adapter import TimeoutAdapter
 
 _T = TypeVar("_T")

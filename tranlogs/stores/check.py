@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from ..base.config import MIB, STORE_CHECK_SECONDS
 from ..base.errors import CorruptObject, TranLogsError
-from .base import ObjectStatus, Store
+from .store import ObjectStatus, Store
 
 _POLL_SECONDS = 0.05
 _ROUND_TRIPS = 5

@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 import fsspec
 
 from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable, error_text
-from .base import ObjectStatus, Store
 from .file_slice import FileSlice
+from .store import ObjectStatus, Store
 
 _BLOCK_BYTES = 1 << 20
 _REFUSED = (PermissionError, NotADirectoryError, ImportError)

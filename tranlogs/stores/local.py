@@ -12,8 +12,8 @@ from typing import BinaryIO
 
 from ..base.atomic_files import make_folder, sync_folder
 from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable
-from .base import ObjectStatus, Store
 from .file_slice import FileSlice
+from .store import ObjectStatus, Store
 
 _TEMPORARY = ".tmp-"
 _WRONG = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)

@@ -9,8 +9,8 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from ..base.config import STORE_COPIES_MAX
 from ..base.errors import StoreRefused
-from .base import Store
 from .local import LocalStore
+from .store import Store
 
 ALLUXIO_PORT = 39999  # of a proxy
 

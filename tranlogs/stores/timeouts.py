@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from ..base.errors import StoreUnavailable
 from ..base.threads import start_thread
-from .base import ObjectStatus, Store
+from .store import ObjectStatus, Store
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from ..encoding.tree import Adapt
 from ..log.body import encode_parts
 from ..log.record import Position
 from ..recovery import RecoveryReport
+from ..recovery.exactness import make_report
 from ..recovery.recover import Progress, Recovered
-from ..recovery.verdict import make_report
 
 
 class OfflineState(Protocol):

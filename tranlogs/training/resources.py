@@ -16,7 +16,7 @@ from ..recovery.group.journal_access import read_run_id
 from ..recovery.progress_bar import progress_bar
 from ..recovery.recover import Recovered
 from ..shipping import StoreCopies, fetch_missing_journal, start_shipping
-from .rehearsed_process.journal import open_journal
+from .rehearsed_process.rehearsed_journal import open_journal
 from .settings import RunSettings
 
 _FILES_OF_A_BUDGET = 3  # the open log file, the next one, and one that is sealed

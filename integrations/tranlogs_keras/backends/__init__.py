@@ -6,7 +6,7 @@ import os
 
 from tranlogs.base.errors import UsageError
 
-from .base import Backend
+from .backend import Backend
 from .optimizer_tap import Gradients
 
 __all__ = ["Backend", "Gradients", "choose_backend", "make_backend"]

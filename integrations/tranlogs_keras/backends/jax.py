@@ -16,7 +16,7 @@ from tranlogs.base.types import AnyArray
 
 from ..keras_internals import recurrent_states
 from .arrays import Values, from_array, to_array
-from .base import Backend, Doubt, HostViews, Tap, Watcher, check_one_update
+from .backend import Backend, Doubt, HostViews, Tap, Watcher, check_one_update
 from .optimizer_tap import Gradients
 
 _OTHER_STATES = (

@@ -16,7 +16,7 @@ from tranlogs.base.types import AnyArray, SparseArray
 
 from ..keras_internals import trained_by
 from .arrays import Values, from_array, to_array
-from .base import Backend, HostViews, OneStep, Tap, Watcher, check_one_update
+from .backend import Backend, HostViews, OneStep, Tap, Watcher, check_one_update
 from .optimizer_tap import ApplyWatcher, Gradients, OptimizerTap, Updates
 from .tensorflow_optimizer_tap import TensorFlowOptimizerTap
 from .tensorflow_random import RANDOM_OPERATIONS, eager_generator, note_unrepeatable_operations, operations_of

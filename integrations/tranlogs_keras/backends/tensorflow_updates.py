@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ..keras_internals import trained_by
 from .arrays import Values
-from .base import HostViews
+from .backend import HostViews
 from .optimizer_tap import Gradients
 from .tensorflow_tensors import host_view, is_sparse, plain_variable
 

@@ -13,7 +13,7 @@ from tranlogs.base.types import AnyArray
 
 from ..keras_internals import tensors_of, trained_by
 from .arrays import Values, from_array, to_array
-from .base import Backend, Tap, Watcher, check_one_update
+from .backend import Backend, Tap, Watcher, check_one_update
 from .optimizer_tap import Gradients
 
 _AS_UINT = {torch.bfloat16: (torch.uint16, ml_dtypes.bfloat16)}

@@ -8,9 +8,9 @@ from tranlogs.base.errors import UsageError
 
 from .. import keras_internals
 from ..backends import Backend
-from .arrays import Arrays
 from .consumed import Consumed
 from .py_dataset import PyDatasetBatches
+from .shuffled_arrays import Arrays
 from .source import DataOrder, Doubt, OwnOrder, Source
 
 

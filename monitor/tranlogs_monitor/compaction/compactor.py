@@ -176,7 +176,14 @@ class Compactor:
         self._job = _Job(paths, anchor, process, stderr, self._clock.monotonic())
 
     def _start_process(self, folder: Path, anchor: CheckpointRow, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tranlogs_monitor.compaction.process", str(os.getpid()), str(folder), anchor.name]
+        command = [
+            sys.executable,
+            "-m",
+            "tranlogs_monitor.compaction.compaction_process",
+            str(os.getpid()),
+            str(folder),
+            anchor.name,
+        ]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # leave the GPU's memory to the trainer
         if not self._settings.optimizers:
             environment["PYTHONSAFEPATH"] = "1"  # import nothing from the working folder

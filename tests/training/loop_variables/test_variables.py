@@ -196,7 +196,7 @@ def test_a_file_that_was_changed_since_is_not_read(tmp_path: Path) -> None:
 
 def test_no_error_reaches_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     look = Looking()
-    monkeypatch.setattr("tranlogs.training.loop_variables.variables.enclosing_loops", lambda scope, line: 1 / 0)
+    monkeypatch.setattr("tranlogs.training.loop_variables.carried_variables.enclosing_loops", lambda scope, line: 1 / 0)
     look.variables.note_start()
     assert sum(look.turns()) == 3
     assert look.names is None

@@ -16,8 +16,8 @@ from ...log.record import EntryKind
 from ..options import FINE, PROBLEM, Json, Run, command
 from ..output import screen
 from ..output.json_values import print_json, to_json
+from ..reading.find_journals import find_journals, read_consistently
 from ..reading.journal_records import JournalRecords, Record, list_records, read_history, show_records
-from ..reading.runs import find_journals, read_consistently
 
 _CHARS_MAX = 1000  # of one value of a record
 

@@ -15,7 +15,7 @@ from ..option_groups import expand_option_groups
 from ..options import Json, command
 from ..output import screen
 from ..output.json_values import print_json
-from ..reading.runs import find_journals
+from ..reading.find_journals import find_journals
 
 
 @command

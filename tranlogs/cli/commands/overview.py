@@ -12,9 +12,9 @@ from rich.console import RenderableType
 from ...base.errors import NotARun, NotBegun, TranLogsError, error_text
 from ...journal import JournalPaths
 from ..output import screen
+from ..reading.find_journals import find_journals, is_journal
 from ..reading.group_survey import survey_group
 from ..reading.imported_weights import survey_imported
-from ..reading.runs import find_journals, is_journal
 from ..reading.survey import Survey, survey
 
 

@@ -19,7 +19,7 @@ from ...stores import TimeoutStore, open_store
 from ..options import FINE, PROBLEM, Json, Run, StoreCheckpoints, TakeOver, command, parse_store_checkpoints
 from ..output import screen
 from ..output.json_values import print_json
-from ..reading.runs import find_journals
+from ..reading.find_journals import find_journals
 from ..reading.survey import Survey, survey
 
 Url = Annotated[

@@ -19,7 +19,7 @@ from ...shipping import StoreCopies
 from ...verify import Problem
 from ..options import FINE, PROBLEM, Json, Run, command
 from ..output.json_values import print_json
-from ..reading.runs import find_journals
+from ..reading.find_journals import find_journals
 from .verify import check_journal
 
 Url = Annotated[

@@ -16,7 +16,7 @@ from ..frameworks import load_framework, open_offline_run
 from ..options import FINE, PROBLEM, Json, Optimizers, Run, command
 from ..output import screen
 from ..output.json_values import print_json
-from ..reading.runs import find_journal, is_alone
+from ..reading.find_journals import find_journal, is_alone
 
 
 @command

@@ -19,10 +19,10 @@ from ...retention.lost_work import LostWork, has_store
 from ..options import FINE, PROBLEM, Json, Run, command
 from ..output import screen
 from ..output.json_values import print_json
+from ..reading.find_journals import find_journals
 from ..reading.group_survey import GroupSurvey, survey_group
 from ..reading.imported_weights import survey_imported
 from ..reading.monitor_summary import describe_monitor
-from ..reading.runs import find_journals
 from ..reading.survey import Survey, survey
 from .overview import RunSummary, render_overview, summarize_runs
 

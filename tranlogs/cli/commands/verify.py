@@ -22,7 +22,7 @@ from ..frameworks import open_offline_run
 from ..options import FINE, PROBLEM, Json, Optimizers, Run, command
 from ..output import screen
 from ..output.json_values import print_json
-from ..reading.runs import find_journals, read_consistently
+from ..reading.find_journals import find_journals, read_consistently
 
 _MIB = 1 << 20
 _PROBLEMS_SHOWN_MAX = 50

@@ -9,7 +9,7 @@ from ...base.errors import RecoveryError
 from ...recovery.group.single_process_recovery import SingleReader
 from ...recovery.group.summary.log_summary import read_environment
 from ...recovery.group.summary.recorded_environment import get_world, is_of_group
-from .runs import read_consistently
+from .find_journals import read_consistently
 
 
 @dataclass(frozen=True, slots=True)

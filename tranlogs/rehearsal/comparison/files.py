@@ -10,7 +10,7 @@ from pathlib import Path
 from ...base.quantities import count
 from .archives import read_archive
 from .differences import Difference, find_difference
-from .text import Line, Noise, split_lines
+from .text_lines import Line, Noise, split_lines
 
 _TEXT_BYTES_MAX = 16 << 20  # of a file that is compared line by line
 _DIGITS = re.compile(r"\d+")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..processes.process_life import Life
 from .differences import Difference
-from .text import Noise, find_other_line, split_lines
+from .text_lines import Noise, find_other_line, split_lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..live_report import LiveReport
+from .carried_variables import Facts, LoopVariables
 from .descriptions import describe_unkept
 from .objects.library_objects import LibraryObject
-from .variables import Facts, LoopVariables
 
 _LOOKS_MAX = 3  # boundaries at which variables of the running loops are looked for
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import Trainer
 
-from ..history import Appended
+from ..appended_list import Appended
 from . import transformers_internals
 from .subclass_state import subclass_state
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..changed_attributes import ChangedAttributes
-from .base import TranLogsCallback
 from .lightning_internals import names_set_by_lightning
+from .own_callback import TranLogsCallback
 
 
 class Attributes:

@@ -17,7 +17,7 @@ from ..changed_attributes import CANNOT_BE_STORED
 from ..logging_callback import LoggingCallback
 from ..trainer_position import TrainerPosition
 from . import hooks, lightning_internals
-from .base import TranLogsCallback
+from .own_callback import TranLogsCallback
 from .progress import Progress
 
 lightning_internals.check_lightning()

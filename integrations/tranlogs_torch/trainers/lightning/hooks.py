@@ -7,7 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch import callbacks as known
 
-from .base import TranLogsCallback
+from .own_callback import TranLogsCallback
 
 _BASES = (pl.LightningModule, pl.LightningDataModule, pl.Callback)
 _SHOWS = (known.ProgressBar, known.LearningRateMonitor, known.DeviceStatsMonitor, known.ModelSummary, known.ThroughputMonitor)

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from . import lightning_internals
 from .attributes import Attributes
-from .base import TranLogsCallback
+from .own_callback import TranLogsCallback
 
 
 class Progress:

@@ -14,11 +14,11 @@ from pathlib import Path
 from ..base.errors import CorruptCatalog, UnknownFormat
 from ..catalog import CATALOG_NAME, Catalog, Tables
 from ..recovery.journal_facts import CatalogContents, read_catalog, read_unlisted
-from .checkpoints import verify_checkpoints
+from .checkpoint_checks import verify_checkpoints
 from .findings import Checked, Finding, Problem
-from .index import verify_index
+from .index_checks import verify_index
 from .listing import add_unlisted
-from .log import verify_log
+from .log_checks import verify_log
 
 
 def verify_journal(folder: Path) -> Iterator[Finding]:

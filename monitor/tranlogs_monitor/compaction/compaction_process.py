@@ -1,6 +1,6 @@
 """A process that derives one checkpoint.
 
-    python -m tranlogs_monitor.compaction.process PARENT FOLDER CHECKPOINT [CLASS ...]
+    python -m tranlogs_monitor.compaction.compaction_process PARENT FOLDER CHECKPOINT [CLASS ...]
 
 The process replays the sealed log onto a checkpoint with the run's framework, and writes the result to the folder of
 checkpoints under a temporary name; the monitor publishes it. The process has the lowest priority. It needs memory for a second
