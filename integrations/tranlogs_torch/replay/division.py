@@ -136,9 +136,12 @@ class Division:
 def _common_form(entries: Sequence[Entry]) -> Entry | None:
     """Return one of the records, if all have the same tensors, each of them whole and dense; else None."""
     one = entries[0]
+    layout = one.layout
     for entry in entries:
-        if entry.layout is not one.layout and entry.layout != one.layout:
-            return None
+        if entry.layout is not layout:  # of another segment
+            if entry.layout != layout:
+                return None
+            layout = entry.layout
         if entry.absent != one.absent or entry.sparse or isinstance(entry, JoinedEntry):
             return None
     is_whole = len(one.layout.index) == len(one.layout) and all(spec.piece is None for spec in one.layout.tensors)
