@@ -107,7 +107,9 @@ class RangeBundle(Bundle):
         self.trained, self.keys = [self._flat], (range_,)
         self.parameters = self._views(self._flat.detach())
         self._make_optimizer()
-        self.optimizer.state = defaultdict(dict, {self._flat: self._flat_state()} if self._state_of(0) else {})
+        has_state = bool(self._state_of(0))
+        self.optimizer.state = defaultdict(dict, {self._flat: self._flat_state()} if has_state else {})
+        self._must_adopt = self._is_cut and not has_state
 
     @property
     def cut(self) -> Part | None:
@@ -163,12 +165,28 @@ class RangeBundle(Bundle):
             assert member.grad is not None
             _elements(member.grad, part).copy_(view.reshape(-1))
 
+    def set_gradients(self, gradients: Gradients) -> None:
+        if self._must_adopt and self._flat in self.optimizer.state:
+            self._adopt_state()
+        super().set_gradients(gradients)
+
+    def _adopt_state(self) -> None:
+        """Move the state that the first step has made to where it stays: otherwise all of it would be moved in the end."""
+        self._must_adopt = False
+        self._write_state()
+        state, whole = self.optimizer.state[self._flat], self.whole.state[self._members[0]]
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == self._flat.shape:
+                state[key] = _elements(whole[key], self.parts[0])
+
     def finish(self) -> None:
         for member, part, view in zip(self._members, self.parts, self.parameters, strict=True):
             if not self._is_cut:
                 _elements(member, part).copy_(view.reshape(-1))
-        if self._flat not in self.optimizer.state:
-            return
+        if self._flat in self.optimizer.state:
+            self._write_state()
+
+    def _write_state(self) -> None:
         for member in self._members:
             self.whole.state[member]  # comes into being where it is missing, as in a step
         for key, value in self.optimizer.state[self._flat].items():
