@@ -159,10 +159,10 @@ class SegmentReader(ReadFile):
 
     def _read_description(self, location: Location) -> bytes:
         head = location.head
-        if self._reads_ahead and head.description_bytes <= _AHEAD_MAX:
-            window, at = self._ahead(location.offset + HEAD.size + head.payload_bytes, head.description_bytes)
-            data = window[at : at + head.description_bytes]
-            if len(data) == head.description_bytes and checksum_of(data) == head.description_sum:
+        if self._reads_ahead and (size := head.description_bytes) <= _AHEAD_MAX:
+            window, at = self._ahead(location.offset + HEAD.size + head.payload_bytes, size)
+            data = window[at : at + size]
+            if len(data) == size and checksum_of(data) == head.description_sum:
                 return data
         try:
             data = os.pread(self.fd, head.description_bytes, location.description_offset)

@@ -17,7 +17,7 @@ import numpy as np
 from ..base.atomic_files import ReadFile
 from ..base.config import FORMAT_VERSION
 from ..base.errors import UnknownFormat
-from .record import ALIGNMENT, HEAD, MAGIC, EntryKind, Location, unpack_head
+from .record import ALIGNMENT, HEAD, MAGIC, EntryKind, Location, extent_end, unpack_head
 
 _WINDOW_BYTES = 1 << 16  # bytes in one read while going from head to head; small records share a read
 _SEARCH_BYTES = 4 << 20  # bytes in one read while searching
@@ -105,11 +105,11 @@ def _scanned(fd: int, segment_id: int, start: int, last_sequence: int | None) ->
                 return
             at, window = found, b""  # The window may be older than the head that was found.
             continue
-        location = Location(head, at)
+        yield Location(head, at)
         # A record that ends after its file was cut off or has wrong lengths. Other records may follow its head.
-        at = location.end if location.end <= size + ALIGNMENT else at + ALIGNMENT
+        end = extent_end(at, head.payload_bytes, head.description_bytes)
+        at = end if end <= size + ALIGNMENT else at + ALIGNMENT
         newest = head.sequence
-        yield location
 
 
 def _search(fd: int, segment_id: int, start: int, size: int, newest: int) -> int | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..base.errors import CorruptRecord
+from ..base.garbage import paused_collection
 from ..log.entry import Entry
 from ..log.reader import SegmentReader
 from ..log.record import EntryKind
@@ -65,18 +66,19 @@ def decode_chunks(links: Sequence[Link], *, keeps_boundaries: bool = False) -> I
     with ExitStack() as stack:
         while at < len(links):
             chunk, frames, used = Chunk(), 0, set[int]()
-            while at < len(links) and frames < _CHUNK_FRAMES and len(used) <= _CHUNK_SEGMENTS:
-                link = links[at]
-                ordinal = link.segment.row.ordinal
-                try:
-                    if ordinal not in readers:
-                        reader = SegmentReader(link.segment.path, link.segment.locations, reads_ahead=True)
-                        readers[ordinal] = stack.enter_context(reader)
-                    frames += _decode(link, readers[ordinal], chunk, keeps_boundaries=keeps_boundaries)
-                except (CorruptRecord, OSError) as error:
-                    raise make_damaged(link, error) from None
-                used.add(ordinal)
-                at += 1
+            with paused_collection():
+                while at < len(links) and frames < _CHUNK_FRAMES and len(used) <= _CHUNK_SEGMENTS:
+                    link = links[at]
+                    ordinal = link.segment.row.ordinal
+                    try:
+                        if ordinal not in readers:
+                            reader = SegmentReader(link.segment.path, link.segment.locations, reads_ahead=True)
+                            readers[ordinal] = stack.enter_context(reader)
+                        frames += _decode(link, readers[ordinal], chunk, keeps_boundaries=keeps_boundaries)
+                    except (CorruptRecord, OSError) as error:
+                        raise make_damaged(link, error) from None
+                    used.add(ordinal)
+                    at += 1
             yield chunk
             for ordinal in [o for o in readers if at >= len(links) or o != links[at].segment.row.ordinal]:
                 readers.pop(ordinal).close()

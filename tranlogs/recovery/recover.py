@@ -12,6 +12,7 @@ from typing import Any
 
 from ..base.errors import CorruptCheckpoint, CorruptRecord, RecoveryError, StateMismatch
 from ..base.failpoints import hit
+from ..base.garbage import paused_collection
 from ..base.quantities import count
 from ..catalog.lineage import trace_lineage
 from ..checkpoints import Checkpoint
@@ -117,10 +118,11 @@ def recover(
         StateMismatch: `state` does not fit the run. Nothing was changed.
         RecoveryError: there is no sound checkpoint, or `step` is not covered.
     """
-    facts = read_repaired_facts(folder, spare, index_use="unless sealed")
-    if not facts.checkpoints and not any(len(segment.locations) > 1 for segment in facts.segments):
-        return None
-    planner = _DamagePlanner(folder, facts, spare, checkpoint)
+    with paused_collection():
+        facts = read_repaired_facts(folder, spare, index_use="unless sealed")
+        if not facts.checkpoints and not any(len(segment.locations) > 1 for segment in facts.segments):
+            return None
+        planner = _DamagePlanner(folder, facts, spare, checkpoint)
     for _ in range(_ATTEMPTS_MAX):
         plan = planner.plan(step, sequence)
         unit = planner.find_last_unit(plan) if before_last_unit else None

@@ -24,7 +24,7 @@ from ..capture.single_step import amp_of, clip_again, without_hooks
 from ..state.state import TorchState
 from ..tensors.arrays import DTYPES, write_into
 from .by_tensor import ByTensor
-from .gradient_blocks import GradientMemory
+from .gradient_blocks import GradientMemory, Gradients, Span
 
 _STEPS_MIN = 2  # fewer steps than this are not worth another order
 
@@ -166,6 +166,7 @@ class _ByStep:
 
     def __init__(self, state: TorchState) -> None:
         self._state, self._memory = state, GradientMemory()
+        self._spans = {which: Span(which, None, 0) for which in state.optimizers}  # all gradients of a record
 
     def write_image(self, entry: Entry, body: dict[str, Any]) -> None:
         apply_image(self._state, entry, body)
@@ -173,7 +174,7 @@ class _ByStep:
             self._state.redone.stale.add(body["optimizer"])
 
     def apply_gradients(self, entry: Entry, body: dict[str, Any]) -> None:
-        _step(self._state, entry, body, self._memory)
+        _step(self._state, body, self._memory.read(entry, self._spans[body["optimizer"]]))
 
     def read_digests(self, entry: Entry, body: dict[str, Any]) -> StateDigests:
         state, kind = self._state, body["fingerprint"]
@@ -205,10 +206,9 @@ def _state_of(entry: Entry, which: str, name: str, key: str) -> AnyArray | None:
     return entry.read(f"state/{which}/{name}/{key}")
 
 
-def _step(state: TorchState, entry: Entry, body: dict[str, Any], memory: GradientMemory) -> None:
+def _step(state: TorchState, body: dict[str, Any], gradients: Gradients) -> None:
     optimizer = state.optimizers[body["optimizer"]]
     state.set_hyper(body["optimizer"], body["hyper"])
-    gradients = memory.read(entry)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter in parameters:
         gradient = gradients.get(state.name_of[id(parameter)])

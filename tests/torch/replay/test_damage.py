@@ -101,7 +101,7 @@ def otherwise(step: Any, tensor: str, at: int) -> Any:
 
     def done(bundle: Any, *rest: Any) -> None:
         step(bundle, *rest)
-        if rest[2]._step == at and tensor in bundle.names:
+        if rest[2].step == at and tensor in bundle.names:
             bundle.parameters[bundle.names.index(tensor)].data[0, 0] += 1.0
 
     return done

@@ -1,0 +1,86 @@
+"""Ranges of elements: how tensors are divided into them, and that they have the bits of whole tensors."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.torch.replay.test_exact_matrix import FORMS, OPTIMIZERS
+from tranlogs.base.types import ITEMSIZE
+from tranlogs_torch.replay import trial
+from tranlogs_torch.replay.division import _BY_ELEMENT
+from tranlogs_torch.replay.ranges import VECTOR_BYTES, Extent, divide, is_even
+
+DIVISIBLE = [
+    pytest.param(name, form, id=f"{name}-{form}")
+    for name, (_, _, forms) in OPTIMIZERS.items()
+    for form in forms.split()
+    if OPTIMIZERS[name][0].__name__ in _BY_ELEMENT
+]
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def extents_of(chance: random.Random, dtype: str) -> list[Extent]:
+    found, offset = [], 0
+    for i in range(chance.randrange(1, 12)):
+        unit = VECTOR_BYTES // ITEMSIZE[dtype]
+        elements = chance.choice([1, unit, 3 * unit, unit + 1, 40_000, 40_000 + unit * 7, 300_000, 262_144, 600_001])
+        found.append(Extent(str(i), (elements,), dtype, offset))
+        offset = found[-1].end + chance.choice([0, 0, 0, 64])
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_full_vectors_stay_full_vectors(dtype: str) -> None:
+    chance = random.Random(7)
+    for turn in range(200):
+        count = 1 + turn % 9
+        extents = [e for e in extents_of(chance, dtype) if is_even(e.elements, e.itemsize, count)]
+        ranges = list(divide(extents, chance.choice([20, 5_000, 262_144]), count))
+        parts = [part for range_ in ranges for part in range_.parts]
+        by_name = {extent.name: extent for extent in extents}
+        assert sum(part.end - part.begin for part in parts) == sum(extent.elements for extent in extents)
+        for range_ in ranges:
+            assert is_even(range_.elements, ITEMSIZE[dtype], count)
+            at = by_name[range_.parts[0].name].offset
+            for i, part in enumerate(range_.parts):
+                extent = by_name[part.name]
+                assert part.begin * extent.itemsize % VECTOR_BYTES == 0
+                if len(range_.parts) > 1:
+                    assert (part.begin, part.end, extent.offset) == (0, extent.elements, at)
+                    at = extent.end
+                if i < len(range_.parts) - 1:
+                    assert part.end * extent.itemsize % VECTOR_BYTES == 0
+
+
+@pytest.mark.parametrize(("name", "form"), DIVISIBLE)
+def test_ranges_have_the_bits_of_whole_tensors(name: str, form: str, threads: int) -> None:
+    kind, options, _ = OPTIMIZERS[name]
+    optimizer = kind([torch.nn.Parameter(torch.zeros(3))], **options, **FORMS[form])
+    for dtype in (torch.float32, torch.bfloat16):
+        assert trial.gives_same_bits(optimizer, 0, dtype)
+
+
+class Normed(torch.optim.SGD):
+    """Its update of an element depends on the whole tensor."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.sub_(0.1 * p.grad / p.grad.norm())
+
+
+def test_optimizer_that_looks_at_whole_tensors_is_found_out() -> None:
+    optimizer = Normed([torch.nn.Parameter(torch.zeros(3))], lr=0.1)
+    assert not trial.gives_same_bits(optimizer, 0, torch.float32)
