@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import campaign, disks
+from tests.support import campaign, disks, known_sources
 
 if TYPE_CHECKING:
     from tests.alluxio.cluster import Cluster
@@ -52,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     drawn = random.SystemRandom().randrange(1, 10**9) if campaign.is_soak() else campaign.GATE_SEED
     os.environ.setdefault("TRANLOGS_SEED", str(drawn))
     settings.load_profile("soak" if campaign.is_soak() else "gate")
+    known_sources.keep_sources()
 
 
 def pytest_report_header() -> str:
