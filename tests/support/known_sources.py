@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import linecache
 from functools import partial
+from types import FunctionType, ModuleType
 from typing import Any
 from unittest import mock
 
@@ -28,6 +29,16 @@ def keep_sources() -> None:
 def look_at_callers() -> None:
     """Look at the files of the functions that are running, so that a process which is forked later need not."""
     LoopVariables(lambda value: False, lambda value: False).note_start()
+
+
+def look_at(*modules: ModuleType) -> None:
+    """Look at the files of modules, so that a process which is forked later need not."""
+    read = sources.Sources()
+    for module in modules:
+        functions = [value for value in vars(module).values() if isinstance(value, FunctionType)]
+        found = [read.scope_of_function(function) for function in functions if function.__module__ == module.__name__]
+        assert any(found), f"no function of {module.__name__} has a source that can be read"
+    read.prepare()
 
 
 def _read_once(read: Any, file: str, variables: dict[str, Any]) -> Any:
