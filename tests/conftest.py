@@ -131,10 +131,12 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def keras_labs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Labs]:
-    """Labs of all backends of Keras, for all folders that use some."""
+    """Labs of all backends of Keras, for all folders that use some. Processes of pytest-xdist share what JAX has compiled."""
     from tests.keras.lab import Labs
 
-    with closing(Labs(tmp_path_factory.mktemp("keras"))) as made:
+    base = tmp_path_factory.getbasetemp()
+    compiled = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled-by-jax"
+    with closing(Labs(tmp_path_factory.mktemp("keras"), compiled)) as made:
         yield made
 
 
