@@ -39,8 +39,8 @@ def test_on_torch(data: str, torch: Lab, tmp_path: Path) -> None:
         "dataset-repeat",
         "dataset-python",
         "numbered",
-        "numbered-workers",
-        "numbered-own-order",
+        campaign.variant("numbered-workers"),
+        campaign.variant("numbered-own-order"),
         "generator",
         "loader",
         "arrays-steps",
@@ -57,7 +57,12 @@ def test_on_jax(data: str, jax: Lab, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("backend", "data"),
-    [("tensorflow", "arrays"), ("torch", "arrays"), ("torch", "numbered"), ("tensorflow", "numbered")],
+    [
+        ("tensorflow", "arrays"),
+        campaign.variant("torch", "arrays"),
+        ("torch", "numbered"),
+        campaign.variant("tensorflow", "numbered"),
+    ],
     indirect=["backend"],
 )
 def test_in_the_order_that_keras_itself_draws(backend: Lab, data: str, tmp_path: Path) -> None:
