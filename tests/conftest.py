@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import campaign, disks
+from tests.support import campaign, disks, known_sources
 
 if TYPE_CHECKING:
     from tests.alluxio.cluster import Cluster
@@ -52,6 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     drawn = random.SystemRandom().randrange(1, 10**9) if campaign.is_soak() else campaign.GATE_SEED
     os.environ.setdefault("TRANLOGS_SEED", str(drawn))
     settings.load_profile("soak" if campaign.is_soak() else "gate")
+    known_sources.keep_sources()
 
 
 def pytest_report_header() -> str:
@@ -66,6 +68,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         items[:] = [item for item in items if item.get_closest_marker("soak") is None]
         config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_finish() -> None:
+    """Set aside what was imported: the garbage collector would look through it again and again, and copy it in each child."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Let the garbage collector have everything: libraries warn of what is left at the end."""
+    gc.unfreeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -118,10 +131,12 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def keras_labs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Labs]:
-    """Labs of all backends of Keras, for all folders that use some."""
+    """Labs of all backends of Keras, for all folders that use some. Processes of pytest-xdist share what JAX has compiled."""
     from tests.keras.lab import Labs
 
-    with closing(Labs(tmp_path_factory.mktemp("keras"))) as made:
+    base = tmp_path_factory.getbasetemp()
+    compiled = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled-by-jax"
+    with closing(Labs(tmp_path_factory.mktemp("keras"), compiled)) as made:
         yield made
 
 

@@ -28,6 +28,31 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE_ROOTS = (ROOT, ROOT / "integrations", ROOT / "monitor")
 UNTIL, KILLED_IN = 30, 17  # batches
 
+# Runs a script once for each group of arguments, in forks of a process that has imported what the script imports.
+LIVES = """
+import importlib, json, os, runpy, sys
+
+script, modules, lives = sys.argv[1], sys.argv[2].split(), json.loads(sys.argv[3])
+for module in modules:
+    importlib.import_module(module)
+for arguments in lives:
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.dup2(write, 1)
+            sys.argv = [script, *arguments]
+            runpy.run_path(script, run_name="__main__")
+            sys.stdout.flush()
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(write)
+    output = open(read).read()
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), output]), flush=True)
+"""
+
 TORCH = """
 import hashlib, os, signal, sys
 import torch
@@ -242,7 +267,7 @@ def test_the_demo_is_exact(installed: Installed) -> None:
 @pytest.mark.crash
 @pytest.mark.slow
 def test_a_pytorch_script_that_is_killed_goes_on_exactly(installed: Installed) -> None:
-    prove_exact(installed, "torch", TORCH)
+    prove_exact(installed, "torch", TORCH, "torch torch._dynamo tranlogs_torch")
     out = installed.work / "state.pt"
     installed("tranlogs", "replay", "torch-killed", "--to", UNTIL - 3, "--out", out)
     assert out.is_file()
@@ -251,17 +276,20 @@ def test_a_pytorch_script_that_is_killed_goes_on_exactly(installed: Installed) -
 @pytest.mark.crash
 @pytest.mark.slow
 def test_a_keras_script_that_is_killed_goes_on_exactly(installed: Installed) -> None:
-    prove_exact(installed, "keras", KERAS, KERAS_BACKEND="jax", TF_CPP_MIN_LOG_LEVEL="3")
+    prove_exact(installed, "keras", KERAS, "keras tranlogs_keras", KERAS_BACKEND="jax", TF_CPP_MIN_LOG_LEVEL="3")
 
 
-def prove_exact(installed: Installed, name: str, script: str, **environment: str) -> None:
+def prove_exact(installed: Installed, name: str, script: str, modules: str, **environment: str) -> None:
     """Train by a script without a kill, and with one and a second start: both must end with the same weights."""
     path = installed.work / f"{name}_script.py"
     path.write_text(script)
-    calm = told_last(installed("python", path, f"{name}-calm", UNTIL, 0, **environment))
+    lives = [[f"{name}-calm", UNTIL, 0], [f"{name}-killed", UNTIL, KILLED_IN], [f"{name}-killed", UNTIL, 0]]
+    words = json.dumps([[str(word) for word in life] for life in lives])
+    told = installed("python", "-c", LIVES, path, modules, words, **environment)
+    ended = [json.loads(line) for line in told.splitlines()]
+    assert [code for code, _ in ended] == [0, -signal.SIGKILL, 0], told
+    calm, again = told_last(ended[0][1]), told_last(ended[2][1])
     assert calm[:2] == ["0", "True"]
-    installed("python", path, f"{name}-killed", UNTIL, KILLED_IN, code=-signal.SIGKILL, **environment)
-    again = told_last(installed("python", path, f"{name}-killed", UNTIL, 0, **environment))
     assert again == [str(KILLED_IN - 2), "True", calm[2]]  # the last batch before the crash was computed again
     inspect(installed, f"{name}-killed", until=UNTIL)
 

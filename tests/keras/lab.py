@@ -64,9 +64,16 @@ class Job:
 
 
 class Lab:
-    """Processes with Keras on a backend."""
+    """Processes with Keras on a backend.
 
-    def __init__(self, backend: str, folder: Path, keras: Path | None = None) -> None:
+    Args:
+        backend: of Keras.
+        folder: for what jobs print and return.
+        keras: folder of another Keras than that of the environment.
+        compiled: folder for what JAX has compiled; other labs may use it, too.
+    """
+
+    def __init__(self, backend: str, folder: Path, keras: Path | None = None, compiled: Path | None = None) -> None:
         self.backend, self._folder, self._numbers = backend, folder, itertools.count()
         path = [str(keras)] if keras is not None else []
         path += [str(ROOT), str(ROOT / "integrations"), str(ROOT / "monitor")]
@@ -77,7 +84,7 @@ class Lab:
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "KERAS_HOME": str(folder),
             # What one job has compiled, the next one need not.
-            "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+            "JAX_COMPILATION_CACHE_DIR": str(compiled or folder / "compiled"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
         }
@@ -107,6 +114,13 @@ class Lab:
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         return Job(result)
+
+    def start_first(self, function: str, **arguments: Any) -> Job:
+        """Begin a job that others of the same code follow; on JAX wait for its end, since they need not compile anew then."""
+        job = self.start(function, **arguments)
+        if self.backend == "jax":
+            job.wait()
+        return job
 
     def run(self, function: str, **arguments: Any) -> Ended:
         """A job, to its end."""
@@ -139,17 +153,18 @@ class Labs:
 
     Args:
         folder: for what their jobs print and return.
+        compiled: see `Lab`.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._made = folder, dict[str, Lab]()
+    def __init__(self, folder: Path, compiled: Path | None = None) -> None:
+        self._folder, self._compiled, self._made = folder, compiled, dict[str, Lab]()
 
     def of(self, backend: str, keras: Path | None = None) -> Lab:
         """Return the lab of a backend, with the Keras of the environment or with that of a folder."""
         name = backend if keras is None else f"{backend}-{keras.name}"
         if name not in self._made:
             (self._folder / name).mkdir()
-            self._made[name] = Lab(backend, self._folder / name, keras)
+            self._made[name] = Lab(backend, self._folder / name, keras, self._compiled)
         return self._made[name]
 
     def close(self) -> None:

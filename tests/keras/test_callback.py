@@ -9,6 +9,7 @@ import pytest
 
 from tests.keras.lab import Lab, differences
 from tests.keras.test_kill import prove_exact
+from tests.support import campaign
 
 
 def test_callbacks_that_write_learning_rates_and_weights(torch: Lab, tmp_path: Path) -> None:
@@ -45,8 +46,9 @@ def test_a_finished_run_trains_nothing_and_more_epochs_go_on(torch: Lab, tmp_pat
     assert more["history"] == whole["history"]
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"], indirect=True)
-@pytest.mark.parametrize("data", ["arrays", "numbered"])
+@pytest.mark.parametrize(
+    ("backend", "data"), campaign.each_once(["tensorflow", "torch"], ["arrays", "numbered"]), indirect=["backend"]
+)
 def test_logging_does_not_change_what_is_trained(backend: Lab, data: str, tmp_path: Path) -> None:
     """In Keras's own order of data, as without TranLogs (compiled by XLA it rounds otherwise: the step is cut in two)."""
     plain = backend.value("fit", run=None, data=data, optimizer="adam")

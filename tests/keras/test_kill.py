@@ -30,7 +30,7 @@ def named(mode: Any) -> str:
 
 def prove_exact(lab: Lab, folder: Path, deaths: list[dict[str, Any]], **arguments: Any) -> list[Any]:
     """Kill at each of the places, one process after the other, and finish; compare with a run that nobody killed."""
-    uninterrupted = lab.start("fit", run=str(folder / "whole"), **arguments)
+    uninterrupted = lab.start_first("fit", run=str(folder / "whole"), **arguments)
     for death in deaths:
         ended = lab.run("fit", run=str(folder / "killed"), **(arguments | death))
         assert ended.was_killed, ended.output[-6000:]

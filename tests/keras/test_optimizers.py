@@ -53,7 +53,8 @@ def resumed(lab: Lab, tmp_path: Path, names: tuple[str, ...], **arguments: Any) 
 
 @pytest.mark.parametrize("names", [ALL[0::2], campaign.variant(ALL[1::2])], ids=["even", "odd"])
 def test_every_optimizer_on_tensorflow(names: tuple[str, ...], tensorflow: Lab, tmp_path: Path) -> None:
-    assert_exact(resumed(tensorflow, tmp_path, names, model="dense", compares=False), replayed=7)
+    """With a model of one layer, which has a matrix and a vector: each optimizer is compiled twice."""
+    assert_exact(resumed(tensorflow, tmp_path, names, model="line", compares=False), replayed=7)
 
 
 def test_every_optimizer_on_torch(torch: Lab, tmp_path: Path) -> None:

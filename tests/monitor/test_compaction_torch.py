@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,51 +89,60 @@ def test_threads_are_those_of_the_run(tmp_path: Path) -> None:
     assert shadow == own
 
 
-SCRIPT = """
-import sys, torch
-from torch import nn
-from tranlogs_torch import LoggedOptimizer
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(256, 512), nn.BatchNorm1d(512), nn.Dropout(0.2), nn.Linear(512, 64))
-optimizer = LoggedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01), sys.argv[1], model, segment_bytes=1 << 20,
-                            checkpoint_every="never", fingerprint="full")
-scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
-optimizer.track(scheduler=scheduler)
-report = optimizer.recover()
-print(report.step, report.checkpoint_step, report.exact, flush=True)
-for number in optimizer.steps(int(sys.argv[2]), stateless=True):
-    model(torch.randn(16, 256)).square().mean().backward()
-    optimizer.step(); scheduler.step(); optimizer.zero_grad()
-    if len(sys.argv) > 3:
-        print(number, flush=True); sys.stdin.readline()
-print(__import__("hashlib").sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest(), flush=True)
-"""
+def train_digest(run: Path, turn: Callable[[], None] = lambda: None) -> tuple[int, int | None, bool | None, str]:
+    """Train 60 steps without a checkpoint; return where it landed, from which checkpoint, whether exactly, and the weights."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 512), nn.BatchNorm1d(512), nn.Dropout(0.2), nn.Linear(512, 64))
+    options: dict[str, Any] = {"segment_bytes": 1 << 20, "checkpoint_every": "never", "fingerprint": "full"}
+    optimizer = LoggedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01), run, model, **options)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
+    optimizer.track(scheduler=scheduler)
+    report = optimizer.recover()
+    for _ in optimizer.steps(60, stateless=True):
+        model(torch.randn(16, 256)).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        turn()
+    optimizer.close()
+    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+    return report.step, report.checkpoint_step, report.exact, digest
 
 
 def test_a_live_trainer_that_never_takes_one_is_compacted_pruned_killed_and_recovered(tmp_path: Path) -> None:
-    run, script = tmp_path / "run", tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, str(script)]
-    right = subprocess.run([*command, str(tmp_path / "right"), "60"], capture_output=True, text=True, check=True).stdout
-    with subprocess.Popen([*command, str(run), "60", "stops"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as one:
-        assert one.stdin is not None
-        assert one.stdout is not None
-        for line in one.stdout:
-            if line.strip() == "49":
-                break
-            one.stdin.write("\n")
-            one.stdin.flush()
+    run, (said, told) = tmp_path / "run", os.pipe()
+    trainer = os.fork()
+    if trainer == 0:
+        try:
+            train_digest(run, lambda: _wait_after(50, told))
+        finally:
+            os._exit(1)
+    os.close(told)
+    try:
+        assert os.read(said, 1) == b"."
         compacted(run, Compaction(1))  # it waits for its next batch meanwhile
         step = checkpoints(run / "rank0")[-1]
         assert step > 15
         compacted(run, Compaction(1 << 40), segments_max=0, checkpoints_max=1)
         assert checkpoints(run / "rank0") == [step]
-        os.kill(one.pid, signal.SIGKILL)
-    again = subprocess.run([*command, str(run), "60"], capture_output=True, text=True, check=True).stdout
-    landed, digest = again.split("\n")[:2]
-    assert landed.split()[1:] == [str(step), "True"]
-    assert int(landed.split()[0]) >= 49
-    assert digest == right.split("\n")[1]
+    finally:
+        os.kill(trainer, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(trainer, 0)[1]) == -signal.SIGKILL
+        os.close(said)
+    landed, checkpoint, is_exact, digest = train_digest(run)
+    assert (checkpoint, is_exact) == (step, True)
+    assert landed >= 49
+    assert digest == train_digest(tmp_path / "right")[3]
+
+
+_turns = count(1)
+
+
+def _wait_after(turns: int, told: int) -> None:
+    """Say that so many turns are over, and wait to be killed."""
+    if next(_turns) == turns:
+        os.write(told, b".")
+        signal.pause()
 
 
 def test_what_a_sample_alone_has_compared_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

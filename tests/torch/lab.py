@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import xxhash
 
+from tests.support.known_sources import look_at_callers
 from tranlogs.training import Remembered
 from tranlogs_torch import LoggedOptimizer, RecoveryReport
 
@@ -63,6 +64,8 @@ class Attempt:
             optimizer.track(**tracked)
             self.reports.append(optimizer.recover(self.recover_at))
             self.final_report = lambda: optimizer.report
+        else:
+            look_at_callers()
 
     def keep(self, **things: Any) -> None:
         """Compare these at the end."""

@@ -136,6 +136,7 @@ MLFLOW = """
 import runpy
 import keras
 import mlflow
+import mlflow.store.model_registry.sqlalchemy_store, mlflow.store.tracking.sqlalchemy_store  # each life would import them
 import numpy
 import sklearn.datasets
 from tranlogs_keras import TranLogsCallback

@@ -32,7 +32,7 @@ class Launcher(launcher.Launcher):
     """Trains with a trainer again and again, in one process or several."""
 
     def __init__(self, framework: str, folder: Path) -> None:
-        modules = (*_MODULES[framework], f"tests.trainers.{framework}_child")
+        modules = (*_MODULES[framework], f"tests.trainers.{framework}_child", "tests.trainers.common")
         super().__init__(folder, *modules, HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TRANLOGS_RECHECK="1")
         self.framework = framework
         self._references: dict[str, Outcome] = {}

@@ -46,6 +46,11 @@ def dense() -> keras.Model:
     )
 
 
+def line() -> keras.Model:
+    """Less to compile, where the model is not the subject: one layer, and Dropout's seeds."""
+    return keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dropout(0.2), layers.Dense(10)])
+
+
 class Scale(layers.Layer):
     """What an XLA compiler likes to fuse with the update."""
 
@@ -129,5 +134,6 @@ MODELS = {
     "cnn": cnn,
     "sparse": sparse,
     "dense": dense,
+    "line": line,
     "fusing": fusing,
 }

@@ -66,7 +66,7 @@ def _lives(
     lab: Lab, function: str, folder: Path, places: Sequence[Place], keyword: str, arguments: dict[str, Any]
 ) -> tuple[list[Ended], list[Ended]]:
     """Return how the script ended that nobody killed, and each process of the other one. `keyword` names its folder."""
-    whole = lab.start(function, **{keyword: str(folder / "whole")}, die=None, **arguments)
+    whole = lab.start_first(function, **{keyword: str(folder / "whole")}, die=None, **arguments)
     killed = []
     for place in places:
         killed.append(lab.run(function, **{keyword: str(folder / "killed")}, die=place, **arguments))

@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.torch.lab import in_child
 from tranlogs.base.errors import CorruptObject, StoreRefused, StoreUnavailable
 from tranlogs.catalog import Catalog
 from tranlogs.shipping import in_process_shipping
 from tranlogs.stores import ObjectStatus, local
 from tranlogs_torch import LoggedOptimizer
-
-CHILD = """
-import os, sys, torch
-from pathlib import Path
-from tests.torch.loops.test_store import train
-from tranlogs.shipping import in_process_shipping
-torch.set_num_threads(1)
-in_process_shipping.LAG_SECONDS = 0.05
-run, store, until, die = sys.argv[1:]
-
-def say(optimizer, step):
-    if step == int(die):
-        while optimizer.training_run._resources._shipping._archiver.progress().archived < step - 3:
-            optimizer.training_run._resources._shipping._archiver.wait()
-        os.kill(os.getpid(), 9)
-
-train(Path(run), store, int(until), say)
-"""
 
 
 def train(run: Path, store: str | None, until: int, say=lambda optimizer, step: None, **options: object) -> torch.nn.Module:  # type: ignore[no-untyped-def]
@@ -50,6 +33,23 @@ def train(run: Path, store: str | None, until: int, say=lambda optimizer, step: 
             optimizer.step()
             say(optimizer, optimizer.training_run.journal.step)
     return model
+
+
+def train_in_child(run: Path, store: str, until: int, *, die_at: int = 0, **options: object) -> int:
+    """Train in a process of its own, which dies by SIGKILL at a step once the store is near it; return its exit status."""
+
+    def say(optimizer: LoggedOptimizer, step: int) -> None:
+        if step == die_at:
+            archiver: Any = optimizer.training_run._resources._shipping._archiver  # type: ignore[union-attr]
+            while archiver.progress().archived < step - 3:
+                archiver.wait()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def work() -> None:
+        in_process_shipping.LAG_SECONDS = 0.05
+        train(run, store, until, say, **options)
+
+    return in_child(work)
 
 
 @pytest.fixture(autouse=True)
@@ -111,8 +111,7 @@ def test_the_end_does_not_wait_for_ever_for_a_store_that_makes_nothing_durable(
 
 def test_a_trainer_that_is_killed_and_whose_disk_is_lost_goes_on_from_the_store(tmp_path: Path) -> None:
     run, store = tmp_path / "run", str(tmp_path / "store")
-    command = [sys.executable, "-c", CHILD, str(run), store, "40", "20"]
-    assert subprocess.run(command, check=False, timeout=200).returncode == -signal.SIGKILL
+    assert train_in_child(run, store, 40, die_at=20) == -signal.SIGKILL
     shutil.rmtree(run)
     landed: list[int] = []
     found = train(run, store, 25, lambda optimizer, step: landed.append(step))
@@ -187,18 +186,7 @@ def test_a_store_that_is_away_holds_up_no_run_that_is_here(
 
 def test_a_monitor_ships_where_there_is_one(tmp_path: Path) -> None:
     run, store = tmp_path / "run", str(tmp_path / "store")
-    command = [
-        sys.executable,
-        "-c",
-        CHILD.replace("die = sys", "die = sys").replace(
-            "train(Path(run), store, int(until), say)", "train(Path(run), store, int(until), monitor='process')"
-        ),
-        str(run),
-        store,
-        "9",
-        "0",
-    ]
-    assert subprocess.run(command, check=False, timeout=200).returncode == 0
+    assert train_in_child(run, store, 9, monitor="process") == 0
     for _ in range(600):
         catalog = Catalog.open(run / "rank0")
         persisted = catalog.watermarks().persisted
