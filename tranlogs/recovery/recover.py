@@ -31,7 +31,7 @@ from .history import Link, build_history
 from .journal_facts import Facts, read_facts, read_repaired_facts, replace_damaged
 from .last_unit import LastUnit, find_last_unit
 from .recovery_plan import RecoveryPlan, plan_recovery
-from .state_protocol import Absorbing, Divergence, Recoverable, ReplacementSource
+from .state_protocol import Absorbing, Divergence, Recoverable, Reordering, ReplacementSource
 
 _log = logging.getLogger(__name__)
 
@@ -286,6 +286,9 @@ def execute_plan(
         hit("recovery.restored")
         loaded = time.monotonic()
         redone = _redo_entries(state, plan.links, progress)
+        if redone.divergence is not None and isinstance(state, Reordering) and state.redo_as_trained():
+            state.restore(checkpoint)  # no doubt is cast on the run because of the order
+            redone = _redo_entries(state, plan.links, progress)
         if plan.links:
             body, parts = read_boundary(state, plan.links[-1])
             state.set_auxiliary({**body, **before})

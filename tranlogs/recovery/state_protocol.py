@@ -75,6 +75,19 @@ class Absorbing(Protocol):
         ...
 
 
+@runtime_checkable
+class Reordering(Protocol):
+    """A state that redoes steps in another order than training has taken them, which is faster and is to give the same bits."""
+
+    def redo_as_trained(self) -> bool:
+        """Redo steps as training has taken them from now on.
+
+        Returns:
+            False if the last entries were redone in this way already.
+        """
+        ...
+
+
 class ReplacementSource(Protocol):
     """Source of sound copies of a journal's files, such as a store."""
 

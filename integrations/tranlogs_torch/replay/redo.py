@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -45,13 +46,26 @@ _ELEMENTWISE = {
 }
 
 
-def redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
+@dataclass(slots=True)
+class Orders:
+    """The orders in which steps are redone.
+
+    Attributes:
+        is_free: True if tensors may be redone one after the other where that gives the same bits; False for step by step.
+        was_used: whether steps were redone so.
+    """
+
+    is_free: bool
+    was_used: bool = False
+
+
+def redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None], orders: Orders) -> Divergence | None:
     """Apply entries in order. Weights records hold the whole state, so all before the last of them are passed over."""
     with _default_dtype(state.redone.environment.get("default_dtype")):
-        return _redo(state, entries, tick)
+        return _redo(state, entries, tick, orders)
 
 
-def _redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
+def _redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None], orders: Orders) -> Divergence | None:
     divergence: Divergence | None = None
     decoded = _without_covered(state, decode_entries(state.decode, entries))
     decoded = [(_whole(state, entry, body), body) if "share" in body else (entry, body) for entry, body in decoded]
@@ -60,7 +74,8 @@ def _redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], Non
     by_step = _ByStep(state)
     for run, by_tensor in _runs(state, decoded):
         tick_from = partial(_tick_from, tick, done)
-        if by_tensor:
+        if by_tensor and orders.is_free:
+            orders.was_used = True
             found = ByTensor(state, run).redo(tick_from)
         else:
             with torch.no_grad():

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.torch.lab import Attempt, differences
+from tests.torch.nets import seed
 from tests.torch.replay.test_exact_matrix import FORMS, OPTIMIZERS
 from tranlogs.base.types import ITEMSIZE
-from tranlogs_torch.replay import trial
+from tranlogs.training import Divergence
+from tranlogs_torch.replay import by_tensor, redo, trial
 from tranlogs_torch.replay.division import _BY_ELEMENT
 from tranlogs_torch.replay.ranges import VECTOR_BYTES, Extent, divide, is_even
 
@@ -84,3 +88,41 @@ class Normed(torch.optim.SGD):
 def test_optimizer_that_looks_at_whole_tensors_is_found_out() -> None:
     optimizer = Normed([torch.nn.Parameter(torch.zeros(3))], lr=0.1)
     assert not trial.gives_same_bits(optimizer, 0, torch.float32)
+
+
+def test_steps_are_redone_as_they_were_taken_if_another_order_gives_other_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that this page does not know of: its result differs, and the run comes back all the same."""
+    trained = Attempt(tmp_path / "run", checkpoint_every=1000)
+    script(trained)
+    orders: list[str] = []
+
+    class Wrong(by_tensor.ByTensor):
+        def redo(self, tick: Any) -> Divergence | None:
+            found = super().redo(tick)
+            assert found is None
+            with torch.no_grad():
+                next(iter(self.state.parameters.values())).view(-1)[0] += 1.0
+            orders.append("by tensor")
+            return Divergence(self.run[0][0].step, next(iter(self.state.parameters)))
+
+    monkeypatch.setattr(redo, "ByTensor", Wrong)
+    again = Attempt(tmp_path / "run")
+    script(again)
+    assert orders == ["by tensor"]
+    assert (again.reports[0].replayed, again.reports[0].exact) == (9, True)
+    assert differences(again.outcome(), trained.outcome()) == []
+
+
+def script(attempt: Attempt) -> None:
+    seed()
+    model = torch.nn.Sequential(torch.nn.Linear(40, 64), torch.nn.ReLU(), torch.nn.Linear(64, 3))
+    optimizer = attempt.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model)
+    attempt.start(optimizer)
+    for _ in optimizer.steps(9, stateless=True):
+        optimizer.zero_grad()
+        model(torch.randn(8, 40)).square().mean().backward()
+        optimizer.step()
+    attempt.keep(model=model, optimizer=optimizer)
+    optimizer.close()
