@@ -132,6 +132,14 @@ def test_pieces_are_compressed_one_by_one(segment: SegmentFile) -> None:
     assert writer.stored_bytes == 3 * PIECE_BYTES_MAX // 2
 
 
+def test_pieces_are_written_together_up_to_4_mib(monkeypatch: pytest.MonkeyPatch, segment: SegmentFile) -> None:
+    payload = payload_of(*(noise(PIECE_BYTES_MAX, seed) for seed in range(6)))
+    writes: list[tuple[int, int]] = []  # number of pieces, and where they go
+    monkeypatch.setattr(segment, "write", lambda pieces, offset: writes.append((len(pieces), offset)))
+    PieceWriter(payload, segment, 0, CompressionChoices()).wait()
+    assert writes == [(4, HEAD.size), (2, HEAD.size + 4 * PIECE_BYTES_MAX)]
+
+
 def test_a_layout_that_never_shrinks_is_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch, segment: SegmentFile) -> None:
     looked: list[bool] = []
     compress = payload_writer.compress

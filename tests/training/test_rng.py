@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from tranlogs.training.rng import HostRng, generator_memory, is_same_state, numpy_state, python_state
+from tranlogs.training.rng import HostRng, generator_memory, is_same_state, numpy_state, python_state, read_memory_of
 
 
 @pytest.fixture(autouse=True)
@@ -97,3 +98,15 @@ def test_memory_that_misses_a_change_is_found_out() -> None:
             assert not cached()
         cached.cache_clear()
         assert cached()
+
+
+def test_the_memory_of_a_generator_shows_each_draw() -> None:
+    generator = random.Random(7)
+    seen = [read_memory_of(generator)]
+    for draw in (generator.random, lambda: generator.gauss(0.0, 1.0), lambda: generator.gauss(0.0, 1.0)):
+        draw()  # the second number of a pair changes nothing but the attribute in which Python keeps it
+        seen.append(read_memory_of(generator))
+    assert None not in seen
+    assert all(a != b for a, b in itertools.pairwise(seen))
+    assert read_memory_of(generator) == seen[-1]
+    assert read_memory_of(random.SystemRandom()) is None

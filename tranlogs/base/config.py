@@ -44,6 +44,7 @@ CATALOG_SECONDS = 0.5  # minimum time between two writes of the watermarks
 
 # Writing.
 PAYLOAD_THREAD_BYTES_MIN = 1 * MIB  # A thread writes payloads of this size or more while the optimizer steps.
+WRITE_BYTES = 4 * MIB  # Pieces of a payload are written together until they have this size.
 QUEUE_JOBS_MAX = 256  # steps and boundaries in the queue of the writer thread
 RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 2.0, 60.0  # time between attempts to resume logging
 RESERVE_BYTES_MIN = 16 * MIB  # A snapshot of this size or more reserves memory in advance.

@@ -129,7 +129,11 @@ class PartsWriter:
         """
         placed = PlacedBody(record, arrays_at)
         for name, part in body.items():
-            placed.packed[name] = self._write(name, part, placed)
+            known = self._known.get(name)
+            if known is not None and known.part is part:
+                placed.packed[name] = known.reference
+            else:
+                placed.packed[name] = self._write(name, part, known, placed)
         if WHOLE in body and not body[WHOLE].arrays:
             placed.blob = body[WHOLE].blob
         return placed
@@ -147,10 +151,7 @@ class PartsWriter:
                 self._bodies.clear()
             self._bodies[placed.blob] = placed.record
 
-    def _write(self, name: str, part: Part, placed: PlacedBody) -> PackedPart | tree.Fixed:
-        known = self._known.get(name)
-        if known is not None and known.part is part:
-            return known.reference
+    def _write(self, name: str, part: Part, known: _Known | None, placed: PlacedBody) -> PackedPart | tree.Fixed:
         rows = [self._place(array_name, array, placed) for array_name, array in part.arrays]
         if known is not None:
             same_rows = None if rows == known.rows else rows

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from ..base.config import PAYLOAD_THREAD_BYTES_MIN
+from ..base.config import PAYLOAD_THREAD_BYTES_MIN, WRITE_BYTES
 from ..base.errors import LogUnavailable, error_text
 from ..base.threads import start_thread
 from ..base.types import Bytes
@@ -69,7 +69,7 @@ class PieceWriter:
 
     def _run(self) -> None:
         try:
-            self._prepare_pieces(self._put)
+            self._prepare_pieces(writes=True)
         except BaseException as error:
             self._failure = error
         finally:
@@ -82,7 +82,7 @@ class PieceWriter:
             self._done.wait()
         elif not self._is_prepared and self._failure is None:
             try:
-                self._prepare_pieces(self._put)
+                self._prepare_pieces(writes=True)
             except Exception as error:
                 self._failure = error
 
@@ -97,33 +97,36 @@ class PieceWriter:
         if self._failure is not None:
             raise LogUnavailable(f"{self._segment.path}: {error_text(self._failure)}") from self._failure
         if not self._is_prepared:
-            self._prepare_pieces(self._keep)
+            self._prepare_pieces(writes=False)
 
     def settle(self) -> None:
         """Wait until the payload thread no longer uses the payload's memory or the file. Ignore errors."""
         if self._done is not None:
             self._done.wait()
 
-    def _keep(self, stored: Bytes, at: int) -> None:
-        self.pending.append(stored)
-
-    def _put(self, stored: Bytes, at: int) -> None:
-        self._segment.write([stored], self._offset + at)
-
-    def _prepare_pieces(self, put: Callable[[Bytes, int], None]) -> None:
+    def _prepare_pieces(self, *, writes: bool) -> None:
         payload = self._payload
         if payload.wait is not None:
             payload.wait()
         ends = payload.layout.pieces(payload.absent, payload.sparse)
         looks = self._choices.looks(payload.layout)
         sums, sizes, codecs, at = [], [], bytearray(), 0
+        pending: list[Bytes] = []
+        written = 0
         for piece in pieces_of(payload.buffers, ends):
             codec, stored = compress(piece) if looks else (Codec.RAW, piece)
             sums.append(checksum_of(stored))
-            put(stored, at)
+            pending.append(stored)
             at += stored.nbytes
+            if writes and at - written >= WRITE_BYTES:
+                self._segment.write(pending, self._offset + written)
+                pending, written = [], at
             sizes.append(stored.nbytes)
             codecs.append(codec)
+        if not writes:
+            self.pending = pending
+        elif pending:
+            self._segment.write(pending, self._offset + written)
         self.sums = np.array(sums, "<u8").tobytes()
         if any(codecs):
             self.codecs = np.array(sizes, "<u4").tobytes() + bytes(codecs)

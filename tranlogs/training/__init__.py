@@ -44,7 +44,7 @@ from .recheck import (
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
 from .resources import RunResources, prepare_run_id
-from .rng import HostRng, is_same_state, numpy_state, python_state, set_host_rng
+from .rng import HostRng, is_same_state, numpy_state, python_state, read_memory_of, set_host_rng
 from .scalars import Curve, ScalarHistory
 from .settings import RunOptions, RunSettings, check_epochs
 from .write_scans import FIRST_UNITS, Place, ScanSchedule
@@ -128,6 +128,7 @@ __all__ = [
     "progress_bar",
     "python_state",
     "read_facts",
+    "read_memory_of",
     "recover",
     "redo_in_order",
     "restore_numbers",

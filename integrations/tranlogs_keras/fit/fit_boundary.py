@@ -53,8 +53,8 @@ class FitBoundary:
         model = self._model
         return {
             "position": self._position.as_dict(),
-            "has_stopped": False,
-            "logs": keras_internals.last_logs(model) if keras_internals.has_own_train_step(model) else None,
+            "has_stopped": parts.of("has_stopped", False),
+            "logs": keras_internals.last_logs(model) if keras_internals.has_own_train_step(model) else parts.of("logs", None),
             **{name: parts.of(name, value) for name, value in self._constants.items()},
             "earlier": parts.of("earlier", self._earlier.entries),
             "source": parts.of("source", self._source.read(rng_now)),

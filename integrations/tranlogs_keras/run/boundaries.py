@@ -20,6 +20,8 @@ from .run_parts import RunParts
 
 RNG = "rng."  # names of a boundary's parts for random states begin with it
 
+_NOTHING: dict[str, Any] = {}  # never written to
+
 ReadPlace = Callable[[dict[str, Any], Parts], dict[str, Any]]
 
 
@@ -131,15 +133,15 @@ class Boundaries:
             return None
 
     def _body(self, look: Look) -> dict[str, Any]:
-        now = self._generators.read(look.seed)
+        now, fixed = self._generators.read(look.seed), self._fixed
         return {
-            "auxiliary": look.auxiliary,
-            "metrics": look.metrics,
-            "log": self._parts.state.log,
+            "auxiliary": look.auxiliary or fixed.of("auxiliary", _NOTHING),
+            "metrics": look.metrics or fixed.of("metrics", _NOTHING),
+            "log": fixed.of("log", self._parts.state.log),
             **({"traced": traced} if (traced := self._parts.backend.traced) else {}),
             **({"deviation": deviation} if (deviation := self._recovery.recheck.deviation) else {}),
-            **self._read_place(now, self._fixed),
-            **self._fixed.under(RNG, now),
+            **self._read_place(now, fixed),
+            **fixed.under(RNG, now),
         }
 
     def _snapshot(self, body: dict[str, Any]) -> Snapshot:

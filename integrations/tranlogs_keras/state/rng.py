@@ -7,7 +7,7 @@ import struct
 import sys
 from typing import Any
 
-from tranlogs.training import HostRng, is_same_state, numpy_state, python_state, set_host_rng
+from tranlogs.training import HostRng, is_same_state, numpy_state, python_state, read_memory_of, set_host_rng
 
 from .. import keras_internals
 from ..backends import Backend
@@ -22,7 +22,8 @@ class Generators:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._host = HostRng()
-        self._seeding: Any = None  # the state of the generator that seeds the backend's operations, as Python returns it
+        self._memory: Any = None  # of the generator that seeds the backend's operations, when its state was read
+        self._seeding: Any = None  # its state, as Python returns it
         self._packed: dict[str, Any] = {}
         self._state: dict[str, Any] = {}
 
@@ -35,7 +36,10 @@ class Generators:
 
     def _read_seeding(self) -> dict[str, Any]:
         generator = self._backend.random_generator()
-        seen = None if generator is None else generator.getstate()
+        memory = None if generator is None else read_memory_of(generator)
+        if memory is not None and memory == self._memory:
+            return self._packed
+        self._memory, seen = memory, None if generator is None else generator.getstate()
         if seen != self._seeding:
             self._seeding, self._packed = seen, _packed(generator)
         return self._packed

@@ -25,7 +25,12 @@ _WORDS_BYTES = 624 * 4 + 4  # of numpy's Mersenne Twister: its words, and the pl
 
 def read_python_memory() -> Any:
     """Return a value that is equal to an earlier one only if Python's global generator has the same state; None if unknown."""
-    return _python_memory(getattr(random.getstate, "__self__", None)) if is_python_memory_telling() else None
+    return read_memory_of(getattr(random.getstate, "__self__", None))
+
+
+def read_memory_of(generator: Any) -> Any:
+    """Return the same of a generator that is not the global one."""
+    return _python_memory(generator) if is_python_memory_telling() else None
 
 
 def read_numpy_memory() -> Any:
