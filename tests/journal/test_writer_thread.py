@@ -14,7 +14,7 @@ from tests.support.faults import failing
 from tranlogs.base.config import QUEUE_JOBS_MAX
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.types import Array, SparseArray, TensorSpec, dense
-from tranlogs.journal.writing.record_writers import QueuedRecord, QueuedWriter, copy_payload
+from tranlogs.journal.writing.record_writers import QueuedRecord, QueuedWriter, RecordContent, copy_payload
 from tranlogs.journal.writing.writer_thread import BufferPool, WriterThread
 from tranlogs.log.layout import Layout, Payload
 from tranlogs.log.record import EntryKind
@@ -193,7 +193,7 @@ def test_the_writer_thread_waits_for_a_payload_on_its_way_and_releases_it_after_
         release=lambda: order.append(f"released at {log.position.sequence}"),
     )
     record = writer.begin(payload)
-    writer.commit(record, 1, {"lr": 1}, b"digests", None)
+    writer.commit(record, RecordContent(EntryKind.STEP, 1, {"lr": 1}, b"digests"))
     assert not record.is_open
     assert log.position.sequence == 0  # the training thread waited for nothing
     buffer[:] = [1, 2, 3, 4]
@@ -233,7 +233,7 @@ def test_a_failed_write_refuses_what_comes_after_it(tmp_path: Path, writer_threa
         writer_thread.drain()
     record = writer.begin(Payload.of([("w", values(64))]))
     with pytest.raises(LogUnavailable, match=r"log\.before_commit"):
-        writer.commit(record, 2, {}, b"", None)
+        writer.commit(record, RecordContent(EntryKind.STEP, 2, {}))
     record.abort()
     writer_thread.reset()
     log.close()

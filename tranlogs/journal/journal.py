@@ -29,7 +29,7 @@ from .journal_state import JournalState
 from .opening import OpenedJournal, open_for_writing
 from .ownership.shutdown_gate import gated
 from .suspending_errors import SUSPENDING_ERRORS
-from .writing.record_writers import Body, StepRecord, Writer
+from .writing.record_writers import Body, RecordContent, StepRecord, Writer
 from .writing.suspension import end_incident
 
 _log = logging.getLogger("tranlogs")
@@ -203,7 +203,7 @@ class Journal(JournalState):
         try:
             if not record.is_open:  # Another record was begun before this one was finished.
                 raise LogUnavailable(f"the record of step {step} was dropped")
-            writer.commit(record, step, body, digests, self.adapt)
+            writer.commit(record, RecordContent(EntryKind.STEP, step, body, digests, self.adapt))
         except SUSPENDING_ERRORS as error:
             self._suspend(error)
 
@@ -265,7 +265,7 @@ class Journal(JournalState):
         if writer is None:
             return
         try:
-            writer.append(kind, self.step, payload, body, digests, self.adapt, scalars)
+            writer.append(payload, RecordContent(kind, self.step, body, digests, self.adapt, scalars))
         except SUSPENDING_ERRORS as error:
             self._suspend(error)
 

@@ -191,17 +191,26 @@ def unpack_description(data: bytes) -> Description:
     if len(data) < FIXED.size:
         raise ValueError(f"a description has at least {FIXED.size} bytes, got {len(data)}")
     layout_at, body_at, raw_bytes, layout, absent, sparse, sums, codecs, digests, scalars, body = FIXED.unpack_from(data)
-    a = FIXED.size + layout
-    b = a + absent
-    c = b + sparse
-    d = c + sums
-    e = d + codecs
-    f = e + digests
-    g = f + scalars
-    end = g + body
+    absent_at = FIXED.size + layout
+    sparse_at = absent_at + absent
+    sums_at = sparse_at + sparse
+    codecs_at = sums_at + sums
+    digests_at = codecs_at + codecs
+    scalars_at = digests_at + digests
+    parts_at = scalars_at + scalars
+    end = parts_at + body
     if end != len(data):
         raise ValueError(f"its sections have {end - FIXED.size} bytes according to its header, got {len(data) - FIXED.size}")
-    sections = data[FIXED.size : a], data[a:b], data[b:c], data[c:d], data[d:e], data[e:f], data[f:g], data[g:]
+    sections = (
+        data[FIXED.size : absent_at],
+        data[absent_at:sparse_at],
+        data[sparse_at:sums_at],
+        data[sums_at:codecs_at],
+        data[codecs_at:digests_at],
+        data[digests_at:scalars_at],
+        data[scalars_at:parts_at],
+        data[parts_at:],
+    )
     return tuple.__new__(Description, (layout_at, body_at, raw_bytes, *sections))
 
 

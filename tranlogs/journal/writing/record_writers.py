@@ -7,6 +7,7 @@ thread waits only while the queue is full.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...base.errors import LogUnavailable, error_text
@@ -21,6 +22,27 @@ from ...log.writer import WriteAheadLog
 from .writer_thread import BufferPool, WriterThread
 
 Body = dict[str, Any] | tree.Fixed  # A `Fixed` that the previous record had, too, is not encoded again.
+
+
+@dataclass(slots=True)
+class RecordContent:
+    """What a record holds besides its tensors.
+
+    Attributes:
+        kind: of the record.
+        step: the step.
+        body: plain values and small arrays.
+        digests: fingerprint of the state after the step.
+        adapt: turns the framework's values in the body into arrays and extensions.
+        scalars: numbers that the loop logs for its curves.
+    """
+
+    kind: EntryKind
+    step: int
+    body: Body
+    digests: bytes = b""
+    adapt: tree.Adapt | None = None
+    scalars: Scalars | None = None
 
 
 class StepRecord(Protocol):
@@ -47,19 +69,10 @@ class Writer(Protocol):
     def begin(self, payload: Payload) -> StepRecord:
         """Start the record of a step."""
 
-    def commit(self, record: StepRecord, step: int, body: Body, digests: bytes, adapt: tree.Adapt | None) -> None:
+    def commit(self, record: StepRecord, content: RecordContent) -> None:
         """Finish the record of a step."""
 
-    def append(
-        self,
-        kind: EntryKind,
-        step: int,
-        payload: Payload,
-        body: dict[str, Any],
-        digests: bytes,
-        adapt: tree.Adapt | None,
-        scalars: Scalars | None,
-    ) -> None:
+    def append(self, payload: Payload, content: RecordContent) -> None:
         """Write a whole record."""
 
 
@@ -72,21 +85,14 @@ class DirectWriter:
     def begin(self, payload: Payload) -> StepRecord:
         return self._log.begin(payload)
 
-    def commit(self, record: StepRecord, step: int, body: Body, digests: bytes, adapt: tree.Adapt | None) -> None:
+    def commit(self, record: StepRecord, content: RecordContent) -> None:
         assert isinstance(record, RecordWriter)
-        self._log.commit(record, EntryKind.STEP, step, self._log.encoder.whole(body, adapt), digests)
+        body = self._log.encoder.whole(content.body, content.adapt)
+        self._log.commit(record, content.kind, content.step, body, content.digests)
 
-    def append(
-        self,
-        kind: EntryKind,
-        step: int,
-        payload: Payload,
-        body: dict[str, Any],
-        digests: bytes,
-        adapt: tree.Adapt | None,
-        scalars: Scalars | None,
-    ) -> None:
-        self._log.append(kind, step, payload, encode_body(self._log.encoder, kind, body, adapt), digests, scalars)
+    def append(self, payload: Payload, content: RecordContent) -> None:
+        body = encode_body(self._log.encoder, content)
+        self._log.append(content.kind, content.step, payload, body, content.digests, content.scalars)
 
 
 class QueuedWriter:
@@ -98,48 +104,30 @@ class QueuedWriter:
     def begin(self, payload: Payload) -> StepRecord:
         return QueuedRecord(copy_payload(self._writer_thread.pool, payload))
 
-    def commit(self, record: StepRecord, step: int, body: Body, digests: bytes, adapt: tree.Adapt | None) -> None:
+    def commit(self, record: StepRecord, content: RecordContent) -> None:
         assert isinstance(record, QueuedRecord)
-        self._submit(record, EntryKind.STEP, step, body, digests, adapt, None)
+        self._submit(record, content)
 
-    def append(
-        self,
-        kind: EntryKind,
-        step: int,
-        payload: Payload,
-        body: dict[str, Any],
-        digests: bytes,
-        adapt: tree.Adapt | None,
-        scalars: Scalars | None,
-    ) -> None:
+    def append(self, payload: Payload, content: RecordContent) -> None:
         record = QueuedRecord(copy_payload(self._writer_thread.pool, payload))
         try:
-            self._submit(record, kind, step, body, digests, adapt, scalars)
+            self._submit(record, content)
         except BaseException:
             record.abort()
             raise
 
-    def _submit(
-        self,
-        record: QueuedRecord,
-        kind: EntryKind,
-        step: int,
-        body: Body,
-        digests: bytes,
-        adapt: tree.Adapt | None,
-        scalars: Scalars | None,
-    ) -> None:
+    def _submit(self, record: QueuedRecord, content: RecordContent) -> None:
         """Queue a record. Its body is encoded now, because the state may change before the record is written."""
         writer_thread, log, pool, payload = self._writer_thread, self._log, self._writer_thread.pool, record.payload
         if writer_thread.failure is not None:
             raise LogUnavailable(error_text(writer_thread.failure)) from writer_thread.failure
-        body_parts = {name: _copy_part(pool, part) for name, part in encode_body(log.encoder, kind, body, adapt).items()}
+        body_parts = {name: _copy_part(pool, part) for name, part in encode_body(log.encoder, content).items()}
         copies = [array for part in body_parts.values() for _, array in part.arrays]
         nbytes = payload.nbytes + sum(array.nbytes for array in copies)
         record.is_open = False
 
         def job() -> None:
-            log.append(kind, step, payload, body_parts, digests, scalars)
+            log.append(content.kind, content.step, payload, body_parts, content.digests, content.scalars)
             for array in copies:
                 pool.give_back(array)
 
@@ -163,12 +151,12 @@ class QueuedRecord:
                 self.payload.release()
 
 
-def encode_body(encoder: BodyEncoder, kind: EntryKind, body: Body, adapt: tree.Adapt | None) -> EncodedBody:
-    """Encode a body. The body of a boundary is encoded part by part."""
-    if kind != EntryKind.BOUNDARY:
-        return encoder.whole(body, adapt)
-    assert isinstance(body, dict), "the parts of a boundary are fixed one by one"
-    return encoder.parts(body, adapt)
+def encode_body(encoder: BodyEncoder, content: RecordContent) -> EncodedBody:
+    """Encode the body of a record. That of a boundary is encoded part by part."""
+    if content.kind != EntryKind.BOUNDARY:
+        return encoder.whole(content.body, content.adapt)
+    assert isinstance(content.body, dict), "the parts of a boundary are fixed one by one"
+    return encoder.parts(content.body, content.adapt)
 
 
 def copy_payload(pool: BufferPool, payload: Payload) -> Payload:

@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...encoding import tree
-from ...journal.writing.record_writers import Body, encode_body
+from ...journal.writing.record_writers import RecordContent, encode_body
 from ...log.body import BodyEncoder
-from ...log.definitions import Scalars
 from ...log.entry import Entry
 from ...log.layout import Payload
 from ...log.record import EntryKind
@@ -94,26 +93,17 @@ class Recheck:
         self.seconds += time.perf_counter() - start
         return record
 
-    def commit(self, record: Any, step: int, body: Body, digests: bytes, adapt: tree.Adapt | None) -> None:
+    def commit(self, record: Any, content: RecordContent) -> None:
         """Compare the rest of a step with the record."""
         assert isinstance(record, RecheckRecord)
         record.wait()
         self.seconds += record.seconds
         record.is_open = False
-        self._compare(EntryKind.STEP, step, None, body, digests, adapt, record.difference)
+        self._compare(None, content, record.difference)
 
-    def append(
-        self,
-        kind: EntryKind,
-        step: int,
-        payload: Payload,
-        body: dict[str, Any],
-        digests: bytes,
-        adapt: tree.Adapt | None,
-        scalars: Scalars | None,
-    ) -> None:
+    def append(self, payload: Payload, content: RecordContent) -> None:
         """Compare a whole record; the scalars of the loop are not compared, since they may be times."""
-        self._compare(kind, step, payload, body, digests, adapt, None)
+        self._compare(payload, content, None)
 
     # The comparison.
 
@@ -121,17 +111,8 @@ class Recheck:
         """Return the record that is next; None once something differed."""
         return None if self.difference is not None or self.is_over else self._records[self._next]
 
-    def _compare(
-        self,
-        kind: EntryKind,
-        step: int,
-        payload: Payload | None,
-        body: Body,
-        digests: bytes,
-        adapt: tree.Adapt | None,
-        found: Difference | None,
-    ) -> None:
-        start, record = time.perf_counter(), self._expected()
+    def _compare(self, payload: Payload | None, content: RecordContent, found: Difference | None) -> None:
+        start, record, kind = time.perf_counter(), self._expected(), content.kind
         entry = None if record is None else record.entry
         if record is None or entry is None:
             if payload is not None and payload.release is not None:
@@ -144,7 +125,7 @@ class Recheck:
             text = f"computes {_NAMES[kind]} where the record has {_NAMES[entry.kind]}"
             self.difference = Difference(entry.step, "order", "the loop", text)
         else:
-            self.difference = found or self._find(record, payload, body, digests, adapt)
+            self.difference = found or self._find(record, payload, content)
             if self.difference is not None and kind == EntryKind.IMAGE:
                 self.difference = replace(self.difference, step=self._find_next_step())
             self._next += 1
@@ -157,20 +138,18 @@ class Recheck:
         """Return the number of the step before which weights were written."""
         return next((one.entry.step for one in self._records[self._next :] if one.entry.kind == EntryKind.STEP), self.end.step)
 
-    def _find(
-        self, record: RecordedEntry, payload: Payload | None, body: Body, digests: bytes, adapt: tree.Adapt | None
-    ) -> Difference | None:
+    def _find(self, record: RecordedEntry, payload: Payload | None, content: RecordContent) -> Difference | None:
         """Return the first difference from a record of the same kind."""
-        entry = record.entry
+        entry, body, digests = record.entry, content.body, content.digests
         if entry.kind == EntryKind.BOUNDARY:
-            encoded = encode_body(self._encoder, entry.kind, body, adapt)
+            encoded = encode_body(self._encoder, content)
             return compare_bodies(encoded, record, "state", self._ignored, self._timed)
         plain, recorded = body.value if isinstance(body, tree.Fixed) else body, record.body()
         is_same_form = plain.get("record") == recorded.get("record")
         if payload is not None and is_same_form and (found := _compare(payload, record, "weights")) is not None:
             return found
         if is_same_form:
-            found = compare_bodies(self._encoder.whole(body, adapt), record, "settings", _OF_THE_LOG)
+            found = compare_bodies(self._encoder.whole(body, content.adapt), record, "settings", _OF_THE_LOG)
             if found is not None:
                 return found
         is_comparable = plain.get("fingerprint") == recorded.get("fingerprint")
