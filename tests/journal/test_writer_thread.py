@@ -211,7 +211,8 @@ def test_what_a_queued_body_refers_to_may_change(tmp_path: Path, writer_thread: 
     writer, far = QueuedWriter(log, writer_thread), np.arange(5000)
     writer_thread.submit(0, gate.wait)
     values = np.ones(3)
-    writer.append(EntryKind.BOUNDARY, 1, Payload.of([("w", dense(values))]), {"ema": far}, b"", None, {"loss": 1.0})
+    content = RecordContent(EntryKind.BOUNDARY, 1, {"ema": far}, scalars={"loss": 1.0})
+    writer.append(Payload.of([("w", dense(values))]), content)
     far[:] = 0
     values[:] = 0
     gate.set()
@@ -229,7 +230,7 @@ def test_a_failed_write_refuses_what_comes_after_it(tmp_path: Path, writer_threa
     log = bare.open()
     writer = QueuedWriter(log, writer_thread)
     with failing("log.before_commit=enospc"):
-        writer.append(EntryKind.BOUNDARY, 1, Payload.of([]), {}, b"", None, None)
+        writer.append(Payload.of([]), RecordContent(EntryKind.BOUNDARY, 1, {}))
         writer_thread.drain()
     record = writer.begin(Payload.of([("w", values(64))]))
     with pytest.raises(LogUnavailable, match=r"log\.before_commit"):
