@@ -18,6 +18,14 @@ from tranlogs.training import is_same
 from .gradient_blocks import Gradients, Key
 from .ranges import Part, Range
 
+# What torch calls in each step to find out whether a GPU is recording it. Where Lightning or accelerate run, that loads a
+# library in each step of a machine without a GPU, which takes as long as the step of a small model.
+_GRAPH_CHECKS = ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
+
+
+def _check_nothing() -> None:
+    """No step that is redone is recorded by a GPU."""
+
 
 class Bundle:
     """Tensors of one parameter group that are redone together.
@@ -52,6 +60,9 @@ class Bundle:
     def _make_optimizer(self) -> None:
         options = {k: v for k, v in self.whole.param_groups[self.group].items() if k not in ("params", "param_names")}
         self.optimizer = type(self.whole)([{"params": list(self.trained), **options}], **constructor_defaults(self.whole))
+        for name in _GRAPH_CHECKS:
+            if hasattr(type(self.optimizer), name):
+                setattr(self.optimizer, name, _check_nothing)
 
     def set_hyper(self, hyper: dict[str, Any]) -> None:
         """Set the hyper-parameters of a step, unless they are those of the step before."""
