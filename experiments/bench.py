@@ -14,9 +14,11 @@ Each part also runs alone (`python experiments/bench_steps.py`). Results go to e
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from figures import goal_rows
@@ -31,15 +33,23 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="which parts (default: all)")
     arguments = parser.parse_args()
     begun = Circumstances()
-    results: dict[str, Any] = {}
+    results = read_others(arguments.out) if arguments.parts else {}
     for part in arguments.parts or PARTS:
         print(f"== {part}", flush=True)
-        start = time.monotonic()
+        start, alone = time.monotonic(), Circumstances()
         measure: Callable[..., dict[str, Any]] = import_module(f"bench_{part}").measure
         results[part] = measure(quick=arguments.quick) | {"seconds": round(time.monotonic() - start, 1)}
+        if "circumstances" in results:
+            results[part]["circumstances"] = alone.as_dict()
         print(f"   {results[part]['seconds']:.0f} s", flush=True)
         write_results(arguments.out, results, begun)
-    show([figure for part in results.values() for figure in part.get("figures", [])])
+    show([figure for part in PARTS for figure in results.get(part, {}).get("figures", [])])
+
+
+def read_others(path: Path) -> dict[str, Any]:
+    """Return the results of an earlier run, of which some parts are taken anew; a part then has circumstances of its own."""
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
 
 
 def show(figures: list[dict[str, Any]]) -> None:

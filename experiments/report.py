@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def write_report(results: Path, document: Path) -> None:
         "# Results",
         "",
         *prose(_INTRODUCTION),
-        *_circumstances({name: one["circumstances"] for name, one in found.items()}),
+        *_circumstances({name: about for experiment, one in found.items() for name, about in _taken(experiment, one)}),
     ]
     for heading, experiments in HEADINGS.items():
         lines += [f"## {heading}", ""]
@@ -60,6 +61,14 @@ def _picture(experiment: Experiment, results: Path, document: Path) -> Lines:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(drawn, shown)
     return [f"![{experiment.title}]({folder.name}/{shown.name})", ""] if shown.exists() else []
+
+
+def _taken(experiment: str, results: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the circumstances of an experiment, and of parts of it that were taken anew."""
+    yield experiment, results["circumstances"]
+    for part, found in results.items():
+        if isinstance(found, dict) and "circumstances" in found:
+            yield f"{experiment}: {part}", found["circumstances"]
 
 
 def _circumstances(found: dict[str, dict[str, Any]]) -> Lines:
