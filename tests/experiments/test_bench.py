@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -128,3 +129,15 @@ def test_recovery_redoes_every_step_of_the_killed_run(found: dict[str, Any]) -> 
 def test_disk_of_a_young_run_is_counted_at_several_ages(found: dict[str, Any]) -> None:
     for one in found["disk"]["young"]:
         assert one["young"] > one["payload"] > 0
+
+
+def test_part_that_is_taken_anew_stands_beside_the_others(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "bench.json", tmp_path)
+    command = [sys.executable, str(_EXPERIMENTS / "run.py"), "bench", "--quick", "--into", str(tmp_path), "--parts", "replay"]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    before = json.loads((folder / "bench.json").read_text())
+    after = json.loads((tmp_path / "bench.json").read_text())
+    assert after["circumstances"] == before["circumstances"]
+    assert after["append"] == before["append"]
+    assert after["replay"]["circumstances"]["at"] >= before["circumstances"]["at"]
+    assert "| bench: replay |" in next(tmp_path.glob("*.md")).read_text()
