@@ -66,7 +66,8 @@ class Division:
         taken: list[Bundle] = []
         begin = end = 0
         for bundle, first, last in sorted(map(self._covered, self.bundles), key=itemgetter(1)):
-            if taken and end - begin >= _SPAN_BYTES:
+            # Behind a tensor of another dtype, one may not be aligned in memory that both are read into.
+            if taken and (end - begin >= _SPAN_BYTES or bundle.trained[0].dtype != taken[-1].trained[0].dtype):
                 yield self._span(taken, end - begin), taken
                 taken = []
             begin, end = (min(begin, first), max(end, last)) if taken else (first, last)

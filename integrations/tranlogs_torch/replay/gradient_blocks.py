@@ -132,13 +132,25 @@ def _flat(data: Bytes, dtype: str) -> torch.Tensor:
 
 
 def _read_one_by_one(entry: Entry, span: Span) -> Gradients:
-    found: dict[Key, torch.Tensor] = {}
-    for name in entry.tensor_names():
-        kind, _, rest = name.partition("/")
-        is_wanted = kind == "grad" and (span.keys is None or rest in span.keys)
-        if is_wanted and (array := entry.read(name)) is not None:
-            found[rest] = from_array(array)
+    names = [name[5:] for name in entry.tensor_names() if name.startswith("grad/")]
+    there, found = set(names), dict[Key, torch.Tensor]()
+    for key in names if span.keys is None else span.keys:
+        gradient = _read_range(entry, key, there) if isinstance(key, Range) else _read(entry, key, there)
+        if gradient is not None:
+            found[key] = gradient
     return found
+
+
+def _read(entry: Entry, name: str, there: set[str]) -> torch.Tensor | None:
+    array = entry.read(f"grad/{name}") if name in there else None
+    return None if array is None else from_array(array)
+
+
+def _read_range(entry: Entry, range_: Range, there: set[str]) -> torch.Tensor | None:
+    gradients = [_read(entry, part.name, there) for part in range_.parts]
+    flat = [g.reshape(-1)[part.begin : part.end] for g, part in zip(gradients, range_.parts, strict=True) if g is not None]
+    assert len(flat) in (0, len(gradients)), "the parameters of a range have gradients in the same steps"
+    return torch.cat(flat) if flat else None
 
 
 class Block(NamedTuple):

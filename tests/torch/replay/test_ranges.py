@@ -15,9 +15,10 @@ from tests.torch.nets import seed
 from tests.torch.replay.test_exact_matrix import FORMS, OPTIMIZERS
 from tranlogs.base.types import ITEMSIZE
 from tranlogs.training import Divergence
-from tranlogs_torch.replay import by_tensor, redo, trial
+from tranlogs_torch.replay import by_tensor, gradient_blocks, redo, trial
 from tranlogs_torch.replay.division import _BY_ELEMENT
 from tranlogs_torch.replay.ranges import VECTOR_BYTES, Extent, divide, is_even
+from tranlogs_torch.replay.replayable_state import ReplayableState
 
 DIVISIBLE = [
     pytest.param(name, form, id=f"{name}-{form}")
@@ -111,6 +112,40 @@ def test_steps_are_redone_as_they_were_taken_if_another_order_gives_other_bits(
     again = Attempt(tmp_path / "run")
     script(again)
     assert orders == ["by tensor"]
+    assert (again.reports[0].replayed, again.reports[0].exact) == (9, True)
+    assert differences(again.outcome(), trained.outcome()) == []
+
+
+@pytest.mark.parametrize("is_read_at_once", [False, True])
+@pytest.mark.parametrize("odd", [1, 3, 505])
+def test_dtypes_that_put_each_other_out_of_place_come_back_without_a_second_redo(
+    odd: int, is_read_at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An odd number of bfloat16 lies before float32 in each record; ranges of a large tensor are cut, small ones merged."""
+
+    def train(attempt: Attempt) -> None:
+        seed()
+        large = 600_000 if is_read_at_once else 9_000
+        shapes = [(odd, torch.bfloat16), (large, torch.float32), (40, torch.float32), (64, torch.float32), (7, torch.float64)]
+        model = torch.nn.ParameterList([torch.randn(count).to(dtype) for count, dtype in shapes])
+        optimizer = attempt.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model)
+        attempt.start(optimizer)
+        for _ in optimizer.steps(9, stateless=True):
+            optimizer.zero_grad()
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+        attempt.keep(model=model, optimizer=optimizer)
+        optimizer.close()
+
+    trained = Attempt(tmp_path / "run", checkpoint_every=1000)
+    train(trained)
+    monkeypatch.setattr(ReplayableState, "redo_as_trained", lambda state: pytest.fail("the steps were redone once more"))
+    if not is_read_at_once:
+        monkeypatch.setattr(by_tensor, "_BUNDLE_ELEMENTS", 2_048)
+        monkeypatch.setattr(gradient_blocks.GradientMemory, "_over", lambda memory, entry, span: None)
+    again = Attempt(tmp_path / "run")
+    train(again)
     assert (again.reports[0].replayed, again.reports[0].exact) == (9, True)
     assert differences(again.outcome(), trained.outcome()) == []
 
