@@ -13,6 +13,7 @@ from torch import nn
 
 from tests.torch.lab import Attempt, in_child, prove_exact
 from tests.torch.nets import seed
+from tranlogs.base.errors import UnencodableState
 from tranlogs_torch import LoggedOptimizer
 
 
@@ -63,3 +64,12 @@ def test_item_that_differs_in_a_unit_that_is_computed_again_is_named(tmp_path: P
     said = (tmp_path / "report").read_text()
     assert "state.curve[1504] is 1" in said
     assert "give it to optimizer.remember_times(curve=...)" in said
+
+
+def test_item_of_another_kind_in_a_very_long_list_is_named(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), tmp_path / "run", model)
+    with pytest.raises(UnencodableState, match=r"state\.curve\[100001\] is an int in a list of 100,003 float numbers"):
+        optimizer.remember(curve=[0.5] * 100_001 + [1, 0.5])
+    optimizer.remember(curve=[0.5] * 100_001 + [1.0, 0.5])
+    optimizer.close()

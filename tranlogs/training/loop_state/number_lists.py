@@ -118,6 +118,14 @@ def restore_numbers(kind: str, count: int, blocks: list[Any], last: bytes) -> li
     return items
 
 
+def find_other_kind(value: list[Any]) -> int | None:
+    """Return the index of the item that keeps a list from being one of floats, or of ints; None if there is no such item."""
+    kind = type(value[0]) if value else None
+    if kind not in _DTYPES:
+        return None
+    return next((i for i, item in enumerate(value) if type(item) is not kind), None)
+
+
 def as_list(value: Any) -> Any:
     """Return the list that a stored form stands for, to compare it item by item; any other value as it is."""
     if isinstance(value, Extension) and value.tag == NUMBERS:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...base.config import MIB, REMEMBERED_BYTES_MAX, REMEMBERED_VALUES_MAX
 from ...encoding.tree_values import NUMPY_DTYPES
-from .number_lists import NumberLists
+from .number_lists import NumberLists, find_other_kind
 from .stored_form import BIT_GENERATORS, FACTORIES, SCALARS, FrameworkValues, Given, Unstorable, is_counted, state_methods
 
 _ONLY_PICKLE = (
@@ -181,6 +181,13 @@ class Storer:
     def _list(self, value: list[Any]) -> Any:
         stored = self._number_lists.store(value)
         if stored is None:
+            if self._count + len(value) > REMEMBERED_VALUES_MAX and (at := find_other_kind(value)) is not None:
+                self._stack.append(at)
+                raise self._refuse(
+                    f"is {_name_of(value[at])} in a list of {len(value):,} {type(value[0]).__name__} numbers. Lists of floats, "
+                    f"or of ints, may be long; of other lists {REMEMBERED_VALUES_MAX:,} items in all are remembered",
+                    value[at],
+                )
             return self._items(value)
         self._take_bytes(8 * len(value), value)
         return stored
