@@ -7,6 +7,7 @@ which are either a part of one parameter, in its memory, or copies of several pa
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +28,7 @@ def _check_nothing() -> None:
     """No step that is redone is recorded by a GPU."""
 
 
-class Bundle:
+class Bundle(ABC):
     """Tensors of one parameter group that are redone together.
 
     Args:
@@ -75,13 +76,13 @@ class Bundle:
         for parameter, key in zip(self.trained, self.keys, strict=True):
             parameter.grad = gradients.get(key)
 
+    @abstractmethod
     def keep_gradients(self) -> None:
         """Give the parameters the gradients of this step, in memory of their own."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self) -> None:
         """Write parameters and optimizer state back."""
-        raise NotImplementedError
 
 
 class TensorBundle(Bundle):

@@ -12,6 +12,7 @@ from tranlogs.ranks import JoinedEntry
 from tranlogs.records import Entry
 from tranlogs.training import Decoded
 
+from ..sharding.update_kinds import BY_ELEMENT, is_one_of
 from ..state.state import TorchState
 from ..tensors.arrays import NAMES
 from .bundles import Bundle, RangeBundle, TensorBundle, are_alike, can_be_flat
@@ -20,19 +21,6 @@ from .ranges import Extent, divide, is_even
 from .trial import gives_same_bits
 
 _SPAN_BYTES = 1 << 20  # at least; less only at the end
-_BY_ELEMENT = {  # the update of an element depends on no other element; all state is by element, or a count of steps
-    "SGD",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "NAdam",
-    "RAdam",
-    "Adagrad",
-    "Adadelta",
-    "RMSprop",
-    "Rprop",
-    "ASGD",
-}
 
 SpannedBundles = tuple[Span, list[Bundle]]
 
@@ -54,7 +42,7 @@ class Division:
         self._entry = _common_form([entry for entry, _ in records])
         self._largest = max(entry.raw_bytes for entry, _ in records)
         is_full = all(body["fingerprint"] == "full" or not entry.digests for entry, body in records)
-        self._can_be_flat = self._entry is not None and is_full and type(self._optimizer).__name__ in _BY_ELEMENT
+        self._can_be_flat = self._entry is not None and is_full and is_one_of(BY_ELEMENT, self._optimizer)
         self._extents: dict[str, Extent] = _extents(self._entry) if self._entry is not None else {}
         self.bundles = [bundle for group in range(groups) for bundle in self._divide(group)]
 

@@ -22,28 +22,13 @@ from tranlogs.records import Entry, EntryKind
 from tranlogs.training import Decoded, Divergence, StateDigests, decode_entries, redo_in_order
 
 from ..capture.single_step import amp_of, clip_again, without_hooks
+from ..sharding.update_kinds import BY_TENSOR, is_one_of
 from ..state.state import TorchState
 from ..tensors.arrays import DTYPES, write_into
 from .by_tensor import ByTensor
 from .gradient_blocks import GradientMemory, Gradients, Span
 
 _STEPS_MIN = 2  # fewer steps than this are not worth another order
-
-_ELEMENTWISE = {
-    "SGD",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "NAdam",
-    "RAdam",
-    "Adagrad",
-    "Adadelta",
-    "RMSprop",
-    "Rprop",
-    "ASGD",
-    "Adafactor",
-    "Muon",
-}
 
 
 @dataclass(slots=True)
@@ -129,14 +114,14 @@ def _runs(state: TorchState, decoded: list[Decoded]) -> Iterator[tuple[list[Deco
         entry, body = item
         fits = known.get(id(body))
         if fits is None or entry.kind != EntryKind.STEP:
-            fits = known[id(body)] = are_apart and _is_elementwise(state, entry, body)
+            fits = known[id(body)] = are_apart and _is_by_tensor(state, entry, body)
         if run and (fits != eligible or (fits and not _has_as_many(groups, body))):
             yield run, eligible and len(run) >= _STEPS_MIN
             run = []
             known.clear()
             groups.clear()
             are_apart = _are_apart(state)
-            fits = are_apart and _is_elementwise(state, entry, body)
+            fits = are_apart and _is_by_tensor(state, entry, body)
         eligible = fits
         if fits:
             groups[body["optimizer"]] = len(body["hyper"])
@@ -145,12 +130,11 @@ def _runs(state: TorchState, decoded: list[Decoded]) -> Iterator[tuple[list[Deco
         yield run, eligible and len(run) >= _STEPS_MIN
 
 
-def _is_elementwise(state: TorchState, entry: Entry, body: dict[str, Any]) -> bool:
+def _is_by_tensor(state: TorchState, entry: Entry, body: dict[str, Any]) -> bool:
     if entry.kind != EntryKind.STEP or body["record"] != "gradients" or body["fingerprint"] == "device":
         return False
     optimizer = state.optimizers[body["optimizer"]]
-    kind = type(optimizer)
-    return kind.__name__ in _ELEMENTWISE and getattr(torch.optim, kind.__name__, None) is kind
+    return is_one_of(BY_TENSOR, optimizer)
 
 
 def _are_apart(state: TorchState) -> bool:

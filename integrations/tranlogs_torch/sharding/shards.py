@@ -21,11 +21,10 @@ from tranlogs.base.types import AnyArray, Array, Piece, TensorSpec
 from ..tensors import arrays
 from ..tensors.arrays import to_array
 from ..tensors.placement import KNOWN, Place, is_dtensor, layout_of, local
+from .update_kinds import BY_ELEMENT, is_one_of
 
 _PLACE = "_tranlogs_place"  # on a plain tensor that was made from a part, without its script
 _SCALARS = {"step", "eta", "mu", "mu_product"}  # state of torch's optimizers that is one number whatever the parameter is
-
-_ELEMENTWISE = {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"}
 
 
 def place_of(parameter: torch.Tensor) -> Place | None:
@@ -132,8 +131,7 @@ def settled(parameter: torch.Tensor) -> torch.Tensor | None:
 
 def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
     """Return True if an update of one element depends on no other element, so that a part can be redone alone."""
-    kind = type(optimizer)
-    return kind.__name__ in _ELEMENTWISE and getattr(torch.optim, kind.__name__, None) is kind
+    return is_one_of(BY_ELEMENT, optimizer)
 
 
 def is_part(parameter: torch.Tensor) -> bool:

@@ -117,7 +117,7 @@ def test_recovery_lands_before_a_damaged_gradient(way: str, tmp_path: Path, monk
     monkeypatch.setattr(by_tensor, "_BUNDLE_ELEMENTS", 50)
     monkeypatch.setattr(gradient_blocks, "_AHEAD_BYTES_MIN", 0 if way == "ahead" else 1 << 30)
     if way == "step by step":
-        monkeypatch.setattr(redo, "_ELEMENTWISE", set())
+        monkeypatch.setattr(redo, "BY_TENSOR", set())
     again, right = Attempt(run), Attempt()
     train(again, DAMAGED - 1)  # nothing is left to train
     train(right, DAMAGED - 1)

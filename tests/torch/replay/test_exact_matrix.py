@@ -65,8 +65,8 @@ def test_both_orders_of_redo_give_the_same_bits(name: str, form: str, tmp_path: 
     script(trained)
     outcomes = []
     monkeypatch.setattr(gradient_blocks, "_AHEAD_BYTES_MIN", 0)
-    for elementwise, ahead, steps in ((redo._ELEMENTWISE, 1 << 20, 3), (redo._ELEMENTWISE, -1, 5), (set(), 0, 1)):
-        monkeypatch.setattr(redo, "_ELEMENTWISE", elementwise)
+    for kinds, ahead, steps in ((redo.BY_TENSOR, 1 << 20, 3), (redo.BY_TENSOR, -1, 5), (set(), 0, 1)):
+        monkeypatch.setattr(redo, "BY_TENSOR", kinds)
         monkeypatch.setattr(gradient_blocks, "_AHEAD_BYTES_MAX", ahead)
         monkeypatch.setattr(gradient_blocks, "_BLOCK_STEPS_MAX", steps)
         monkeypatch.setattr(by_tensor, "_BUNDLE_ELEMENTS", 20)
@@ -128,15 +128,15 @@ def test_optimizers_that_step_in_turns_are_redone_together(
             super().__init__(state, run)
 
     monkeypatch.setattr(redo, "ByTensor", Counted)
-    for elementwise, steps in ((redo._ELEMENTWISE, 2), (redo._ELEMENTWISE, 100), (set(), 1)):
+    for kinds, steps in ((redo.BY_TENSOR, 2), (redo.BY_TENSOR, 100), (set(), 1)):
         lengths.clear()
-        monkeypatch.setattr(redo, "_ELEMENTWISE", elementwise)
+        monkeypatch.setattr(redo, "BY_TENSOR", kinds)
         monkeypatch.setattr(gradient_blocks, "_BLOCK_STEPS_MAX", steps)
         again = Attempt(tmp_path / "run")  # resumes at the end: nothing is left to train
         script(again)
         assert (again.reports[0].replayed, again.reports[0].exact) == (24, True)
         assert differences(again.outcome(), trained.outcome()) == []
-        if elementwise:
+        if kinds:
             assert lengths == ([24] if shared == "nothing" else [])
     prove_exact(script, tmp_path / "killed", (7, 9))
 

@@ -16,15 +16,15 @@ from tests.torch.replay.test_exact_matrix import FORMS, OPTIMIZERS
 from tranlogs.base.types import ITEMSIZE
 from tranlogs.training import Divergence
 from tranlogs_torch.replay import by_tensor, gradient_blocks, redo, trial
-from tranlogs_torch.replay.division import _BY_ELEMENT
 from tranlogs_torch.replay.ranges import VECTOR_BYTES, Extent, divide, is_even
 from tranlogs_torch.replay.replayable_state import ReplayableState
+from tranlogs_torch.sharding.update_kinds import BY_ELEMENT
 
 DIVISIBLE = [
     pytest.param(name, form, id=f"{name}-{form}")
     for name, (_, _, forms) in OPTIMIZERS.items()
     for form in forms.split()
-    if OPTIMIZERS[name][0].__name__ in _BY_ELEMENT
+    if OPTIMIZERS[name][0].__name__ in BY_ELEMENT
 ]
 
 
