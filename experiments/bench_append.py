@@ -1,11 +1,13 @@
 """An append of 8.4 MB to the log over a memcpy of the same bytes, on log files that are used again and on fresh ones.
 
 Each turn does both, then sleeps 10 ms, as a training step would pass; with durability "machine" the log is synced meanwhile.
-An append is all that a step does in the journal: begin, commit, boundary.
+An append is all that a step does in the journal: begin, commit, boundary. Beside it the same bytes are written to a plain
+file, first on fresh blocks and then again: what the first writing costs more is the machine's, and no log's.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +28,7 @@ SHAPES = ((1024, 256), (1024,), (1024, 1024), (1024,), (768, 1024), (768,), (10,
 SEGMENT_BYTES, INTERVAL = 128 * MIB, 15  # an interval fills a segment
 _PAUSE_SECONDS = 0.010
 _GOALS = {"mean": 2.7, "p99": 7.0}
+PLAIN_FILE = "(plain file)"
 
 
 class Appends:
@@ -59,9 +62,12 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
     """Mean and p99 of an append over the median memcpy, by durability and kind of file."""
     tensors = gradients()
     found: dict[str, Any] = {"bytes_per_record": sum(t.nbytes for t in tensors), "figures": [], "appends": []}
-    for durability in ("machine", "process"):
+    for durability in ("machine", "process", PLAIN_FILE):
         with measured_folder() as folder:
-            seconds = _turns(Path(folder) / "run", durability, tensors, 60 if quick else 450)  # type: ignore[arg-type]
+            if durability == PLAIN_FILE:
+                seconds = _plain_file(Path(folder) / "plain", tensors, 15 if quick else 60)
+            else:
+                seconds = _turns(Path(folder) / "run", durability, tensors, 60 if quick else 450)  # type: ignore[arg-type]
         for files, (append, copy) in seconds.items():
             statistics = {"median": np.median, "mean": np.mean, "p99": p99}
             ratios = {name: over(append, copy, statistic) for name, statistic in statistics.items()}
@@ -74,7 +80,7 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
                     **ratios,
                 }
             )
-            if files == "recycled":
+            if files == "recycled" and durability != PLAIN_FILE:
                 found["figures"] += [
                     Figure.of(
                         f"append of 8.4 MB, {durability}, recycled files", f"{name} over memcpy", ratios[name], "", goal
@@ -107,6 +113,31 @@ def _turns(
             found[files][1].append(middle - start)
         time.sleep(_PAUSE_SECONDS)
     appends.journal.close()
+    return found
+
+
+def _plain_file(path: Path, tensors: list[Any], count: int) -> dict[str, tuple[list[float], list[float]]]:
+    """Seconds of writes to a plain file, and of copies: on fresh blocks, and of the same file again."""
+    target = [np.ones_like(tensor) for tensor in tensors]
+    views = [tensor.reshape(-1).view(np.uint8).data for tensor in tensors]
+    nbytes = sum(view.nbytes for view in views)
+    found: dict[str, tuple[list[float], list[float]]] = {"fresh": ([], []), "recycled": ([], [])}
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    os.posix_fallocate(fd, 0, nbytes * count)
+    for files in found:
+        os.fdatasync(fd)
+        for i in range(count):
+            start = time.perf_counter()
+            for into, tensor in zip(target, tensors, strict=True):
+                np.copyto(into, tensor)
+            middle = time.perf_counter()
+            written = os.pwritev(fd, views, i * nbytes)
+            end = time.perf_counter()
+            assert written == nbytes, "the disk is full"
+            found[files][0].append(end - middle)
+            found[files][1].append(middle - start)
+            time.sleep(_PAUSE_SECONDS)
+    os.close(fd)
     return found
 
 

@@ -3,7 +3,8 @@
 Arms train the same model on the same data in one process and take turns in blocks of steps. A run begins on fresh log files:
 its first blocks are the figures of "fresh files". Then it logs until checkpoints have let go of several log files, and what
 follows is steady state: log files are used again. Checkpoints are taken between blocks, and what was not synced yet is waited
-for there, so that no arm pays for another; what a checkpoint costs is measured by bench_checkpoint.py.
+for there, so that no arm pays for another; what a checkpoint costs is measured by bench_checkpoint.py. One arm is the floor:
+the least that any log of gradients costs here (floor.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from figures import Figure
+from floor import FloorLog
 from harness import command_line, measured_folder
 from torch.optim import Optimizer
 from training_cases import CASES, Case, Work, gradients_given, shortened
@@ -24,7 +26,9 @@ from turns import AGAIN, PLAIN, Block, Times, compare, take_turns
 from tranlogs_torch import LoggedOptimizer
 
 MACHINE, PROCESS, WEIGHTS = "logged, machine", "logged, process", "logged by weights, machine"
+FLOOR = "floor: written and hashed, no log"
 _INTERVALS_WARM = 4  # checkpoints before steady state
+_FLOOR_BYTES_MIN = 4 << 20
 _NEVER = 10**9
 _TITLES = {"median": "median", "mean": "mean", "p99": "p99 over plain p99", "added_ms": "added to the median"}
 
@@ -127,6 +131,26 @@ class Logged(Plain):
         self._since = 0
 
 
+class Floor(Plain):
+    """A loop whose gradients are written and hashed, and nothing else.
+
+    Args:
+        work: the loop.
+        path: of the file that they are written to.
+    """
+
+    def __init__(self, work: Work, path: Path) -> None:
+        super().__init__(work)
+        self._log = FloorLog(path, self.optimizers, max(_FLOOR_BYTES_MIN, 4 * work.step_bytes))
+
+    def settle(self) -> None:
+        self._log.settle()
+
+    def close(self) -> None:
+        """End its threads."""
+        self._log.close()
+
+
 def measure(*, quick: bool = False) -> dict[str, Any]:
     """Time all cases: figures against their goals, and all arms of all cases with their spread."""
     cases = list(shortened(CASES)) if quick else CASES
@@ -155,11 +179,11 @@ def _case(case: Case, threads: int) -> dict[str, Any]:
         for arm in arms.values():
             if isinstance(arm, Logged):
                 arm.warm()
-        arms[AGAIN] = Plain(case.make())
-        arms = {name: arms[name] for name in (PLAIN, MACHINE, AGAIN, *list(settings)[1:])}
+        arms |= {AGAIN: Plain(case.make()), FLOOR: Floor(case.make(), Path(folder) / "floor")}
+        arms = {name: arms[name] for name in (PLAIN, MACHINE, AGAIN, FLOOR, *list(settings)[1:])}
         steady = take_turns(_blocks(arms, case), case.rounds, seconds_max=case.seconds_max)
         for arm in arms.values():
-            if isinstance(arm, Logged):
+            if isinstance(arm, (Logged, Floor)):
                 arm.close()
         parameters = sum(p.numel() for p in arms[PLAIN].work.model.parameters())
     return {
@@ -181,10 +205,12 @@ def _compared(times: Times) -> dict[str, Any]:
 
 def _figures(case: Case, told: dict[str, Any]) -> Iterator[Figure]:
     threads = f"{told['threads']} thread{'s' * (told['threads'] > 1)}"
-    for arm in (MACHINE, PROCESS):
+    for arm in (MACHINE, PROCESS, FLOOR):
         for statistic, goals in case.goals.items():
             unit = "ms" if statistic == "added_ms" else ""
-            yield Figure.of(f"{case.name}, {threads}, {arm}", _TITLES[statistic], told["steady"][arm][statistic], unit, *goals)
+            compared = goals if arm != FLOOR else (None, None)
+            title = f"{case.name}, {threads}, {arm}"
+            yield Figure.of(title, _TITLES[statistic], told["steady"][arm][statistic], unit, *compared)
 
 
 def _print(told: dict[str, Any]) -> None:
