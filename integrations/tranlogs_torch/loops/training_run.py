@@ -191,7 +191,7 @@ class TrainingRun:
         self.state.optimizers[hooks.name] = hooks.inner
         if hooks.outer is not hooks.inner:
             self.state.outers[hooks.name] = hooks.outer
-        self.state.refresh()
+        self.state.named.refresh()
         self._parts.describe_environment()
 
     def track(self, **things: Any) -> None:
