@@ -17,7 +17,7 @@ from ..retention import Automatic, CheckpointPolicy, EverySteps, Monitor, Retent
 from ..retention.keep_policy import when_full
 from .environment import compare_environments
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, some_bytes, window_of
-from .forecast import forecast_writes
+from .forecast import ExpectedWrites, forecast_writes
 from .gradient_layout import GradientLayout
 from .live_report import UNKNOWN_DATA, LiveReport, TurnData, announce, describe_end
 from .loop_state import LoopState, NumberLists, Remembered, Unstorable, demand_storable, restore_numbers
@@ -65,6 +65,7 @@ __all__ = [
     "Digests",
     "Divergence",
     "EverySteps",
+    "ExpectedWrites",
     "Fingerprint",
     "FixedCache",
     "GradientLayout",
