@@ -1,4 +1,4 @@
-"""What the demo shows: bars on a terminal, lines elsewhere, nothing where a program asked for the figures only."""
+"""The display of the demo: bars on a terminal, lines elsewhere, nothing where a program asked for the figures only."""
 
 from __future__ import annotations
 
@@ -13,54 +13,49 @@ class Screen:
 
     def __init__(self, *, is_silent: bool) -> None:
         self._console = Console(quiet=is_silent, highlight=False)
-        self._bars: Progress | None = None
-        if self._console.is_terminal and not is_silent:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[note]}"),
-            )
-            # Drawing takes a core from the child for a moment: seldom.
-            self._bars = Progress(*columns, console=self._console, refresh_per_second=4)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
+        has_bars = self._console.is_terminal and not is_silent
+        console = self._console if has_bars else Console(quiet=True)
+        # Drawing takes a core from the child for a moment, so it is done seldom.
+        self._bars = Progress(*columns, console=console, refresh_per_second=4, disable=not has_bars)
 
     def __enter__(self) -> Screen:
-        if self._bars is not None:
-            self._bars.start()
+        self._bars.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._bars is not None:
-            self._bars.stop()
+        self._bars.stop()
 
     def print(self, what: RenderableType = "", *, markup: bool = True) -> None:
         """Print a line or a table."""
         self._console.print(what, markup=markup, soft_wrap=isinstance(what, str))
 
     def stage(self, title: str, total: int) -> Stage:
-        """A new line."""
-        if self._bars is None:
+        """Begin a new line."""
+        if self._bars.disable:
             self.print(f"{title} ...")
-        task = self._bars.add_task(title, total=total, note="") if self._bars is not None else None
-        return Stage(self, self._bars, task, title)
+        return Stage(self, self._bars, self._bars.add_task(title, total=total, note=""), title)
 
 
 class Stage:
     """One line: a bar that moves, or a sentence at the end."""
 
-    def __init__(self, screen: Screen, bars: Progress | None, task: TaskID | None, title: str) -> None:
+    def __init__(self, screen: Screen, bars: Progress, task: TaskID, title: str) -> None:
         self._screen, self._bars, self._task, self._title = screen, bars, task, title
 
     def at(self, done: int, note: str) -> None:
-        """It has come so far."""
-        if self._bars is not None and self._task is not None:
-            self._bars.update(self._task, completed=done, note=note)
+        """Show the number of batches that are done."""
+        self._bars.update(self._task, completed=done, note=note)
 
     def end(self, note: str, sentence: str, *, done: int | None = None, total: int | None = None) -> None:
-        """It is over: a note beside the bar, or a sentence where there is no bar."""
-        if self._bars is not None and self._task is not None:
-            self._bars.update(self._task, completed=done, total=total, note=note)
-            self._bars.stop_task(self._task)
-        else:
+        """End the stage with a note beside the bar, or with a sentence where there is no bar."""
+        self._bars.update(self._task, completed=done, total=total, note=note)
+        self._bars.stop_task(self._task)
+        if self._bars.disable:
             self._screen.print(f"{self._title}: {sentence}")

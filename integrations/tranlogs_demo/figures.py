@@ -1,4 +1,4 @@
-"""The figures of the demo, from what its three children told and saved."""
+"""The figures of the demo, from the events and files of its three child processes."""
 
 from __future__ import annotations
 
@@ -25,19 +25,8 @@ class Acts:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """See `tranlogs demo --json`.
-
-    Attributes:
-        killed_in_batch: counted from 1; `killed_in` says where in it.
-        steps_lost: batches that had begun and whose effects did not come back.
-        steps_replayed: optimizer steps that recovery redid from the log, on top of `checkpoint_step`.
-        recover_seconds: the whole of recovery, loading the checkpoint included.
-        replay_seconds: the part of it that redid the steps.
-        recompute_seconds: what computing the replayed steps takes, from the median step.
-        overhead_ratio: median step with logging over median step without. Approximate: the two were measured one after
-            the other, on a machine that may have had other work.
-    """
+class Training:
+    """What was trained."""
 
     seed: int
     parameters: int
@@ -45,6 +34,22 @@ class Figures:
     sequences: str
     threads: int
     batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """What the crash and the recovery did.
+
+    Attributes:
+        killed_in_batch: number of the batch, counted from 1.
+        killed_in: the part of this batch.
+        steps_lost: batches that had begun and whose effects did not come back.
+        steps_replayed: optimizer steps that recovery redid from the log, on top of `checkpoint_step`.
+        recover_seconds: the whole of recovery, loading the checkpoint included.
+        replay_seconds: the part of it that redid the steps.
+        recompute_seconds: what computing the replayed steps takes, from the median step.
+    """
+
     killed_in_batch: int
     killed_in: str
     steps_lost: int
@@ -53,21 +58,65 @@ class Figures:
     recover_seconds: float
     replay_seconds: float
     recompute_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What logging costs.
+
+    Attributes:
+        overhead_ratio: median step with logging over median step without. Approximate: the two were measured one after
+            the other, on a machine that may have had other work.
+    """
+
     step_seconds_plain: float
     step_seconds_logged: float
     overhead_ratio: float
     log_bytes_per_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The figures of a demo.
+
+    Attributes:
+        compared: what was compared between the killed run and the one that was never killed.
+        differences: what differs, one sentence each.
+        run: folder of the run that was killed.
+        curves: path of the picture; None if it was not drawn.
+        quick: True for the smaller model.
+        seconds: duration of the whole demo.
+    """
+
+    training: Training
+    crash: Crash
+    cost: Cost
     compared: tuple[Compared, ...]
     differences: tuple[str, ...]
-    is_exact: bool
     run: str
     curves: str | None = None
     quick: bool = False
     seconds: float = 0.0
 
+    @property
+    def is_exact(self) -> bool:
+        """True if nothing differs."""
+        return not self.differences
+
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {**asdict(self), "compared": {part.what: part.is_equal for part in self.compared}}
+        """Return all figures as plain values in one dictionary, for `tranlogs demo --json`."""
+        return {
+            **asdict(self.training),
+            **asdict(self.crash),
+            **asdict(self.cost),
+            "compared": {part.what: part.is_equal for part in self.compared},
+            "differences": list(self.differences),
+            "is_exact": self.is_exact,
+            "run": self.run,
+            "curves": self.curves,
+            "quick": self.quick,
+            "seconds": self.seconds,
+        }
 
 
 def judge(seed: int, acts: Acts) -> Figures:
@@ -84,13 +133,15 @@ def judge(seed: int, acts: Acts) -> Figures:
     differences += _broken_promises(killed, recovered)
     plain_seconds = statistics.median(reference.step_seconds)
     logged_seconds = statistics.median(killed.step_seconds + recovered.step_seconds)
-    return Figures(
+    training = Training(
         seed=seed,
         parameters=reference.built["parameters"],
         characters=reference.built["characters"],
         sequences=f"{plain.batch} x {plain.config.block}",
         threads=plain.threads,
         batches=len(reference.digests),
+    )
+    crash = Crash(
         killed_in_batch=len(killed.digests),
         killed_in=PHASES[killed.died_in or "start"],
         steps_lost=len(killed.digests) - landed - _count_rechecked(recovered),
@@ -99,19 +150,18 @@ def judge(seed: int, acts: Acts) -> Figures:
         recover_seconds=report["seconds"],
         replay_seconds=report["seconds_replay"],
         recompute_seconds=report["replayed"] * logged_seconds,
+    )
+    cost = Cost(
         step_seconds_plain=plain_seconds,
         step_seconds_logged=logged_seconds,
         overhead_ratio=logged_seconds / plain_seconds,
         log_bytes_per_step=round(recovered.finished["log_bytes"] / max(len(recovered.digests), 1)),
-        compared=tuple(compared),
-        differences=tuple(differences),
-        is_exact=not differences,
-        run=str(logged.run),
     )
+    return Figures(training, crash, cost, tuple(compared), tuple(differences), str(logged.run))
 
 
 def _broken_promises(killed: Account, recovered: Account) -> list[str]:
-    """What recovery did not keep, although the outcome may be the same."""
+    """Return the promises that recovery did not keep, although the outcome may be the same."""
     report = recovered.recovered
     landed, began = report["batch"], len(killed.digests)
     final, rechecked = recovered.finished["report"], _count_rechecked(recovered)

@@ -137,14 +137,14 @@ def _show(stage: Stage, account: Account) -> None:
 
 
 def _draw(figures: Figures, acts: Acts) -> str | None:
-    """The picture's path; None where there is no matplotlib to draw it."""
+    """Draw the loss curves; return the path of the picture, or None if matplotlib is missing."""
     plain, _, again = acts.jobs
     reference, logged = (torch.load(job.state, weights_only=True)["loss"] for job in (plain, again))
     path = Path(plain.folder, "loss.png")
-    marks = Marks(
-        figures.checkpoint_step, figures.checkpoint_step + figures.steps_replayed, figures.killed_in_batch, figures.killed_in
-    )
-    title = f"A GPT of {figures.parameters / 1e6:.1f} M parameters, killed with SIGKILL and recovered by TranLogs"
+    crash = figures.crash
+    landed = crash.checkpoint_step + crash.steps_replayed
+    marks = Marks(crash.checkpoint_step, landed, crash.killed_in_batch, crash.killed_in)
+    title = f"A GPT of {figures.training.parameters / 1e6:.1f} M parameters, killed with SIGKILL and recovered by TranLogs"
     try:
         draw(path, title, reference, logged, marks)
     except ImportError:

@@ -10,14 +10,19 @@ from pathlib import Path
 from rich.table import Table
 
 from .display import Screen
-from .figures import Figures
+from .figures import Cost, Crash, Figures, Training
 
 _WIDTHS = (17, 18, 41)  # with two blanks between them
 
 
 def print_table(screen: Screen, figures: Figures) -> None:
     """Print what happened, what it cost, what was compared, the verdict."""
-    for table in (_trained(figures), _killed(figures), _cost(figures), _compared(figures)):
+    for table in (
+        _trained(figures.training),
+        _killed(figures.crash),
+        _cost(figures.cost, figures.training),
+        _compared(figures),
+    ):
         screen.print()
         screen.print(table)
     screen.print()
@@ -29,17 +34,17 @@ def print_table(screen: Screen, figures: Figures) -> None:
             screen.print(f"  {difference}", markup=False)
     screen.print(f"\n{figures.seconds:.0f} s in all. Loss curves: {figures.curves or 'not drawn, matplotlib is missing'}")
     screen.print("Look inside the run:")
-    for words in commands(figures.run, figures.batches):
+    for words in commands(figures.run, figures.training.batches):
         screen.print(f"  {_command()} {words}", markup=False)
 
 
 def commands(run: str, steps: int) -> tuple[str, ...]:
-    """What to ask of a run of so many steps. Its only checkpoint is of its middle: the last one is in the log."""
+    """Return commands that show the last step of a run. Its only checkpoint is of its middle, so the log holds that step."""
     return (f"status {run}", f"log {run} --step {steps}", f"verify {run} --replay", f"replay {run} --to {steps} --out state.pt")
 
 
 def _command() -> str:
-    """How to call `tranlogs` here: it need not be on the PATH."""
+    """Return the words that call `tranlogs` here, where it need not be on the PATH."""
     if shutil.which("tranlogs"):
         return "tranlogs"
     if Path(sys.argv[0]).name == "tranlogs":
@@ -54,50 +59,50 @@ def _table() -> Table:
     return table
 
 
-def _trained(figures: Figures) -> Table:
+def _trained(training: Training) -> Table:
     table = _table()
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    table.add_row("model", f"{figures.parameters / 1e6:.1f} M parameters", "a small GPT, next character, dropout")
-    table.add_row("text", f"{figures.characters:,} characters", f"the help texts of Python {python}")
+    table.add_row("model", f"{training.parameters / 1e6:.1f} M parameters", "a small GPT, next character, dropout")
+    table.add_row("text", f"{training.characters:,} characters", f"the help texts of Python {python}")
     table.add_row(
         "training",
-        f"{figures.batches} batches",
-        f"of {figures.sequences} characters, {figures.threads} thread{'s' * (figures.threads > 1)}",
+        f"{training.batches} batches",
+        f"of {training.sequences} characters, {training.threads} thread{'s' * (training.threads > 1)}",
     )
     return table
 
 
-def _killed(figures: Figures) -> Table:
+def _killed(crash: Crash) -> Table:
     table = _table()
-    again = figures.recompute_seconds
-    table.add_row("SIGKILL", f"in batch {figures.killed_in_batch}", figures.killed_in)
-    table.add_row("steps lost", f"{figures.steps_lost}", "the one it was in" if figures.steps_lost else "")
-    table.add_row("steps replayed", f"{figures.steps_replayed}", f"from the checkpoint at step {figures.checkpoint_step}")
-    table.add_row("time to recover", f"{figures.recover_seconds:.2f} s", "in all: reading the log, loading, redoing")
-    if figures.steps_replayed:
-        redoing = figures.replay_seconds
-        ratios = f"{again / redoing:.0f} x redoing, {again / figures.recover_seconds:.0f} x all of it"
-        table.add_row("  of it redoing", f"{redoing:.2f} s", f"{_a_step(redoing, figures)} a step")
-        table.add_row("computing again", f"{again:.1f} s", f"{_a_step(again, figures)} a step: {ratios}")
+    again = crash.recompute_seconds
+    table.add_row("SIGKILL", f"in batch {crash.killed_in_batch}", crash.killed_in)
+    table.add_row("steps lost", f"{crash.steps_lost}", "the one it was in" if crash.steps_lost else "")
+    table.add_row("steps replayed", f"{crash.steps_replayed}", f"from the checkpoint at step {crash.checkpoint_step}")
+    table.add_row("time to recover", f"{crash.recover_seconds:.2f} s", "in all: reading the log, loading, redoing")
+    if crash.steps_replayed:
+        redoing = crash.replay_seconds
+        ratios = f"{again / redoing:.0f} x redoing, {again / crash.recover_seconds:.0f} x all of it"
+        table.add_row("  of it redoing", f"{redoing:.2f} s", f"{_a_step(redoing, crash)} a step")
+        table.add_row("computing again", f"{again:.1f} s", f"{_a_step(again, crash)} a step: {ratios}")
     return table
 
 
-def _a_step(seconds: float, figures: Figures) -> str:
-    return f"{seconds / figures.steps_replayed * 1e3:.0f} ms"
+def _a_step(seconds: float, crash: Crash) -> str:
+    return f"{seconds / crash.steps_replayed * 1e3:.0f} ms"
 
 
-def _cost(figures: Figures) -> Table:
+def _cost(cost: Cost, training: Training) -> Table:
     table = _table()
-    table.add_row("step, not logged", f"{figures.step_seconds_plain * 1e3:.0f} ms", "median")
+    table.add_row("step, not logged", f"{cost.step_seconds_plain * 1e3:.0f} ms", "median")
     table.add_row(
         "step, logged",
-        f"{figures.step_seconds_logged * 1e3:.0f} ms",
-        f"{figures.overhead_ratio:.2f} x (rough; `make bench` pairs them)",
+        f"{cost.step_seconds_logged * 1e3:.0f} ms",
+        f"{cost.overhead_ratio:.2f} x (rough; `make bench` pairs them)",
     )
     table.add_row(
         "log",
-        f"{figures.log_bytes_per_step / 1e6:.1f} MB a step",
-        f"{figures.log_bytes_per_step / figures.parameters:.2f} bytes a parameter",
+        f"{cost.log_bytes_per_step / 1e6:.1f} MB a step",
+        f"{cost.log_bytes_per_step / training.parameters:.2f} bytes a parameter",
     )
     return table
 

@@ -158,7 +158,7 @@ class LoggedOptimizer(Optimizer):
             raise
 
     def _join(self, optimizer: Optimizer, training_run: TrainingRun, name: str, log: LogKind, optimizer_state: bool) -> None:
-        hooks = OptimizerHooks(training_run, name, optimizer, log, optimizer_state=optimizer_state)
+        hooks = OptimizerHooks(training_run.logged_steps, name, optimizer, log, optimizer_state=optimizer_state)
         self.__dict__.update(inner=optimizer, training_run=training_run, hooks=hooks)
         training_run.add(hooks)
         hooks.shell = self
@@ -179,7 +179,7 @@ class LoggedOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of the inner optimizer, logged."""
         if self.training_run.is_closed:
-            self.training_run.say_unlogged()
+            self.training_run.logged_steps.report_unlogged()
         self.hooks.order_hooks()
         return self.inner.step() if closure is None else self.inner.step(closure)
 
@@ -231,7 +231,7 @@ class LoggedOptimizer(Optimizer):
         Raises:
             UnencodableState: a state_dict holds something that cannot be stored safely; the error has its path.
         """
-        self.training_run.track(**things)
+        self.training_run.tracking.track(**things)
         return self
 
     def remember(self, **values: Any) -> Remembered:
@@ -243,11 +243,11 @@ class LoggedOptimizer(Optimizer):
         Raises:
             UnencodableState: a value cannot be stored, is too large, or contains itself; the error has its path.
         """
-        return self.training_run.remember_values(values)
+        return self.training_run.tracking.remember_values(values)
 
     def remember_times(self, **values: Any) -> Remembered:
         """Remember times that the script measures: attributes of the same namespace, which the proof of a resume leaves out."""
-        return self.training_run.remember_times(values)
+        return self.training_run.tracking.remember_times(values)
 
     def recover(self, step: int | None = None, *, start_from: StartFrom | str | Path | None = None) -> RecoveryReport:
         """Bring model, optimizers and all that is tracked back to the newest boundary, or to `step`.

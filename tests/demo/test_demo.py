@@ -102,13 +102,14 @@ def _acts(folder: Path, weight: float, *, landed: int, rechecked: str = "equal",
 def test_equal_ends_are_exact(tmp_path: Path) -> None:
     figures = judge(0, _acts(tmp_path, 1.0, landed=4))
     assert figures.is_exact, figures.differences
-    assert (figures.steps_lost, figures.steps_replayed, figures.killed_in_batch) == (1, 1, 5)
+    crash = figures.crash
+    assert (crash.steps_lost, crash.steps_replayed, crash.killed_in_batch) == (1, 1, 5)
 
 
 def test_a_batch_that_was_computed_again_is_not_lost(tmp_path: Path) -> None:
     figures = judge(0, _acts(tmp_path, 1.0, landed=3, recheck="pending", exact=None))
     assert figures.is_exact, figures.differences
-    assert (figures.steps_lost, figures.killed_in_batch) == (1, 5)
+    assert (figures.crash.steps_lost, figures.crash.killed_in_batch) == (1, 5)
 
 
 def test_a_batch_that_came_out_otherwise_is_not_exact(tmp_path: Path) -> None:

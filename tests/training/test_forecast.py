@@ -9,7 +9,7 @@ import pytest
 
 from tranlogs.base.config import MIB
 from tranlogs.retention import Automatic, EveryBytes, EverySeconds, EverySteps, KeepAll, KeepLatest, Never, RecoveryTime
-from tranlogs.training import forecast_writes
+from tranlogs.training import ExpectedWrites, forecast_writes
 
 
 class Mine:
@@ -31,11 +31,11 @@ class Mine:
     ],
 )
 def test_a_run_says_what_it_writes_and_when_its_next_checkpoint_comes(policy: Any, says: str, tmp_path: Path) -> None:
-    assert forecast_writes(policy, tmp_path, step_bytes=MIB, state_bytes=3 * MIB) == f"about 1.0 MiB of log a step; {says}"
+    assert forecast_writes(policy, tmp_path, ExpectedWrites(MIB, 3 * MIB)) == f"about 1.0 MiB of log a step; {says}"
 
 
 def test_a_run_that_takes_checkpoints_at_epoch_ends_says_so(tmp_path: Path) -> None:
-    said = forecast_writes(Automatic(), tmp_path, step_bytes=MIB, state_bytes=3 * MIB, at_epoch_ends=True)
+    said = forecast_writes(Automatic(), tmp_path, ExpectedWrites(MIB, 3 * MIB, at_epoch_ends=True))
     assert said.endswith("; next checkpoint at the end of the epoch, or after about 47 steps (47.1 MiB of log)")
 
 
@@ -48,7 +48,5 @@ def test_a_run_that_takes_checkpoints_at_epoch_ends_says_so(tmp_path: Path) -> N
     ],
 )
 def test_a_run_says_how_much_disk_space_it_takes_where_that_is_bounded(retention: Any, says: str, tmp_path: Path) -> None:
-    said = forecast_writes(
-        Automatic(), tmp_path, step_bytes=MIB, state_bytes=3 * MIB, retention=retention, segment_bytes=3 * MIB
-    )
+    said = forecast_writes(Automatic(), tmp_path, ExpectedWrites(MIB, 3 * MIB, 3 * MIB), retention)
     assert said.endswith(says), said

@@ -17,24 +17,23 @@ from ..retention import Automatic, CheckpointPolicy, EverySteps, Monitor, Retent
 from ..retention.keep_policy import when_full
 from .environment import compare_environments
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, some_bytes, window_of
-from .forecast import forecast_writes
+from .forecast import ExpectedWrites, forecast_writes
 from .gradient_layout import GradientLayout
 from .live_report import UNKNOWN_DATA, LiveReport, TurnData, announce, describe_end
 from .loop_state import LoopState, NumberLists, Remembered, Unstorable, demand_storable, restore_numbers
 from .loop_variables import LibraryObject, UnkeptVariables
 from .offline import OfflineReplay
 from .recheck import (
-    CHANGED_BEFORE,
     CHANGED_NOW,
     NO_UNIT,
     PENDING,
     Recheck,
+    RecomputedUnit,
     describe_difference,
     describe_equal,
     describe_moved,
     describe_not_computed,
     describe_script_change,
-    describe_unfinished,
     find_changed_elements,
     is_below,
     is_rounding,
@@ -50,7 +49,6 @@ from .settings import RunOptions, RunSettings, check_epochs
 from .write_scans import FIRST_UNITS, Place, ScanSchedule
 
 __all__ = [
-    "CHANGED_BEFORE",
     "CHANGED_NOW",
     "FIRST_UNITS",
     "FROM_FIRST_EPOCH",
@@ -65,6 +63,7 @@ __all__ = [
     "Digests",
     "Divergence",
     "EverySteps",
+    "ExpectedWrites",
     "Fingerprint",
     "FixedCache",
     "GradientLayout",
@@ -82,6 +81,7 @@ __all__ = [
     "Place",
     "Progress",
     "Recheck",
+    "RecomputedUnit",
     "Recovered",
     "RecoveryReport",
     "Remembered",
@@ -110,7 +110,6 @@ __all__ = [
     "describe_not_computed",
     "describe_replacement",
     "describe_script_change",
-    "describe_unfinished",
     "digest_of",
     "find_changed_elements",
     "forecast_writes",

@@ -1,7 +1,8 @@
-"""What a run is going to write, in one sentence for the start of the run."""
+"""A forecast of what a run will write, in one sentence for the start of the run."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.atomic_files import free_bytes
@@ -24,44 +25,51 @@ _DATABASE_BYTES = 4 * MIB  # the index of the log, and the catalog
 _DESCRIPTION_BYTES = 2 * KIB  # of a step and its boundary: random states, hyper-parameters, position in the data
 
 
+@dataclass(frozen=True, slots=True)
+class ExpectedWrites:
+    """Facts about a fresh run that decide how much it writes.
+
+    Attributes:
+        step_bytes: bytes of the tensors that a training step logs.
+        state_bytes: bytes of a checkpoint.
+        segment_bytes: size of a log file.
+        at_epoch_ends: True if a checkpoint is also taken at the end of each epoch.
+        more_checkpoints: number of checkpoints that are kept in addition to those of the retention policy.
+    """
+
+    step_bytes: int
+    state_bytes: int
+    segment_bytes: int = 0
+    at_epoch_ends: bool = False
+    more_checkpoints: int = 0
+
+
 def forecast_writes(
-    policy: CheckpointPolicy,
-    run: Path,
-    *,
-    step_bytes: int,
-    state_bytes: int,
-    at_epoch_ends: bool = False,
-    retention: RetentionPolicy | None = None,
-    more_checkpoints: int = 0,
-    segment_bytes: int = 0,
+    policy: CheckpointPolicy, run: Path, writes: ExpectedWrites, retention: RetentionPolicy | None = None
 ) -> str:
     """Return how much a fresh run writes a step, when its next checkpoint comes, and how much disk space it takes.
 
     Args:
         policy: when a checkpoint is taken.
         run: folder of the run, which exists.
-        step_bytes: bytes of the tensors that a training step logs.
-        state_bytes: bytes of a checkpoint.
-        at_epoch_ends: whether a checkpoint is also taken at the end of each epoch.
+        writes: what the run writes.
         retention: which checkpoints are kept; None if that is not known.
-        more_checkpoints: number of checkpoints that are kept besides.
-        segment_bytes: size of a log file.
     """
-    assert step_bytes > 0
-    step_bytes += _DESCRIPTION_BYTES
+    assert writes.step_bytes > 0
+    step_bytes, state_bytes = writes.step_bytes + _DESCRIPTION_BYTES, writes.state_bytes
     steps = _count_steps(policy, run, step_bytes, state_bytes)
-    first = "at the end of the epoch, or " if at_epoch_ends else ""
+    first = "at the end of the epoch, or " if writes.at_epoch_ends else ""
     interval = _describe_interval(policy, steps, step_bytes)
     disk = ""
     if steps and isinstance(retention, KeepLatest):
-        files = _FILES_BESIDE_LOG * segment_bytes + _DATABASE_BYTES
-        nbytes = retention.count * steps * step_bytes + (retention.count + more_checkpoints + 1) * state_bytes + files
+        files = _FILES_BESIDE_LOG * writes.segment_bytes + _DATABASE_BYTES
+        nbytes = retention.count * steps * step_bytes + (retention.count + writes.more_checkpoints + 1) * state_bytes + files
         disk = f"; at most about {format_bytes(nbytes)} on disk"
     return f"about {format_bytes(step_bytes)} of log a step; next checkpoint {first}{interval}{disk}"
 
 
 def _count_steps(policy: CheckpointPolicy, run: Path, step_bytes: int, state_bytes: int) -> int:
-    """Return how many steps lie between two checkpoints; 0 if bytes and steps do not tell."""
+    """Return how many steps lie between two checkpoints; 0 if neither bytes nor steps decide."""
     if isinstance(policy, Automatic):
         policy = EveryBytes(policy.log_bytes_max(state_bytes, free_bytes(run)))
     if isinstance(policy, EveryBytes):

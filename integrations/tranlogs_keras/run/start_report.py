@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from tranlogs.training import RecoveryReport, RetentionPolicy, RunSettings, forecast_writes
+from tranlogs.training import ExpectedWrites, RecoveryReport, RetentionPolicy, RunSettings, forecast_writes
 
 from .run_parts import RunParts
 
@@ -24,14 +24,12 @@ def report_start(
     """
     state, trained = parts.state, sum(math.prod(v.shape) * 4 for v in parts.model.trainable_variables)
     state_bytes = state.nbytes()
-    forecast = forecast_writes(
-        settings.policy,
-        settings.run,
+    writes = ExpectedWrites(
         step_bytes=max(trained if state.log == "gradients" else state_bytes, 1),
         state_bytes=state_bytes,
-        at_epoch_ends=every_epoch,
-        retention=retention,
-        more_checkpoints=ends,
         segment_bytes=parts.resources.config.segment_bytes,
+        at_epoch_ends=every_epoch,
+        more_checkpoints=ends,
     )
+    forecast = forecast_writes(settings.policy, settings.run, writes, retention)
     parts.report.current = replace(parts.report.current or RecoveryReport(), forecast=forecast)

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tranlogs.training import (
-    CHANGED_BEFORE,
     LastUnit,
     Recheck,
+    RecomputedUnit,
     Recovered,
     describe_difference,
     describe_equal,
-    describe_unfinished,
     is_rounding,
     recover,
 )
@@ -49,7 +48,7 @@ class RecheckRules:
     times: Collection[str] = ()
 
 
-class UnitRecheck:
+class UnitRecheck(RecomputedUnit):
     """Compares the unit that is computed again, and sets the recorded state back where it differs.
 
     Args:
@@ -57,48 +56,25 @@ class UnitRecheck:
         rules: of the loop.
 
     Attributes:
-        recovered: the recovery that set the recorded state back; None if that was not necessary.
         deviation: how a unit first differed from its record, and True if the resume is not exact for it: in this process, or in
             a former one. Boundaries record it.
         end: the body of the boundary that ends the recorded unit; empty if no unit is computed again.
     """
 
     def __init__(self, parts: RunParts, rules: RecheckRules) -> None:
+        super().__init__(parts.run, parts.journal, parts.report)
         self._parts, self._rules = parts, rules
-        self._recheck: Recheck | None = None
-        self.recovered: Recovered | None = None
         self.deviation: tuple[str, bool] | None = None
         self.end: dict[str, Any] = {}
-
-    @property
-    def compared(self) -> tuple[int, float]:
-        """The number of steps that are equal, and the seconds that it took to compare them."""
-        return (0, 0.0) if self._recheck is None else (self._recheck.steps, self._recheck.seconds)
-
-    @property
-    def is_pending(self) -> bool:
-        """True while the unit is computed."""
-        return self._recheck is not None and self._parts.report.recheck == "pending"
-
-    def find_obstacle(self, unit: LastUnit) -> str:
-        """Return why a unit is known to come out otherwise; "" if it may be equal."""
-        recorded = Recheck(unit)
-        try:
-            return CHANGED_BEFORE if recorded.read_recorded("script_changes") else ""
-        finally:
-            recorded.close()
 
     def begin(self, found: Recovered) -> None:
         """Let the journal compare the unit behind the position where recovery has landed, if there is one to be computed."""
         if found.last_unit is None:
             return
         self._rules.ignored.update(_OF_EACH_PROCESS)
-        recheck = self._recheck = Recheck(found.last_unit, self._rules.ignored, _CALLBACK)
-        recheck.read_ahead()
+        recheck = Recheck(found.last_unit, self._rules.ignored, _CALLBACK)
+        self._begin(recheck, found.position.step)
         self.end = self._parts.state.decode(recheck.end)
-        self._parts.journal.holds.hold()
-        self._parts.journal.begin_recheck(recheck, found.position.step)
-        self._parts.report.recheck = "pending"
 
     def take_over(self, deviation: tuple[str, bool] | None) -> None:
         """Take over that a former part of the run has deviated: what follows from it does, too."""
@@ -146,14 +122,14 @@ class UnitRecheck:
         if position is not None and _place(position) != _place(self.end["position"]):
             here, there = _in_words(position), _in_words(self.end["position"])
             text += f". The loop stands at another place than the record: {here}, not {there}"
-        self._set_back(recheck)
+        self._set_back(recheck.unit)
         found = text, not (is_rounding(difference) or difference.may_be_time)
         self.deviation = self.deviation or found
         report.warn(*found)
 
-    def _set_back(self, recheck: Recheck) -> None:
+    def _set_back(self, unit: LastUnit) -> None:
         """Bring everything to the newest boundary, as the log has it."""
-        parts, end = self._parts, recheck.unit.end
+        parts, end = self._parts, unit.end
         parts.backend.take_back(parts.model)
         folder = parts.journal.paths.folder
         found = recover(folder, parts.state, sequence=end.sequence, spare=parts.resources.spare)
@@ -165,21 +141,7 @@ class UnitRecheck:
 
     def abandon(self) -> None:
         """Bring everything to the newest boundary after all, before a loop begins."""
-        assert self._recheck is not None
-        self._parts.journal.end_recheck()
-        self._recheck.close()
-        self._parts.report.recheck = ""
-        self._set_back(self._recheck)
-
-    def note_end(self) -> None:
-        """Report at the end of the script that its loop has not computed the unit."""
-        if self._recheck is not None and self.is_pending:
-            self._parts.report.warn(describe_unfinished(self._parts.run, self._recheck.unit), False)
-
-    def close(self) -> None:
-        """Close the files of the recorded unit."""
-        if self._recheck is not None:
-            self._recheck.close()
+        self._set_back(self._give_up())
 
     def _say(self, text: str) -> None:
         if not self._rules.is_quiet:

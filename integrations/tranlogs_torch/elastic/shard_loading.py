@@ -165,13 +165,13 @@ class Assembly:
                 differing = f"rank {rank} did not train the same parameters as rank {min(self._told)}"
         if not differing and self._is_copied and len({about["whole"] for about in self._told.values()}) > 1:
             differing = "ranks with the same parameters reached different values"
-        later = in_later_groups(state, first["optimizers"]) - theirs.keys()
+        later = in_later_groups(state.named, first["optimizers"]) - theirs.keys()
         found = mismatches(
             "parameter",
             {name: (arrays.NAMES[p.dtype], shape_of(p)) for name, p in state.parameters.items() if name not in later},
             theirs,
         )
-        found += optimizer_differences(state, first["optimizers"])
+        found += optimizer_differences(state.named, first["optimizers"])
         if state.modules:
             live, recorded = naming.named_buffers(state.modules), first["body"]["buffers"]
             found += [f"buffer {name}: it is sharded and cannot be divided anew" for name in live if is_dtensor(live[name])]
@@ -287,7 +287,7 @@ class Assembly:
         state.redone.notes += [note for note in dict.fromkeys(notes) if note not in state.redone.notes]
         optimizers = {which: {**about, "state": self._rest(which)} for which, about in first["optimizers"].items()}
         names = [name[6:] for name in self._targets if name.startswith("param/")]
-        with unwrapped(state):
+        with unwrapped(state.named):
             state.set_tensors(names, optimizers, self._take)
         waiting = {name[5:]: target.tensor for name, target in self._targets.items() if name.startswith("grad/")}
         body = body | {"waiting": waiting}

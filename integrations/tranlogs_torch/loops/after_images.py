@@ -47,7 +47,7 @@ class WriteLog:
         journal, state = self._journal, self._state
         step, grown = journal.step, self.find_changed_groups()
         if journal.is_suspended:  # a checkpoint will hold it all
-            state.refresh()
+            state.named.refresh()
             self._writes.remember(step)
             return False
         names, touched = self._writes.parameters(step, place), self._writes.optimizers(place)
@@ -61,9 +61,9 @@ class WriteLog:
             )
         if grown:
             covered = set(state.parameters)
-            state.refresh()
+            state.named.refresh()
             names += [name for name in state.parameters if name not in covered]
-            body["groups"] = {which: state.groups(which) for which in grown}
+            body["groups"] = {which: state.named.groups_to_log(which) for which in grown}
         written = [(name, state.parameters[name]) for name in names]
         tensors: list[Tensor] = [(f"param/{name}", array_of(p, p, state.convert)) for name, p in written]
         for which in touched:
@@ -86,7 +86,7 @@ class WriteLog:
     def find_changed_groups(self) -> list[str]:
         """Return the names of optimizers whose parameter groups are not those that the log has."""
         state = self._state
-        return [which for which in self._hooks if state.group_members(which) != state.logged_members.get(which)]
+        return [which for which in self._hooks if state.named.group_members(which) != state.named.logged_members.get(which)]
 
     def note_late_write(self, name: str) -> None:
         """Report a write that leaves no trace, and that was found some units after it may have been made."""

@@ -1,8 +1,8 @@
-"""How much a fresh run writes, as its report says at the start."""
+"""A forecast of how much a fresh run writes, for its report at the start."""
 
 from __future__ import annotations
 
-from tranlogs.training import forecast_writes
+from tranlogs.training import ExpectedWrites, forecast_writes
 
 from ..tensors.placement import local
 from .log_sizes import count_kept, count_logged
@@ -18,11 +18,5 @@ def forecast(parts: RunParts) -> str:
     logged = {name: count_logged(hooks.inner) if hooks.log == "weights" else 1 for name, hooks in parts.hooks.items()}
     step_bytes = max(sum(logged[name] * nbytes for name, nbytes in trained.items()), 1)
     settings = parts.settings
-    return forecast_writes(
-        settings.policy,
-        settings.run,
-        step_bytes=step_bytes,
-        state_bytes=state_bytes,
-        retention=settings.retention,
-        segment_bytes=parts.resources.config.segment_bytes,
-    )
+    writes = ExpectedWrites(step_bytes, state_bytes, parts.resources.config.segment_bytes)
+    return forecast_writes(settings.policy, settings.run, writes, settings.retention)

@@ -13,25 +13,21 @@ import torch
 from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UsageError
-from tranlogs.records import Payload, Tensor
 from tranlogs.training import (
     LiveReport,
     Progress,
     RecoveryReport,
-    Remembered,
     RunResources,
     RunSettings,
     ScalarHistory,
-    path_of_remembered,
 )
 
-from ..capture.carried_outputs import CarriedOutputs, is_any_untracked
+from ..capture.carried_outputs import CarriedOutputs
 from ..capture.foreign_writes import ForeignWriteDetector
 from ..capture.forward_hook import ForwardHook
 from ..capture.optimizer_hooks import OptimizerHooks
 from ..capture.staging import Staging
 from ..checkpoint_import import StartFrom
-from ..data.growing_state import Growing
 from ..data.position.epoch import Epoch
 from ..distributed.process_group import demand_group
 from ..offline.live_state import LiveState
@@ -39,16 +35,15 @@ from ..sharding import fsdp
 from ..state import naming
 from ..state.auxiliary.auxiliary import Auxiliary
 from ..state.auxiliary.loader_positions import LoaderPositions
-from ..state.auxiliary.tracked_objects import REMEMBERED
-from ..state.caveats import CARRIED
-from ..state.fingerprint import Digests
 from ..tensors import arrays
 from .after_images import WriteLog
 from .boundaries import Boundaries
+from .logged_steps import LoggedSteps
 from .loops import Loops
 from .ranks.coordinator_choice import make_coordinator
 from .recovery.recovery import Recovery
 from .run_parts import RunParts
+from .tracking import Tracking
 from .unkept_variables import make_unkept_variables
 from .user_loops.user_loops import UserLoops
 
@@ -58,7 +53,7 @@ _log = logging.getLogger("tranlogs")
 class TrainingRun:
     """A run, its optimizers and its loops in this process. `LoggedOptimizer` makes one; `add_optimizer` shares it.
 
-    It makes the parts of the run and connects them. Hooks of optimizers, loops and trainers reach the parts through it.
+    It makes the parts of the run and connects them. Optimizers, loops and trainers reach the parts through it.
 
     Args:
         settings: of the run.
@@ -68,6 +63,15 @@ class TrainingRun:
         segment_bytes: size of a log file where the settings have none.
         worker_seeds: see `LoggedOptimizer`.
         copies: in how many journals each gradient is logged.
+
+    Attributes:
+        run: folder of the run.
+        state: parameters, optimizers and buffers.
+        auxiliary: what boundaries commit besides.
+        coordinator: connects the processes that train together.
+        journal: of this process.
+        logged_steps: takes the steps from the hooks of optimizers.
+        tracking: takes what the script and its trainer declare.
     """
 
     def __init__(
@@ -111,9 +115,9 @@ class TrainingRun:
             segment_bytes=segment_bytes,
         )
         self.journal = self._resources.journal
-        self.staging = Staging() if self._resources.config.writer == "thread" else None
-        if self.staging is not None:
-            self.state.convert = self.staging.to_array
+        staging = Staging() if self._resources.config.writer == "thread" else None
+        if staging is not None:
+            self.state.convert = staging.to_array
         self._parts = RunParts(
             settings,
             self._resources,
@@ -127,14 +131,16 @@ class TrainingRun:
             ScalarHistory(),
             report,
         )
-        self._write_log.attach(self._parts, self.staging)
+        self._write_log.attach(self._parts, staging)
         self._recovery = Recovery(self._parts, lambda: self._boundaries.landed(), lambda: self._boundaries.set_back())
         self._loops = Loops(self._parts, self, self._user_loops)
         self._unkept = make_unkept_variables(self._parts)
         self._boundaries = Boundaries(self._parts, self._recovery, self._loops, self._user_loops, self._write_log, self._unkept)
-        self.after_step = self._boundaries.after_step  # not a method: optimizers call it after each step
-        self._has_said_unlogged = False
-        carried = CarriedOutputs(lambda: self._boundaries.units, self._found_carried)
+        self.logged_steps = LoggedSteps(
+            self._parts, staging, self._recovery, self._loops, self._user_loops, self._boundaries, self._write_log
+        )
+        self.tracking = Tracking(self._parts, self._recovery)
+        carried = CarriedOutputs(lambda: self._boundaries.units, self.logged_steps.note_carried)
         before = self._boundaries.before_forward
         self._forward_hooks = [ForwardHook(module, before, carried) for module in modules.values()]
         atexit.register(self._at_exit)
@@ -191,41 +197,8 @@ class TrainingRun:
         self.state.optimizers[hooks.name] = hooks.inner
         if hooks.outer is not hooks.inner:
             self.state.outers[hooks.name] = hooks.outer
-        self.state.refresh()
+        self.state.named.refresh()
         self._parts.describe_environment()
-
-    def track(self, **things: Any) -> None:
-        """Track loaders and anything with state_dict / load_state_dict; refuse what cannot be stored."""
-        for name, thing in things.items():
-            self.auxiliary.track(name, thing)
-        self._recovery.note_tracked(self.auxiliary.tracked.keys() & things.keys())
-        self.refresh_report()
-
-    def remember_values(self, values: dict[str, Any]) -> Remembered:
-        """Remember attributes of the loop's namespace; refuse what cannot be stored."""
-        found = self.auxiliary.remember(values)
-        self._recovery.note_tracked([REMEMBERED])
-        self.refresh_report()
-        return found
-
-    def remember_times(self, values: dict[str, Any]) -> Remembered:
-        """Remember attributes that are times which the script measures: no unit that is computed again has them equal."""
-        self._recovery.recheck.times += values
-        for name in values:
-            self.ignore_in_recheck(path_of_remembered(name))
-        return self.remember_values(values)
-
-    def grow(self, name: str, thing: Growing) -> None:
-        """Track state that is too large for each boundary, before `recover()`: a boundary holds what was added to it."""
-        self.state.growth.members[name] = thing
-
-    def expect_writes(self) -> None:
-        """Read all parameters before each step and at each boundary: a trainer writes to some in ways that leave no trace."""
-        self._parts.writes.looks.expect_writes()
-
-    def ignore_in_recheck(self, path: str) -> None:
-        """Leave a value of boundaries ("tracked.learning") out when a unit is computed again: it holds wall-clock times."""
-        self._recovery.recheck.ignored.add(path)
 
     # Recovery.
 
@@ -269,68 +242,27 @@ class TrainingRun:
         """Note that a loop of the script's own resumes."""
         self._recovery.report.note_user_loop()
 
-    # Steps (called by the hooks of optimizers).
+    # State.
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called (in this process)."""
+        """True if `close` was called in this process."""
         return self.journal.is_closed
 
     @property
     def is_active(self) -> bool:
-        """Whether steps of this process are to be logged."""
+        """True if steps of this process are to be logged."""
         return self.journal.is_writer
 
     @property
     def is_logging(self) -> bool:
-        """Whether training has begun, in this process, and the run is open."""
+        """True if training has begun in this process, and the run is open."""
         return self._recovery.has_begun and self.is_active
-
-    def before_step(self) -> None:
-        """Something may have written to the state since the last look: log it before the step builds on it."""
-        if not self._recovery.has_begun:
-            self.begin()
-            self._user_loops.note_uncounted_start()
-        if self._user_loops.is_skipping and self._user_loops.has_skipped:
-            self.report.warn(
-                "a step was taken by code that ran again for epochs finished before the crash, so it is applied twice. Take "
-                "the epochs from optimizer.epochs(...), which skips finished ones",
-                True,
-            )
-        if self.auxiliary.is_waiting and not self._loops.running:  # no loop was opened, which would have compared them
-            self._loops.note_early_writes()
-        self.auxiliary.go_on()
-        self._boundaries.commit_implicit(is_before_forward=False)
-        self._boundaries.note_writes("before a step")
-
-    def saw_scaler(self, scaler: object) -> None:
-        """A GradScaler calls a step; its scale decides over the steps to come."""
-        if not any(thing is scaler for thing in self.auxiliary.tracked.values()):
-            self.report.warn(
-                "a GradScaler that steps an optimizer is not tracked. Without track(scaler=...) its scale starts over after "
-                "a crash, so different steps may be skipped",
-                False,
-            )
-
-    def _found_carried(self, tensors: list[torch.Tensor]) -> None:
-        """Note whether a module is given what it returned in an earlier unit, and that is not tracked; boundaries record it."""
-        weights = [*naming.named_parameters(self.modules).values(), *naming.named_buffers(self.modules).values()]
-        self.auxiliary.is_carried = is_any_untracked(tensors, self.auxiliary.tracked.values(), weights)
-        if self.auxiliary.is_carried:
-            self.report.warn_of_script(CARRIED)
-
-    def has_changed(self) -> bool:
-        """Return True if something wrote to the state since the last scan."""
-        return self._write_log.has_changed()
 
     def request_checkpoint(self) -> bool:
         """Ask for a checkpoint at the next boundary; False if logging is suspended."""
         self._write_log.wants_checkpoint = True
         return not self.journal.is_suspended
-
-    def after_image(self, tensors: list[Tensor], *, every_step: bool) -> Payload | None:
-        """Return the payload of an after-image; None where it cannot be brought from a device: logging is suspended then."""
-        return self._write_log.after_image(tensors, every_step=every_step)
 
     def note_writes(self) -> None:
         """Log writes that no step made, as a part of the running unit."""
@@ -339,16 +271,6 @@ class TrainingRun:
     def boundary(self, asking: object = None) -> None:
         """Commit what came since the last boundary: the loop `asking` (None: whichever runs) wants its next batch."""
         self._boundaries.boundary(asking)
-
-    def digests(self) -> Digests:
-        """Fingerprint of the parameters after the step that is being logged."""
-        return self._parts.writes.digests(self.journal.step + 1)
-
-    def say_unlogged(self) -> None:
-        """A step is taken on a closed run: said once."""
-        if not self._has_said_unlogged:
-            self._has_said_unlogged = True
-            _log.warning("%s: the run is closed: this step and later steps are not logged", self.run)
 
     # Loops.
 
@@ -374,11 +296,11 @@ class TrainingRun:
         self._loops.note_early_writes("plain")
 
     def remember(self) -> None:
-        """Keep the state aside: code per epoch is about to run again."""
+        """Copy the state, before code per epoch runs again."""
         self._loops.remember()
 
     def go_live(self) -> None:
-        """Set the state back: the loop in which the run stood is about to be opened."""
+        """Set the copied state back: the loop in which the run stood is about to be opened."""
         self._loops.go_live()
 
     @property

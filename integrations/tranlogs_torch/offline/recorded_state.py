@@ -72,9 +72,9 @@ class RecordedState(RecoverableState):
             optimizers[which] = {
                 "class": about["class"],
                 "groups": body["after"][which],
-                "params": self.group_names(which),
+                "params": self.named.group_names(which),
                 "state": rest,
-                "given": self.given[which],
+                "given": self.given.by_optimizer[which],
             }
             if "all" in about:  # of an optimizer that has some of the parameters
                 optimizers[which]["all"] = about["all"]
@@ -117,17 +117,17 @@ class RecordedState(RecoverableState):
         device = _device_of(checkpoint.manifest["environment"])
         parameters = {name[6:]: _parameter(checkpoint.read(name), device) for name in checkpoint.names("param/")}
         self.keys = meta.get("modules", {})
-        self.optimizers = {
+        self.named.optimizers = {
             which: make_optimizer(self._classes.find(which, about["class"]), about["groups"], about["params"], parameters)
             for which, about in meta["optimizers"].items()
         }
-        self.use(parameters)
+        self.named.use(parameters)
         self.restored = frozenset(parameters)
         super().restore(checkpoint)
 
     def _compare_given(self, which: str, recorded: list[dict[str, Any]]) -> None:
-        """There is no script that could give anything else."""
-        self.given[which] = recorded
+        """Keep the recorded values: no script gives others."""
+        self.given.by_optimizer[which] = recorded
 
     def set_state(self, which: str, rest: dict[str, Any], read: Callable[[str, str], AnyArray | None]) -> None:
         """Set an optimizer's state as recorded; state of a device that this machine lacks goes to the CPU."""

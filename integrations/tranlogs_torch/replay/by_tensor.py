@@ -16,6 +16,7 @@ from tranlogs.records import Entry
 from tranlogs.training import Decoded, Divergence
 
 from ..capture.single_step import amp_of, clip_again, step_of, without_hooks
+from ..state.optimizer_states import write_hyper
 from ..state.state import TorchState
 from .bundles import Bundle, RangeBundle
 from .division import Division, SpannedBundles
@@ -68,7 +69,7 @@ class ByTensor:
             bundle.finish()
         self._compare_untouched({name for bundle in bundles for name in bundle.names})
         for which, position in self.last.items():
-            self.state.set_hyper(which, self.run[position][1]["hyper"])
+            write_hyper(self.state.named, which, self.run[position][1]["hyper"])
         self.state.redone.kinds |= {body["fingerprint"] for _, body in self.run}
         if self.first == len(self.run):
             return None

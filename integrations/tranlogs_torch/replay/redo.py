@@ -23,6 +23,7 @@ from tranlogs.training import Decoded, Divergence, StateDigests, decode_entries,
 
 from ..capture.single_step import amp_of, clip_again, without_hooks
 from ..sharding.update_kinds import BY_TENSOR, is_one_of
+from ..state.optimizer_states import write_groups, write_hyper
 from ..state.state import TorchState
 from ..tensors.arrays import DTYPES, write_into
 from .by_tensor import ByTensor
@@ -196,7 +197,7 @@ def apply_image(state: TorchState, entry: Entry, body: dict[str, Any]) -> None:
     for name, array in arrays.items():
         write_into(state.parameters[name], array)
     for which, about in groups.items():
-        state.set_groups(which, about["params"], about["values"])
+        write_groups(state.named, which, about["params"], about["values"])
     for which, items in body.get("state", {}).items():
         state.set_state(which, items, partial(_state_of, entry, which))
 
@@ -207,7 +208,7 @@ def _state_of(entry: Entry, which: str, name: str, key: str) -> AnyArray | None:
 
 def _step(state: TorchState, body: dict[str, Any], gradients: Gradients) -> None:
     optimizer = state.optimizers[body["optimizer"]]
-    state.set_hyper(body["optimizer"], body["hyper"])
+    write_hyper(state.named, body["optimizer"], body["hyper"])
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter in parameters:
         gradient = gradients.get(state.name_of[id(parameter)])

@@ -22,7 +22,7 @@ class ReplayableState(TorchState):
 
     def redo(self, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
         """Apply records in order; return the first step after which the fingerprint differs."""
-        with unwrapped(self):
+        with unwrapped(self.named):
             return redo(self, entries, tick, self._orders)
 
     def redo_as_trained(self) -> bool:

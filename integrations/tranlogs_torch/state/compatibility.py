@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from . import environment
+from .named_tensors import NamedTensors
 
 Settings = dict[str, dict[str, Any]]
 _PROGRESS = ("last_epoch", "base_lrs", "verbose")  # of a scheduler; what begins with _ is, too
 Layouts = dict[str, tuple[str, tuple[int, ...]]]  # by name, dtype and shape
-
-
-class Grouped(Protocol):
-    """Optimizers by name, and the names of the parameters in their groups."""
-
-    @property
-    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
-        """The optimizers of this process."""
-        ...
-
-    def group_names(self, which: str) -> list[list[str]]:
-        """Return the names of the parameters in each group."""
-        ...
-
-    def all_names(self, which: str) -> list[list[str]]:
-        """Return the same of the optimizer that has the parameters of all ranks."""
-        ...
 
 
 def mismatches(what: str, mine: Layouts, theirs: Layouts) -> list[str]:
@@ -44,26 +27,26 @@ def mismatches(what: str, mine: Layouts, theirs: Layouts) -> list[str]:
     return found
 
 
-def optimizer_differences(state: Grouped, recorded: dict[str, Any]) -> list[str]:
+def optimizer_differences(named: NamedTensors, recorded: dict[str, Any]) -> list[str]:
     """Optimizers that are not the recorded ones; `recorded` as a checkpoint tells of them."""
     found = []
-    for which in sorted(set(recorded) ^ set(state.optimizers)):
+    for which in sorted(set(recorded) ^ set(named.optimizers)):
         where = "the run has" if which in recorded else "now there is"
         found.append(f"optimizer {which!r}: only {where} it")
-    for which in set(recorded) & set(state.optimizers):
-        found += _differences(state, which, recorded[which])
+    for which in set(recorded) & set(named.optimizers):
+        found += _differences(named, which, recorded[which])
     return found
 
 
-def _differences(state: Grouped, which: str, recorded: dict[str, Any]) -> list[str]:
+def _differences(named: NamedTensors, which: str, recorded: dict[str, Any]) -> list[str]:
     found = []
-    now = environment.class_name(state.optimizers[which])
+    now = environment.class_name(named.optimizers[which])
     if recorded["class"] != now:
         found.append(f"optimizer {which!r} was a {recorded['class']} and is now a {now}")
     is_all = "all" in recorded  # the names that all ranks have together
     groups = list(
         zip(
-            state.all_names(which) if is_all else state.group_names(which),
+            named.all_names(which) if is_all else named.group_names(which),
             recorded["all" if is_all else "params"],
             strict=False,
         )
@@ -79,13 +62,13 @@ def _differences(state: Grouped, which: str, recorded: dict[str, Any]) -> list[s
     return found
 
 
-def in_later_groups(state: Grouped, recorded: dict[str, Any]) -> set[str]:
+def in_later_groups(named: NamedTensors, recorded: dict[str, Any]) -> set[str]:
     """Parameters of groups that were added after the recorded ones: the log, or nobody yet, knows them."""
     return {
         name
         for which, about in recorded.items()
-        if which in state.optimizers
-        for group in state.group_names(which)[len(about["params"]) :]
+        if which in named.optimizers
+        for group in named.group_names(which)[len(about["params"]) :]
         for name in group
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from operator import is_
 from typing import Any
@@ -21,6 +21,47 @@ _NOT_VALUES = ("params", "param_names")
 def values_of(optimizer: Optimizer) -> Groups:
     """Return the groups without their parameters. The values are live: schedulers fill tensors in place."""
     return [{key: value for key, value in group.items() if key not in _NOT_VALUES} for group in optimizer.param_groups]
+
+
+class GivenValues:
+    """Plain hyper-parameters that the script has given to the optimizers. The run keeps those with which it began.
+
+    Attributes:
+        by_optimizer: the values of each group with which the run began.
+        loaded: names of the optimizers that the script has loaded from a file of its own. They are not compared.
+    """
+
+    def __init__(self) -> None:
+        self.by_optimizer: dict[str, Groups] = {}
+        self.loaded: set[str] = set()
+
+    def note(self, groups: Mapping[str, Groups]) -> None:
+        """Note the groups' present values as those with which the run began."""
+        self.by_optimizer = {which: _plain_values(values) for which, values in groups.items()}
+
+    def compare(self, which: str, recorded: Groups, now: Groups) -> list[str]:
+        """Return where the script now gives other values than when the run began, and keep the recorded ones.
+
+        Args:
+            which: name of the optimizer.
+            recorded: the values with which the run began.
+            now: the groups as the script has built them, unless `note` was called before.
+        """
+        given = self.by_optimizer.get(which) or _plain_values(now)
+        self.by_optimizer[which] = recorded
+        if which in self.loaded:
+            return []
+        return [
+            f"optimizer {which!r}: the script gives {key}={value[key]} to parameter group {i}, and gave {was[key]} when the "
+            "run began; the run's own value holds (to change it, set it after recover())"
+            for i, (was, value) in enumerate(zip(recorded, given, strict=False))
+            for key in was.keys() & value.keys()
+            if was[key] != value[key]
+        ]
+
+
+def _plain_values(groups: Groups) -> Groups:
+    return [{key: value for key, value in group.items() if is_plain(value)} for group in groups]
 
 
 class GroupValues:

@@ -7,42 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..sharding.shards import is_alike, like
 from ..tensors.placement import empty_of, is_dtensor, local
-from .fingerprint import Fingerprint
+from .named_tensors import NamedTensors
 
 Convert = Callable[[str, str, Any], Any]  # a parameter's name, a key of its state, the value
 
 
-class Exchangeable(Protocol):
-    """Parameters by name, and the optimizers that hold them.
-
-    Attributes:
-        parameters: by name.
-        optimizers: by name.
-        logged_members: ids of the parameters in each group, as the log knows them.
-        fingerprint: of the first parameters.
-    """
-
-    parameters: dict[str, torch.Tensor]
-    optimizers: dict[str, torch.optim.Optimizer]
-    logged_members: dict[str, list[list[int]]]
-    fingerprint: Fingerprint
-
-    def use(self, parameters: dict[str, torch.Tensor], covered: int | None = None) -> None:
-        """Take these for the parameters; fingerprints cover the first `covered` of them."""
-        ...
-
-
 @contextmanager
-def unwrapped(state: Exchangeable) -> Iterator[None]:
-    """In the place of DTensors the plain tensors in them, gradients and optimizer state included; of another's nothing."""
-    wrapped = {name: p for name, p in state.parameters.items() if is_dtensor(p) or empty_of(p) is not None}
+def unwrapped(named: NamedTensors) -> Iterator[None]:
+    """Replace DTensors by the plain tensors in them for a while, with gradients and optimizer state."""
+    wrapped = {name: p for name, p in named.parameters.items() if is_dtensor(p) or empty_of(p) is not None}
     if not wrapped:
         yield
         return
@@ -60,18 +40,18 @@ def unwrapped(state: Exchangeable) -> Iterator[None]:
             return before
         return like(wrapped[name], value) if torch.is_tensor(value) and is_alike(key, value, wrapped[name]) else value
 
-    exchange(state, {name: _plain(p) for name, p in wrapped.items()}, unwrap)
+    exchange(named, {name: _plain(p) for name, p in wrapped.items()}, unwrap)
     try:
         yield
     finally:
         for name, parameter in wrapped.items():
-            stand_in = state.parameters[name]
+            stand_in = named.parameters[name]
             if is_dtensor(parameter) and local(parameter).data_ptr() != stand_in.data_ptr():  # it was given other memory
                 with torch.no_grad():
                     local(parameter).copy_(stand_in)
             gradient = stand_in.grad
             parameter.grad = None if gradient is None else like(parameter, gradient)
-        exchange(state, wrapped, wrap)
+        exchange(named, wrapped, wrap)
 
 
 def _plain(parameter: torch.Tensor) -> nn.Parameter:
@@ -84,11 +64,11 @@ def _plain(parameter: torch.Tensor) -> nn.Parameter:
     return made
 
 
-def exchange(state: Exchangeable, others: Mapping[str, torch.Tensor], convert: Convert) -> None:
-    """Put other tensors in the place of parameters, by name, in the state and in its optimizers."""
-    names = {id(state.parameters[name]): name for name in others}
-    ids = {id(state.parameters[name]): id(other) for name, other in others.items()}
-    for optimizer in state.optimizers.values():
+def exchange(named: NamedTensors, others: Mapping[str, torch.Tensor], convert: Convert) -> None:
+    """Replace parameters, by name, by other tensors, in their optimizers, too."""
+    names = {id(named.parameters[name]): name for name in others}
+    ids = {id(named.parameters[name]): id(other) for name, other in others.items()}
+    for optimizer in named.optimizers.values():
         for group in optimizer.param_groups:
             group["params"][:] = [others[names[id(p)]] if id(p) in names else p for p in group["params"]]
         held: list[tuple[Any, Any]] = list(optimizer.state.items())
@@ -99,6 +79,6 @@ def exchange(state: Exchangeable, others: Mapping[str, torch.Tensor], convert: C
                 optimizer.state[parameter] = kept
             else:
                 optimizer.state[others[name]] = {key: convert(name, key, value) for key, value in kept.items()}
-    for groups in state.logged_members.values():
+    for groups in named.logged_members.values():
         groups[:] = [[ids.get(number, number) for number in group] for group in groups]
-    state.use({name: others.get(name, p) for name, p in state.parameters.items()}, len(state.fingerprint.tensors))
+    named.use({name: others.get(name, p) for name, p in named.parameters.items()}, len(named.fingerprint.tensors))

@@ -56,7 +56,7 @@ def expected(until: int) -> Any:
 def begin(run: Path, step: int | None = None, **options: Any) -> tuple[LoggedOptimizer, Rows, Any]:
     model, rows = small(), Rows()
     optimizer = logged(model, run, checkpoint_every=4, keep=100, **options)
-    optimizer.training_run.grow("rows", rows)
+    optimizer.training_run.tracking.grow("rows", rows)
     optimizer.recover(step)
     return optimizer, rows, model
 

@@ -126,7 +126,7 @@ def test_the_size_of_a_checkpoint_counts_all_that_it_holds(tmp_path: Path) -> No
     model = nn.Linear(64, 64)
     inner = torch.optim.AdamW(model.parameters())
     with LoggedOptimizer(inner, tmp_path / "run", model, durability="process", keep=99) as optimizer:
-        optimizer.training_run.grow("buffer", Buffer())
+        optimizer.training_run.tracking.grow("buffer", Buffer())
         optimizer.recover()
         for _ in optimizer.steps(until=300):
             model(torch.randn(8, 64)).square().sum().backward()

@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import sys
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+ShowStage = Callable[[str, int, int], None]
 
-class Stages:
-    """Shows one bar for each stage, on stderr if that is a terminal."""
 
-    def __init__(self) -> None:
-        self._tasks: dict[str, TaskID] = {}
-        self._bars: Progress | None = None
-        if sys.stderr.isatty():
-            columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
-            self._bars = Progress(*columns, console=Console(stderr=True), refresh_per_second=4)
+@contextmanager
+def stage_bars() -> Iterator[ShowStage]:
+    """Yield a callback (stage, done, total) that draws one bar for each stage, on stderr if that is a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
+    is_hidden = not sys.stderr.isatty()
+    console = Console(stderr=True, quiet=is_hidden)
+    with Progress(*columns, console=console, refresh_per_second=4, disable=is_hidden) as bars:
+        tasks: dict[str, TaskID] = {}
 
-    def __enter__(self) -> Stages:
-        if self._bars is not None:
-            self._bars.start()
-        return self
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                for task in tasks.values():  # the stages before this one are over
+                    bars.stop_task(task)
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=min(done, total))
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-
-    def show(self, stage: str, done: int, total: int) -> None:
-        """Show how far a stage is; the stages before it are over."""
-        if self._bars is None:
-            return
-        if stage not in self._tasks:
-            for task in self._tasks.values():
-                self._bars.stop_task(task)
-            self._tasks[stage] = self._bars.add_task(stage, total=total)
-        self._bars.update(self._tasks[stage], completed=min(done, total))
+        yield show

@@ -13,6 +13,7 @@ from .messages import (
     path_of_remembered,
 )
 from .recheck import Recheck
+from .recomputed_unit import RecomputedUnit
 from .script_changes import CHANGED_BEFORE, CHANGED_NOW, describe_moved, describe_script_change
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "NO_UNIT",
     "PENDING",
     "Recheck",
+    "RecomputedUnit",
     "describe_difference",
     "describe_equal",
     "describe_moved",

@@ -16,7 +16,6 @@ from typing import Any
 
 from ...checkpoints import Snapshot
 from ...journal import Journal
-from ...log.definitions import Scalars
 from .orders import Orders, Rehearsal, current, require
 
 _WAIT_SECONDS_MAX = 120.0  # for the rehearsal to end the process
@@ -30,20 +29,13 @@ class RehearsedJournal(Journal):
     _last_step: int | None = None
     _has_begun = _is_dying = _is_over = False
 
-    def boundary(
-        self,
-        body: dict[str, Any],
-        snapshot: Callable[[], Snapshot],
-        *,
-        scalars: Scalars | None = None,
-        checkpoint: bool | None = None,
-    ) -> None:
+    def boundary(self, body: dict[str, Any], snapshot: Callable[[], Snapshot], **options: Any) -> None:
         """Commit the unit as the journal does. At the ordered unit, take a checkpoint and wait to be killed."""
         rehearsal, rank = require(), self.run.rank
         if not self.is_writer:
             return
         if self._recheck_writer is not None:
-            super().boundary(body, snapshot, scalars=scalars, checkpoint=checkpoint)
+            super().boundary(body, snapshot, **options)
             rehearsal.tell("recheck", rank, run=self.paths.folder.parent.name, step=self.step, stdout=_stdout_bytes())
             return
         if self._is_over:  # recovery has landed on the ordered unit: the process before this one died after it
@@ -56,7 +48,8 @@ class RehearsedJournal(Journal):
         is_end = self._is_over = self._is_end(rehearsal.orders)
         if is_end:
             self.wait_checkpoint()  # one that is being written would keep the next from being taken
-        super().boundary(body, snapshot, scalars=scalars, checkpoint=True if is_end else checkpoint)
+            options["checkpoint"] = True
+        super().boundary(body, snapshot, **options)
         rehearsal.tell_reports(rank)
         run, place = self.paths.folder.parent.name, find_place(body)
         rehearsal.tell("unit", rank, run=run, step=self.step, stdout=_stdout_bytes(), **place)

@@ -93,8 +93,10 @@ class Recovery:
         demand_group(parts.settings.run, was_alone=coordinator.is_single)
         start = time.monotonic()
         fsdp.reshard(parts.modules)  # what was gathered from the shards before is not what they are going to be
-        state.refresh()  # a group may have been added since
-        state.loaded = set() if journal.is_fresh else {which for which, hooks in parts.hooks.items() if has_steps(hooks.inner)}
+        state.named.refresh()  # a group may have been added since
+        state.given.loaded = (
+            set() if journal.is_fresh else {which for which, hooks in parts.hooks.items() if has_steps(hooks.inner)}
+        )
         origin = find_start(parts.settings.run, start_from)
         self._require_same_settings()
         self.report.is_at_end = step is None and journal.was_finished
@@ -116,7 +118,7 @@ class Recovery:
             return self._begin_fresh(step, origin, progress, is_first=landing is None)
         parts.describe_environment()
         self._compare_settings()
-        self.report.has_loaded = bool(state.loaded)
+        self.report.has_loaded = bool(state.given.loaded)
         if landing is not None:
             self._landed = settle_in(state, landing, self._landed)
             coordinator.restore_division(self._landed)
@@ -174,7 +176,7 @@ class Recovery:
         assert found is not None, "a run with a unit holds something"
         found.require_position(unit.end)
         parts.scalars.extend(found.scalars)
-        parts.state.refresh()
+        parts.state.named.refresh()
         if self._is_of_group:
             bring_in(parts.state.outers.values())
             coordinator.restore_division(self._landed)
@@ -262,7 +264,7 @@ class Recovery:
         self.recheck.begin(found)
         parts.scalars.extend(found.scalars)
         self.has_begun = True
-        parts.state.refresh()
+        parts.state.named.refresh()
         parts.writes.remember(journal.step)
         for hooks in parts.hooks.values() if found.position.step else ():
             hooks.mark_called()
@@ -273,9 +275,9 @@ class Recovery:
     def _load(self, origin: Start, progress: Progress | None) -> None:
         """Load what a fresh run starts from into what was built."""
         parts, state = self._parts, self._parts.state
-        state.given = {which: state.given_now(which) for which in parts.hooks}
+        state.given.note({which: state.named.hyper(which) for which in parts.hooks})
         optimizers = {name: hooks.inner for name, hooks in parts.hooks.items()}
-        names = {name: state.group_names(name) for name in parts.hooks}
+        names = {name: state.named.group_names(name) for name in parts.hooks}
         self._origin_notes = origin.load(Built(parts.modules, optimizers, names, parts.auxiliary.tracked), progress)
 
     def _land_together(self, landing: GroupRecovered, found: Recovered) -> None:
@@ -374,8 +376,9 @@ class Recovery:
         self._require_same_settings()
         self.has_begun = True
         parts.describe_environment()
-        state.refresh()
-        state.given = state.given or {which: state.given_now(which) for which in parts.hooks}
+        state.named.refresh()
+        if not state.given.by_optimizer:
+            state.given.note({which: state.named.hyper(which) for which in parts.hooks})
         parts.writes.remember(journal.step)
         if is_first:
             parts.environment.update(coordinator.first_timeline_ids())

@@ -11,15 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tranlogs.training import (
-    CHANGED_BEFORE,
     UNKNOWN_DATA,
     LastUnit,
     Recheck,
+    RecomputedUnit,
     Recovered,
     describe_difference,
     describe_equal,
     describe_moved,
-    describe_unfinished,
     is_rounding,
 )
 
@@ -36,7 +35,7 @@ _OF_EACH_PROCESS = ("start_rng", "flags", "waiting", "deviation", "ddp.is_divide
 REFUTED = frozenset({UNKNOWN_DATA, CARRIED})  # doubts about what the loop keeps, which an equal unit removes
 
 
-class UnitRecheck:
+class UnitRecheck(RecomputedUnit):
     """Compares the unit that is computed again, and sets the recorded state back where it differs.
 
     Args:
@@ -45,7 +44,6 @@ class UnitRecheck:
         on_set_back: called when the recorded state was set back in the middle of a loop.
 
     Attributes:
-        recovered: the recovery that set the recorded state back; None if that was not necessary.
         ignored: paths in the body of a boundary that are not compared: wall-clock times of a trainer, and what depends on the
             process.
         times: names of measured times among these.
@@ -54,28 +52,15 @@ class UnitRecheck:
     """
 
     def __init__(self, parts: RunParts, recover_end: Callable[[LastUnit], Recovered], on_set_back: Callable[[], None]) -> None:
+        super().__init__(parts.settings.run, parts.journal, parts.report)
         self._parts, self._recover_end, self._on_set_back = parts, recover_end, on_set_back
-        self._recheck: Recheck | None = None
         self._changes: ScriptChanges | None = None
         self.ignored, self.times = set(_OF_EACH_PROCESS), list[str]()
-        self.recovered: Recovered | None = None
         self.obstacle = ""
         self.starts_timeline = False
 
-    @property
-    def compared(self) -> tuple[int, float]:
-        """The number of steps that are equal, and the seconds that it took to compare them."""
-        return (0, 0.0) if self._recheck is None else (self._recheck.steps, self._recheck.seconds)
-
-    def find_obstacle(self, unit: LastUnit) -> str:
-        """Return why the ranks of this run cannot compute a unit again; "" if they can."""
-        recorded = Recheck(unit)
-        try:
-            if recorded.read_recorded("script_changes"):
-                return CHANGED_BEFORE
-            return self._parts.coordinator.find_unit_obstacle(recorded.read_recorded)
-        finally:
-            recorded.close()
+    def _find_other_obstacle(self, read_recorded: Callable[[str], Any]) -> str:
+        return self._parts.coordinator.find_unit_obstacle(read_recorded)
 
     def begin(self, found: Recovered) -> None:
         """Let the journal compare the unit behind the position where recovery has landed, if there is one to be computed."""
@@ -83,12 +68,9 @@ class UnitRecheck:
             return
         # A resume may add to what is doubted of a loader (random numbers of its workers).
         doubts = {f"data.{name}.doubts" for name in self._parts.auxiliary.read_data()}
-        self._recheck = Recheck(found.last_unit, self.ignored | doubts)
-        self._recheck.read_ahead()
-        self._parts.auxiliary.deviation = self._recheck.read_recorded("deviation")
-        self._parts.journal.holds.hold()
-        self._parts.journal.begin_recheck(self._recheck, found.position.step)
-        self._parts.report.recheck = "pending"
+        recheck = Recheck(found.last_unit, self.ignored | doubts)
+        self._begin(recheck, found.position.step)
+        self._parts.auxiliary.deviation = recheck.read_recorded("deviation")
 
     def settle(self) -> bool:
         """Draw the conclusion at a boundary if the unit is over on all ranks; return True if it is."""
@@ -145,11 +127,6 @@ class UnitRecheck:
             else:  # said once
                 report.caveats.append((text, verdict.is_wrong))
 
-    @property
-    def is_pending(self) -> bool:
-        """True until the unit was computed."""
-        return self._recheck is not None and self._parts.report.recheck == "pending"
-
     def read_end(self) -> dict[str, Any]:
         """Return the body of the boundary that ends the unit."""
         assert self._recheck is not None
@@ -162,16 +139,7 @@ class UnitRecheck:
 
     def abandon(self) -> Recovered:
         """Recover to the newest boundary after all, before a loop begins."""
-        assert self._recheck is not None
-        self._parts.journal.end_recheck()
-        self._recheck.close()
-        self._parts.report.recheck = ""
-        return self._recover_end(self._recheck.unit)
-
-    def note_end(self) -> None:
-        """Report at the end of the script that its loop has not computed the unit."""
-        if self._recheck is not None and self.is_pending:
-            self._parts.report.warn(describe_unfinished(self._parts.settings.run, self._recheck.unit), False)
+        return self._recover_end(self._give_up())
 
     def _say(self, text: str) -> None:
         if self._parts.coordinator.rank == 0:

@@ -20,6 +20,7 @@ from ...data.rng import get_rng, set_rng
 from ...tensors.placement import local
 from ..compatibility import Settings
 from ..extra_state import split
+from ..optimizer_states import write_hyper
 from ..state import TorchState
 from .kept_generators import is_kept_generator
 from .loader_positions import LoaderPositions
@@ -259,7 +260,7 @@ class Auxiliary:
         return [
             (which, i, key, now[key])
             for which, groups in recorded.items()
-            for i, (was, now) in enumerate(zip(groups, self._state.hyper(which), strict=False))
+            for i, (was, now) in enumerate(zip(groups, self._state.named.hyper(which), strict=False))
             for key in now
             if key not in was or not _is_equal(was[key], now[key])
         ]
@@ -275,14 +276,14 @@ class Auxiliary:
                     f"lr of parameter group {i} of optimizer {which!r} was set after recover(), and the tracked {name!r} "
                     f"({type(thing).__name__}) computes it anew from its base_lrs at its next step: set {name}.base_lrs[{i}] "
                     "as well (the rate that its function is multiplied with), or leave both as they are"
-                    for i, (was, now) in enumerate(zip(recorded[which], self._state.hyper(which), strict=False))
+                    for i, (was, now) in enumerate(zip(recorded[which], self._state.named.hyper(which), strict=False))
                     if "lr" in was and "lr" in now and not _is_equal(was["lr"], now["lr"])
                 ]
         return found
 
     def _set_hyper(self, body: dict[str, Any]) -> None:
         for which, groups in body["after"].items():  # a scheduler's load_state_dict does not write them
-            self._state.set_hyper(which, groups)
+            write_hyper(self._state.named, which, groups)
 
 
 def _is_equal(a: Any, b: Any) -> bool:

@@ -139,7 +139,7 @@ class Gradients:
 
     def _owned(self) -> Iterator[tuple[str, torch.Tensor]]:
         for which in self._state.optimizers:
-            for group in self._state.outer(which).param_groups:
+            for group in self._state.named.outer(which).param_groups:
                 for parameter in group["params"]:
                     yield which, parameter
 

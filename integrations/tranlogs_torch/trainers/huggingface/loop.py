@@ -163,7 +163,7 @@ class Loop:
         logged.track(trainer=self._progress, scheduler=trainer.lr_scheduler)
         if trainer.accelerator.scaler is not None:
             logged.track(scaler=trainer.accelerator.scaler)
-        training_run.ignore_in_recheck("tracked.trainer.logged")  # how long evaluations took
+        training_run.tracking.ignore_in_recheck("tracked.trainer.logged")  # how long evaluations took
         report = logged.recover()
         self.optimizer, self._is_resumed = logged, bool(report.step)
         self._turns, self._has_begun = logged.steps(until=sys.maxsize, stateless=True), False

@@ -110,14 +110,14 @@ class TranLogsSB3Callback(LoggingCallback, BaseCallback):  # type: ignore[misc]
             logged.close()
             raise
         if isinstance(model, sb3_internals.OFF_POLICY):
-            logged.training_run.expect_writes()  # target networks follow by `.data`
+            logged.training_run.tracking.expect_writes()  # target networks follow by `.data`
         return logged
 
     def _recover(self, logged: LoggedOptimizer, learning: Learning) -> None:
         logged.track(learning=learning)
         for path in ("tracked.learning", "added.experience.lists"):
-            logged.training_run.ignore_in_recheck(path)
-        logged.training_run.grow("experience", Experience(self.model, learning.lists))
+            logged.training_run.tracking.ignore_in_recheck(path)
+        logged.training_run.tracking.grow("experience", Experience(self.model, learning.lists))
         logged.recover()
         self._logged, self._learning, self._is_open = logged, learning, True
         learning.set_back()

@@ -15,7 +15,7 @@ from ....rehearsal.verdict import Verdict
 from ...options import Json, command
 from ...output import screen
 from ...output.json_values import print_json
-from ...output.stages import Stages
+from ...output.stages import stage_bars
 
 
 @command
@@ -51,8 +51,8 @@ def rehearse(
         scratch=scratch,
         keeps=keep,
     )
-    with Stages() as stages:
-        verdict = run_rehearsal(settings, stages.show)
+    with stage_bars() as show_stage:
+        verdict = run_rehearsal(settings, show_stage)
     if as_json:
         print_json(verdict.as_dict())
     else:

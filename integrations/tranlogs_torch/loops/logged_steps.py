@@ -1,0 +1,111 @@
+"""The run as the hooks of optimizers and of modules use it, before, in and after each step."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from tranlogs.records import Payload, Tensor
+
+from ..capture.carried_outputs import is_any_untracked
+from ..capture.staging import Staging
+from ..state import naming
+from ..state.caveats import CARRIED
+from ..state.fingerprint import Digests
+from .after_images import WriteLog
+from .boundaries import Boundaries
+from .loops import Loops
+from .recovery.recovery import Recovery
+from .run_parts import RunParts
+from .user_loops.user_loops import UserLoops
+
+_log = logging.getLogger("tranlogs")
+
+
+class LoggedSteps:
+    """Receives the steps of the run's optimizers (`capture.logged_run.LoggedRun`).
+
+    Args:
+        parts: of the run.
+        staging: brings gradients of a GPU to the host; None where all tensors are on the CPU.
+        recovery: is asked whether training has begun.
+        loops: the loops of `LoggedOptimizer`.
+        user_loops: the loops of the script's own.
+        boundaries: commits units.
+        write_log: logs writes that no step made.
+    """
+
+    def __init__(
+        self,
+        parts: RunParts,
+        staging: Staging | None,
+        recovery: Recovery,
+        loops: Loops,
+        user_loops: UserLoops,
+        boundaries: Boundaries,
+        write_log: WriteLog,
+    ) -> None:
+        self._parts, self.staging = parts, staging
+        self.run, self.journal, self.auxiliary = parts.settings.run, parts.journal, parts.auxiliary
+        self.modules, self.state, self.coordinator = parts.modules, parts.state, parts.coordinator
+        self._recovery, self._loops, self._user_loops = recovery, loops, user_loops
+        self._boundaries, self._write_log = boundaries, write_log
+        self.after_step = boundaries.after_step  # not a method: optimizers call it after each step
+        self._has_reported_unlogged = False
+
+    @property
+    def is_active(self) -> bool:
+        """True if steps of this process are logged."""
+        return self.journal.is_writer
+
+    def before_step(self) -> None:
+        """Log what something wrote to the state since the last look, before the step builds on it."""
+        if not self._recovery.has_begun:
+            self._recovery.begin()
+            self._user_loops.note_uncounted_start()
+        if self._user_loops.is_skipping and self._user_loops.has_skipped:
+            self._parts.report.warn(
+                "a step was taken by code that ran again for epochs finished before the crash, so it is applied twice. Take "
+                "the epochs from optimizer.epochs(...), which skips finished ones",
+                True,
+            )
+        if self.auxiliary.is_waiting and not self._loops.running:  # no loop was opened, which would have compared them
+            self._loops.note_early_writes()
+        self.auxiliary.go_on()
+        self._boundaries.commit_implicit(is_before_forward=False)
+        self._boundaries.note_writes("before a step")
+
+    def saw_scaler(self, scaler: object) -> None:
+        """Warn if a GradScaler that calls a step is not tracked; its scale decides over the steps to come."""
+        if not any(thing is scaler for thing in self.auxiliary.tracked.values()):
+            self._parts.report.warn(
+                "a GradScaler that steps an optimizer is not tracked. Without track(scaler=...) its scale starts over after "
+                "a crash, so different steps may be skipped",
+                False,
+            )
+
+    def note_carried(self, tensors: list[torch.Tensor]) -> None:
+        """Note whether a module is given what it returned in an earlier unit, and that is not tracked; boundaries record it."""
+        weights = [*naming.named_parameters(self.modules).values(), *naming.named_buffers(self.modules).values()]
+        self.auxiliary.is_carried = is_any_untracked(tensors, self.auxiliary.tracked.values(), weights)
+        if self.auxiliary.is_carried:
+            self._parts.report.warn_of_script(CARRIED)
+
+    def has_changed(self) -> bool:
+        """Return True if something wrote to the state since the last look."""
+        return self._write_log.has_changed()
+
+    def after_image(self, tensors: list[Tensor], *, every_step: bool) -> Payload | None:
+        """Return the payload of an after-image; None where it cannot be brought from a device: logging is suspended then."""
+        return self._write_log.after_image(tensors, every_step=every_step)
+
+    def digests(self) -> Digests:
+        """Return the fingerprint of the parameters after the step that is being logged."""
+        return self._parts.writes.digests(self.journal.step + 1)
+
+    def report_unlogged(self) -> None:
+        """Warn once that steps on a closed run are not logged."""
+        if not self._has_reported_unlogged:
+            self._has_reported_unlogged = True
+            _log.warning("%s: the run is closed: this step and later steps are not logged", self.run)

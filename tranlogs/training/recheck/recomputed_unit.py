@@ -1,0 +1,83 @@
+"""The newest unit before a crash, which the script's own loop computes again: what all integrations do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...journal import Journal
+from ...recovery.last_unit import LastUnit
+from ...recovery.recover import Recovered
+from ..live_report import LiveReport
+from .messages import describe_unfinished
+from .recheck import Recheck
+from .script_changes import CHANGED_BEFORE
+
+
+class RecomputedUnit:
+    """The unit that is computed again: begun, given up, or left unfinished. A subclass draws the conclusion.
+
+    Args:
+        run: folder of the run.
+        journal: compares the steps.
+        report: of the recovery.
+
+    Attributes:
+        recovered: the recovery that set the recorded state back; None if that was not necessary.
+    """
+
+    def __init__(self, run: Path, journal: Journal, report: LiveReport) -> None:
+        self._run, self._journal, self._report = run, journal, report
+        self._recheck: Recheck | None = None
+        self.recovered: Recovered | None = None
+
+    @property
+    def compared(self) -> tuple[int, float]:
+        """The number of steps that are equal, and the seconds that it took to compare them."""
+        return (0, 0.0) if self._recheck is None else (self._recheck.steps, self._recheck.seconds)
+
+    @property
+    def is_pending(self) -> bool:
+        """True while the unit is computed."""
+        return self._recheck is not None and self._report.recheck == "pending"
+
+    def find_obstacle(self, unit: LastUnit) -> str:
+        """Return why the unit cannot be computed again, or is known to come out otherwise; "" if it may be equal."""
+        recorded = Recheck(unit)
+        try:
+            if recorded.read_recorded("script_changes"):
+                return CHANGED_BEFORE
+            return self._find_other_obstacle(recorded.read_recorded)
+        finally:
+            recorded.close()
+
+    def _find_other_obstacle(self, read_recorded: Callable[[str], Any]) -> str:
+        """Return what the framework has against it, given a function that reads parts of the recorded boundary."""
+        return ""
+
+    def _begin(self, recheck: Recheck, step: int) -> None:
+        """Let the journal compare the unit behind `step`."""
+        self._recheck = recheck
+        recheck.read_ahead()
+        self._journal.holds.hold()
+        self._journal.begin_recheck(recheck, step)
+        self._report.recheck = "pending"
+
+    def _give_up(self) -> LastUnit:
+        """Compare nothing more; return the recorded unit."""
+        assert self._recheck is not None
+        self._journal.end_recheck()
+        self._recheck.close()
+        self._report.recheck = ""
+        return self._recheck.unit
+
+    def note_end(self) -> None:
+        """Report at the end of the script that its loop has not computed the unit."""
+        if self._recheck is not None and self.is_pending:
+            self._report.warn(describe_unfinished(self._run, self._recheck.unit), False)
+
+    def close(self) -> None:
+        """Close the files of the recorded unit."""
+        if self._recheck is not None:
+            self._recheck.close()
