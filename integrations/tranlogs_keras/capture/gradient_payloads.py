@@ -12,6 +12,8 @@ from tranlogs.records import Layout, Payload, SparseForm
 from tranlogs.training import GradientLayout
 
 from ..backends import Backend, Gradients
+from ..state.plan import Plan
+from ..state.state import KerasState
 from ..state.variables import Slot
 
 
@@ -84,3 +86,32 @@ class GradientPayloads:
         if self._forms != specs:
             self._layout, self._forms = Layout(specs), specs
         return Payload(self._layout, [buffer for buffer in buffers if buffer.nbytes], frozenset(absent), sparse)
+
+
+class PayloadsByOptimizer:
+    """Makes payloads of the gradients of each optimizer, as the plan of the state has them.
+
+    Attributes:
+        forms: those of the last payload (see `GradientPayloads`).
+    """
+
+    def __init__(self, state: KerasState) -> None:
+        self._state = state
+        self._known: dict[str, tuple[Plan, GradientPayloads]] = {}
+        self.forms: dict[str, tuple[str, str]] = {}
+
+    def payload(self, which: str, gradients: Gradients) -> Payload:
+        """Return the payload of a step's gradients.
+
+        Args:
+            which: name of the optimizer.
+            gradients: in the order of its variables.
+        """
+        plan = self._state.plan
+        known = self._known.get(which)
+        if known is None or known[0] is not plan:
+            known = plan, GradientPayloads(self._state.variables.trained_of(which), self._state.backend)
+            self._known[which] = known
+        payload = known[1].payload(gradients)
+        self.forms = known[1].forms
+        return payload

@@ -176,7 +176,7 @@ class FitRun:
         """Tell the capture where in an epoch callbacks may write."""
         steps, is_free = self.parts.steps, not self.parts.backend.watches_values
         steps.looks_before_steps = is_free or callbacks.write_before_batches
-        steps.looks_behind_steps = is_free or callbacks.write_after_batches
+        steps.writes.looks_behind_steps = is_free or callbacks.write_after_batches
 
     # Where the fit begins.
 

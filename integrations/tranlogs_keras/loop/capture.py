@@ -99,7 +99,7 @@ class LoopCapture(StepCapture):
             return
         self._begin(name, is_eager=False)
         plan = self.state.plan
-        known = values if variables is plan.watched_variables else self._watched_values()
+        known = values if variables is plan.watched_variables else self.writes.values()
         self.begin_step(known, can_repeat=False)
         self._copies = []
         if not self._log_is_weights() and known is not None and self._check.is_due():
@@ -138,7 +138,7 @@ class LoopCapture(StepCapture):
         slots, backend = self.state.plan.updated, self.backend
         if len(slots) != len(before):
             return
-        now = [value.copy() for value in self._updated_values()]
+        now = [value.copy() for value in self.writes.updated_values()]
         tensors = [None if g is None else backend.to_device(backend.to_host(g), backend.form_of(g)) for g in gradients]
         self._repeated.set_values(before)
         self.which, self.state.updates[name].is_eager = name, False

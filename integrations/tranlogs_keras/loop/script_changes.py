@@ -45,7 +45,7 @@ class ScriptChanges:
 
     def __init__(self, parts: RunParts, members: Members, recorded: dict[str, Any], ignored: Collection[str]) -> None:
         self._parts, self._members = parts, members
-        self._written = self._read(parts.steps.written())
+        self._written = self._read(parts.steps.writes.names())
         self._variables: dict[str, VariableChange] = {}
         self._remembered, self._objects = dict[str, Any](), None
         now, was = members.read_remembered(), recorded.get(REMEMBERED)

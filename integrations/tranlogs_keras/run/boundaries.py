@@ -78,7 +78,7 @@ class Boundaries:
         """
         parts, journal = self._parts, self._parts.journal
         look = parts.steps.note_unit(is_end=is_end)
-        parts.steps.steps_since_boundary = 0
+        parts.steps.begin_unit()
         if not self._has_reserved and journal.step:
             self._has_reserved = True
             journal.checkpoints.expect_snapshot(parts.state.nbytes())

@@ -148,7 +148,7 @@ class Recovery:
         parts = self._parts
         for name, value in self._small.items():
             parts.backend.assign(parts.variables.by_name[name].variable, value)
-        if any(name not in self._small for name in parts.steps.written()):
+        if any(name not in self._small for name in parts.steps.writes.names()):
             self.return_to_landing()
         self._small.clear()
 

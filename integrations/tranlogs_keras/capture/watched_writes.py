@@ -1,0 +1,143 @@
+"""Writes to watched variables that no step made, and what the log holds of the variables.
+
+A gradient log compares the variables with what the backend remembers of them. A weight log compares digests of their bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from tranlogs.records import Payload, Tensor
+from tranlogs.training import Journal, Place, ScanSchedule
+
+from ..backends.arrays import Values, to_array
+from ..state.fingerprint import digest
+from ..state.plan import Look
+from ..state.state import KerasState
+
+_BOUNDARY: Place = "at a boundary"
+
+
+class WatchedWrites:
+    """Finds writes that no step made, and logs an after-image of what they changed.
+
+    Args:
+        state: of the run.
+        journal: where after-images go.
+        on_late: called with the name of a variable whose write may be some units old when it is found.
+
+    Attributes:
+        images: number of after-images that were logged.
+        looks_behind_steps: True if anything may write between a step and the boundary behind it.
+        frozen: the values that were last read of watched variables that no step changes.
+    """
+
+    def __init__(self, state: KerasState, journal: Journal, on_late: Callable[[str], None]) -> None:
+        self._state, self._backend, self._journal, self._on_late = state, state.backend, journal, on_late
+        self.images = 0
+        self.looks_behind_steps = True
+        self.frozen: Sequence[Values] = []
+        self._schedule, self._look_seconds = ScanSchedule(), 0.0  # the fastest look so far
+        self._digests: dict[str, int] = {}  # by name; of a weight log only
+
+    @property
+    def _log_is_weights(self) -> bool:
+        return self._state.log == "weights"
+
+    def remember(self) -> None:
+        """Take all state as it is now for what the log holds."""
+        self.hold(self.values())
+        if self._log_is_weights:
+            self._digests = self._digests_of(self.updated_values())
+
+    def hold(self, values: Sequence[Values] | None) -> None:
+        """Take the values of the watched variables for what the log holds."""
+        plan = self._state.plan
+        self._backend.remember(plan.watched_variables, values)
+        self.frozen = [] if values is None else values[len(plan.updated) :]
+
+    def values(self) -> Sequence[Values] | None:
+        """Return the values of the watched variables; None if the backend notices writes without them."""
+        return self._backend.values_of(self._state.plan.watched_variables) if self._backend.watches_values else None
+
+    def updated_values(self) -> Sequence[Values]:
+        """Return the values of the variables that steps update."""
+        return self._backend.values_of(self._state.plan.updated_variables)
+
+    def names(self) -> list[str]:
+        """Return the names of variables that were written since `remember`."""
+        if self._log_is_weights:
+            now = self._digests_of(self.updated_values())
+            return [name for name, value in now.items() if self._digests.get(name) != value]
+        plan = self._state.plan
+        return [plan.watched[i].name for i in self._backend.changed(plan.watched_variables)]
+
+    def log(self, values: Sequence[Values] | None) -> list[str]:
+        """Log an after-image of what was written since the last look; return the names of these variables.
+
+        Args:
+            values: of the watched variables, if they were just read.
+        """
+        plan = self._state.plan
+        slots, variables = plan.watched, plan.watched_variables
+        changed = self._backend.changed(variables, values)
+        if changed and self._log_is_weights:
+            self._append_image(self.take_changed(self.updated_values()))
+        elif changed:
+            read = self._backend.values_of([variables[i] for i in changed]) if values is None else [values[i] for i in changed]
+            self._append_image([(slots[i].name, to_array(value)) for i, value in zip(changed, read, strict=True)])
+        if changed or values is not None:
+            self.hold(values)
+        return [slots[i].name for i in changed]
+
+    def _append_image(self, tensors: list[Tensor]) -> None:
+        if tensors and not self._journal.is_suspended:  # else a checkpoint will hold it all
+            self._journal.append_image(Payload.of(tensors), {})
+            self.images += 1
+
+    # At a boundary.
+
+    def look(self, after: Sequence[Values] | None, *, is_end: bool) -> Look:
+        """Look at the variables at a boundary, and log what was written behind the last step.
+
+        Args:
+            after: values that the last step has left of the variables that a boundary holds, if they are known.
+            is_end: True at the end of an epoch or a fit, where callbacks of all kinds have run.
+        """
+        self._schedule.count_unit()
+        must_look = is_end or self.looks_behind_steps or not self._backend.watches_values or self._log_is_weights
+        if after is not None and not must_look and not self._is_look_due():
+            return self._state.plan.look_of(after)
+        start = time.perf_counter()
+        if (is_end or self._log_is_weights) and self._state.variables.has_grown():
+            self._state.variables.refresh()
+        look = self._state.look()
+        written = self.log(look.watched)
+        if written and not must_look and self._schedule.note_write(_BOUNDARY):
+            self._on_late(written[0])
+        seconds = time.perf_counter() - start
+        self._look_seconds = min(self._look_seconds or seconds, seconds)
+        return look
+
+    def _is_look_due(self) -> bool:
+        """Return True if the variables are read at this boundary although nothing is known to write to them."""
+        return self._schedule.is_full_scan_due(_BOUNDARY, self._look_seconds, self._state.fingerprint.step_seconds)
+
+    # Weight logs.
+
+    def take_changed(self, values: Sequence[Values]) -> list[Tensor]:
+        """Return the variables whose bytes are not those that the log holds, and take the values for what it holds."""
+        known, self._digests = self._digests, self._digests_of(values)
+        return [
+            (slot.name, to_array(value))
+            for slot, value in zip(self._state.plan.updated, values, strict=True)
+            if known.get(slot.name) != self._digests[slot.name]
+        ]
+
+    def digests(self) -> list[int]:
+        """Return the digests of the variables as the log holds them."""
+        return list(self._digests.values())
+
+    def _digests_of(self, values: Sequence[Values]) -> dict[str, int]:
+        return {slot.name: digest(value) for slot, value in zip(self._state.plan.updated, values, strict=True)}
