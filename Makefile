@@ -19,18 +19,22 @@ BENCH ?=
 demo: $(VENV)/.usable
 	$(BIN)/tranlogs demo
 
+# Tests start hundreds of processes, which would compile the checkout each time.
+test test-ranks test-rest: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(VENV)/.ready
 	$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target test-ranks test-rest & beside=$$!; \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/alluxio --ignore tests/distributed \
-		--ignore tests/trainers --ignore tests/rehearsal
-	$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target test-ranks test-rest
+		--ignore tests/trainers --ignore tests/rehearsal; main=$$?; \
+	wait $$beside && exit $$main
 
-# Each of these starts many processes by itself, and rehearsed ones have mounts of their own, which would hold the disks of the
-# tests above. These two run side by side, each in one process of pytest: their tests share launchers and a cluster.
+# These wait for the processes that they start half of the time, so that they run beside all others. Each is one process of
+# pytest: its tests share launchers and a cluster.
 test-ranks: $(VENV)/.ready
-	$(BIN)/python -m pytest tests/distributed
+	$(BIN)/python -m pytest tests/distributed tests/trainers
 test-rest: $(VENV)/.ready
-	$(BIN)/python -m pytest tests/trainers tests/rehearsal tests/alluxio
+	$(BIN)/python -m pytest tests/rehearsal tests/alluxio
 
 check lint: $(VENV)/.ready
 	$(BIN)/ruff check .

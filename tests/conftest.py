@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import campaign, disks, known_sources
+from tests.support.huge_pages import collapse_memory
 
 if TYPE_CHECKING:
     from tests.alluxio.cluster import Cluster
@@ -74,6 +75,8 @@ def pytest_collection_finish() -> None:
     """Set aside what was imported: the garbage collector would look through it again and again, and copy it in each child."""
     gc.collect()
     gc.freeze()
+    if "torch" in sys.modules:
+        collapse_memory()
 
 
 def pytest_unconfigure() -> None:

@@ -64,9 +64,10 @@ def test_a_run_passes_every_point_of_the_write_path(trainers: Trainers, counted:
     assert {point: counts[point] for point in IN_RECOVERY if counts[point]} == {}
 
 
-@pytest.mark.parametrize("when", ["first", "second", "middle", "late"])
-@pytest.mark.parametrize("writer", ["direct", "thread"])
-@pytest.mark.parametrize("point", IN_TRAINING)
+@pytest.mark.parametrize(
+    ("point", "when", "writer"),
+    campaign.pairwise(IN_TRAINING, ["first", "second", "middle", "late"], ["direct", "thread"]),
+)
 def test_a_kill_at_a_fault_point_loses_nothing_committed(
     trainers: Trainers, counted: Path, memory_path: Path, point: str, writer: str, when: str
 ) -> None:
@@ -108,8 +109,10 @@ def test_kills_at_random_moments_lose_nothing_committed(
         assert_nothing_is_lost(run, said)
 
 
-@pytest.mark.parametrize("writer", ["direct", "thread"])
-@pytest.mark.parametrize("point", [*IN_RECOVERY, *(p for p in IN_TRAINING if not p.startswith("boundary."))])
+@pytest.mark.parametrize(
+    ("point", "writer"),
+    campaign.each_once([*IN_RECOVERY, *(p for p in IN_TRAINING if not p.startswith("boundary."))], ["direct", "thread"]),
+)
 def test_a_second_kill_while_the_run_comes_back_loses_nothing(
     trainers: Trainers, memory_path: Path, point: str, writer: str
 ) -> None:

@@ -256,10 +256,10 @@ def assert_training_went_on(outcome: Outcome, end: int) -> None:
     assert outcome.end == ["False", str(end), str(state_sum(end))]
 
 
-@pytest.mark.parametrize("onwards", [False, True], ids=["once", "for good"])
-@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
-@pytest.mark.parametrize("life", ["training", "closing"])
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("call", "life", "error", "onwards"),
+    campaign.pairwise(CALLS, ["training", "closing"], ["ENOSPC", "EIO"], [False, True]),
+)
 def test_training_goes_on_when_a_system_call_fails(
     sampler: Sampler, judge: Judge, memory_path: Path, call: str, life: str, error: str, onwards: bool
 ) -> None:

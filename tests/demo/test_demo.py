@@ -178,8 +178,24 @@ raise SystemExit(__main__.main())
 """
 
 
+def demand_exact(figures: dict[str, Any], *, rechecked: int) -> None:
+    """Demand of what a demo found that its recovery is exact, and that its counts fit each other.
+
+    Args:
+        figures: what the demo found.
+        rechecked: number of finished batches that were computed again, and are not lost.
+    """
+    assert figures["is_exact"], figures["differences"]
+    assert figures["differences"] == []
+    assert set(figures["compared"].values()) == {True}
+    assert figures["steps_lost"] <= 1
+    landed = figures["checkpoint_step"] + figures["steps_replayed"]
+    assert landed + rechecked + figures["steps_lost"] == figures["killed_in_batch"]
+
+
 @pytest.mark.crash
 @pytest.mark.slow
+@pytest.mark.soak  # the gate runs it from the wheel (tests/test_wheel.py), with the same demands and the same commands
 def test_quick_demo_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "demo"
     python = [sys.executable, "-m", "tranlogs_demo"] if campaign.is_soak() else [sys.executable, "-c", TINY]
@@ -187,11 +203,7 @@ def test_quick_demo_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(done.stdout)
-    assert figures["is_exact"]
-    assert figures["differences"] == []
-    assert set(figures["compared"].values()) == {True}
-    assert figures["steps_lost"] <= 1
-    assert figures["checkpoint_step"] + figures["steps_replayed"] + figures["steps_lost"] == figures["killed_in_batch"]
+    demand_exact(figures, rechecked=0)
     assert Path(figures["curves"]).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     monkeypatch.chdir(tmp_path)
     for words in commands(figures["run"], figures["batches"]):

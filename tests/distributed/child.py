@@ -346,6 +346,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         if "unequal" in name and run != "-" and (step == killer.at or step == 2 * CHECKPOINT_EVERY - 1):
             due = CHECKPOINT_EVERY * (2 if step == killer.at else 1)  # the one that ends the division; before it, the last one
             wait_until(lambda: all(newest_checkpoint(Path(f"{run}/rank{rank}")) >= due for rank in (0, 1)))
+            optimizer.training_run.journal.wait_checkpoint()  # its folder is there before it is over
         killer.step(step)
         if name == "thawed" and step == 11:
             model.into.requires_grad_(True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import campaign
 from tests.support.abandon import abandoned_copy
 from tests.support.clock import FakeClock
 from tests.support.faults import failing, times_hit
@@ -74,9 +75,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize("writer", ["direct", "thread"])
-@pytest.mark.parametrize("rule", ["eio@1", "enospc"], ids=["once", "for good"])
-@pytest.mark.parametrize("point", WRITE_PATH)
+@pytest.mark.parametrize(("point", "rule", "writer"), campaign.pairwise(WRITE_PATH, ["eio@1", "enospc"], ["direct", "thread"]))
 def test_training_goes_on_and_logging_resumes(
     toy: Callable[..., ToyTrainer],
     clock: FakeClock,

@@ -46,8 +46,8 @@ def port(board: Board) -> Iterator[int]:
     server.close()
 
 
-@pytest.fixture
-def browser() -> Iterator[Browser]:
+@pytest.fixture(scope="session")
+def _browser() -> Iterator[Browser]:
     program = chromium()
     if program is None:
         if os.environ.get("TRANLOGS_REQUIRE_ALL") == "1":
@@ -55,6 +55,13 @@ def browser() -> Iterator[Browser]:
         pytest.skip("needs Chromium")
     with Browser(program) as found:
         yield found
+
+
+@pytest.fixture
+def browser(_browser: Browser) -> Browser:
+    """A browser with an empty page of a profile of its own."""
+    _browser.begin_anew()
+    return _browser
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.monitor.asking import ask
-from tests.monitor.test_page import browser
+from tests.monitor.test_page import _browser, browser
 from tests.monitor.test_state import seen_at
 from tests.monitor.test_watch import run
 from tests.support.browser import Browser
@@ -26,7 +26,7 @@ from tranlogs_monitor.dashboard.pages.board import Board
 from tranlogs_monitor.dashboard.server import WebServer
 from tranlogs_monitor.settings import DaemonSettings
 
-__all__ = ["browser", "run"]
+__all__ = ["_browser", "browser", "run"]
 
 TOKEN = Token("correct-horse", "--token-file x")
 PATHS = ("/", "/journal/run", "/data.json", "/static/page.js", "/metrics", "/healthz", "/nothing")

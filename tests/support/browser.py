@@ -31,7 +31,7 @@ def chromium() -> str | None:
 
 
 class Browser:
-    """One page in a browser of its own.
+    """A browser with one page, and after `begin_anew` with another one that shares nothing with it.
 
     Attributes:
         requests: addresses that the page has asked for.
@@ -54,12 +54,21 @@ class Browser:
         )
         os.close(to_read)
         os.close(to_write)
-        self._left, self._number, self._session = b"", 0, ""
-        targets = self._ask("Target.getTargets")["targetInfos"]
-        page = next(one["targetId"] for one in targets if one["type"] == "page")
+        self._left, self._number, self._session, self._profile = b"", 0, "", ""
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Go on with an empty page of another profile: nothing is stored, asked for or complained of."""
+        self._session = ""
+        if self._profile:
+            self._ask("Target.disposeBrowserContext", browserContextId=self._profile)
+        self._profile = self._ask("Target.createBrowserContext")["browserContextId"]
+        page = self._ask("Target.createTarget", url="about:blank", browserContextId=self._profile)["targetId"]
         self._session = self._ask("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._ask(f"{domain}.enable")
+        self.requests.clear()
+        self.complaints.clear()
 
     def __enter__(self) -> Browser:
         return self

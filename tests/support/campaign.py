@@ -2,7 +2,8 @@
 
 The gate (`make test`) runs a fifth of each campaign of kills, and all examples of properties and of damage, from a fixed seed,
 so that two runs of the gate try the same cases. Of some products, such as all styles of a script on all backends, it runs each
-value once, and of faults that come one after the other in a test it tries two (`few`). What is marked `soak` (`variant`) is
+value once (`each_once`), of others each value with each value of each other dimension (`pairwise`), and of faults that come one
+after the other in a test it tries two (`few`). What is marked `soak` (`variant`) is
 another variant of what the gate tries. `make soak` and `pytest --soak` run the whole campaigns and products, and all variants,
 from a seed that is drawn anew and printed.
 tests/conftest.py sets two environment variables before any test module is imported:
@@ -19,7 +20,7 @@ import itertools
 import os
 import random
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -56,6 +57,34 @@ def each_once(*values: Sequence[Any]) -> list[tuple[Any, ...]]:
     if is_soak():
         return list(itertools.product(*values))
     return [tuple(each[i % len(each)] for each in values) for i in range(max(map(len, values)))]
+
+
+def pairwise(*values: Sequence[Any], allows: Callable[..., bool] = lambda *_: True) -> list[tuple[Any, ...]]:
+    """Return all combinations in a soak; in the gate some of them, in which any two values of two dimensions meet.
+
+    Each time, the combination with the most pairs that have not met is taken, the first one of several.
+
+    Args:
+        values: the dimensions.
+        allows: tells of a combination whether it is one.
+    """
+    numbers = itertools.product(*(range(len(each)) for each in values))
+    every = [one for one in numbers if allows(*_values(values, one))]
+    chosen = every if is_soak() else []
+    missing = {pair for one in every for pair in _pairs(one)} if not is_soak() else set()
+    while missing:
+        best = max(every, key=lambda one: len(missing & _pairs(one)))
+        missing -= _pairs(best)
+        chosen.append(best)
+    return [_values(values, one) for one in chosen]
+
+
+def _values(values: Sequence[Sequence[Any]], numbers: tuple[int, ...]) -> tuple[Any, ...]:
+    return tuple(each[i] for each, i in zip(values, numbers, strict=True))
+
+
+def _pairs(combination: tuple[int, ...]) -> set[tuple[tuple[int, int], ...]]:
+    return set(itertools.combinations(enumerate(combination), 2))
 
 
 def variant(*values: Any) -> Any:

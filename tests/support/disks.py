@@ -78,13 +78,22 @@ def make_read_only(folder: Path) -> None:
 
 @contextmanager
 def _mounted(folder: Path, *what: str) -> Iterator[None]:
+    """Mount something on a folder, upon a shared mount of the folder itself.
+
+    A rehearsal that begins meanwhile has copies of all mounts. An unmount takes these down, too, if what is below is shared;
+    otherwise they would hold the disk, and its image, until the rehearsal ends.
+    """
     folder.mkdir(exist_ok=True)
-    _run("mount", *what, str(folder))
+    _run("mount", "--bind", "--make-shared", str(folder), str(folder))
     try:
-        yield
+        _run("mount", *what, str(folder))
+        try:
+            yield
+        finally:
+            if subprocess.run(["umount", str(folder)], capture_output=True).returncode:
+                _run("umount", "--lazy", str(folder))
     finally:
-        if subprocess.run(["umount", str(folder)], capture_output=True).returncode:
-            _run("umount", "--lazy", str(folder))
+        _run("umount", "--lazy", str(folder))
 
 
 def make_ext4(image: Path, size: int = 512 * _MIB) -> Path:

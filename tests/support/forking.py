@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.huge_pages import collapse_memory
+
 Say = Callable[..., None]
 
 
@@ -45,6 +47,7 @@ def serve(
         say: writes a line for the test.
         tell_error: tells the test of the exception that is being handled.
     """
+    collapse_memory()
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

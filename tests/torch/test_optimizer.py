@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from tests.support import campaign
 from tests.torch.lab import Attempt, differences, flatten, in_child, prove_exact, uninterrupted
 from tests.torch.small import everything, logged, one_step, small
 from tranlogs.base.errors import UnencodableState, UsageError
@@ -350,8 +351,7 @@ def scaled(attempt: Attempt, *, fused: bool, unscale: bool, is_zeroed_first: boo
     optimizer.close()
 
 
-@pytest.mark.parametrize("unscale", [False, True], ids=["", "unscaled and clipped"])
-@pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
+@pytest.mark.parametrize(("fused", "unscale"), campaign.each_once([False, True], [False, True]))
 def test_grad_scaler_comes_back_to_the_bit(fused: bool, unscale: bool, tmp_path: Path) -> None:
     prove_exact(partial(scaled, fused=fused, unscale=unscale), tmp_path / "run", (14, 8, 3))
 

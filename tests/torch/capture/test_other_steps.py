@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from tests.support import campaign
 from tests.torch.lab import Attempt, differences, prove_exact, uninterrupted
 from tests.torch.nets import Mixed, loss_of, seed, tokens
 from tests.torch.scripts import numbered, validate
@@ -385,8 +386,10 @@ def sharpness_aware(attempt: Attempt, *, base: Callable[..., torch.optim.Optimiz
     optimizer.close()
 
 
-@pytest.mark.parametrize("is_exact_return", [True, False], ids=["returns to the bit", "returns by subtraction"])
-@pytest.mark.parametrize("base", [partial(torch.optim.SGD, momentum=0.9), partial(torch.optim.AdamW, fused=True)])
+@pytest.mark.parametrize(
+    ("base", "is_exact_return"),
+    campaign.each_once([partial(torch.optim.SGD, momentum=0.9), partial(torch.optim.AdamW, fused=True)], [True, False]),
+)
 def test_sam_around_a_logged_optimizer_comes_back_to_the_bit(
     base: Callable[..., torch.optim.Optimizer], is_exact_return: bool, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.support import campaign
 from tests.torch.lab import Attempt, in_child, prove_exact
 from tests.torch.nets import seed
 
@@ -79,13 +80,12 @@ def training(attempt: Attempt, *, name: str, ours: bool) -> None:
     optimizer.close()
 
 
-CASES = [
-    (name, ours, die_at)
-    for name in BEFORE
-    for ours in (True, False)
-    for die_at in KILLS
-    if ours or not (name == "lower_lr" or (name == "draw" and die_at[0] < 9))
-]
+CASES = campaign.pairwise(
+    list(BEFORE),
+    [True, False],
+    KILLS,
+    allows=lambda name, ours, die_at: ours or not (name == "lower_lr" or (name == "draw" and die_at[0] < 9)),
+)
 
 
 @pytest.mark.parametrize(("name", "ours", "die_at"), CASES, ids=str)
@@ -124,9 +124,7 @@ def beside(attempt: Attempt, *, length: int, ours: bool) -> None:
     optimizer.close()
 
 
-@pytest.mark.parametrize("die_at", KILLS, ids=str)
-@pytest.mark.parametrize("ours", [True, False], ids=["epochs()", "range"])
-@pytest.mark.parametrize("length", [32, 40])
+@pytest.mark.parametrize(("die_at", "ours", "length"), campaign.pairwise(KILLS, [True, False], [32, 40]), ids=str)
 def test_second_source_that_is_begun_before_the_loop(length: int, ours: bool, die_at: tuple[int, ...], tmp_path: Path) -> None:
     prove_exact(partial(beside, length=length, ours=ours), tmp_path / "run", die_at)
 

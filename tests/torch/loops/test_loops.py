@@ -14,6 +14,7 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR, AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.support import campaign
 from tests.torch.lab import Attempt, prove_exact
 from tests.torch.nets import Mixed, loss_of, seed, tokens
 from tests.torch.scripts import numbered, validate
@@ -21,7 +22,6 @@ from tranlogs.base.errors import UsageError
 
 Make = Callable[[Any], torch.optim.Optimizer]
 FORMS: dict[str, dict[str, Any]] = {"foreach": {"foreach": True}, "fused": {"fused": True}}
-every_form = pytest.mark.parametrize("form", FORMS)
 
 
 # A GradScaler, autocast, and accumulation: windows of three batches, of which some skip their step.
@@ -61,9 +61,7 @@ def mixed_precision(attempt: Attempt, *, form: str, clip: bool, is_zeroed_first:
     optimizer.close()
 
 
-@pytest.mark.parametrize("is_zeroed_first", [False, True], ids=["", "zeroed first"])
-@pytest.mark.parametrize("clip", [False, True], ids=["", "clipped"])
-@every_form
+@pytest.mark.parametrize(("form", "clip", "is_zeroed_first"), campaign.pairwise(list(FORMS), [False, True], [False, True]))
 def test_skipped_steps_amid_accumulation_come_back_to_the_bit(
     form: str, clip: bool, is_zeroed_first: bool, tmp_path: Path
 ) -> None:
@@ -192,15 +190,15 @@ def images(attempt: Attempt, *, optimizer_of: Make, dtype: torch.dtype) -> None:
     optimizer.close()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize(
-    "optimizer_of",
-    [partial(torch.optim.SGD, lr=0.01, momentum=0.9), partial(torch.optim.AdamW, lr=0.01)],
-    ids=["SGD", "AdamW"],
+    ("form", "dtype", "name"),
+    campaign.pairwise(list(FORMS), [torch.float32, torch.bfloat16, torch.float64], ["SGD", "AdamW"]),
+    ids=str,
 )
-@every_form
-def test_channels_last_comes_back_to_the_bit(form: str, optimizer_of: Make, dtype: torch.dtype, tmp_path: Path) -> None:
-    prove_exact(partial(images, optimizer_of=partial(optimizer_of, **FORMS[form]), dtype=dtype), tmp_path / "run", (10, 9))
+def test_channels_last_comes_back_to_the_bit(form: str, name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    options = {"SGD": {"momentum": 0.9}, "AdamW": {}}[name]
+    optimizer_of = partial(getattr(torch.optim, name), lr=0.01, **options, **FORMS[form])
+    prove_exact(partial(images, optimizer_of=optimizer_of, dtype=dtype), tmp_path / "run", (10, 9))
 
 
 # Several optimizers, phases, and turns of none, one or many steps.

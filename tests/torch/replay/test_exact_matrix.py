@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from tests.support import campaign
 from tests.torch.lab import Attempt, Outcome, differences, in_child, prove_exact
 from tests.torch.nets import Mixed, loss_of, seed, tokens
 from tests.torch.scripts import Make, accumulating, adversarial, numbered, ordinary, per_epoch, split
@@ -258,8 +259,12 @@ def test_lbfgs_comes_back_to_the_bit(search: str | None, tmp_path: Path, caplog:
     assert "LBFGS" in caplog.text
 
 
-@pytest.mark.parametrize("form", ["single", "foreach"])
-@pytest.mark.parametrize("name", ["SGD momentum", "Adam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD", "RAdam"])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    campaign.each_once(
+        ["SGD momentum", "Adam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD", "RAdam"], ["single", "foreach"]
+    ),
+)
 def test_complex_parameters_come_back_to_the_bit(name: str, form: str, tmp_path: Path) -> None:
     script = partial(matrices, optimizer_of=lambda m: make(name, form, m.parameters()), dtype=torch.complex64)
     prove_exact(script, tmp_path / "run", (13,))
@@ -312,9 +317,15 @@ def odd_gradients(
     optimizer.close()
 
 
-@pytest.mark.parametrize("name", ["SGD momentum-single", "SGD momentum-foreach", "SGD momentum-fused", "AdamW-fused"])
-@pytest.mark.parametrize("odd", [in_a_bucket, strided], ids=lambda odd: odd.__name__)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "odd", "dtype"),
+    campaign.pairwise(
+        ["SGD momentum-single", "SGD momentum-foreach", "SGD momentum-fused", "AdamW-fused"],
+        [in_a_bucket, strided],
+        [torch.float32, torch.bfloat16],
+    ),
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_gradient_in_another_layout_comes_back_to_the_bit(
     name: str, odd: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype, tmp_path: Path
 ) -> None:
@@ -381,8 +392,7 @@ def scheduled(attempt: Attempt, *, scheduler_of: Callable[[Any], Any], on_inner:
     optimizer.close()
 
 
-@pytest.mark.parametrize("on_inner", [False, True], ids=["on the wrapper", "on the inner"])
-@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize(("name", "on_inner"), campaign.each_once(list(SCHEDULERS), [False, True]))
 def test_scheduler_comes_back_with_the_values_it_wrote(name: str, on_inner: bool, tmp_path: Path) -> None:
     prove_exact(partial(scheduled, scheduler_of=SCHEDULERS[name], on_inner=on_inner), tmp_path / "run", DIE_AT)
 

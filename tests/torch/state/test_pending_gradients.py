@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support import campaign
 from tests.torch.lab import Attempt, prove_exact
 from tests.torch.nets import Mixed, loss_of, seed, tokens
 from tranlogs_torch import LoggedOptimizer
@@ -37,9 +38,11 @@ def two_speeds(attempt: Attempt, *, out_of_place: bool, change_at: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")  # create_graph keeps what it made alive until the next backward
-@pytest.mark.parametrize("out_of_place", [False, True])
-@pytest.mark.parametrize("change_at", [0, 5, 100])
-@pytest.mark.parametrize("die_at", [(9, 4), (13, 6), (14, 8)], ids=str)
+@pytest.mark.parametrize(
+    ("die_at", "change_at", "out_of_place"),
+    campaign.pairwise([(9, 4), (13, 6), (14, 8)], [0, 5, 100], [False, True]),
+    ids=str,
+)
 def test_gradients_that_wait_come_back(out_of_place: bool, change_at: int, die_at: tuple[int, int], tmp_path: Path) -> None:
     script = partial(two_speeds, out_of_place=out_of_place, change_at=change_at)
     prove_exact(script, tmp_path / "run", die_at)
@@ -73,9 +76,11 @@ class Averaging(torch.optim.SGD):
     """Not torch's own: redone step by step."""
 
 
-@pytest.mark.parametrize("die_at", [(5,), (11,), (7, 4), (12, 1, 3)], ids=str)
-@pytest.mark.parametrize("clips", [False, True])
-@pytest.mark.parametrize("kind", ["by tensor", "step by step"])
+@pytest.mark.parametrize(
+    ("die_at", "kind", "clips"),
+    campaign.pairwise([(5,), (11,), (7, 4), (12, 1, 3)], ["by tensor", "step by step"], [False, True]),
+    ids=str,
+)
 def test_used_gradients_that_are_read_come_back(kind: str, clips: bool, die_at: tuple[int, ...], tmp_path: Path) -> None:
     prove_exact(partial(reading, kind=kind, clips=clips), tmp_path / "run", die_at, checkpoint_every=1000)
 
