@@ -38,10 +38,13 @@ PLACES = (
 )
 
 
-@pytest.mark.parametrize("what", ["weight", campaign.variant("rate"), "momentum", "frozen"])
+IN_THE_GATE = {"momentum": ("on_batch_begin", "on_batch_end"), "frozen": ("on_test_begin", "on_epoch_end")}  # weights: the rest
+
+
+@pytest.mark.parametrize("what", ["weight", campaign.variant("rate"), *IN_THE_GATE])
 def test_a_write_at_any_place_is_noticed_on_tensorflow(tensorflow: Lab, what: str, tmp_path: Path) -> None:
-    few = ("on_train_batch_end", "on_epoch_end", *(["on_train_batch_begin"] if campaign.is_soak() else []))
-    places = PLACES if what in ("weight", "rate") else few
+    others = [place for place in PLACES if place not in sum(IN_THE_GATE.values(), ())]
+    places = PLACES if campaign.is_soak() else IN_THE_GATE.get(what, others)
     jobs = {
         place: tensorflow.start("scenario.steps.written_at", folder=str(tmp_path / place), place=place, what=what)
         for place in places
@@ -55,7 +58,8 @@ def test_a_write_at_any_place_is_noticed_on_tensorflow(tensorflow: Lab, what: st
 
 @pytest.mark.parametrize("backend", ["torch", "jax"], indirect=True)
 def test_a_write_at_any_place_is_noticed(backend: Lab, tmp_path: Path) -> None:
-    for place in ("on_train_batch_begin", "on_train_batch_end", "on_epoch_begin", "on_test_end"):
+    all_places = ("on_train_batch_begin", "on_test_end", "on_train_batch_end", "on_epoch_begin")
+    for place in all_places if backend.backend == "torch" or campaign.is_soak() else all_places[:2]:
         found = backend.value(
             "scenario.steps.written_at", folder=str(tmp_path / place), place=place, what="weight", jit=backend.backend == "jax"
         )
@@ -100,3 +104,6 @@ def test_boundaries_hand_over_what_has_not_changed_as_the_same_part(tensorflow: 
     found = tensorflow.value("scenario.steps.body_parts", folder=str(tmp_path))
     assert {"data", "seed", "earlier", "source", "rng.python", "rng.numpy"} <= set(found["fixed"])
     assert {"position", "auxiliary", "metrics"} <= set(found["others"])
+    assert found["converted"] == ["tests.keras.scenario.steps"], (
+        "none of the product's functions, which takes time at each start"
+    )

@@ -13,7 +13,7 @@ from tranlogs_keras.data.tf_dataset import TFDatasetBatches
 from tranlogs_keras.data.tf_pipeline import stages_of
 
 Batch = tuple[int, ...]
-_ROWS, _ENDLESS = 24, 40
+_ROWS, _ENDLESS = 24, 40 if campaign.is_soak() else 26
 
 
 def rows() -> Any:
@@ -109,7 +109,8 @@ def _wrong_places(make: Callable[[], Any], passes_left: Sequence[int], *, is_end
             if crash <= length
         ]
         # Prefetching may have come to the end of a repetition at any place.
-        places = sorted({*places, *((place, place) for place in range(1, 21))}) if is_endless else places
+        last = 20 if campaign.is_soak() else 13  # of the third repetition, or the second
+        places = sorted({*places, *((place, place) for place in range(1, last + 1))}) if is_endless else places
         stored: dict[int, Any] = {place: None for pair in places for place in pair}
         whole = source_of(make())
         right = [read_pass(whole, length, number=n, seen=0, stored=stored if n == left else {}) for n in range(passes)]

@@ -79,13 +79,13 @@ def _lives(
 
 
 def places_of(name: str, backend: str, *, batches: int, validates: bool) -> list[Place]:
-    """Return places of death: a random batch, a recovery, an end of an epoch or a validation. All kinds of ends in a soak."""
+    """Return places of death: a random batch, then a recovery, an end of an epoch or of a validation. All of them in a soak."""
     chance = campaign.dice(name, backend)
     ends = [["before", 1], ["after", 1], *([["validation", 1]] if validates else [])]
-    chosen = ends if campaign.is_soak() else [chance.choice(ends)]
     point = chance.choice(["boundary.before", "boundary.after", "log.after_commit"])
     recovery = chance.choice(["recovery.restored", "recovery.replayed"])
-    return [["failpoint", point, chance.randint(2, batches + 2)], ["failpoint", recovery, 1], *chosen]
+    others = [["failpoint", recovery, 1], *ends]
+    return [["failpoint", point, chance.randint(2, batches + 2)], *(others if campaign.is_soak() else [chance.choice(others)])]
 
 
 def _different(what: str, right: Any, found: Any) -> list[str]:
