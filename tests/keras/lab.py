@@ -190,14 +190,14 @@ class Labs:
     """
 
     def __init__(self, folder: Path, shared: Path) -> None:
-        self._folder, self._shared, self._made = folder, shared, dict[str, Lab]()
+        self._folder, self.shared, self._made = folder, shared, dict[str, Lab]()
 
     def of(self, backend: str, keras: Path | None = None) -> Lab:
         """Return the lab of a backend, with the Keras of the environment or with that of a folder."""
         name = backend if keras is None else f"{backend}-{keras.name}"
         if name not in self._made:
             (self._folder / name).mkdir()
-            self._made[name] = Lab(backend, self._folder / name, self._shared, keras)
+            self._made[name] = Lab(backend, self._folder / name, self.shared, keras)
         return self._made[name]
 
     def close(self) -> None:

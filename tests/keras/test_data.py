@@ -35,8 +35,8 @@ def test_on_torch(data: str, torch: Lab, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        "dataset",
-        "dataset-repeat",
+        campaign.variant("dataset"),  # with a checkpoint behind each step below, and a repeated one in test_pipelines.py
+        campaign.variant("dataset-repeat"),
         "dataset-python",
         "numbered",
         campaign.variant("numbered-workers"),
@@ -52,7 +52,7 @@ def test_on_tensorflow(data: str, tensorflow: Lab, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [campaign.variant("numbered"), "generator", campaign.variant("loader")])
 def test_on_jax(data: str, jax: Lab, tmp_path: Path) -> None:
-    prove_exact(jax, tmp_path, [{"die": ["batch", 13]}], data=data, jit=True, **SMALL)
+    prove_exact(jax, tmp_path, [{"die": ["batch", 13]}], data=data, jit=True, model="dense", optimizer="adam")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_pipelines_that_cannot_be_brought_back_are_named_before_training(tensorf
     assert "draws random numbers in parallel" in found["parallel"]
 
 
-@pytest.mark.parametrize("data", ["generator", "arrays"])
+@pytest.mark.parametrize("data", ["generator", campaign.variant("arrays")])
 def test_keras_own_random_numbers_come_back_beside_data_that_are_drawn_ahead(
     data: str, tensorflow: Lab, tmp_path: Path
 ) -> None:

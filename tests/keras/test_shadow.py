@@ -18,7 +18,7 @@ KILLED: dict[str, Any] = {"die": ["batch", 13], "behind_checkpoint": True, "opti
     [
         ("torch", {}),
         ("torch", {"optimizer": "adam-schedule", "data": "arrays", "options": {**EVERY_STEP, "log": "weights"}}),
-        ("jax", {"jit": True, "model": "dense"}),
+        ("jax", {"jit": True, "model": "dense", "optimizer": "adam"}),
         ("tensorflow", {"model": "dense"}),
     ],
     indirect=["backend"],

@@ -12,9 +12,11 @@ from tests.support import campaign
 
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
 def test_a_step_is_one_call_into_tensorflow(tensorflow: Lab, jit: bool, tmp_path: Path) -> None:
-    plain, found = (tensorflow.value("scenario.steps.calls", run=run, jit=jit) for run in (None, str(tmp_path)))
+    found = tensorflow.value("scenario.steps.calls", run=str(tmp_path), jit=jit)
     assert max(found, key=found.get) == 1, "not one call"
-    assert min(plain) == 3, "what Keras needs itself: its function, and two to get at what it returns"
+    if not jit or campaign.is_soak():
+        plain = tensorflow.value("scenario.steps.calls", run=None, jit=jit)
+        assert min(plain) == 3, "what Keras needs itself: its function, and two to get at what it returns"
     # The others look: at what the train step writes, and now and then.
     assert found[1] > 0.6 * sum(found.values())
     assert sum(calls * steps for calls, steps in found.items()) <= 3 * sum(found.values())

@@ -96,13 +96,14 @@ def written_at(folder: str, *, place: str, what: str, data: str = "arrays", jit:
     """A fit with a callback that writes, left in its second epoch and taken up; and the same in one go."""
     kept = []
     x, y = digits()
+    small = "sparse" if what == "frozen" else "dense" if jit else "line"  # dense: other tests on JAX have compiled it
     if what == "gradient":
         tranlogs.training.gradient_layout.SMALL_BYTES = 0  # as of large ones, no gradient is copied before it is written
 
     def fit(run: str, *others: Any) -> tuple[Any, Any]:
         keras.utils.set_random_seed(5)  # a pipeline takes its seed as it is made
         options = given(data) | {"verbose": 0, "epochs": 3, "validation_data": (x[:20], y[:20])}
-        model, callback = made("adam", "sparse" if what == "frozen" else "line", jit=jit), logged(run, fingerprint="full")
+        model, callback = made("adam", small, jit=jit), logged(run, fingerprint="full")
         try:
             model.fit(**options, callbacks=[callback, Writing(place, what), *others])
         except Stop:

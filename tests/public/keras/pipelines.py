@@ -88,7 +88,7 @@ def read_pass(source: TFDatasetBatches, length: int, *, number: int, seen: int, 
 def all_wrong_places() -> dict[str, list[str]]:
     """Return the places from which each pipeline goes on with other batches: a checkpoint, and a crash there or later.
 
-    Finite pipelines are left in the first pass and in the second one: in the gate in one of them, by turns.
+    Finite pipelines are left in the first pass and in the second one: in the gate in one of them, by turns, and near its ends.
     """
     found = {name: _wrong_places(make, [0], is_endless=True) for name, make in ENDLESS.items()}
     for number, (name, make) in enumerate(FINITE.items()):
@@ -99,7 +99,9 @@ def all_wrong_places() -> dict[str, list[str]]:
 def _wrong_places(make: Callable[[], Any], passes_left: Sequence[int], *, is_endless: bool) -> list[str]:
     length = _ENDLESS if is_endless else sum(1 for _ in make())
     passes = 1 if is_endless else 3
-    checkpoints = {5, 13} if is_endless else {1, length // 2, length - 2, length - 1}
+    checkpoints = {5, 13} if is_endless else {1, length - 1}
+    if campaign.is_soak() and not is_endless:
+        checkpoints |= {length // 2, length - 2}
     wrong = []
     for left in passes_left:
         places = [

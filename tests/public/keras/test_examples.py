@@ -26,7 +26,7 @@ def test_a_killed_example_ends_with_the_bits_and_the_lines_of_its_twin(
     arguments: dict[str, Any] = {"file": str(file)}
     twin = tensorflow.value(_LIVE, **arguments, folder=str(tmp_path / "twin"), lines=None, calls=0)
     draw, killed = random.Random(f"{name} {campaign.seed()}"), tmp_path / "killed"
-    for _ in range(2):
+    for _ in range(2 if campaign.is_soak() else 1):
         calls = int(30_000 ** draw.random())
         ended = tensorflow.run(_LIVE, **arguments, folder=str(killed), lines=lines, calls=calls)
         assert ended.was_killed, f"seed {campaign.seed()}: {ended.output}"

@@ -51,7 +51,7 @@ def test_it_holds_and_no_step_is_lost(backend: Lab, tmp_path: Path, monkeypatch:
         for name in (name for change in changes for name in _NAMES.get(change, ())):
             assert any(name in note and "was changed between recover() and the first" in note for note in found["notes"])
         words = ("verify", str(run), "--replay")
-        verified = cli(*words) if backend.backend == "torch" else ask(backend, *words)
+        verified = cli(*words) if backend.backend == "tensorflow" else ask(backend, *words)
         assert (verified["problems"], verified["ranks"][0]["replays"][0]["exact"]) == ([], True)
 
 

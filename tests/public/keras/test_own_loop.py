@@ -10,7 +10,7 @@ import pytest
 
 from tests.keras.lab import Lab, differences
 from tests.keras.tool import ask, call
-from tests.public.keras.proof import prove_exact, run_killed
+from tests.public.keras.proof import prove_exact, resume_killed, run_killed
 from tests.support import campaign
 
 _SCRIPTS = "tests.public.keras.own_loop"
@@ -103,7 +103,7 @@ def _demand_replayed(verified: dict[str, Any], *, steps: int) -> None:
 @pytest.mark.crash
 def test_a_metric_that_nobody_tracks_is_named(tensorflow: Lab, tmp_path: Path) -> None:
     script = f"{_SCRIPTS}.guide"
-    _, resumed = run_killed(tensorflow, script, tmp_path, [["batch", 8]], tracks=False)
+    resumed = resume_killed(tensorflow, script, tmp_path, [["batch", 8]], tracks=False)
     assert resumed["exact"] is None
     assert any("the loop writes sparse_categorical_accuracy" in note for note in resumed["notes"]), resumed["notes"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.keras.lab import Lab
-from tests.public.keras.proof import prove_exact, run_killed
+from tests.public.keras.proof import prove_exact, resume_killed
 from tests.support import campaign
 
 SCRIPT = "tests.public.keras.recurrent.train"
@@ -32,7 +32,7 @@ def test_states_on_jax_come_back(resets: bool, jit: bool, jax: Lab, tmp_path: Pa
 
 @pytest.mark.crash
 def test_states_that_a_compiled_step_on_jax_was_not_traced_with_are_named(jax: Lab, tmp_path: Path) -> None:
-    _, resumed = run_killed(jax, SCRIPT, tmp_path, [["batch", 8]], resets=False, looks=True, deep=False, jit=True, epochs=2)
+    resumed = resume_killed(jax, SCRIPT, tmp_path, [["batch", 8]], resets=False, looks=True, deep=False, jit=True, epochs=2)
     assert resumed["exact"] is False
     assert any("has the states of stateful recurrent layers as constants" in note for note in resumed["notes"]), resumed[
         "notes"
