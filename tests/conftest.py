@@ -134,12 +134,13 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def keras_labs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Labs]:
-    """Labs of all backends of Keras, for all folders that use some. Processes of pytest-xdist share what JAX has compiled."""
+    """Labs of all backends of Keras, for all folders that use some. Processes of pytest-xdist share their servers."""
     from tests.keras.lab import Labs
 
     base = tmp_path_factory.getbasetemp()
-    compiled = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled-by-jax"
-    with closing(Labs(tmp_path_factory.mktemp("keras"), compiled)) as made:
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "keras-servers"
+    shared.mkdir(exist_ok=True)
+    with closing(Labs(tmp_path_factory.mktemp("keras"), shared)) as made:
         yield made
 
 

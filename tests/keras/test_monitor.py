@@ -21,7 +21,7 @@ def test_a_fit_that_is_killed_and_run_again(torch: Lab, tmp_path: Path, mode: st
         wait_until(lambda: (found := read_owner(run / "rank0", "monitor")) is not None and found.is_alive, "the monitor")
     whole = torch.value("fit", run=str(run), options=options)
     assert whole["report"]["exact"] is True
-    assert whole["state"] == torch.value("fit", run=str(tmp_path / "whole"))["state"]
+    assert whole["state"] == torch.twin("fit")["state"]
     monitor = read_owner(run / "rank0", "monitor")
     assert monitor is not None
     wait_until(lambda: not is_running(monitor.pid), "the monitor's end") if mode == "process" else None

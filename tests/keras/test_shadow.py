@@ -18,8 +18,8 @@ KILLED: dict[str, Any] = {"die": ["batch", 13], "behind_checkpoint": True, "opti
     [
         ("torch", {}),
         ("torch", {"optimizer": "adam-schedule", "data": "arrays", "options": {**EVERY_STEP, "log": "weights"}}),
-        ("jax", {"jit": True}),
-        ("tensorflow", {}),
+        ("jax", {"jit": True, "model": "dense", "optimizer": "adam"}),
+        ("tensorflow", {"model": "dense"}),
     ],
     indirect=["backend"],
 )
@@ -31,7 +31,7 @@ def test_it_has_the_bytes_of_the_callbacks_own(backend: Lab, options: dict[str, 
 
 def test_the_place_of_a_tf_dataset_is_not_known_without_the_script(tensorflow: Lab, tmp_path: Path) -> None:
     run = str(tmp_path / "run")
-    assert tensorflow.run("fit", run=run, data="dataset", **KILLED).was_killed
+    assert tensorflow.run("fit", run=run, data="dataset", model="line", **KILLED).was_killed
     ended = tensorflow.run("shadow", run=run)
     assert ended.code != 0
     assert "its checkpoints hold the place of a tf.data iterator" in ended.output

@@ -16,4 +16,4 @@ def test_sigterm_ends_a_fit_with_its_log_sealed(torch: Lab, tmp_path: Path) -> N
     assert sealed(run) == 12  # batch 13 was not done with
     found = torch.value("fit", run=str(run), model="dense", options=options)
     assert found["report"]["step"] == 12
-    assert found["state"] == torch.value("fit", run=str(tmp_path / "whole"), model="dense")["state"]
+    assert found["state"] == torch.twin("fit", model="dense")["state"]

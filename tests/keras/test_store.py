@@ -29,7 +29,7 @@ def test_a_fit_whose_disk_is_lost_goes_on_from_the_store(torch: Lab, tmp_path: P
     whole = torch.value("fit", run=str(run), options={"store": str(tmp_path / "store")})
     assert whole["report"]["exact"] is True
     assert whole["report"]["step"] >= 12
-    assert whole["state"] == torch.value("fit", run=str(tmp_path / "whole"))["state"]
+    assert whole["state"] == torch.twin("fit")["state"]
 
 
 def test_what_is_damaged_here_comes_from_the_store(torch: Lab, tmp_path: Path) -> None:
@@ -39,4 +39,4 @@ def test_what_is_damaged_here_comes_from_the_store(torch: Lab, tmp_path: Path) -
         path.write_bytes(path.read_bytes()[:100])
     whole = torch.value("fit", run=str(run), epochs=2, options=options)
     assert (whole["report"]["exact"], whole["report"]["step"]) == (True, 10)
-    assert whole["state"] == torch.value("fit", run=str(tmp_path / "whole"), epochs=2)["state"]
+    assert whole["state"] == torch.twin("fit", epochs=2)["state"]

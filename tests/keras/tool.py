@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
@@ -35,3 +36,8 @@ def run_tranlogs(words: list[str]) -> tuple[int, str, str]:
         except SystemExit as end:
             code = end.code
     return int(code or 0), out.getvalue(), err.getvalue()
+
+
+def processes(run: str = "") -> tuple[int, int]:
+    """Return the server and the process of this job."""
+    return os.getppid(), os.getpid()

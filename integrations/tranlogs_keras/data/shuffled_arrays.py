@@ -20,6 +20,7 @@ class Arrays(Source):
 
     def __init__(self, adapter: Any, backend: Backend, order: OwnOrder, strategy: Any) -> None:
         self._adapter, self._backend, self._order, self._strategy = adapter, backend, order, strategy
+        self._samples: Any = None  # on TensorFlow, a dataset that repeats all of them: a copy, as Keras's own pipeline has one
 
     def open(self, passes: int, seen: int) -> Any:
         adapter = self._adapter
@@ -39,10 +40,14 @@ class Arrays(Source):
         """The rest of a pass as Keras's own pipeline makes it, but for the order."""
         import tensorflow as tf
 
-        inputs = array_slicing.convert_to_sliceable(self._adapter._inputs, target_backend="tensorflow")
+        if self._samples is None:
+            inputs = array_slicing.convert_to_sliceable(self._adapter._inputs, target_backend="tensorflow")
+            self._samples = tf.data.Dataset.from_tensors(tree.lists_to_tuples(inputs)).repeat()
         indices = tf.constant(order, tf.int64)
-        batches = tf.data.Dataset.range(-(-len(order) // size)).map(lambda i: indices[i * size : (i + 1) * size])
-        data = tf.data.Dataset.zip((batches, tf.data.Dataset.from_tensors(tree.lists_to_tuples(inputs)).repeat()))
+        as_it_is = tf.autograph.experimental.do_not_convert  # there is nothing to convert, and each fit would wait to learn so
+        slice_of = as_it_is(lambda i: indices[i * size : (i + 1) * size])
+        batches = tf.data.Dataset.range(-(-len(order) // size)).map(slice_of)
+        data = tf.data.Dataset.zip((batches, self._samples))
 
         def take(i: Any, held: Any) -> Any:
             def one(x: Any) -> Any:
@@ -57,7 +62,7 @@ class Arrays(Source):
         options = tf.data.Options()
         options.experimental_optimization.apply_default_optimizations = False
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-        data = data.map(take, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).with_options(options)
+        data = data.map(as_it_is(take), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).with_options(options)
         data = data.prefetch(tf.data.AUTOTUNE)
         return data if self._strategy is None else self._strategy.experimental_distribute_dataset(data)
 

@@ -81,6 +81,13 @@ class Stop(Exception):
     """What ends a fit that is to be taken up again in the same process."""
 
 
+class InterruptAtBeginning(keras.callbacks.Callback):
+    """Raises before the first batch, when all that a run left is recovered."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        raise Stop
+
+
 class Interrupt(keras.callbacks.Callback):
     """Raises in the middle of a fit."""
 

@@ -33,7 +33,9 @@ def without_the_script(folder: str) -> dict[str, Any]:
     return found
 
 
-def from_weights(path: str, run: str, jit: bool = False) -> dict[str, Any]:
+def from_weights(
+    path: str, run: str, jit: bool = False, model: str = "cnn", optimizer: str = "adam-schedule"
+) -> dict[str, Any]:
     """Load an exported file into the model, and compare with what recovery brings back."""
 
     class Compare(keras.callbacks.Callback):
@@ -41,9 +43,9 @@ def from_weights(path: str, run: str, jit: bool = False) -> dict[str, Any]:
             self.recovered = [bits(v) for v in [*self.model.trainable_variables, *self.model.optimizer.variables]]
             raise Stop
 
-    fresh, other = made("adam-schedule", jit=jit), made("adam-schedule", jit=jit)
-    for model in (fresh, other):
-        model.optimizer.build(model.trainable_variables)
+    fresh, other = (made(optimizer, model, jit=jit) for _ in range(2))
+    for one in (fresh, other):
+        one.optimizer.build(one.trainable_variables)
     fresh.load_weights(path)
     compare = Compare()
     try:

@@ -46,7 +46,7 @@ def calls(run: str | None, *, jit: bool = False, acts: bool = False) -> dict[str
         count[0] = 0
         end(self, batch, logs)
 
-    model = made("adam", jit=jit)
+    model = made("adam", "line", jit=jit)
     callbacks = [] if run is None else [logged(run)]
     if acts:
         callbacks.append(keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None))
@@ -96,13 +96,14 @@ def written_at(folder: str, *, place: str, what: str, data: str = "arrays", jit:
     """A fit with a callback that writes, left in its second epoch and taken up; and the same in one go."""
     kept = []
     x, y = digits()
+    small = "sparse" if what == "frozen" else "dense" if jit else "line"  # dense: other tests on JAX have compiled it
     if what == "gradient":
         tranlogs.training.gradient_layout.SMALL_BYTES = 0  # as of large ones, no gradient is copied before it is written
 
     def fit(run: str, *others: Any) -> tuple[Any, Any]:
         keras.utils.set_random_seed(5)  # a pipeline takes its seed as it is made
         options = given(data) | {"verbose": 0, "epochs": 3, "validation_data": (x[:20], y[:20])}
-        model, callback = made("adam", "sparse", jit=jit), logged(run, fingerprint="full")
+        model, callback = made("adam", small, jit=jit), logged(run, fingerprint="full")
         try:
             model.fit(**options, callbacks=[callback, Writing(place, what), *others])
         except Stop:
@@ -147,11 +148,11 @@ def written_by_nobody(folder: str) -> dict[str, Any]:
     try:
         kept = []
         for run, cuts in ((f"{folder}/whole", ()), (f"{folder}/cut", (Raising(60),))):
-            model, callback = made("adam", "dense"), logged(run, fingerprint="full")
+            model, callback = made("adam", "line"), logged(run, fingerprint="full")
             try:
                 model.fit(**arguments, callbacks=[callback, *cuts])
             except Stop:
-                model, callback = made("adam", "dense"), logged(run, fingerprint="full")
+                model, callback = made("adam", "line"), logged(run, fingerprint="full")
                 model.fit(**arguments, callbacks=[callback])
             kept.append([bits(v) for v in model.variables])
     finally:
@@ -191,12 +192,12 @@ def inexact_in_one_call(folder: str) -> dict[str, Any]:
     arguments = given("arrays") | {"verbose": 0, "epochs": 2}
     found: dict[str, Any] = {}
     for run, cuts in (("whole", ()), ("cut", (Interrupt(14),))):
-        model, callback = made("adam"), logged(f"{folder}/{run}", fingerprint="full", checkpoint_every=6)
+        model, callback = made("adam", "dense"), logged(f"{folder}/{run}", fingerprint="full", checkpoint_every=6)
         try:
             model.fit(**arguments, callbacks=[callback, *cuts])
         except Stop:
             found["wholes_before"], wholes[0] = wholes[0], 0
-            model, callback = made("adam"), logged(f"{folder}/{run}", fingerprint="full")
+            model, callback = made("adam", "dense"), logged(f"{folder}/{run}", fingerprint="full")
             model.fit(**arguments, callbacks=[callback])
         found[run] = [bits(v) for v in [*model.variables, *model.optimizer.variables]]
     return {
@@ -231,11 +232,21 @@ def comparisons() -> dict[str, bool]:
 
 
 def body_parts(folder: str) -> dict[str, Any]:
-    """Which parts of boundaries are the same objects from one to the next."""
+    """Which parts of boundaries are the same objects from one to the next; and what of the product AutoGraph converts."""
+    import tensorflow as tf
+    from tensorflow.python.autograph.impl import api
+
     from tranlogs.encoding.tree import Fixed
     from tranlogs.journal import Journal
 
     boundary, bodies = Journal.boundary, []
+    convert, converted = api._convert_actual, []
+
+    def noted_conversion(entity: Any, context: Any) -> Any:
+        converted.append(entity.__module__)
+        return convert(entity, context)
+
+    api._convert_actual = noted_conversion
 
     def noted(self: Any, body: Any, *arguments: Any, **options: Any) -> None:
         bodies.append(body)
@@ -245,9 +256,11 @@ def body_parts(folder: str) -> dict[str, Any]:
     callback = TranLogsCallback(folder, verbose=False)
     counting = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
     counting.batches = 0
-    made("adam").fit(**given("arrays"), verbose=0, callbacks=[callback, counting])
+    made("adam", "line").fit(**given("arrays"), verbose=0, callbacks=[callback, counting])
     a, b = bodies[5:7]
+    tf.function(lambda x: x + 1)(1)
     return {
+        "converted": converted,
         "fixed": sorted(name for name in a if isinstance(a[name], Fixed) and a[name] is b[name]),
         "others": sorted(name for name in a if a[name] is not b[name]),
         "folder": str(Path(folder)),

@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 import numpy as np
-from sklearn.datasets import load_digits
 
+from tests.keras.scenario.data import stored_digits
 from tests.public.keras.own_steps import Death
 from tranlogs_keras import TranLogsCallback
 
@@ -29,7 +29,7 @@ def made(rate: float = 0.01) -> keras.Model:
 def freeze_and_thaw(run: str, fresh: bool, die: int | None = None, rate: float = 0.01) -> dict[str, Any]:
     """As in the guide to transfer learning: train the head, thaw the base, compile anew, fine-tune."""
     keras.utils.set_random_seed(5)
-    x, y = load_digits(return_X_y=True)
+    x, y = stored_digits()
     arguments = {"x": (x[:96] / 16).astype("float32"), "y": y[:96].astype("int64"), "batch_size": 16, "verbose": 0}
     model, callback = made(rate), logged(run)
     plateau = keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=0, min_delta=9.0)
@@ -46,7 +46,7 @@ def freeze_and_thaw(run: str, fresh: bool, die: int | None = None, rate: float =
 
 def another_model(run: str) -> str:
     """A loop over seeds that gives all of them one folder."""
-    x, y = load_digits(return_X_y=True)
+    x, y = stored_digits()
     arguments = {"x": (x[:96] / 16).astype("float32"), "y": y[:96].astype("int64"), "batch_size": 16, "verbose": 0}
     for seed in (1, 2):
         keras.utils.set_random_seed(seed)

@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 import numpy as np
-from sklearn.datasets import load_digits
 
+from tests.keras.scenario.data import stored_digits
 from tranlogs_keras import TranLogsCallback
 
 layers, ops = keras.layers, keras.ops
@@ -195,7 +195,7 @@ class Death(keras.callbacks.Callback):
 
 def fit(run: str | None, style: str, die: int | None = None, eager: bool = False) -> dict[str, Any]:
     """Two epochs of six batches; without a run, plain Keras in the order of the data."""
-    x = (load_digits(return_X_y=True)[0][: 6 * BATCH] / 16).astype("float32")
+    x = (stored_digits()[0][: 6 * BATCH] / 16).astype("float32")
     model = made(style, x)
     model.run_eagerly = eager
     callbacks = [] if run is None else [TranLogsCallback(run, durability="process", segment_bytes=1 << 20)]

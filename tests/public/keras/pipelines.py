@@ -13,7 +13,7 @@ from tranlogs_keras.data.tf_dataset import TFDatasetBatches
 from tranlogs_keras.data.tf_pipeline import stages_of
 
 Batch = tuple[int, ...]
-_ROWS, _ENDLESS = 24, 40
+_ROWS, _ENDLESS = 24, 40 if campaign.is_soak() else 26
 
 
 def rows() -> Any:
@@ -88,7 +88,7 @@ def read_pass(source: TFDatasetBatches, length: int, *, number: int, seen: int, 
 def all_wrong_places() -> dict[str, list[str]]:
     """Return the places from which each pipeline goes on with other batches: a checkpoint, and a crash there or later.
 
-    Finite pipelines are left in the first pass and in the second one: in the gate in one of them, by turns.
+    Finite pipelines are left in the first pass and in the second one: in the gate in one of them, by turns, and near its ends.
     """
     found = {name: _wrong_places(make, [0], is_endless=True) for name, make in ENDLESS.items()}
     for number, (name, make) in enumerate(FINITE.items()):
@@ -99,7 +99,9 @@ def all_wrong_places() -> dict[str, list[str]]:
 def _wrong_places(make: Callable[[], Any], passes_left: Sequence[int], *, is_endless: bool) -> list[str]:
     length = _ENDLESS if is_endless else sum(1 for _ in make())
     passes = 1 if is_endless else 3
-    checkpoints = {5, 13} if is_endless else {1, length // 2, length - 2, length - 1}
+    checkpoints = {5, 13} if is_endless else {1, length - 1}
+    if campaign.is_soak() and not is_endless:
+        checkpoints |= {length // 2, length - 2}
     wrong = []
     for left in passes_left:
         places = [
@@ -109,7 +111,8 @@ def _wrong_places(make: Callable[[], Any], passes_left: Sequence[int], *, is_end
             if crash <= length
         ]
         # Prefetching may have come to the end of a repetition at any place.
-        places = sorted({*places, *((place, place) for place in range(1, 21))}) if is_endless else places
+        last = 20 if campaign.is_soak() else 13  # of the third repetition, or the second
+        places = sorted({*places, *((place, place) for place in range(1, last + 1))}) if is_endless else places
         stored: dict[int, Any] = {place: None for pair in places for place in pair}
         whole = source_of(make())
         right = [read_pass(whole, length, number=n, seen=0, stored=stored if n == left else {}) for n in range(passes)]

@@ -21,6 +21,11 @@ def run_killed(lab: Lab, script: str, folder: Path, places: Sequence[Place], **a
     return right.value, resumed.value
 
 
+def resume_killed(lab: Lab, script: str, folder: Path, places: Sequence[Place], **arguments: Any) -> Any:
+    """Return the outcome of the killed script, where that of an uninterrupted one says nothing."""
+    return _killed(lab, script, places, {"run": str(folder / "killed")} | arguments)[-1].value
+
+
 def prove_exact(
     lab: Lab, script: str, folder: Path, places: Sequence[Place], *, warns: tuple[str, ...] = (), **arguments: Any
 ) -> Any:
@@ -67,25 +72,31 @@ def _lives(
 ) -> tuple[list[Ended], list[Ended]]:
     """Return how the script ended that nobody killed, and each process of the other one. `keyword` names its folder."""
     whole = lab.start_first(function, **{keyword: str(folder / "whole")}, die=None, **arguments)
-    killed = []
-    for place in places:
-        killed.append(lab.run(function, **{keyword: str(folder / "killed")}, die=place, **arguments))
-        assert killed[-1].was_killed, f"{place}: {killed[-1].output[-6000:]}"
-    killed.append(lab.run(function, **{keyword: str(folder / "killed")}, die=None, **arguments))
+    killed = _killed(lab, function, places, {keyword: str(folder / "killed")} | arguments)
     right = whole.wait()
-    for ended in (killed[-1], right):
-        assert ended.code == 0, ended.output[-6000:]
+    assert right.code == 0, right.output[-6000:]
     return [right], killed
 
 
+def _killed(lab: Lab, function: str, places: Sequence[Place], arguments: dict[str, Any]) -> list[Ended]:
+    """Return how each process of the killed script ended; the last one came to the end."""
+    found = []
+    for place in places:
+        found.append(lab.run(function, die=place, **arguments))
+        assert found[-1].was_killed, f"{place}: {found[-1].output[-6000:]}"
+    found.append(lab.run(function, die=None, **arguments))
+    assert found[-1].code == 0, found[-1].output[-6000:]
+    return found
+
+
 def places_of(name: str, backend: str, *, batches: int, validates: bool) -> list[Place]:
-    """Return places of death: a random batch, a recovery, an end of an epoch or a validation. All kinds of ends in a soak."""
+    """Return places of death: a random batch, then a recovery, an end of an epoch or of a validation. All of them in a soak."""
     chance = campaign.dice(name, backend)
     ends = [["before", 1], ["after", 1], *([["validation", 1]] if validates else [])]
-    chosen = ends if campaign.is_soak() else [chance.choice(ends)]
     point = chance.choice(["boundary.before", "boundary.after", "log.after_commit"])
     recovery = chance.choice(["recovery.restored", "recovery.replayed"])
-    return [["failpoint", point, chance.randint(2, batches + 2)], ["failpoint", recovery, 1], *chosen]
+    others = [["failpoint", recovery, 1], *ends]
+    return [["failpoint", point, chance.randint(2, batches + 2)], *(others if campaign.is_soak() else [chance.choice(others)])]
 
 
 def _different(what: str, right: Any, found: Any) -> list[str]:

@@ -34,12 +34,19 @@ class Look(keras.callbacks.Callback):
 
 
 def train(
-    run: str, die: list[Any] | None, resets: bool, looks: bool = False, jit: Any = "auto", epochs: int = 4
+    run: str,
+    die: list[Any] | None,
+    resets: bool,
+    looks: bool = False,
+    deep: bool = True,
+    jit: Any = "auto",
+    epochs: int = 3,
 ) -> dict[str, Any]:
     keras.utils.set_random_seed(1)
     x = np.random.default_rng(0).normal(size=(6 * BATCH, 5, 3)).astype("float32")
     layers = keras.layers
-    first = [] if looks else [layers.LSTM(6, stateful=True, dropout=0.2, recurrent_dropout=0.2, return_sequences=True)]
+    lstm = layers.LSTM(6, stateful=True, dropout=0.2, recurrent_dropout=0.2, return_sequences=True)
+    first = [lstm] if deep else []
     second = layers.GRU(5, stateful=True, dropout=0.1, recurrent_dropout=0.1)
     model = keras.Sequential([keras.Input(batch_shape=(BATCH, 5, 3)), *first, second, layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.01), loss="mse", jit_compile=jit)

@@ -20,9 +20,9 @@ from typing import Any
 import h5py
 import keras
 import numpy as np
-from sklearn.datasets import load_digits
 
 import tranlogs.base.failpoints
+from tests.keras.scenario.data import stored_digits
 from tranlogs_keras import TranLogsCallback
 
 _seen: Counter[str] = Counter()  # of this process; an attribute of a callback would come back with the run
@@ -111,7 +111,7 @@ def _content(path: Path) -> Any:
 
 def digits(count: int, *, first: int = 0) -> tuple[Any, Any]:
     """Return images of digits (8 x 8 x 1, from 0 to 1) and their labels."""
-    images, labels = load_digits(return_X_y=True)
+    images, labels = stored_digits()
     chosen = slice(first, first + count)
     return (images[chosen].reshape(-1, 8, 8, 1) / 16).astype("float32"), labels[chosen].astype("int64")
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import keras
 import numpy as np
-from sklearn.datasets import load_digits
 
+from tests.keras.scenario.data import stored_digits
 from tranlogs_keras import TranLogsCallback
 
 SAMPLES, BATCH = 96, 16
@@ -35,7 +35,7 @@ class Trainings(keras.callbacks.Callback):
 
 
 def digits() -> tuple[Any, Any]:
-    x, y = load_digits(return_X_y=True)
+    x, y = stored_digits()
     return (x[:SAMPLES] / 16).astype("float32"), y[:SAMPLES].astype("int64")
 
 

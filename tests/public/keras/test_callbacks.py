@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.keras.lab import Lab
-from tests.public.keras.proof import prove_exact, run_killed
+from tests.public.keras.proof import prove_exact, resume_killed
 from tests.support import campaign
 
 SCRIPT = "tests.public.keras.callbacks.train"
@@ -17,7 +17,8 @@ SCRIPT = "tests.public.keras.callbacks.train"
 @pytest.mark.parametrize("backend", ["tensorflow", campaign.variant("torch")], indirect=True)
 def test_generators_and_variables_of_a_callback_come_back(backend: Lab, tmp_path: Path) -> None:
     """Killed in the middle of an epoch and at an end, before and behind the callback's own turn."""
-    prove_exact(backend, SCRIPT, tmp_path, [["batch", 12], ["epoch-end", 1], ["batch", 4]])
+    places = [["batch", 12], ["epoch-end", 1], ["batch", 4]]
+    prove_exact(backend, SCRIPT, tmp_path, places if campaign.is_soak() else places[:2])
 
 
 @pytest.mark.crash
@@ -28,7 +29,7 @@ def test_long_lists_of_losses_come_back(torch: Lab, tmp_path: Path) -> None:
 @pytest.mark.crash
 @pytest.mark.parametrize("counts", [True, False])
 def test_an_object_that_cannot_be_stored_is_named_if_it_changes(counts: bool, torch: Lab, tmp_path: Path) -> None:
-    _, resumed = run_killed(torch, SCRIPT, tmp_path, [["batch", 12]], counts=counts)
+    resumed = resume_killed(torch, SCRIPT, tmp_path, [["batch", 12]], counts=counts)
     assert any("Counting.meter" in note for note in resumed["notes"]) is counts, resumed["notes"]
     assert resumed["exact"] is (None if counts else True)
 

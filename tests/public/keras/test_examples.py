@@ -16,17 +16,19 @@ _LIVE = "tests.public.keras.examples.live"
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize(("name", "constants"), [("keras_callbacks", {"EPOCHS": 6}), ("keras_tape", {"EPOCHS": 2})])
+@pytest.mark.parametrize(
+    ("name", "constants", "lines"), [("keras_callbacks", {"EPOCHS": 4}, 2), ("keras_tape", {"EPOCHS": 2}, 3)]
+)
 def test_a_killed_example_ends_with_the_bits_and_the_lines_of_its_twin(
-    name: str, constants: dict[str, int], tensorflow: Lab, tmp_path: Path
+    name: str, constants: dict[str, int], lines: int, tensorflow: Lab, tmp_path: Path
 ) -> None:
     file = shortened(name, tmp_path, **constants)
     arguments: dict[str, Any] = {"file": str(file)}
     twin = tensorflow.value(_LIVE, **arguments, folder=str(tmp_path / "twin"), lines=None, calls=0)
     draw, killed = random.Random(f"{name} {campaign.seed()}"), tmp_path / "killed"
-    for _ in range(2):
+    for _ in range(2 if campaign.is_soak() else 1):
         calls = int(30_000 ** draw.random())
-        ended = tensorflow.run(_LIVE, **arguments, folder=str(killed), lines=3, calls=calls)
+        ended = tensorflow.run(_LIVE, **arguments, folder=str(killed), lines=lines, calls=calls)
         assert ended.was_killed, f"seed {campaign.seed()}: {ended.output}"
     last = tensorflow.value(_LIVE, **arguments, folder=str(killed), lines=None, calls=0)
     assert last["state"] == twin["state"], f"seed {campaign.seed()}"

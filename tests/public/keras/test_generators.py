@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.keras.lab import Lab
-from tests.public.keras.proof import demand_deviation, prove_exact, run_killed
+from tests.public.keras.proof import demand_deviation, prove_exact, resume_killed, run_killed
 from tests.support import campaign
 
 SCRIPT = "tests.public.keras.generators.train"
@@ -37,6 +37,6 @@ def test_generators_that_share_a_random_state_are_named_before_training(kind: st
 
 @pytest.mark.crash
 def test_a_random_generator_that_an_object_holds_is_seen(torch: Lab, tmp_path: Path) -> None:
-    _, resumed = run_killed(torch, SCRIPT, tmp_path, [["batch", 12]], kind="shared by object")
+    resumed = resume_killed(torch, SCRIPT, tmp_path, [["batch", 12]], kind="shared by object")
     assert any("one random generator (rng)" in note for note in resumed["notes"]), resumed["notes"]
     demand_deviation(resumed)

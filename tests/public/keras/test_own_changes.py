@@ -10,6 +10,7 @@ import pytest
 
 from tests.keras.lab import Lab, differences
 from tests.keras.test_offline import cli
+from tests.keras.tool import ask
 from tests.support import campaign
 
 _SCRIPT = "tests.public.keras.own_changes.train"
@@ -49,7 +50,8 @@ def test_it_holds_and_no_step_is_lost(backend: Lab, tmp_path: Path, monkeypatch:
         assert (found["exact"], found["recheck"], found["step"]) == (None, "", place - 1), found["notes"]
         for name in (name for change in changes for name in _NAMES.get(change, ())):
             assert any(name in note and "was changed between recover() and the first" in note for note in found["notes"])
-        verified = cli("verify", str(run), "--replay")
+        words = ("verify", str(run), "--replay")
+        verified = cli(*words) if backend.backend == "tensorflow" else ask(backend, *words)
         assert (verified["problems"], verified["ranks"][0]["replays"][0]["exact"]) == ([], True)
 
 

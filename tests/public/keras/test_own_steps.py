@@ -16,7 +16,7 @@ SCRIPT = "tests.public.keras.own_steps.fit"
 @pytest.mark.parametrize(
     ("backend", "style"),
     [
-        *campaign.each_once(["tensorflow", "torch"], ["gan", "wgan", "vq"]),
+        *campaign.each_once(["torch", "tensorflow"], ["gan", "wgan", "vq"]),
         ("tensorflow", "ddim"),  # Keras's own fit refuses it on PyTorch
     ],
     indirect=["backend"],

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.keras.lab import Lab
+from tests.keras.test_data import SMALL
 from tests.keras.test_kill import prove_exact
 from tests.support import campaign
 
@@ -72,4 +73,4 @@ def test_what_cannot_be_brought_back_is_named(tensorflow: Lab) -> None:
 def test_a_fit_whose_data_begin_anew_within_an_epoch(data: str, tensorflow: Lab, tmp_path: Path) -> None:
     """With a checkpoint behind every step, so that one lies behind each repetition."""
     deaths = [{"die": ["batch", 4]}, {"die": ["batch", 9]}, {"die": ["batch", 14]}]
-    prove_exact(tensorflow, tmp_path, deaths, data=data, epochs=5, options={"checkpoint_every": 1})
+    prove_exact(tensorflow, tmp_path, deaths, data=data, epochs=5, options={"checkpoint_every": 1}, **SMALL)

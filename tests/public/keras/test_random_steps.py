@@ -38,7 +38,7 @@ def test_a_callback_that_draws_by_tf_random_comes_back(tensorflow: Lab, tmp_path
 @pytest.mark.crash
 @pytest.mark.parametrize("log", ["gradients", campaign.variant("weights")])
 def test_eager_random_numbers_that_follow_from_the_global_seed_come_back(log: str, tensorflow: Lab, tmp_path: Path) -> None:
-    prove_exact(tensorflow, SCRIPT, tmp_path, [["batch", 8], ["epoch-end", 1]], kind="layer", log=log, eager=True)
+    prove_exact(tensorflow, SCRIPT, tmp_path, [["batch", 8]], kind="layer", log=log, eager=True)
 
 
 @pytest.mark.crash

@@ -32,8 +32,7 @@ def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
     model = keras.Sequential(
         [
             keras.Input(batch_shape=(_BATCH, _LENGTH, 1)),
-            layers.LSTM(6, stateful=True, dropout=0.1, return_sequences=True),
-            layers.GRU(4, stateful=True),
+            layers.LSTM(6, stateful=True, dropout=0.1),
             layers.Dense(1),
         ]
     )
