@@ -27,13 +27,13 @@ class ChildFailed(TranLogsError):
         said = job.log.read_text(errors="replace").strip().splitlines()
         super().__init__(
             f"the training process {job.name!r} ended with exit code {code}: {said[-1] if said else 'silently'}. "
-            f"All that it said is in {job.log}"
+            f"Its output is in {job.log}"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """When to kill: `share` of a median step after a batch began, counted from 1."""
+    """The moment of the kill: `share` of a median step after the start of a batch. Batches are counted from 1."""
 
     batch: int
     share: float
@@ -41,7 +41,7 @@ class Kill:
 
 @dataclass(slots=True)
 class Account:
-    """What a child told.
+    """Events of a child process.
 
     Attributes:
         built, recovered, finished: the events of these names; empty where it did not come to them.
@@ -99,7 +99,7 @@ def follow(job: Job, watch: Callable[[Account], None], kill: Kill | None = None)
                 if kill is not None and len(account.digests) == kill.batch and child.returncode is None:
                     time.sleep(kill.share * statistics.median(account.step_seconds or [0.0]))
                     child.kill()
-                    child.wait()  # what it told before stays in the pipe
+                    child.wait()  # its earlier events stay in the pipe
         except BaseException:
             child.kill()
             raise

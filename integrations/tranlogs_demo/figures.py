@@ -26,7 +26,7 @@ class Acts:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What was trained."""
+    """Size of the training."""
 
     seed: int
     parameters: int
@@ -38,7 +38,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """What the crash and the recovery did.
+    """The crash, and the recovery from it.
 
     Attributes:
         killed_in_batch: number of the batch, counted from 1.
@@ -62,7 +62,7 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What logging costs.
+    """Cost of logging.
 
     Attributes:
         overhead_ratio: median step with logging over median step without. Approximate: the two were measured one after

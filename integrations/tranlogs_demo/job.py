@@ -1,4 +1,4 @@
-"""What a child of the demo is to do, and how it tells what it does.
+"""The job of a child process of the demo, and its reports to the parent.
 
 Events go to its stdout, a line of JSON each: what was written before SIGKILL is in the pipe. Where in a step the child
 is stands in a byte of a mapped file, which outlives it and costs the child nothing.
@@ -31,7 +31,7 @@ _NUMBERS = {name: number for number, name in enumerate(PHASES)}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a child trains.
+    """Training of one child process.
 
     Attributes:
         name: of the child; its files are called so.
@@ -58,7 +58,7 @@ class Job:
     checkpoint_every: int = 0
 
     def to_json(self) -> str:
-        """For the child's command line."""
+        """Return the job as text, for the child's command line."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -69,22 +69,22 @@ class Job:
 
     @property
     def state(self) -> Path:
-        """The final state, as `torch.save` writes it."""
+        """Path of the final state, in the format of `torch.save`."""
         return Path(self.folder, f"{self.name}.pt")
 
     @property
     def log(self) -> Path:
-        """What the child wrote to its stderr."""
+        """Path of the child's stderr output."""
         return Path(self.folder, f"{self.name}.log")
 
     @property
     def phase(self) -> Path:
-        """One byte: where the child is."""
+        """Path of a file of one byte: the number of the child's phase."""
         return Path(self.folder, f"{self.name}.phase")
 
 
 class Teller:
-    """The child's side."""
+    """The child's end of the pipe to its parent."""
 
     def __init__(self, job: Job) -> None:
         job.phase.write_bytes(b"\0")
@@ -92,11 +92,11 @@ class Teller:
             self._map = mmap.mmap(file.fileno(), 1)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Tell the parent."""
+        """Send an event to the parent."""
         print(json.dumps({"event": kind, **fields}), flush=True)
 
     def batch(self, tensors: list[torch.Tensor], loss: float | None) -> None:
-        """A batch begins: its content as a digest, the moment, the loss of the one before."""
+        """Report the start of a batch: a digest of its content, the time, and the loss of the batch before."""
         digest = xxhash.xxh3_64()
         for tensor in tensors:
             digest.update(tensor.numpy().tobytes())
@@ -109,5 +109,5 @@ class Teller:
 
 
 def read_phase(job: Job) -> str:
-    """Where a child was when it died."""
+    """Return the phase in which a child process died."""
     return list(PHASES)[job.phase.read_bytes()[0]]

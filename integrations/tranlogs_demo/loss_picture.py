@@ -16,7 +16,7 @@ _INK, _RED, _PALE, _WIDE = "#1f2937", "#dc2626", "#fee2e2", "#93c5fd"
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What happened to the killed run.
+    """Events of the killed run that the picture marks.
 
     Attributes:
         checkpoint: step of the checkpoint that recovery started from.

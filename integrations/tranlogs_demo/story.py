@@ -1,6 +1,6 @@
 """The demo from beginning to end.
 
-A child trains without TranLogs: what should come out. A second one trains with it and dies by SIGKILL at a random
+A child process trains without TranLogs, as the reference. A second one trains with it and dies by SIGKILL at a random
 moment. A third one, which starts from other weights and other random numbers, recovers and finishes. Then all that
 could differ is compared bit for bit.
 """
@@ -35,7 +35,7 @@ MARKER = ".tranlogs-demo"  # in a folder that a demo made, and may replace
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is trained: `until` batches, or fewer where a machine does not come to them in `seconds_max`."""
+    """Amount of training: `until` batches, or fewer if the machine does not reach them in `seconds_max`."""
 
     config: GPTConfig
     batch: int
@@ -86,7 +86,7 @@ def run_demo(folder: Path, *, quick: bool, seed: int | None, as_json: bool) -> i
 
 
 def _prepare(folder: Path, size: Size) -> None:
-    """An empty folder with a marker, and room for the run."""
+    """Make an empty folder with a marker, and check that the disk has room for the run."""
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / MARKER).exists())):
         raise UsageError(f"{folder} holds something that no demo made; it stays as it is. Give another folder")
     try:
@@ -105,7 +105,7 @@ def _prepare(folder: Path, size: Size) -> None:
 
 
 def _play(folder: Path, size: Size, seed: int, screen: Screen) -> Acts:
-    """The three children, one after another: at the same time they would take each other's cores."""
+    """Run the three child processes one after another. Together they would take each other's cores."""
     dice = random.Random(seed)
     threads = min(size.threads, len(os.sched_getaffinity(0)))
     plain = Job("reference", str(folder), size.config, size.batch, size.until, size.until, size.seconds_max, seed, threads)
@@ -153,7 +153,7 @@ def _draw(figures: Figures, acts: Acts) -> str | None:
 
 
 def _tidy(acts: Acts) -> None:
-    """What showed that nothing differs is not needed any more; the run stays to be looked at."""
+    """Delete the files that were compared. The run stays, so that it can be inspected."""
     for job in acts.jobs:
-        job.state.unlink(missing_ok=True)  # the killed one saved none
+        job.state.unlink(missing_ok=True)  # the killed child saved no state
         job.phase.unlink()

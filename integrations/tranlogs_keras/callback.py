@@ -21,7 +21,7 @@ from .state.state import LogKind
 
 keras_internals.check_keras()
 
-_open: dict[str, FitRun] = {}  # by run: a fit that failed never told us, and left it open
+_open: dict[str, FitRun] = {}  # by run; a fit that failed did not close its run
 
 
 class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -32,7 +32,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
     Args:
         run: folder of the run; made if there is none. One run for one training: the same script, the same data.
         log: "gradients" (what enters the optimizer, redone by the very function that applied it), "weights" (what each step
-            has changed), or "auto": gradients where they are enough, weights elsewhere, with a line that says why.
+            has changed), or "auto": gradients where they are enough, weights elsewhere, with a line that gives the reason.
         checkpoint_every: "epoch" (at the end of each epoch, and in long ones as "auto"), "auto" (as often as disk space and 10
             seconds of replay need it), steps (500), a time ("10min"), bytes of log ("256MiB"), a recovery time ("rto=30s"),
             or a policy object.
@@ -67,7 +67,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
     to a folder of its own below `run`, which the same fit finds again.
 
     Attributes:
-        report: what recovery told, and what became known since (`RecoveryReport`).
+        report: findings of the recovery, with later ones (`RecoveryReport`).
 
     Raises:
         UsageError: a setting is wrong.
@@ -129,7 +129,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     @property
     def report(self) -> RecoveryReport:
-        """What recovery found, and what became known since."""
+        """The report of the recovery, updated while training continues."""
         return self._report if self._fit_run is None else self._fit_run.report
 
     @property
@@ -187,7 +187,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         return self._settings
 
     def _release_left_over(self) -> None:
-        """A fit that ended with an exception never told us; its run is still open."""
+        """Close the run of a fit that ended with an exception, of which Keras does not inform callbacks."""
         self._fit_run = None
         run = str(self.run.resolve())
         for name, fit_run in list(_open.items()):

@@ -8,10 +8,10 @@ from tranlogs.base.errors import UsageError
 
 
 def check_target(path: Path, form: str | None = None) -> None:
-    """Whether a file can be written there, in a format that its name says; one that is named (`form`) is PyTorch's.
+    """Check that a file of this name can be written. A format that is named in `form` is PyTorch's.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: the file cannot be written.
     """
     if form is not None:
         raise UsageError(

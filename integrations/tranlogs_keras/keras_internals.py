@@ -82,10 +82,10 @@ _EXPECTED: dict[Any, tuple[str, ...]] = {
 
 
 def check_keras() -> None:
-    """Whether this Keras is one that TranLogs knows.
+    """Check that TranLogs supports this version of Keras.
 
     Raises:
-        UsageError: it is not; the message says which ones are.
+        UsageError: it does not; the message lists the supported versions, or what is missing.
     """
     installed = tuple(int(part) for part in keras.__version__.split(".")[:2])
     first, last = (".".join(map(str, version)) for version in VERSIONS)
@@ -107,7 +107,7 @@ def check_keras() -> None:
 
 
 def find_fit(model: Any) -> tuple[EpochIterator, CallbackList, int]:
-    """What the running `model.fit` holds: its epoch iterator, its callbacks, its number of epochs.
+    """Return the epoch iterator, the callbacks and the number of epochs of the running `model.fit`.
 
     Raises:
         UsageError: no `fit` of this model is on the stack.
@@ -152,17 +152,17 @@ def symbolic_build(model: Any, specs: Any) -> None:
 
 
 def is_built(model: Any) -> bool:
-    """Whether all layers have their variables."""
+    """Return True if all layers have their variables."""
     return all(layer.built for layer in model._flatten_layers())
 
 
 def layers_within(model: Any) -> list[Any]:
-    """All layers below a model, those of nested models too."""
+    """Return all layers below a model, those of nested models too."""
     return list(model._flatten_layers(include_self=False))
 
 
 def has_own_train_step(model: Any) -> bool:
-    """Whether `train_step` is the backend trainer's own, or one that the user wrote."""
+    """Return True if the user wrote `train_step`."""
     step = type(model).train_step
     return not step.__module__.startswith("keras.src.")
 
@@ -216,28 +216,28 @@ def make_global_seed() -> Any:
 
 
 def learning_rate_of(optimizer: Any) -> Any:
-    """What the optimizer was given as learning rate: a variable, a schedule, or a callable."""
+    """Return the learning rate that the optimizer was given: a variable, a schedule, or a callable."""
     return getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
 
 
 def trained_by(optimizer: Any) -> list[Any]:
-    """The variables that a built optimizer updates, in the order of the gradients that it takes."""
+    """Return the variables that a built optimizer updates, in the order of the gradients that it takes."""
     return list(getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables)
 
 
 def layers_of(optimizer: Any) -> list[Any]:
-    """An optimizer, and the one that it wraps, if it wraps one."""
+    """Return an optimizer, and the optimizer that it wraps, if any."""
     inner = getattr(optimizer, "inner_optimizer", None)
     return [optimizer] if inner is None else [optimizer, inner]
 
 
 def tensors_of(variables: Iterable[Any]) -> list[Any]:
-    """The tensors of variables on PyTorch; `Variable.value` would ask for each in which scopes of Keras it is called."""
+    """Return the tensors of variables on PyTorch. `Variable.value` would look up Keras's scopes for each."""
     return [variable._value for variable in variables]
 
 
 def undecayed(optimizer: Any) -> list[Any]:
-    """The variables that an optimizer with weight decay leaves out of it."""
+    """Return the variables that an optimizer with weight decay excludes from it."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if getattr(inner, "weight_decay", None) is None:
         return []
@@ -245,13 +245,13 @@ def undecayed(optimizer: Any) -> list[Any]:
 
 
 def leave_undecayed(optimizer: Any, variables: list[Any]) -> None:
-    """Leave just these out."""
+    """Exclude exactly these variables from weight decay."""
     inner, ids = getattr(optimizer, "inner_optimizer", optimizer), set(map(id, variables))
     inner._exclude_from_weight_decay_cache = {inner._var_key(v): id(v) not in ids for v in trained_by(optimizer)}
 
 
 class _Layout(saving_lib.H5IOStore):  # type: ignore[misc]
-    """In place of a file: notes which variable goes where."""
+    """Stand-in for a weights file that notes the place of each variable."""
 
     def __init__(self) -> None:
         self.found: dict[str, Any] = {}
@@ -276,7 +276,7 @@ class _Group(dict):  # type: ignore[type-arg]
 
 
 def weight_layout(model: Any, optimizers: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """What `model.save_weights` writes: the variable at each place in the file, and the layers' names by path."""
+    """Return the layout of `model.save_weights`: the variable at each place in the file, and the layers' names by path."""
     layout = _Layout()
     owned = {}
     for path, optimizer in optimizers.items():
@@ -292,7 +292,7 @@ def weight_layout(model: Any, optimizers: dict[str, Any]) -> tuple[dict[str, Any
 
 
 def write_weights(path: Any, groups: dict[str, dict[str, Any]], layers: dict[str, str]) -> None:
-    """A .weights.h5 file: the values at each place, and the layers' names."""
+    """Write a .weights.h5 file: the values at each place, and the layers' names."""
     store = saving_lib.H5IOStore(path, mode="w")
     try:
         for group in layers:  # in Keras's own order

@@ -1,4 +1,4 @@
-"""What the user of the callback chooses, checked as it is given; and what to log where the choice is ours."""
+"""The settings of the callback, checked as they are given, and the choice of what to log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVERY_EPOCH = Automatic()  # in the middle of an epoch; the fit asks for the che
 
 
 class KeepEnds:
-    """What another policy keeps, and the checkpoints at the end of the run's fits.
+    """Retention policy: the checkpoints of another policy, and those at the end of the run's fits.
 
     Attributes:
         inner: the other policy.
@@ -47,7 +47,7 @@ class KeepEnds:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user of the callback chooses.
+    """Settings of the callback.
 
     Attributes:
         shared: what all integrations have.
@@ -116,7 +116,7 @@ class Settings:
         return int(known) if known is not None else secrets.randbits(62)
 
     def choose_log(self, model: Any, backend: Backend) -> tuple[LogKind, str]:
-        """What to log, and why not gradients, where the choice is ours.
+        """Choose what to log; return the choice, and the reason if gradients are not enough.
 
         Raises:
             UsageError: gradients were asked for, and cannot be right.

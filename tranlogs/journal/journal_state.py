@@ -91,7 +91,7 @@ class JournalState:
 
     @property
     def former_loop_end(self) -> str:
-        """Where that script left its loop; see `Journal.note_finished`."""
+        """The place at which that script left its loop; see `Journal.note_finished`."""
         former = self._process.lock.former
         return former.loop_end if former is not None else ""
 

@@ -34,7 +34,7 @@ class Death:
 
 @dataclass(slots=True)
 class Killed:
-    """What the kills have come to.
+    """Outcome of the kills.
 
     Attributes:
         kills: the kills.

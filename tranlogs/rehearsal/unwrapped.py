@@ -15,7 +15,7 @@ CHECKPOINTS = (".pt", ".pth", ".ckpt", ".keras", ".h5", ".safetensors", ".npz", 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a script that does not use TranLogs loses when it is killed.
+    """Loss of a script that does not use TranLogs when it is killed.
 
     Attributes:
         headline: one sentence.

@@ -1,4 +1,4 @@
-"""What a rehearsal has found."""
+"""The verdict of a rehearsal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Kill:
 
 @dataclass(slots=True)
 class Verdict:
-    """What a rehearsal has found.
+    """Findings of a rehearsal.
 
     Attributes:
         outcome: whether the script resumes exactly.

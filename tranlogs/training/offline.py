@@ -22,7 +22,7 @@ class OfflineState(Protocol):
 
     @property
     def notes(self) -> list[str]:
-        """What recovery has to report, one sentence each."""
+        """Notes of the recovery, one sentence each."""
         ...
 
     def compare_environment(self) -> list[str]:

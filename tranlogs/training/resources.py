@@ -1,4 +1,4 @@
-"""What a run keeps open while it trains: its journal, a monitor, shipping to a store, and the signal handler."""
+"""Resources that a run keeps open while it trains: its journal, a monitor, shipping to a store, and the signal handler."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ __all__ = ["Backend", "Gradients", "choose_backend", "make_backend"]
 
 
 def make_backend() -> Backend:
-    """Of the Keras that is imported.
+    """Return the backend of the Keras that is imported.
 
     Raises:
-        UsageError: TranLogs has nothing for it.
+        UsageError: TranLogs does not support the backend.
     """
     name = _backend_name()
     if name == "tensorflow":

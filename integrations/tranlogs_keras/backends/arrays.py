@@ -37,5 +37,5 @@ def adapt(value: Any) -> Any:
 
 
 def same_bits(a: Values, b: Values) -> bool:
-    """Whether two values are equal to the bit."""
+    """Return True if two values are equal to the bit."""
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()

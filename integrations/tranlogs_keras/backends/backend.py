@@ -1,4 +1,4 @@
-"""What TranLogs needs of Keras's backend, and what the three have in common.
+"""The interface of Keras's backends to TranLogs, and the code that the three backends share.
 
 The heart is the *tap*. Keras computes gradients and applies them in one executable, and there the compiler may fuse the
 two, so that the update uses numbers that no log can hold. The tap splits each step into two executables: Keras's own train
@@ -48,48 +48,48 @@ class HostViews(Sequence[Values]):
 
 
 class Watcher(Protocol):
-    """What a tap calls at each step."""
+    """Methods that a tap calls at each step."""
 
     def is_expected(self) -> bool:
-        """Whether the fit that is watched has handed out a batch; else another one runs, after this one has failed: the tap
-        is taken away now."""
+        """Return True if the watched fit has handed out a batch. If not, the watched fit has failed and another fit runs; the
+        tap is then removed."""
         ...
 
     def begin_step(self) -> None:
-        """A step is about to be computed: what has been written since the last one was not written by a step."""
+        """Note that a step is about to be computed. Nothing that was written since the last step was written by a step."""
         ...
 
     def wants_halves(self) -> bool:
-        """Whether this step must be taken in two calls, because what lies between gradients and update is to be looked at."""
+        """Return True if gradients and update must be two calls in this step, because the state between them is read."""
         ...
 
     def reads(self) -> Sequence[Any]:
-        """The variables whose values a step taken in one call returns. The same object as long as they are the same."""
+        """Return the variables whose values a step in one call returns: the same object as long as they are the same."""
         ...
 
     def take_gradients(self, gradients: Gradients) -> None:
-        """The gradients are there: log them, and call `apply`."""
+        """Log the gradients, and call `apply`."""
         ...
 
     def take_step(self, gradients: Gradients, values: Sequence[Values]) -> None:
-        """The step was taken in one call, which gave the gradients and, of the variables in `reads`, the values behind it."""
+        """Log a step that was taken in one call: its gradients, and the values of the variables in `reads` after it."""
         ...
 
     def drop_step(self) -> None:
-        """The step that `begin_step` announced was not taken: the data are at their end."""
+        """Note that the step which `begin_step` announced was not taken, because the data are at their end."""
         ...
 
     def end_step(self) -> None:
-        """A whole step was taken (`splits=False`)."""
+        """Note that a whole step was taken (`splits=False`)."""
         ...
 
     def saw_random_operations(self, names: Sequence[str]) -> None:
-        """The train step draws random numbers by operations whose state nobody can read."""
+        """Note that the train step draws random numbers by operations whose state cannot be read."""
         ...
 
 
 class Backend(ABC):
-    """One fit's dealings with a backend. `tap` puts it between Keras and the model, `release` takes it away.
+    """The connection of one fit to a backend. `tap` puts it between Keras and the model, `release` removes it.
 
     Attributes:
         name: as Keras calls it.
@@ -99,7 +99,7 @@ class Backend(ABC):
         is_asynchronous: whether `apply` returns before the update is computed, and even before the gradients are.
         combines: whether a step can be taken in one call into the framework.
         lends_gradients: whether what it hands out as gradients is memory that other callbacks can write to.
-        sees_inner_writes: whether `changed` tells in the middle of a step what the train step has written.
+        sees_inner_writes: whether `changed` finds in the middle of a step what the train step has written.
         watches_values: whether writes are noticed by reading values; a read of many costs as much as a read of one there.
         traced: what the train step had as constants when it was traced, as a digest for boundaries; empty if there is nothing.
     """
@@ -123,10 +123,10 @@ class Backend(ABC):
 
     @abstractmethod
     def values_of(self, variables: Sequence[Any]) -> Sequence[Values]:
-        """The variables' values as numpy sees them: views of memory that the next step may overwrite."""
+        """Return the variables' values as numpy arrays: views of memory that the next step may overwrite."""
 
     def value_of(self, variable: Any) -> Values:
-        """The same of one."""
+        """Return the value of one variable as a numpy array."""
         return self.values_of([variable])[0]
 
     @abstractmethod
@@ -134,43 +134,48 @@ class Backend(ABC):
         """Set a variable."""
 
     def parts_of(self, variable: Any) -> list[Any]:
-        """A variable's components, one a replica; itself where there is one."""
+        """Return a variable's components, one for each replica; the variable itself if there is one replica."""
         return [variable]
 
     def random_generator(self) -> random.Random | None:
-        """The generator that seeds the framework's own random operations, where they take their seeds from one."""
+        """Return the generator that seeds the framework's own random operations; None if they have no such generator."""
         return None
 
     # Writes that no step made.
 
     @abstractmethod
     def remember(self, variables: Sequence[Any], values: Sequence[Values] | None = None) -> None:
-        """The variables are as the log has them; `values`, where they were just read."""
+        """Note that the log holds the present values of the variables (`values`, if they were just read)."""
 
     @abstractmethod
     def forget(self) -> None:
-        """They are about to be written on purpose: hold nothing that makes that dearer."""
+        """Release references that make writes expensive, before variables are written on purpose."""
 
     @abstractmethod
     def changed(self, variables: Sequence[Any], values: Sequence[Values] | None = None) -> list[int]:
-        """Indices of variables that were, or may have been, written since `remember`; `values`, where they were just read."""
+        """Return the indices of variables that were, or may have been, written since `remember`.
+
+        Args:
+            variables: those given to `remember`.
+            values: their values, if they were just read.
+        """
 
     # What distributes a model, and what its batches look like.
 
     def strategy_of(self, model: Any) -> Any:
-        """What distributes the model over replicas, if anything does."""
+        """Return the strategy that distributes the model over replicas; None if there is none."""
         return None
 
     def replicas_of(self, model: Any) -> int:
-        """How many there are."""
+        """Return the number of replicas."""
         return 1
 
     def specs_of(self, epoch_iterator: Any) -> Any:
-        """Shapes and dtypes of a batch, for a symbolic build; None where `fit` has built everything already."""
+        """Return shapes and dtypes of a batch, for a symbolic build; None if `fit` has built everything already."""
         return None
 
     def trace_step(self, model: Any, epoch_iterator: Any) -> bool:
-        """Run `train_step` without computing anything, to make what it makes; False where only a real step tells."""
+        """Run `train_step` without computing anything, to make its variables; return False if only a real step makes them."""
         return False
 
     # Steps.
@@ -181,7 +186,7 @@ class Backend(ABC):
 
     @abstractmethod
     def apply(self, gradients: Gradients, reading: Sequence[Any] = ()) -> Sequence[Values]:
-        """The update, with the backend's own tensors; gives the values of some variables after it."""
+        """Compute the update, with the backend's own tensors, and return the values of some variables after it."""
 
     def updates_of(self, optimizer: Any) -> Updates:
         """Make the function that applies gradients of an optimizer in a loop of one's own.
@@ -196,7 +201,7 @@ class Backend(ABC):
         )
 
     def tap_optimizer(self, optimizer: Any, name: str, watcher: ApplyWatcher, updates: Updates) -> OptimizerTap:
-        """Stand between a loop of one's own and an optimizer."""
+        """Put a tap between a loop of one's own and an optimizer."""
         return OptimizerTap(optimizer, name, watcher, updates)
 
     def tap(self, model: Any, watcher: Watcher, *, splits: bool) -> None:
@@ -206,14 +211,14 @@ class Backend(ABC):
 
     @abstractmethod
     def make_tap(self, model: Any, watcher: Watcher, splits: bool) -> Tap:
-        """The backend's own."""
+        """Make the backend's tap."""
 
     def expect_trace(self, recorded: str, doubt: Doubt) -> None:  # noqa: B027
         """Compare what the train step has as constants, once it is traced, with what an earlier process recorded.
 
         Args:
             recorded: `traced` of the boundary at which recovery ended.
-            doubt: is told of a difference.
+            doubt: called with a difference.
         """
 
     def release(self) -> None:
@@ -228,56 +233,56 @@ class Backend(ABC):
         return  # it holds them all the time
 
     def pass_over(self) -> None:
-        """The next step that `fit` asks for is none (`needs_a_step`)."""
+        """Skip the next step that `fit` asks for (`needs_a_step`)."""
         raise AssertionError("an epoch may be without a step here")
 
     # Gradients.
 
     @abstractmethod
     def to_host(self, gradient: Any) -> AnyArray:
-        """A gradient as the log takes it."""
+        """Return a gradient in the form that the log takes."""
 
     @abstractmethod
     def forms_of(self, gradients: Gradients) -> list[Any] | None:
-        """What the layout of a record depends on, comparable from step to step; None where some gradients are sparse."""
+        """Return facts that determine the layout of a record, comparable from step to step; None if a gradient is sparse."""
 
     @abstractmethod
     def dtype_of(self, gradient: Any) -> str:
-        """As numpy calls it."""
+        """Return numpy's name of the dtype of a gradient."""
 
     @abstractmethod
     def host_of(self, tensors: Sequence[Any]) -> list[Values]:
-        """Dense gradients as numpy sees them."""
+        """Return dense gradients as numpy arrays."""
 
     def bytes_of(self, gradients: Sequence[Any]) -> list[Bytes]:
-        """The memory of dense gradients, flat."""
+        """Return the memory of dense gradients, flat."""
         return [flat_bytes(values) for values in self.host_of(gradients)]
 
     def form_of(self, gradient: Any) -> tuple[str, str] | None:
-        """What `to_host` does not tell of a sparse gradient: the dtypes of its indices and of its shape."""
+        """Return the dtypes of the indices and of the shape of a sparse gradient, which `to_host` leaves out; None if dense."""
         return None
 
     @abstractmethod
     def to_device(self, array: AnyArray, form: tuple[str, str] | None) -> Any:
-        """The inverse: what `apply` takes."""
+        """Return a logged gradient in the form that `apply` takes: the inverse of `to_host`."""
 
     # The environment.
 
     @abstractmethod
     def describe(self, model: Any) -> dict[str, Any]:
-        """What the rounding of a step depends on."""
+        """Return the settings on which the rounding of a step depends."""
 
     def set_back(self, recorded: dict[str, Any]) -> list[str]:
-        """Set what can still be set in this process to what the run had; says what was changed."""
+        """Restore the recorded settings that can still be set in this process; return what was changed."""
         return []
 
 
 class Tap(ABC):
-    """A model's train function, replaced: its steps are split into gradients and update, or whole, and watched.
+    """A replacement of a model's train function: each step is watched, and split into gradients and update if asked for.
 
     Args:
         model: whose `train_function` Keras is to make anew.
-        watcher: is told of each step.
+        watcher: called at each step.
         splits: whether gradients are taken out of the step.
     """
 
@@ -296,13 +301,13 @@ class Tap(ABC):
 
     @abstractmethod
     def _put_between(self) -> None:
-        """Before Keras makes the function of one step, which is to be split."""
+        """Prepare a split step, before Keras makes the function of one step."""
 
     def _put_around(self) -> None:  # noqa: B027
-        """Before Keras makes the function of one step, which stays whole."""
+        """Prepare a whole step, before Keras makes the function of one step."""
 
     def _replace(self, owner: Any, name: str, method: Any) -> None:
-        """A method of ours in place of the class's own, until `release`."""
+        """Replace a method of the class by ours on the instance, until `release`."""
         if name in vars(owner):
             raise UsageError(f"{type(owner).__name__}.{name} was set on the instance; TranLogs needs the class's own")
         setattr(owner, name, method)
@@ -315,7 +320,7 @@ class Tap(ABC):
         self._model.train_function = None
 
     def _train_function(self, *arguments: Any) -> Any:
-        """What `fit` calls for each batch, or for several."""
+        """Train one batch, or several; `fit` calls this function."""
         if self._watcher.is_expected():
             return self._steps(*arguments)
         self._model.make_train_function()  # we are gone
@@ -323,11 +328,11 @@ class Tap(ABC):
 
     @abstractmethod
     def _steps(self, *arguments: Any) -> Any:
-        """Take one step, or as many as an execution has, and tell the watcher of each."""
+        """Take one step, or as many as an execution has, and call the watcher at each."""
 
 
 class OneStep:
-    """One step an execution, while it lasts: Keras reads the number while it makes and traces a train function."""
+    """Context in which an execution has one step. Keras reads this number as it makes and traces a train function."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -341,10 +346,10 @@ class OneStep:
 
 
 def check_one_update(found: int) -> None:
-    """Gradients are logged of steps that update once.
+    """Check that a step updates once, as the log of gradients requires.
 
     Raises:
-        UsageError: this one did not.
+        UsageError: the step did not.
     """
     if found != 1:
         raise UsageError(

@@ -27,7 +27,7 @@ _OTHER_STATES = (
 
 
 class JaxBackend(Backend):
-    """See `Backend`."""
+    """The JAX backend of Keras."""
 
     name = "jax"
     needs_a_step = True  # its fit reports the logs of the last step, and fails where none was taken
@@ -143,7 +143,7 @@ class JaxBackend(Backend):
 
 
 class Places:
-    """Which array of what `fit` passes from step to step stands for which variable."""
+    """Places of variables among the arrays that `fit` passes from step to step."""
 
     def __init__(self, model: Any) -> None:
         owners = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables, model.metrics_variables)
@@ -152,19 +152,19 @@ class Places:
 
 
 class State:
-    """What `fit` passes from step to step: trained variables, others of the model, the optimizer's, those of metrics."""
+    """The arrays that `fit` passes from step to step: trained variables, others of the model, the optimizer's, the metrics'."""
 
     def __init__(self, parts: Any, places: Places) -> None:
         self.parts = tuple(map(list, parts))
         self._places = places.found
 
     def update(self, trained: Any, owned: Any) -> None:
-        """What an update gives."""
+        """Take the results of an update."""
         _, others, _, metrics = self.parts
         self.parts = list(trained), others, list(owned), metrics
 
     def read(self, variable: Any) -> Any:
-        """A variable's value; of one that is not of the model (Keras's global seed), its own."""
+        """Return a variable's value here; a variable outside of the model (Keras's global seed) has its own."""
         place = self._places.get(id(variable))
         return variable.value if place is None else self.parts[place[0]][place[1]]
 

@@ -31,26 +31,26 @@ class Updates(Protocol):
 
 
 class ApplyWatcher(Protocol):
-    """What logs the steps of a loop of one's own."""
+    """Receiver of the steps of a loop of one's own, which logs them."""
 
     def take(self, name: str, gradients: Gradients) -> None:
         """Log the gradients of an optimizer, and apply them."""
         ...
 
     def watched(self) -> Sequence[Any]:
-        """The variables that something besides a step may write."""
+        """Return the variables that code other than a step may write."""
         ...
 
     def reads(self) -> Sequence[Any]:
-        """The variables whose values are wanted after a step."""
+        """Return the variables whose values are needed after a step."""
         ...
 
     def begin_in_graph(self, name: str, variables: Sequence[Any], values: Sequence[Values]) -> None:
-        """A step in a compiled function begins; `values` of the `variables` as they are."""
+        """Note the start of a step in a compiled function, with the present `values` of the `variables`."""
         ...
 
     def end_in_graph(self, name: str, gradients: Gradients, variables: Sequence[Any], values: Sequence[Values]) -> None:
-        """The step was taken with these gradients; `values` of the `variables` as they are."""
+        """Log a step in a compiled function: its gradients, and the present `values` of the `variables`."""
         ...
 
     def note_graph(self, graph: Any) -> None:

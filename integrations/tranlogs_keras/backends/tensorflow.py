@@ -27,7 +27,7 @@ _END_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)
 
 
 class TensorFlowBackend(Backend):
-    """See `Backend`."""
+    """The TensorFlow backend of Keras."""
 
     name = "tensorflow"
     is_prefetching = True

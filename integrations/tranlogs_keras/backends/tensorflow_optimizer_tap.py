@@ -29,7 +29,7 @@ _last_calls: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 class TensorFlowOptimizerTap(OptimizerTap):
-    """See `OptimizerTap`."""
+    """A tap on an optimizer of the TensorFlow backend."""
 
     _updates: TensorFlowUpdates
 

@@ -54,7 +54,7 @@ def eager_generator() -> Any:
 
 @contextmanager
 def note_unrepeatable_operations(found: set[str]) -> Iterator[None]:
-    """Add to `found` the random operations, executed or traced while it lasts, whose numbers `eager_generator` does not tell.
+    """Add to `found` the random operations, executed or traced while it lasts, whose numbers `eager_generator` does not give.
 
     These are operations with a seed of their own, operations of a `tf.function`, and all of them if no global seed was set.
     """

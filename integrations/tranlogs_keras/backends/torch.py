@@ -20,7 +20,7 @@ _AS_UINT = {torch.bfloat16: (torch.uint16, ml_dtypes.bfloat16)}
 
 
 class TorchBackend(Backend):
-    """See `Backend`."""
+    """The PyTorch backend of Keras."""
 
     name = "torch"
     lends_gradients = True  # `.grad` of the variables
@@ -118,7 +118,7 @@ class TorchTap(Tap):
     _updates = 0
 
     def _put_between(self) -> None:
-        """Nothing: `apply` is replaced step by step, since Keras compiles none."""
+        """Do nothing. `apply` is replaced step by step, since Keras compiles no step."""
 
     def _pass(self, grads: Any, trainable_variables: Any = None) -> None:
         self._updates += 1
@@ -141,7 +141,7 @@ class TorchTap(Tap):
 
 
 def _look(variables: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """Where the variables' memory is, and how often torch has seen it written."""
+    """Return the addresses of the variables' memory, and the counts of writes that torch has seen."""
     tensors = tensors_of(variables)
     return [tensor.data_ptr() for tensor in tensors], [tensor._version for tensor in tensors]
 

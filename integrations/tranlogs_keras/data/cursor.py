@@ -17,7 +17,7 @@ from .source import Source
 
 @dataclass(slots=True)
 class Position:
-    """Where a fit stands.
+    """Position of a fit.
 
     Attributes:
         fit: number of the `model.fit` call of this run, from 0.
@@ -50,10 +50,10 @@ class Cursor:
         epoch_iterator: Keras's.
         source: of the batches.
         position: where to begin.
-        on_enter: called as the loop over an epoch's batches begins, before anything is opened; says whether this is the
-            place at which the run goes on.
+        on_enter: called as the loop over an epoch's batches begins, before anything is opened; returns True if the run
+            continues at this place.
         on_opened: called when the pass in which the run goes on is open.
-        on_empty: called where that may hold no batch any more; says whether a step has to be pretended.
+        on_empty: called if that pass may hold no more batches; returns True if a step must be simulated.
         on_passed: called after it.
         on_boundary: called whenever the loop asks for its next batch.
 
@@ -85,18 +85,18 @@ class Cursor:
 
     @property
     def place(self) -> str:
-        """Where the fit stands, in words."""
+        """The position of the fit, in words."""
         position = self.position
         count = self._iterator.steps_per_epoch or position.num_batches
         where = f"batch {position.batch + 1}" if not count or position.batch < count else "its end"
         return f"epoch {position.epoch + 1}, {where}"
 
     def release(self) -> None:
-        """Keras's epoch iterator is its own again."""
+        """Restore the method of Keras's epoch iterator."""
         vars(self._iterator).pop("_enumerate_iterator", None)
 
     def start_epoch(self, epoch: int) -> None:
-        """Keras begins an epoch."""
+        """Note that Keras begins an epoch."""
         position, keras = self.position, self._iterator
         position.num_batches = keras._num_batches
         if epoch == position.epoch:
@@ -129,7 +129,7 @@ class Cursor:
         keras.data_adapter.on_epoch_end()
 
     def _is_over(self, steps: int) -> bool:
-        """Whether an epoch that goes on may hold no batch any more."""
+        """Return True if the resumed epoch may hold no more batches."""
         position, count = self.position, self._iterator._num_batches
         return position.batch > 0 and (steps < 0 or position.batch >= steps or bool(count and position.seen >= count))
 

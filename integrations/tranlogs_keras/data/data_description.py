@@ -1,4 +1,4 @@
-"""What a run records of its data, and how data differ from what was recorded."""
+"""The description of the data that a run records, and its comparison with other data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GLANCED_ROWS = 64
 
 
 def describe_data(adapter: Any, source: Source) -> dict[str, Any]:
-    """What must be as it was for a recorded place to mean the same batches, as plain values."""
+    """Return the properties of the data on which the meaning of a recorded position depends, as plain values."""
     return {"kind": type(source).__name__, **describe_content(adapter)}
 
 
@@ -32,7 +32,7 @@ def describe_content(adapter: Any) -> dict[str, Any]:
 
 
 def other_data(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs, one sentence each."""
+    """Return the differences between two descriptions, one sentence each."""
     words = {
         "batch_size": "batch size",
         "batches": "number of batches",

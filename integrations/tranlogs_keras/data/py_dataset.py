@@ -30,7 +30,7 @@ class PyDatasetBatches(Source):
         epoch_iterator: of Keras, whose dataset is replaced by a view of what is left.
         backend: of the run.
         order: the order of the samples; None to use Keras's own shuffling.
-        doubt: told what cannot be recovered.
+        doubt: called with what cannot be recovered.
     """
 
     def __init__(self, epoch_iterator: Any, backend: Backend, order: OwnOrder | None, doubt: Doubt) -> None:
@@ -49,11 +49,11 @@ class PyDatasetBatches(Source):
         self._draws_own = False  # whether batches draw from these
         self._has_doubted = False
         self._unreadable: Exception | None = None
-        self._has_told: set[str] = set()  # of attributes that are lost
+        self._reported: set[str] = set()  # names of attributes that cannot be stored
 
     @property
     def _is_redrawn(self) -> bool:
-        """Whether a pass is drawn again from its first batch."""
+        """True if a pass is drawn again from its first batch."""
         return self._draws or self._draws_own
 
     @property
@@ -95,14 +95,14 @@ class PyDatasetBatches(Source):
             self._draws = self._draws_own = False
 
     def _look(self) -> None:
-        """At the dataset's own attributes. What fails here is told at the next boundary, where logging can suspend."""
+        """Read the dataset's own attributes. An error is raised at the next boundary, where logging can suspend."""
         try:
             self._held, self._unreadable = self._attributes.read(), None
         except Exception as error:
             self._unreadable = error
             return
-        for name in sorted(self._attributes.lost - self._has_told):
-            self._has_told.add(name)
+        for name in sorted(self._attributes.lost - self._reported):
+            self._reported.add(name)
             kind = type(self._dataset).__name__
             self._doubt(f"{kind}.{name} has changed, and is of a kind that cannot be stored: it is not brought back", False)
 

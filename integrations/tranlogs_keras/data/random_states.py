@@ -1,4 +1,4 @@
-"""The random generators that a Python generator draws from, told from its code before it is drawn from.
+"""The random generators that a Python generator draws from, found in its code before it is drawn from.
 
 Functions that it calls by name are looked into, too, but for those of libraries.
 """

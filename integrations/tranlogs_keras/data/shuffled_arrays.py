@@ -16,7 +16,7 @@ from .source import OwnOrder, Source
 
 
 class Arrays(Source):
-    """See `Source`."""
+    """Batches of arrays, in an order that TranLogs draws."""
 
     def __init__(self, adapter: Any, backend: Backend, order: OwnOrder, strategy: Any) -> None:
         self._adapter, self._backend, self._order, self._strategy = adapter, backend, order, strategy

@@ -1,4 +1,4 @@
-"""What TranLogs needs of data: how a pass over it is opened at a batch in its middle."""
+"""The interface of data to TranLogs: a pass over the data can be opened at a batch in its middle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Doubt = Callable[[str, bool], None]  # what cannot be brought back, and whether 
 
 
 class Source:
-    """One kind of data; what a kind does not need stays as it is here.
+    """One kind of data. The methods of this class do nothing, for kinds that do not need them.
 
     Attributes:
         sets_rng: whether Python's and numpy's generators are to be set at the place where a run goes on (not where threads
@@ -24,49 +24,49 @@ class Source:
     sets_rng = True
 
     def prepare(self, passes: int, seen: int, *, is_amid: bool) -> None:
-        """Pass number `passes` is about to be opened behind its first `seen` batches; hooks of the data run in between.
+        """Prepare to open pass number `passes` after its first `seen` batches; hooks of the data run in between.
 
         `is_amid`: in the middle of an epoch, where a run goes on, and where they have run before.
         """
 
     def entered(self, *, is_amid: bool) -> None:
-        """The hooks have run."""
+        """Note that the hooks have run."""
 
     def open(self, passes: int, seen: int) -> Any:
-        """An iterator over pass number `passes`, without its first `seen` batches."""
+        """Return an iterator over pass number `passes`, without its first `seen` batches."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """The pass is over."""
+        """End the pass."""
 
     def open_spare(self) -> None:
-        """At the end of a pass Keras opens an iterator that it never uses: what that draws must be drawn here, too."""
+        """Draw the random numbers of the iterator that Keras opens at the end of a pass and never uses."""
 
     def refresh(self) -> None:
-        """An epoch is over, and what its end has changed is to be kept."""
+        """Keep what the end of an epoch has changed."""
 
     _last: dict[str, Any] = {}  # never written to
 
     def read(self, rng_now: dict[str, Any]) -> dict[str, Any]:
-        """What a boundary keeps of it: the same object as before where nothing has changed."""
+        """Return the state that a boundary keeps: the same object as before if nothing has changed."""
         now = self.read_parts(rng_now)
         if now.keys() != self._last.keys() or any(now[name] is not self._last[name] for name in now):
             self._last = now
         return self._last
 
     def read_parts(self, rng_now: dict[str, Any]) -> dict[str, Any]:
-        """The same, by name, made anew; no value is written to once it was given."""
+        """Return the parts of this state by name. Values are new objects, which are never written to."""
         return {}
 
     def write(self, state: dict[str, Any]) -> None:
-        """Set that."""
+        """Set the state that a boundary has kept."""
 
     def read_for_checkpoint(self) -> dict[str, Any]:
-        """What a checkpoint keeps besides."""
+        """Return the state that only a checkpoint keeps."""
         return {}
 
     def write_from_checkpoint(self, state: dict[str, Any], seen: int) -> None:
-        """Set that; `seen` batches of its pass had been taken."""
+        """Set the state that a checkpoint has kept. `seen` batches of its pass had been taken."""
 
 
 class OwnOrder:
@@ -76,7 +76,7 @@ class OwnOrder:
         self.seed = seed
 
     def generator(self, passes: int) -> np.random.Generator:
-        """For pass number `passes` (Philox, counter-based: Salmon et al. 2011)."""
+        """Return the generator of pass number `passes` (Philox, counter-based: Salmon et al. 2011)."""
         return np.random.Generator(np.random.Philox(key=[self.seed, passes]))
 
     def of_samples(self, passes: int, count: int, batch_size: int, shuffle: bool | str) -> Values:

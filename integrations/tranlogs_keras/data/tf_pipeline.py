@@ -37,7 +37,7 @@ def stages_of(dataset: Any) -> Stages:
     try:
         return _stages_of(dataset)
     except Exception as error:  # TensorFlow's inside may change
-        _log.debug("the stages of the dataset could not be told: %s", error)
+        _log.debug("the stages of the dataset could not be read: %s", error)
         return Stages()
 
 

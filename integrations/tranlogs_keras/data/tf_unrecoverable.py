@@ -1,4 +1,4 @@
-"""What of a tf.data pipeline cannot be brought back, told from its functions before training starts."""
+"""Parts of a tf.data pipeline that cannot be recovered, found in its functions before training starts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _UNORDERED = (
 
 
 def doubts_about(dataset: Any, stages: Stages) -> list[str]:
-    """One sentence each. A dataset whose inside looks otherwise than expected is not doubted."""
+    """Return these parts, one sentence each; none for a dataset whose structure is not known."""
     facts = {
         _UNSEEDED: stages.has_unseeded_shuffle,
         _UNORDERED: stages.is_unordered,
@@ -57,7 +57,7 @@ def doubts_about(dataset: Any, stages: Stages) -> list[str]:
 
 
 def _functions(dataset: Any) -> Iterator[tuple[str, set[str]]]:
-    """Of each function in the pipeline the class of its dataset, and the operations in it."""
+    """Yield the class of the dataset and the operations of each function in the pipeline."""
     for function in dataset._functions():
         yield type(dataset).__name__, operations_of(function.function.graph)
     for source in dataset._inputs():

@@ -58,7 +58,7 @@ def make_parts(
         resources: of the run.
         report: receives warnings.
         recorded_environment: is filled with what rounding depends on.
-        recorded: what the newest checkpoint tells, if this fit continues from it.
+        recorded: the description in the newest checkpoint, if this fit continues from it.
         expects: whether a batch was handed out for the next step.
     """
     log, why = settings.choose_log(model, backend)

@@ -20,7 +20,7 @@ _log = logging.getLogger("tranlogs")
 
 
 class EarlierFits:
-    """What a run keeps of each finished fit: its history, its identity, and the step at which it ended.
+    """Record of the finished fits of a run: for each its history, its identity, and the step at which it ended.
 
     Args:
         parts: of the run.

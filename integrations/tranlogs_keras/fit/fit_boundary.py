@@ -1,4 +1,4 @@
-"""What a boundary of a fit commits besides the model: the position, other callbacks, the identity of the fit."""
+"""The body of a fit's boundary besides the model: the position, other callbacks, the identity of the fit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class FitBoundary:
         self._model, self._position, self._source = model, position, source
         self.callbacks, self._earlier, self._constants, self._report = callbacks, earlier, constants, report
         self.is_end = True
-        self._has_told: set[str] = set()
+        self._reported: set[str] = set()
 
     def read(self, rng_now: dict[str, Any], parts: Parts) -> dict[str, Any]:
         """Return the fit's share of a boundary's body."""
@@ -72,7 +72,7 @@ class FitBoundary:
 
     def _read_callbacks(self) -> dict[str, dict[str, Any]]:
         found = self.callbacks.read(is_end=self.is_end)
-        for lost in sorted(self.callbacks.lost - self._has_told):
-            self._has_told.add(lost)
+        for lost in sorted(self.callbacks.lost - self._reported):
+            self._reported.add(lost)
             self._report.warn(f"{lost} has changed, and is of a kind that cannot be stored: it is not brought back", False)
         return found

@@ -115,7 +115,7 @@ class FitRun:
 
     @property
     def report(self) -> RecoveryReport:
-        """What recovery found, and what became known since."""
+        """The report of the recovery, updated while training continues."""
         return self.parts.report.current or RecoveryReport()
 
     def _enter_run(self, newest: NewestCheckpoint | None, identity: dict[str, Any], callbacks: CallbackStates) -> None:
@@ -189,7 +189,7 @@ class FitRun:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is left to train."""
+        """True if nothing is left to train."""
         if self._recovery.landed is None:
             return self.is_skipped
         position = self.cursor.position

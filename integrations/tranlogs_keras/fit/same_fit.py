@@ -1,4 +1,4 @@
-"""Whether a fit is the one that the run holds."""
+"""Check that a fit is the one that the run holds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Making all variables of a model and of its optimizers before the first step: a checkpoint comes before it.
 
-`fit` makes some of them while it takes its first step. With a `train_step` of the user's own, only that step tells which
+`fit` makes some of them while it takes its first step. With a `train_step` of the user's own, only that step shows which
 optimizer trains which variables, so it is rehearsed: traced where the backend can trace it, else taken once on a batch and
 undone, with updates that build the optimizer and change nothing.
 """
@@ -44,7 +44,7 @@ def build_for_fit(model: Any, backend: Backend, epoch_iterator: Any) -> None:
     # On JAX an optimizer cannot be built by a step: one without variables is not used.
     if failure is not None and (unbuilt := _unbuilt(model)):
         raise UsageError(
-            f"model.{unbuilt[0]} has no variables yet, and rehearsing train_step did not tell which variables it trains "
+            f"model.{unbuilt[0]} has no variables yet, and rehearsing train_step did not show which variables it trains "
             f"({type(failure).__name__}: {failure}). Call model.{unbuilt[0]}.build(...) on the variables that it trains, "
             "before fit"
         ) from failure
@@ -135,7 +135,7 @@ def _updates_that_build(model: Any) -> Iterator[None]:
 
 
 def _build_only(optimizer: Any, gradients: Any, trainable_variables: Any = None) -> None:
-    """What `optimizer.apply` does before its first update."""
+    """Build the optimizer, as `optimizer.apply` does before its first update."""
     if trainable_variables is not None and not optimizer.built and len(gradients):
         with keras.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(list(trainable_variables))

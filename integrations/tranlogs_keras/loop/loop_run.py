@@ -106,7 +106,7 @@ class LoopRun:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the run was recovered or begun in this process."""
+        """True if the run was recovered or begun in this process."""
         return self._begun is not None
 
     # Beginning.

@@ -1,4 +1,4 @@
-"""What a loop of one's own trains: models, optimizers, and what the script tracks besides."""
+"""Members of a loop of one's own: models, optimizers, and tracked objects."""
 
 from __future__ import annotations
 

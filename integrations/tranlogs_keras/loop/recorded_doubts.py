@@ -1,4 +1,4 @@
-"""What a loop's report doubts, and each boundary holds, so that a process that goes on from there reports it, too."""
+"""The doubts in a loop's report. Each boundary holds them, so that a process which continues there reports them, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script has set between `recover()` and its loop, to be set again at the newest boundary."""
+"""Values that a script has set between `recover()` and its loop, to be set again at the newest boundary."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .members import REMEMBERED, Members
 
 @dataclass(frozen=True, slots=True)
 class VariableChange:
-    """What a script has changed of a variable.
+    """Change that a script has made to a variable.
 
     Attributes:
         value: the script's.
-        was: what recovery had restored.
+        was: the value that recovery had restored.
         elements: a mask of the elements that the script has set.
     """
 

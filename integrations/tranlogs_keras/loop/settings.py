@@ -14,10 +14,10 @@ from ..state.state import LogKind
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """What the user chooses.
+    """Settings of a loop of one's own.
 
     Attributes:
-        shared: what all integrations have.
+        shared: the settings that all integrations have.
         log: "gradients" or "weights".
         every_epoch: whether a checkpoint is taken at the end of each epoch.
         seed: of the order of arrays; None for the script's.

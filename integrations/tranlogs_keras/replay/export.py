@@ -55,7 +55,7 @@ def _write_weights(target: Path, path: Path, state: RecordedState) -> None:
 
 
 def _write_model(target: Path, path: Path, state: RecordedState) -> bool:
-    """Whether optimizer, losses and metrics are in the file, too."""
+    """Write a model file; return True if optimizer, losses and metrics are in it, too."""
     architecture = state.meta["architecture"]
     if architecture is None:
         raise UsageError(

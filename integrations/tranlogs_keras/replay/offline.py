@@ -2,7 +2,7 @@
 
 Variables are made as the checkpoint lists them, the optimizer from its recorded configuration: Keras's own classes only,
 others where the user names them. Steps are redone by the function that a live run uses. Keras is imported here once the run
-has said on which backend it was trained.
+has named the backend on which it was trained.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class RecordedVariables(Variables):
             self.owned += [Slot(name, v, dtype, tuple(shape)) for (name, dtype, shape), v in zip(mine, variables)]
 
     def rename(self, recorded: dict[str, str]) -> None:
-        """Nothing to do: they have these names."""
+        """Do nothing: the variables have these names."""
 
     def has_grown(self) -> bool:
         return False
@@ -72,7 +72,7 @@ class RecordedState(ReplayableState):
         optimizers: classes of the user's own, as "module:Class".
 
     Attributes:
-        meta: what the checkpoint tells of the model.
+        meta: the checkpoint's description of the model.
         plain: the body of the boundary that was landed on, with its arrays as they were written.
     """
 
@@ -85,7 +85,7 @@ class RecordedState(ReplayableState):
         super().__init__(Variables.__new__(Variables), make_backend(), "gradients", "auto")
 
     def differences(self, checkpoint: Checkpoint) -> list[str]:
-        return []  # nothing is there before the checkpoint says what
+        return []  # nothing is built before the checkpoint is read
 
     def restore(self, checkpoint: Checkpoint) -> None:
         meta = self.meta = checkpoint.meta(make_array=from_array)
@@ -165,7 +165,7 @@ class RecordedState(ReplayableState):
         return made
 
     def _optimizer(self, which: str, about: dict[str, Any]) -> Any:
-        """The optimizer, or where after-images tell everything, a holder of its variables."""
+        """Return the optimizer, or a holder of its variables if after-images contain everything."""
         if self.log == "weights" and which != "optimizer":
             return SimpleNamespace(is_real=False, variables=[])
         if about["config"] is None or not about["trains"]:
@@ -199,7 +199,7 @@ def _constrain(slots: dict[str, Slot], constraints: dict[str, str | None]) -> No
 
 
 def only_keras(config: Any) -> set[str]:
-    """Names of the classes in a configuration that are not Keras's own: nothing else is made of what a run says."""
+    """Return the names of classes in a configuration that are not Keras's own. Only Keras's own are created from a run."""
     found: set[str] = set()
     if isinstance(config, dict):
         name = config.get("class_name")

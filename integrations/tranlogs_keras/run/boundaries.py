@@ -35,7 +35,7 @@ class Boundaries:
         read_place: returns what a boundary commits besides the model and random states, given the random states.
         read_for_checkpoint: returns what the source of data keeps in a checkpoint only.
         find_late: returns the optimizers that were built since it was last called.
-        describe: records what a checkpoint tells of the model.
+        describe: records the description of the model for a checkpoint.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Boundaries:
 
         Args:
             is_end: of an epoch or of the training, where code of all kinds may have written.
-            wants_checkpoint: whether a checkpoint is taken, whatever the policy says.
+            wants_checkpoint: True to take a checkpoint even if the policy does not ask for one.
             scalars: for `tranlogs log`.
         """
         parts, journal = self._parts, self._parts.journal

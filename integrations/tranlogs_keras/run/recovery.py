@@ -30,7 +30,7 @@ _SMALL_BYTES = 1 << 16  # variables that are kept aside between recovery and the
 
 @dataclass(frozen=True, slots=True)
 class ScriptChanges:
-    """What the script has changed since the run recorded it, accepted by the user.
+    """Changes of the script since the run recorded it, which the user has accepted.
 
     Attributes:
         texts: the changes, one sentence each.
@@ -50,8 +50,8 @@ class Recovery:
         rules: how the unit that is computed again is compared.
 
     Attributes:
-        landed: what recovery found; None in a run that begins.
-        changes: what the script has changed.
+        landed: findings of the recovery; None in a run that begins.
+        changes: changes of the script.
         recheck: compares the unit that is computed again.
     """
 
@@ -70,7 +70,7 @@ class Recovery:
 
     @property
     def kept(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What the checkpoint keeps of the data, and the position at which it was taken."""
+        """The checkpoint's state of the data, and the position at which it was taken."""
         return self._parts.state.kept
 
     def recover(self, *, rechecks: bool) -> None:
@@ -159,7 +159,7 @@ class Recovery:
 
     def _report_of(self, found: Recovered, batch: int, epoch: int) -> RecoveryReport:
         parts, state = self._parts, self._parts.state
-        exact, told = judge_exactness(found, state.fingerprint_kinds, compared="variables")
+        exact, reasons = judge_exactness(found, state.fingerprint_kinds, compared="variables")
         parts.describe_environment()
         compared = environment.compare(state.recorded_environment, parts.environment)
         compared += self._compare_models()
@@ -171,7 +171,7 @@ class Recovery:
             text, is_wrong = self.recheck.deviation
             others.append(text)
             exact = False if is_wrong else exact
-        notes = [*parts.journal.notes, *found.notes, *state.notes, *others, *told, *parts.report.texts]
+        notes = [*parts.journal.notes, *found.notes, *state.notes, *others, *reasons, *parts.report.texts]
         report = make_report(
             found,
             exact=parts.report.verdict(exact, others),

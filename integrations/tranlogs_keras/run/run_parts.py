@@ -1,4 +1,4 @@
-"""What recovery, boundaries and loops of a run share."""
+"""The parts of a run that recovery, boundaries and loops share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RunParts:
 
     Attributes:
         run: folder of the run.
-        model: the model that is trained, or what stands for several models.
+        model: the model that is trained, or an object that stands for several models.
         backend: Keras's backend.
         state: variables of models, optimizers and metrics.
         steps: logs steps and finds writes that no step made.

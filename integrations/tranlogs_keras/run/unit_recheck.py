@@ -29,7 +29,7 @@ _CALLBACK = "callback."  # what callbacks keep may be times that they have measu
 
 @dataclass(frozen=True, slots=True)
 class RecheckRules:
-    """How the unit that is computed again is compared in one kind of loop.
+    """Rules of the comparison in one kind of loop.
 
     Attributes:
         set_back: called once the recorded state was set back, with what recovery has found; sets the state of the loop itself.

@@ -1,4 +1,4 @@
-"""The identity of a fit: what its run records of it, how another fit is told from it, and which folder belongs to which fit."""
+"""The identity of a fit: its description in the run, its comparison with other fits, and the folder that belongs to it."""
 
 from .finished_fits import FinishedFits
 from .fit_comparison import changed_rates, check_identity, compare_identities, digest_identity

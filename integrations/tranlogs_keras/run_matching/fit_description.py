@@ -17,7 +17,7 @@ from ..state.variables import optimizers_of
 
 Identity = dict[str, Any]
 
-# Callbacks change an optimizer while it trains (ReduceLROnPlateau). What the script gave it is what the first fit saw.
+# Callbacks change an optimizer while it trains (ReduceLROnPlateau). The first fit had the values from the script.
 _described_optimizers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 

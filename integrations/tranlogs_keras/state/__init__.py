@@ -1,1 +1,1 @@
-"""What a Keras run consists of, described, read and restored."""
+"""The state of a Keras run: described, read and restored."""

@@ -1,4 +1,4 @@
-"""What a checkpoint tells of the model besides its variables, so that weights can be exported without the script."""
+"""The description of the model in a checkpoint, with which weights can be exported without the script."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TEXT_MAX = 60
 
 
 def describe_model(model: Any, variables: Variables, models: list[Any] | None = None) -> dict[str, Any]:
-    """Layout of a weights file, architecture and optimizers, as plain values. What a model cannot tell is None.
+    """Layout of a weights file, architecture and optimizers, as plain values; None for parts that the model cannot describe.
 
     Args:
         model: is trained; of a loop of one's own, what stands for its models.
@@ -47,7 +47,7 @@ def describe_model(model: Any, variables: Variables, models: list[Any] | None = 
 
 
 def compare_models(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Where the script's model, losses and settings of optimizers are not what they were in the run, one phrase each.
+    """Return the differences of the script's model, losses and optimizer settings from those of the run, one phrase each.
 
     What cannot be serialized is not compared; names, and seeds that Keras draws, differ from process to process.
     """

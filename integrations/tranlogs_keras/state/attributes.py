@@ -1,4 +1,4 @@
-"""What an object of the user's (a PyDataset) keeps on itself and has changed: its own order of samples, its own generator."""
+"""Changed attributes of an object of the user's (a PyDataset), such as an order of samples or a generator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Attributes:
         self.lost: set[str] = set()
 
     def read(self) -> dict[str, Any]:
-        """Those that have changed, encodable."""
+        """Return the attributes that have changed, in a form that can be encoded."""
         found = {}
         for name, value in vars(self._thing).items():
             mark = _mark(value)
@@ -38,7 +38,7 @@ class Attributes:
                 continue
             if name in self._carried or mark != self._given.get(name):
                 found[name] = _stored(value)
-                self._carried.add(name)  # it stays, or a process that goes on from here would tell more than this one
+                self._carried.add(name)  # kept, or a process that continues here would record more than this one
         return found
 
     def random_states(self) -> dict[str, Any]:

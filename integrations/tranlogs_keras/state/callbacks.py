@@ -79,12 +79,12 @@ class CallbackStates:
 
     @property
     def write_before_batches(self) -> bool:
-        """Whether any of them may write variables between a boundary and the step behind it."""
+        """True if a callback may write variables between a boundary and the step after it."""
         return any(_has_hook(callback, *_BEFORE_BATCHES) for callback in self._writing())
 
     @property
     def write_after_batches(self) -> bool:
-        """Whether any of them may write variables between a step and the boundary behind it."""
+        """True if a callback may write variables between a step and the boundary after it."""
         return any(_has_hook(callback, *_AFTER_BATCHES) for callback in self._writing())
 
     def _writing(self) -> list[Any]:
@@ -97,7 +97,7 @@ class CallbackStates:
 
     @property
     def of_each_process(self) -> set[str]:
-        """What differs between two processes that do the same, as "NAME.ATTRIBUTE"."""
+        """The attributes that differ between two processes which do the same, as "NAME.ATTRIBUTE"."""
         return {
             f"{name}.{attribute}"
             for name, callback in self._named.items()
@@ -107,7 +107,7 @@ class CallbackStates:
         }
 
     def read(self, *, is_end: bool = True) -> State:
-        """Their state now: the same object as before for each that has not changed.
+        """Return the state of the callbacks: the same object as before for each callback that has not changed.
 
         Args:
             is_end: of an epoch or a fit, where all of them have had their turn. Within an epoch only those that have hooks of
@@ -122,7 +122,7 @@ class CallbackStates:
         return {name: state for name, state in self._states.items() if state}
 
     def _read(self, callback: Any) -> dict[str, Any]:
-        """A callback's attributes, with long lists of numbers in the form in which they are stored."""
+        """Return a callback's attributes, with long lists of numbers in the form in which they are stored."""
         return {key: self._with_stored_lists(value) for key, value in _plain(callback).items()}
 
     def _with_stored_lists(self, value: Any) -> Any:
@@ -151,8 +151,8 @@ class CallbackStates:
             self._states[name] = now
 
     def _changed(self, name: str, key: str, value: Any) -> Any:
-        """An attribute, packed, if it is not as the script gave it; the same object as long as it stays the same."""
-        # What was in the state once stays there, or a process that goes on from there would tell more than the one before.
+        """Return an attribute, packed, if it differs from the script's: the same object as long as it stays the same."""
+        # An attribute that was in the state once stays there. Else a continued run would record more than its first process.
         given, is_carried = self._given[name], key in self._carried.get(name, ()) or key in self._states.get(name, ())
         mark = _digest(value) if _is_heavy(value) else _encoded(value)
         if mark is None:
@@ -203,7 +203,7 @@ _ATOMS = (bool, int, float, str, bytes, type(None))
 
 
 def copied(value: Any, depth: int = 0) -> Any:
-    """Lists, tuples and dicts of numbers and strings, copied with all that is in them; for anything else a mark that
+    """Copy lists, tuples and dicts of numbers and strings, with all that is in them; return a mark for anything else, which
     `is_as_before` takes for no value."""
     kind = type(value)
     if kind in _ATOMS:
@@ -220,7 +220,7 @@ def copied(value: Any, depth: int = 0) -> Any:
 
 
 def is_as_before(value: Any, copy: Any) -> bool:
-    """Whether a value is what it was when it was copied: the very same numbers and strings."""
+    """Return True if a value is equal to its copy: the very same numbers and strings."""
     kind = type(value)
     if kind in _ATOMS:
         return value is copy or (kind is type(copy) and kind is not float and value == copy)
@@ -235,14 +235,14 @@ def is_as_before(value: Any, copy: Any) -> bool:
 
 
 def _are_same_numbers(stored: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
-    """Whether two stored forms are of one list that has not changed between them: its full blocks are the same arrays."""
+    """Return True if two stored forms are of one unchanged list: its full blocks are the same arrays."""
     *about, blocks, last = stored
     *about_before, blocks_before, last_before = before
     return about == about_before and last == last_before and all(map(is_, blocks, blocks_before))
 
 
 def packed(value: Any) -> Any:
-    """A value with its long lists of floats as arrays, which boundaries share until they change; functions by name."""
+    """Return a value with its long lists of floats as arrays, which boundaries share until they change; functions by name."""
     content = content_of(value)
     if content is not None:
         return content
@@ -263,12 +263,12 @@ def packed(value: Any) -> Any:
 
 
 def _packed_item(value: Any) -> Any:
-    """An item of a container. Generators and variables are set in place, which is possible for attributes alone."""
+    """Pack an item of a container. Generators and variables are set in place, which is possible for attributes alone."""
     return value if content_of(value) is not None else packed(value)
 
 
 def unpacked(value: Any) -> Any:
-    """The inverse."""
+    """Return the value that `packed` was given."""
     if isinstance(value, Extension) and value.tag == "floats":
         return value.value.tolist()
     if isinstance(value, Extension) and value.tag == _NUMBERS:
@@ -303,7 +303,7 @@ def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
 
 
 def _has_hook(callback: Any, *names: str) -> bool:
-    """Whether a callback has methods of these names that Keras's base class does not have."""
+    """Return True if a callback has methods of these names that Keras's base class does not have."""
     base = keras.callbacks.Callback
     return any(name in vars(callback) or getattr(type(callback), name) is not getattr(base, name) for name in names)
 
@@ -346,7 +346,7 @@ def _is_small_array(value: Any) -> bool:
 
 
 def _function_name(value: Any) -> str | None:
-    """Of what a monitor compares by: keras.ops.less, numpy.greater. No other function is taken, or looked up."""
+    """Return the name of a comparison of a monitor (keras.ops.less, numpy.greater); None for any other function."""
     name = getattr(value, "__name__", None)
     for module, functions in _MODULES.items():
         if callable(value) and isinstance(name, str) and name in _COMPARISONS and getattr(functions, name, None) is value:
@@ -360,7 +360,7 @@ def _is_heavy(value: Any) -> bool:
 
 
 def _digest(value: Any) -> list[int]:
-    """Of one large array, or several; of very large ones a part, for it is asked at each boundary."""
+    """Return a digest of one large array, or of several. It is taken at each boundary, so very large arrays are sampled."""
     found = []
     for item in _items(value):
         if not isinstance(item, np.ndarray) or item.dtype.kind == "O":
@@ -377,5 +377,5 @@ def _items(value: Any) -> list[Any]:
 
 
 def _may_be_state(value: Any) -> bool:
-    """Whether an attribute that cannot be stored looks like something that training has made."""
+    """Return True if an attribute that cannot be stored looks like something that training has made."""
     return isinstance(value, (list, dict, set, tuple, deque)) and not callable(value)

@@ -1,4 +1,4 @@
-"""What the rounding of a run depends on: recorded with it, and compared in words when it goes on."""
+"""The environment on which the rounding of a run depends: recorded, and compared when the run continues."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def differences(recorded: dict[str, Any], optimizers: dict[str, Any]) -> list[st
 
 
 def demanded(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs and must not, one sentence each."""
+    """Return differences that prevent a redo, one sentence each."""
     return [
         f"{word} was {recorded[key]!r}, now it is {now.get(key)!r}"
         for key, word in _DEMANDED.items()

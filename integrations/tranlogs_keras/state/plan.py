@@ -1,4 +1,4 @@
-"""What steps and boundaries read of a model, as lists that hold for as long as its variables do."""
+"""Lists of the variables that steps and boundaries read, valid as long as the model's variables stay the same."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class Plan:
         self.rates = [places[id(rate)] for rate in rates if id(rate) in places]
 
     def is_of(self, variables: Variables, record: str) -> bool:
-        """Whether this is still so."""
+        """Return True if the plan is still valid for these variables."""
         return (
             self._version == variables.version and self._record == record and self._seed is keras_internals.global_seed_state()
         )
 
     def look_of(self, kept: Sequence[Values], watched: Sequence[Values] | None = None) -> Look:
-        """Values under their names; `kept` of the variables of that name."""
+        """Return values under their names. `kept` holds those of the variables in the attribute `kept`."""
         left: Iterator[Values] = iter(kept)
         auxiliary = {slot.name: _array(slot, next(left)) for slot in self._auxiliary}
         metrics = {slot.name: _array(slot, next(left)) for slot in self._metrics}

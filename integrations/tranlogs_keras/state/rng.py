@@ -91,6 +91,6 @@ def set_rng(state: dict[str, Any], backend: Backend, *, but_python: bool = False
 
 
 def has_drawn(before: dict[str, Any], after: dict[str, Any], backend: Backend) -> bool:
-    """Whether Python's, numpy's or torch's generator moved between two states; on torch, the model draws from torch's."""
+    """Return True if the generator of Python or numpy moved between two states, or torch's where models do not use it."""
     names = ("python", "numpy") if backend.name == "torch" else ("python", "numpy", "torch")
     return any(not is_same_state(before.get(name), after.get(name)) for name in names)

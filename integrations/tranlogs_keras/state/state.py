@@ -44,33 +44,33 @@ class KerasState:
         self._plan: Plan | None = None
         self.environment: dict[str, Any] = {}  # as it is now
         self.recorded_environment: dict[str, Any] = {}
-        self.about: dict[str, Any] = {}  # what a checkpoint tells of the model besides its variables
+        self.about: dict[str, Any] = {}  # a checkpoint's description of the model
         self.recorded_about: dict[str, Any] = {}  # the same of the checkpoint that was restored
         self.notes: list[str] = []
 
     # Describing.
 
     def nbytes(self) -> int:
-        """Bytes of a checkpoint's tensors, about."""
+        """Return the approximate bytes of a checkpoint's tensors."""
         slots = self.variables.everything_but_metrics
         return sum(value.nbytes for value in self.backend.values_of([slot.variable for slot in slots]))
 
     @property
     def plan(self) -> Plan:
-        """What steps and boundaries read."""
+        """The variables that steps and boundaries read."""
         if self._plan is None or not self._plan.is_of(self.variables, self.log):
             self._plan = Plan(self.variables, self.log)
         return self._plan
 
     def look(self) -> Look:
-        """What a boundary needs of the variables, in one read."""
+        """Read the variables that a boundary needs, in one read."""
         plan = self.plan
         watched = plan.watched_variables if self.backend.watches_values else []
         read = self.backend.values_of([*watched, *plan.kept])
         return plan.look_of(read[len(watched) :], read[: len(watched)] if self.backend.watches_values else None)
 
     def snapshot(self, boundary: dict[str, Any], kept: dict[str, Any]) -> Snapshot:
-        """All state, as views of live memory, with the boundary's body and what the source of data keeps besides."""
+        """Return all state, as views of live memory, with the boundary's body and the state of the data."""
         slots = self.variables.everything_but_metrics
         values = self.backend.values_of([slot.variable for slot in slots])
         tensors: dict[str, AnyArray] = {slot.name: to_array(value) for slot, value in zip(slots, values, strict=True)}
@@ -91,7 +91,7 @@ class KerasState:
         )
 
     def schedules(self) -> dict[str, str]:
-        """Learning-rate schedules as JSON, by optimizer."""
+        """Return the learning-rate schedules as JSON, by optimizer."""
         found = {}
         for which, optimizer in self.variables.optimizers.items():
             schedule = keras_internals.learning_rate_of(optimizer)
@@ -118,7 +118,7 @@ class KerasState:
             was, now = (given.get(which, "a number") for given in (meta["schedules"], schedules))
             if was != now and (self.log == "gradients" or "a number" in (was, now)):
                 found.append(f"model.{which}: its learning rate was {was}, now it is {now}; redoing steps needs the run's own")
-        if found:  # then the optimizer has other variables, which need not be told one by one
+        if found:  # the optimizer has other variables then, which need not be listed
             unlike = [text for text in unlike if not text.startswith("optimizer ")]
         return [*unlike, *found]
 

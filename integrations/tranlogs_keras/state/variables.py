@@ -36,7 +36,7 @@ class Slot:
 
     @property
     def kind(self) -> str:
-        """What the name begins with."""
+        """The first part of the name."""
         return self.name.partition("/")[0]
 
 
@@ -64,7 +64,7 @@ class Variables:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look for them anew: an optimizer may have been built since."""
+        """Look up the variables again: an optimizer may have been built since."""
         model = self.model
         self.version += 1
         self.optimizers = self._find_optimizers()
@@ -113,11 +113,11 @@ class Variables:
         self.refresh()
 
     def changed_by(self, record: str) -> list[Slot]:
-        """What the steps of a kind of record change: fingerprinted."""
+        """Return the variables that steps of a kind of record change. They are fingerprinted."""
         return self.everything_but_metrics if record == "weights" else [*self.trained, *self.owned]
 
     def watched_by(self, record: str) -> list[Slot]:
-        """What a callback may write, and no boundary holds: what steps change, then weights that are frozen."""
+        """Return variables that a callback may write and no boundary holds: those that steps change, then frozen weights."""
         if record == "weights":
             return self.everything_but_metrics
         known = {id(slot) for slot in self.auxiliary}
@@ -125,16 +125,16 @@ class Variables:
 
     @property
     def everything_but_metrics(self) -> list[Slot]:
-        """What a checkpoint holds as tensors."""
+        """The variables that a checkpoint holds as tensors."""
         return [*self.trained, *self.others, *self.owned]
 
     @property
     def by_name(self) -> dict[str, Slot]:
-        """All, by name."""
+        """All variables by name."""
         return {slot.name: slot for slot in [*self.everything_but_metrics, *self.metrics]}
 
     def has_grown(self) -> bool:
-        """Whether there are more variables than at the last look."""
+        """Return True if there are more variables than at the last look."""
         return self._count != self._counted()
 
     def _counted(self) -> tuple[int, ...]:
@@ -146,7 +146,7 @@ class Variables:
 
 
 def optimizers_of(model: Any) -> dict[str, Any]:
-    """The optimizers that a model holds, by attribute: one, or in a custom `train_step` several."""
+    """Return the optimizers that a model holds, by attribute: one, or in a custom `train_step` several."""
     found = {} if model.optimizer is None else {"optimizer": model.optimizer}
     for name, value in vars(model).items():
         several = isinstance(value, (list, tuple, dict))
@@ -158,17 +158,17 @@ def optimizers_of(model: Any) -> dict[str, Any]:
 
 
 def is_same_name(a: str, b: str) -> bool:
-    """Whether two names differ in nothing but the numbers that Keras gives to what the user does not name."""
+    """Return True if two names differ only in the numbers that Keras adds to names which the user does not choose."""
     return a == b or without_numbers(a) == without_numbers(b)
 
 
 def without_numbers(name: Any) -> Any:
-    """A name without the numbers that Keras gives; anything else as it is."""
+    """Return a name without the numbers that Keras adds; return anything else unchanged."""
     return _NUMBER.sub("", name) if isinstance(name, str) else name
 
 
 def matched(recorded: Sequence[tuple[str, str, tuple[int, ...]]], slots: Sequence[Slot]) -> tuple[dict[str, Slot], list[str]]:
-    """The variable of each recorded name, matched by order within a kind; and what does not fit, one sentence each."""
+    """Match recorded names to variables, by order within a kind; return the matches and the differences, one sentence each."""
     found: dict[str, Slot] = {}
     differences: list[str] = []
     for kind in dict.fromkeys([name.partition("/")[0] for name, _, _ in recorded] + [slot.kind for slot in slots]):

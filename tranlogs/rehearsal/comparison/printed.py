@@ -12,7 +12,7 @@ from .text_lines import Noise, find_other_line, split_lines
 
 @dataclass(frozen=True, slots=True)
 class PrintedUnit:
-    """What was printed between two boundaries.
+    """The lines that a script printed between two boundaries.
 
     Attributes:
         step: the step at the later boundary.

@@ -40,7 +40,7 @@ def parse(line: str) -> Line:
 
 @dataclass(slots=True)
 class Noise:
-    """What differs between two runs that were not killed, and therefore says nothing about a kill.
+    """Differences between two runs that were not killed. They prove nothing about a kill.
 
     Attributes:
         columns: numbers, each by the text of its line and its place in the line.

@@ -1,4 +1,4 @@
-"""What a loop remembers: a namespace, checked at each assignment, read at each boundary and set by a recovery."""
+"""The namespace that a loop remembers: checked at each assignment, read at each boundary and set by a recovery."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Unstorable(Exception):
 
 
 class FrameworkValues(Protocol):
-    """What a framework knows of its own values."""
+    """A framework's knowledge of its own values."""
 
     def store(self, value: Any) -> Any:
         """Return the stored form of a framework's value; None for any other value.
@@ -78,7 +78,7 @@ class FrameworkValues(Protocol):
 
 @dataclass(slots=True)
 class Given:
-    """What a script has to make again at each start: objects with a state, and functions. `remember` was given them.
+    """Objects with a state, and functions, that a script creates again at each start. `remember` was given them.
 
     Attributes:
         objects: by name.

@@ -1,4 +1,4 @@
-"""What a script's loop takes from turn to turn in variables and objects that the run does not keep."""
+"""Variables and objects that a script's loop carries from turn to turn, and that the run does not keep."""
 
 from .carried_variables import LoopVariables
 from .descriptions import UnkeptIterator, UnkeptNote, UnkeptObject, UnkeptVariable, describe_unkept, listed, read_unkept

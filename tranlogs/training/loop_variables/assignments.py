@@ -1,4 +1,4 @@
-"""What a function assigns to a variable: whether that is measured time, and what the variable begins with."""
+"""Assignments of a function to a variable: its first value, and whether it holds a measured time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the functions and methods of the script that a loop calls keep from turn to turn: attributes, globals and nonlocals."""
+"""Attributes, globals and nonlocals that the functions called by a loop keep from turn to turn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FRAMEWORKS = (*_TRAINING, *_ARRAYS, "tranlogs", "tranlogs_keras", "tranlogs_tor
 
 @dataclass(slots=True)
 class ObjectState:
-    """What methods that a loop calls do with the attributes of an object.
+    """Use of an object's attributes by the methods that a loop calls.
 
     Attributes:
         named: the object.

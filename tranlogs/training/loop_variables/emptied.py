@@ -15,7 +15,7 @@ _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 @dataclass(frozen=True, slots=True)
 class CallEffects:
-    """What a call does to the containers of its caller, by the names that the loop has for them.
+    """Effects of a call on the containers of its caller, by the names that the loop has for them.
 
     Attributes:
         emptied: containers that are empty behind it.

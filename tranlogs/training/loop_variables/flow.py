@@ -1,4 +1,4 @@
-"""Which variables a loop carries from one turn to the next, by the flow of values through the source of a function.
+"""Find the variables that a loop carries from one turn to the next, by the flow of values through a function's source.
 
 A variable is carried if a turn may read it before it has written it, and if the loop writes it or changes it in place.
 Variables that each turn writes before it reads them (`loss`, `x`, `output`) are not. It is assumed that an inner loop makes a

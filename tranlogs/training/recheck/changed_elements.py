@@ -1,4 +1,4 @@
-"""Which elements of an array a script has set, from the bytes before and now."""
+"""Find the elements of an array that a script has set, from the bytes before and now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recheck says to the user: what differs, what usually causes that, and the line to add."""
+"""Messages of a recheck: the difference, its usual cause, and the line to add."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of what a script changes between `recover()` and its loop."""
+"""Messages about changes that a script makes between `recover()` and its loop."""
 
 from __future__ import annotations
 

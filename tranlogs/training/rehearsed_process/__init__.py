@@ -1,1 +1,1 @@
-"""What a training process does if `tranlogs rehearse` has started it. Elsewhere it costs one look-up of a variable."""
+"""A training process that `tranlogs rehearse` has started. In other processes this costs one look-up of a variable."""

@@ -25,7 +25,7 @@ class DataPlace:
     """The place of a run's loop.
 
     Args:
-        report: told what of the data does not come back.
+        report: receives what of the data does not come back.
 
     Attributes:
         position: where the loop stands.
@@ -88,10 +88,10 @@ class DataPlace:
             True if the report no longer holds the reason, and is to be made anew.
         """
         self.turns = "stateless" if stateless else "unknown"
-        is_told = reason in self._report.texts
-        if not stateless and not is_told:
+        is_reported = reason in self._report.texts
+        if not stateless and not is_reported:
             self._report.warn(reason, False)
-        if not (stateless and is_told and self.is_undeclared):
+        if not (stateless and is_reported and self.is_undeclared):
             return False
         self._report.dismiss(reason)
         return True

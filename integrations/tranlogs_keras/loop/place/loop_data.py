@@ -19,7 +19,7 @@ from ...data.source import Doubt, Source
 
 
 class LoopData:
-    """What stands in for Keras's epoch iterator.
+    """Stand-in for Keras's epoch iterator.
 
     Args:
         data: as the script gave them.
