@@ -15,14 +15,14 @@ from torch.utils.data import DataLoader
 
 from tranlogs_torch import LoggedOptimizer
 
-from .job import Job, Teller
+from .job import EventWriter, Job
 from .model import build_gpt
 from .reference_text import Batch, TextWindows, read_topics, shuffled
 
 _BATCHES_MIN = 12  # however slow the machine is
 
 
-def train(job: Job, tell: Teller) -> None:
+def train(job: Job, events: EventWriter) -> None:
     """Train, and save all that could differ afterwards."""
     torch.set_num_threads(job.threads)
     random.seed(job.seed)
@@ -31,7 +31,7 @@ def train(job: Job, tell: Teller) -> None:
     windows = TextWindows(text, job.config.block)
     model = build_gpt(job.config, len(windows.alphabet), job.seed)
     loader = shuffled(windows, job.batch)
-    tell.event("built", parameters=model.size, characters=len(text), alphabet=len(windows.alphabet))
+    events.write("built", parameters=model.size, characters=len(text), alphabet=len(windows.alphabet))
 
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     logged: LoggedOptimizer | None = None
@@ -40,25 +40,25 @@ def train(job: Job, tell: Teller) -> None:
     scheduler = OneCycleLR(optimizer, max_lr=1e-3, total_steps=job.schedule)  # lr and betas change at every step
     if logged is not None:
         logged.track(scheduler=scheduler, loader=loader)
-        tell.event("recovered", **logged.recover().as_dict())
+        events.write("recovered", **logged.recover().as_dict())
 
     losses: list[float] = []
     start = time.monotonic()
     for batch in logged.batches(loader, job.until) if logged is not None else plain_batches(loader, job.until):
-        tell.batch(batch, losses[-1] if losses else None)
+        events.batch(batch, losses[-1] if losses else None)
         loss = model.loss(*batch)
-        tell.phase("backward")
+        events.phase("backward")
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        tell.phase("step")
+        events.phase("step")
         optimizer.step()
-        tell.phase("scheduler")
+        events.phase("scheduler")
         scheduler.step()
         optimizer.zero_grad()
         losses.append(loss.item())
         if logged is not None:
             logged.log_scalars(loss=losses[-1])
-        tell.phase("boundary")
+        events.phase("boundary")
         if job.seconds_max is not None and len(losses) >= _BATCHES_MIN and time.monotonic() - start > job.seconds_max:
             break
 
@@ -66,7 +66,7 @@ def train(job: Job, tell: Teller) -> None:
     # A run that was killed behind its last batch has nothing left to train: its losses are those of the process before.
     log_bytes = 0 if logged is None else logged.training_run.journal.log_bytes
     report = None if logged is None else logged.report.as_dict()
-    tell.event("finished", loss=curve[max(curve)], log_bytes=log_bytes, report=report)
+    events.write("finished", loss=curve[max(curve)], log_bytes=log_bytes, report=report)
     torch.save(
         {
             "weights": model.state_dict(),
@@ -107,4 +107,4 @@ def _storable(value: Any) -> Any:
 
 if __name__ == "__main__":
     _job = Job.from_json(sys.argv[1])
-    train(_job, Teller(_job))
+    train(_job, EventWriter(_job))

@@ -24,9 +24,9 @@ class ChildFailed(TranLogsError):
     """A child of the demo ended with an error of its own."""
 
     def __init__(self, job: Job, code: int) -> None:
-        said = job.log.read_text(errors="replace").strip().splitlines()
+        output = job.log.read_text(errors="replace").strip().splitlines()
         super().__init__(
-            f"the training process {job.name!r} ended with exit code {code}: {said[-1] if said else 'silently'}. "
+            f"the training process {job.name!r} ended with exit code {code}: {output[-1] if output else 'silently'}. "
             f"Its output is in {job.log}"
         )
 

@@ -83,7 +83,7 @@ class Job:
         return Path(self.folder, f"{self.name}.phase")
 
 
-class Teller:
+class EventWriter:
     """The child's end of the pipe to its parent."""
 
     def __init__(self, job: Job) -> None:
@@ -91,7 +91,7 @@ class Teller:
         with open(job.phase, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), 1)
 
-    def event(self, kind: str, **fields: Any) -> None:
+    def write(self, kind: str, **fields: Any) -> None:
         """Send an event to the parent."""
         print(json.dumps({"event": kind, **fields}), flush=True)
 
@@ -100,7 +100,7 @@ class Teller:
         digest = xxhash.xxh3_64()
         for tensor in tensors:
             digest.update(tensor.numpy().tobytes())
-        self.event("batch", digest=digest.hexdigest(), at=time.monotonic(), loss=loss)
+        self.write("batch", digest=digest.hexdigest(), at=time.monotonic(), loss=loss)
         self.phase("forward")
 
     def phase(self, name: str) -> None:

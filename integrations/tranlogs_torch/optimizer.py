@@ -80,9 +80,9 @@ class LoggedOptimizer(Optimizer):
             signals alone.
         grace_seconds: seconds that this may take, from the signal to the end of the process.
         recheck: whether the script's loop computes the newest unit before a crash again, and the resume is called exact only if
-            that equals the log; by default what TRANLOGS_RECHECK says, else True.
+            that equals the log; default: the variable TRANLOGS_RECHECK, else True.
         take_over: whether another process on this machine that writes the run is ended (SIGTERM, the time of grace, SIGKILL);
-            by default what TRANLOGS_TAKE_OVER says, else not.
+            default: the variable TRANLOGS_TAKE_OVER, else False.
 
     Raises:
         RunInUse: another live process trains on this run.
@@ -150,7 +150,7 @@ class LoggedOptimizer(Optimizer):
             copies=copies,
         )
         try:
-            zero_optimizer.tell_places(optimizer)
+            zero_optimizer.note_places(optimizer)
             self._join(optimizer, training_run, name, log, optimizer_state)
         except BaseException:
             zero_optimizer.forget_places(optimizer)
@@ -167,9 +167,9 @@ class LoggedOptimizer(Optimizer):
     def add_optimizer(
         self, optimizer: Optimizer, name: str, *, log: LogKind = "gradients", optimizer_state: bool = True
     ) -> LoggedOptimizer:
-        """Another optimizer of the same loop: logged in the same run, recovered to the same moment."""
+        """Add another optimizer of the same loop, to be logged in the same run and recovered to the same moment."""
         _check(optimizer, log)
-        zero_optimizer.tell_places(optimizer)
+        zero_optimizer.note_places(optimizer)
         shell = object.__new__(LoggedOptimizer)
         shell._join(optimizer, self.training_run, name, log, optimizer_state)
         return shell
@@ -177,14 +177,14 @@ class LoggedOptimizer(Optimizer):
     # An optimizer like any other.
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of the inner optimizer, logged."""
+        """Take a step of the inner optimizer, which is logged."""
         if self.training_run.is_closed:
             self.training_run.logged_steps.report_unlogged()
         self.hooks.order_hooks()
         return self.inner.step() if closure is None else self.inner.step(closure)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As the inner optimizer does it. A group that recovery has brought back is not added twice by code that runs again."""
+        """Add a group to the inner optimizer, unless recovery has added the same group already and the code runs again."""
         added = param_group["params"]
         added = [added] if isinstance(added, torch.Tensor) else list(added)  # it may be a generator
         param_group, wanted = {**param_group, "params": added}, set(map(id, added))
@@ -195,7 +195,7 @@ class LoggedOptimizer(Optimizer):
         self.inner.add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the inner optimizer does it."""
+        """Reset the gradients, like the inner optimizer."""
         self.inner.zero_grad(set_to_none)
         if not set_to_none:
             mark_zero(self.inner)
@@ -280,7 +280,7 @@ class LoggedOptimizer(Optimizer):
 
     @property
     def report(self) -> RecoveryReport:
-        """What `recover()` returned, and what became known since: a source of data that does not repeat itself."""
+        """The report of `recover()`, updated with later findings, such as data that do not repeat themselves."""
         return self.training_run.report.current or RecoveryReport()
 
     def batches(self, loader: DataLoader[Any], until: int | None = None, *, enumerate: bool = False) -> Iterator[Any]:
@@ -333,7 +333,7 @@ class LoggedOptimizer(Optimizer):
         return {"step": journal.step, "committed": journal.committed, "synced": journal.synced}
 
     def checkpoint(self) -> bool:
-        """Take a checkpoint at the next boundary, whatever the policy says."""
+        """Take a checkpoint at the next boundary, even if the policy does not ask for one."""
         return self.training_run.request_checkpoint()
 
     def close(self) -> None:

@@ -74,7 +74,7 @@ class Daemon:
         find: returns the journals below a root.
         on_evaluation: called with each evaluation, or with the reason why a journal could not be evaluated.
         on_removed: called with the folder of a journal that does not exist any more.
-        clock: tells the time of evaluations.
+        clock: returns the time of evaluations.
     """
 
     def __init__(

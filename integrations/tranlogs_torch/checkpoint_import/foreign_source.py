@@ -30,7 +30,7 @@ _EXPORTED_FACTS = ("tranlogs", "step")  # keys that `tranlogs export` adds; a ru
 
 @dataclass(frozen=True, slots=True)
 class StartFrom:
-    """What a fresh run starts from, for `recover(start_from=...)`.
+    """Source from which a fresh run starts, for `recover(start_from=...)`.
 
     Attributes:
         path: a file of torch.save, a .safetensors file, or a folder of torch.distributed.checkpoint.

@@ -25,7 +25,7 @@ _SHOWN_MAX = 12
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What the script has built.
+    """The objects that the script has built.
 
     Attributes:
         modules: modules by the prefix of their names in the log.
@@ -111,8 +111,8 @@ def _are_same(a: Any, b: Any) -> bool:
 def _name_problems(match: Match) -> list[str]:
     if match.is_ambiguous:
         return ["its names match in more than one way. Rename them to those of model.state_dict()"]
-    told = [f"missing: {name}" for name in match.missing]
-    return told + [f"unexpected: {name}" for name in match.unexpected]
+    problems = [f"missing: {name}" for name in match.missing]
+    return problems + [f"unexpected: {name}" for name in match.unexpected]
 
 
 def _tensor_problems(name: str, value: Any, now: Any, *, may_cast: bool) -> list[str]:
@@ -191,8 +191,8 @@ def _others(
     unused = [key for key in others if key not in taken]
     unused += [] if states else [which or "optimizer" for which in parts.optimizers]
     unused += parts.left
-    told = {"with the weights came": came, "as built": fresh, "not used": unused}
-    return [f"{what}: {', '.join(names)}" for what, names in told.items() if names]
+    outcomes = {"with the weights came": came, "as built": fresh, "not used": unused}
+    return [f"{what}: {', '.join(names)}" for what, names in outcomes.items() if names]
 
 
 def _keyed_as(own: Any, given: Any) -> Any:

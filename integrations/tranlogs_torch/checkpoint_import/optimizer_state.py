@@ -35,7 +35,7 @@ StateDict = dict[str, Any]
 
 
 class Unfit(ValueError):
-    """The state does not fit this optimizer. The text says why."""
+    """The state does not fit this optimizer. The text is the reason."""
 
 
 def fitted(

@@ -28,13 +28,13 @@ def division_of(sampler: Any) -> dict[str, Any] | None:
 
 
 def redivided(state: dict[str, Any], loader: DataLoader[Any], sampler: Any, world: int) -> tuple[dict[str, Any], str]:
-    """A recorded position of another number of processes, as one of this number; and what was done, in words.
+    """Convert a recorded position of another number of processes to this number; return it with a note on what was done.
 
     Args:
         state: of the position.
         loader: to go on with.
         sampler: its own one, below any proxy.
-        world: how many processes there are now.
+        world: number of processes now.
     """
     if not state["batch"]:
         return state, ""
@@ -45,11 +45,11 @@ def redivided(state: dict[str, Any], loader: DataLoader[Any], sampler: Any, worl
     at = max(1, consumed // ((loader.batch_size or 1) * replicas))
     index = {**state["index"], "drawn": 0, "seen": 0, "ahead": [], "order": 0}
     left = max(0, state["sizes"]["samples"] - consumed)
-    told = (
+    note = (
         f"the data: the {left} samples of the epoch that {_processes(state['world'])} had not consumed are divided among "
         f"{world}, so each sample is used once"
     )
-    return {**state, "batch": at, "index": index, "rest": (at, consumed)}, told
+    return {**state, "batch": at, "index": index, "rest": (at, consumed)}, note
 
 
 def _consumed(state: dict[str, Any], loader: DataLoader[Any], now: dict[str, Any] | None) -> int | None:
@@ -69,11 +69,11 @@ def _at_same_part(state: dict[str, Any], sampler: Any, world: int) -> tuple[dict
     if index is not None:
         index = {**index, "drawn": at, "seen": at, "ahead": None}
     kind = type(getattr(sampler, "sampler", sampler)).__name__
-    told = (
+    note = (
         f"the data: what {kind} draws may depend on the number of processes. The epoch continues at batch {at}, as far into "
         f"it as {_processes(before)} had come; some of its samples may be used twice or not at all"
     )
-    return {**state, "batch": at, "index": index, "rest": None, "is_redrawn": True}, told
+    return {**state, "batch": at, "index": index, "rest": None, "is_redrawn": True}, note
 
 
 def _processes(count: int) -> str:

@@ -56,7 +56,7 @@ class Draws:
         self.order = xxhash.xxh3_64_intdigest(repr(_plain(indices)).encode(), seed=self.order) >> 1
 
     def position(self) -> dict[str, Any]:
-        """What `resume` needs. Index batches that cannot be logged are drawn again, like those consumed."""
+        """Return the position for `resume`. Index batches that cannot be logged are drawn again, like those consumed."""
         if self.resume is not None:  # nothing was drawn since the position that it goes on from
             return {key: value for key, value in self.resume.items() if key != "is_resized"}
         if self.ahead and self.is_encodable is None:
@@ -211,7 +211,7 @@ class SamplerStates:
 
 
 def _has_state(sampler: Any) -> bool:
-    """Whether its state_dict tells of epochs: torchdata's tells of the place in one, which is not what is asked for."""
+    """Return True if the state_dict of a sampler covers epochs; torchdata's covers only the place in one epoch."""
     return hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict") and not _is_torchs(sampler)
 
 
@@ -220,7 +220,7 @@ def _is_torchs(sampler: Any) -> bool:
 
 
 def _generators(sampler: Any) -> list[Any]:
-    """Its own ones, wherever they lie; a `generator` attribute is the position's."""
+    """Return a sampler's own generators, except its `generator` attribute, which the position records."""
     if _has_state(sampler) or _is_torchs(sampler):
         return []
     taken = getattr(sampler, "generator", None)

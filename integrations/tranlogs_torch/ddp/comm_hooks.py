@@ -5,7 +5,7 @@ cannot be computed again, since it comes from gradients before they were summed.
 bytes a step as one process alone would, or more.
 
 A hook can keep its state elsewhere than in the argument that it is registered with. Only a plain function that reaches nothing
-which can change is taken for one without a state; of any other the report says that it may have one.
+which can change counts as stateless; for any other hook the report has a note that it may have a state.
 
 Names of torch that this module uses: the fields of `PowerSGDState`, and `ddp._comm_hooks`.
 """
@@ -49,14 +49,14 @@ class Hook:
 
     @property
     def is_brought_back(self) -> bool:
-        """Whether its state is one that is known."""
+        """True if the state of the hook is recovered."""
         return self.name in _BROUGHT_BACK and all(hasattr(self._state, name) for name in (*_SETTINGS, *_COUNTS, *_SHARED))
 
     def doubt(self) -> str:
-        """What is not brought back of it; "" for nothing.
+        """Return what of the hook is not recovered, as a sentence; "" if all of it is.
 
         Raises:
-            UsageError: it makes a log of gradients wrong.
+            UsageError: the hook makes a log of gradients wrong.
         """
         if self.name in _REFUSED:
             raise UsageError(
@@ -75,7 +75,7 @@ class Hook:
         )
 
     def read(self) -> dict[str, Any] | None:
-        """Its state, encodable."""
+        """Return the hook's state in a form that can be encoded; None if it is not recovered."""
         if not self.is_brought_back:
             return None
         state = self._state
@@ -84,7 +84,7 @@ class Hook:
         return found | {name: dict(getattr(state, name)) for name in (*_SHARED, "error_dict")}
 
     def write(self, recorded: dict[str, Any] | None, device: torch.device) -> str:
-        """Set its state to a recorded one; says what cannot be had."""
+        """Restore a recorded state; return what cannot be restored, as a sentence."""
         if not self.is_brought_back or recorded is None or recorded["name"] != self.name:
             return "" if recorded is None and not self.is_brought_back else f"the run was recorded without the hook {self.name}"
         state = self._state
@@ -105,11 +105,11 @@ class Hook:
 
 
 def is_stateless(hook: Any, depth: int = 3) -> bool:
-    """Whether it is a plain function that reaches nothing which it could change, and find again at its next call.
+    """Return True for a plain function that can keep nothing from one call to the next.
 
     Args:
-        hook: as it was registered.
-        depth: how many functions may lie in the closures of one another.
+        hook: the hook as it was registered.
+        depth: the number of functions that may lie in the closures of one another.
     """
     if not isinstance(hook, FunctionType) or vars(hook) or not depth:
         return False
@@ -127,7 +127,7 @@ def is_stateless(hook: Any, depth: int = 3) -> bool:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Of globals and attributes that a function uses, and functions within it."""
+    """Yield the names of globals and attributes that a function, or a function within it, uses."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -135,7 +135,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def without_errors(body: dict[str, Any]) -> dict[str, Any]:
-    """A boundary's body without what is too large to be told to others."""
+    """Return a boundary's body without the parts that are too large to be sent to other ranks."""
     if "ddp" not in body:
         return body
     hooks = [[_small(one) for one in hooks] for hooks in body["ddp"].get("hooks", [])]

@@ -1,8 +1,8 @@
 """A check that processes which each log everything have the same parameters, because scripts may sum gradients by hand.
 
-Nothing says that they step together, so nobody waits: each leaves a note of its parameters at every tenth step or so, and
-looks for those of the others at its next boundaries. The step at which all were last equal stands in each boundary: if a
-journal is lost then, another one can stand for it.
+The processes need not step together, so none waits: each leaves a note of its parameters at every tenth step or so, and looks
+for the notes of the others at its next boundaries. Each boundary records the step at which all parameters were last equal. If
+a journal is lost then, another one can replace it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Likeness:
         self._differs = False
 
     def look(self, step: int, digest: str) -> int:
-        """At a boundary: leave a note if it is time for one, and compare; gives `step` back."""
-        with suppress(RuntimeError):  # the store is gone, and with it the group: the next step says so
+        """Leave a note at a boundary if it is time for one, and compare; return `step`."""
+        with suppress(RuntimeError):  # the store is gone, and with it the group: the next step raises an error
             if self._mine and self._board.is_full(_NOTE):
                 self._compare()
             if digest and not self._differs and step // _EVERY_STEPS > self._noted_at // _EVERY_STEPS:
@@ -40,10 +40,10 @@ class Likeness:
         return self.step
 
     def _compare(self) -> None:
-        said = self._board.read(_NOTE)
-        steps = [int(note.split()[0]) for note in said.values()]
-        if max(steps) > self._noted_at:  # one is ahead, and its former note is gone
+        notes = self._board.read(_NOTE)
+        steps = [int(note.split()[0]) for note in notes.values()]
+        if max(steps) > self._noted_at:  # one rank is ahead, and its former note is gone
             self._mine = ""
         elif min(steps) == self._noted_at:
-            self._differs = len(set(said.values())) > 1
+            self._differs = len(set(notes.values())) > 1
             self.step, self._mine = (-1 if self._differs else self._noted_at), ""

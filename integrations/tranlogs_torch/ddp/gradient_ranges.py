@@ -36,7 +36,7 @@ class Portion:
         return replace(arrays.spec_of(self.name, self.tensor), shape=self.shape, strides=self.strides, piece=self.piece)
 
     def placed(self, content: AnyArray) -> AnyArray:
-        """The bytes of `tensor`, told where they belong."""
+        """Return the bytes of `tensor` with their place in the whole."""
         if self.piece is not None:
             assert isinstance(content, Array)
             content.piece, content.whole, content.strides = self.piece, self.shape, self.strides
@@ -44,7 +44,7 @@ class Portion:
 
 
 def shares(named: Sequence[Named], rank: int, world: int, copies: int) -> list[Portion]:
-    """A rank's part of the gradients, and those of the ranks behind it of which it keeps copies."""
+    """Return a rank's part of the gradients, and the parts of the following ranks of which it keeps copies."""
     return [portion for i in range(copies) for portion in portions(named, (rank + i) % world, world)]
 
 

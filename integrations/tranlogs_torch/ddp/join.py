@@ -13,21 +13,21 @@ from torch.distributed.algorithms.join import JoinHook
 
 
 class Leaving(Protocol):
-    """Who is told.
+    """Listener that is called when this rank has run out of data.
 
     Attributes:
-        came_back: whether this rank had left already when the run was recovered, and others had not.
+        came_back: True if this rank had left already when the run was recovered, and others had not.
     """
 
     came_back: bool
 
     def leave_join(self) -> None:
-        """This rank has no data left, and others have."""
+        """Note that this rank has no data left, and others have."""
         ...
 
 
 class WatchedJoin:
-    """In the place of a module's `join_hook`. Copies of the module do not carry the listener along."""
+    """Replacement of a module's `join_hook`. Copies of the module do not carry the listener along."""
 
     def __init__(self, ddp: Any, listener: Leaving) -> None:
         self._ddp, self._listener = ddp, weakref.ref(listener)
@@ -43,14 +43,14 @@ class WatchedJoin:
 
 class _Watched(JoinHook):
     def __init__(self, hook: JoinHook, listener: Leaving) -> None:
-        self._hook, self._listener, self._has_told = hook, listener, False
+        self._hook, self._listener, self._has_left = hook, listener, False
 
     def main_hook(self) -> None:
-        if not self._has_told:
-            self._has_told = True
+        if not self._has_left:
+            self._has_left = True
             self._listener.leave_join()
         self._hook.main_hook()
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Weights of the last are everybody's; in a run that came back behind its last step all seem to be the last."""
+        """Share the weights of the last rank, except in a run recovered behind its last step, where all seem to be the last."""
         self._hook.post_hook(is_last_joiner and not self._listener.came_back)

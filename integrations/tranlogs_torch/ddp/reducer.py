@@ -71,15 +71,15 @@ class Reducer:
 
     @property
     def pass_of_join(self) -> object:
-        """The same within one `join`, another one in the next: torch makes it anew."""
+        """An object that is the same within one `join`, and another one in the next."""
         return self.ddp._join_config
 
     def watch_join(self, listener: Leaving) -> None:
-        """Tell when this rank has run out of data in a `join`."""
+        """Call the listener when this rank has run out of data in a `join`."""
         self.ddp.join_hook = WatchedJoin(self.ddp, listener)
 
-    def hooks_told(self) -> list[str]:
-        """Communication hooks with a state that is not brought back.
+    def find_hook_doubts(self) -> list[str]:
+        """Return doubts about communication hooks whose state is not recovered.
 
         Raises:
             UsageError: the hook makes a log of gradients wrong.
@@ -91,7 +91,7 @@ class Reducer:
         return [Hook(hook, state) for hook, state in self.ddp._comm_hooks]
 
     def write_hooks(self, recorded: list[dict[str, Any] | None]) -> list[str]:
-        """Set the states of its hooks; says what cannot be had."""
+        """Restore the states of the communication hooks; return what cannot be restored, one sentence each."""
         device = self._parameters[0].device if self._parameters else torch.device("cpu")
         padded = [*recorded, *[None] * len(self.ddp._comm_hooks)]
         doubts = [doubt for hook, one in zip(self.hooks(), padded, strict=False) if (doubt := hook.write(one, device))]

@@ -116,7 +116,7 @@ class DeviceDigests:
 
 
 class _Piece(NamedTuple):
-    """What a window gathers: a whole tensor, or the tail of one that is read in place."""
+    """A piece that a window gathers: a whole tensor, or the tail of a tensor that is read in place."""
 
     tensor: int  # its index
     tail: torch.Tensor | None
@@ -141,7 +141,7 @@ class _Round(NamedTuple):
 
 
 class _Plan:
-    """How the digests of one list of tensors are computed.
+    """Plan for computing the digests of one list of tensors.
 
     The rows of all tensors are numbered through: first those that are read in place, tensor by tensor, then those of the
     windows. A tensor has one run of rows in either part; both may be empty.

@@ -28,7 +28,7 @@ _ALIGNMENT = 16  # a slice of the memory that begins at a multiple of it can be 
 
 
 class Form(NamedTuple):
-    """How a tensor lies in flat memory; `strides` is None for C order, else dense."""
+    """Layout of a tensor in flat memory; `strides` is None for C order, else dense."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ def form_in_memory_order(tensor: torch.Tensor) -> Form:
 
 
 class TensorOffsets:
-    """Where tensors of given forms lie, one behind the other.
+    """Offsets of tensors of given forms that lie one behind the other.
 
     Attributes:
         forms: of the tensors.

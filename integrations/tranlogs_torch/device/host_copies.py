@@ -26,7 +26,7 @@ Wanted = tuple[torch.Tensor, Bytes]  # a dense tensor of the device, and where i
 
 
 class _Load(NamedTuple):
-    """What a window brings at once.
+    """The bytes that a window copies at once.
 
     Attributes:
         prepare: enqueued on training's stream before the transfer; None if there is nothing to do.

@@ -1,1 +1,1 @@
-"""The processes that train together: who they are, what they tell each other, and how they divide the log."""
+"""The processes that train together, and their messages to each other."""

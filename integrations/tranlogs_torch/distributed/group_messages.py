@@ -31,11 +31,11 @@ class NoteBoard:
 
     @property
     def seconds_max(self) -> float:
-        """How long the group's processes wait for each other."""
+        """The time limit of the group's processes for each other."""
         return 0.0 if self._store is None else float(self._store.timeout.total_seconds())
 
     def write(self, name: str, text: str) -> None:
-        """Leave a note in the place of one's former one of that name.
+        """Leave a note; it replaces this rank's former note of that name.
 
         Raises:
             RuntimeError: the process that holds the store is gone, and the group with it; so does `read`.
@@ -44,11 +44,11 @@ class NoteBoard:
             self._store.set(f"{name}/{self._rank}", text)
 
     def is_full(self, name: str) -> bool:
-        """Whether all have left a note of that name."""
+        """Return True if all ranks have left a note of that name."""
         return self._store is not None and self._store.check([f"{name}/{rank}" for rank in range(self._world)])
 
     def read(self, name: str) -> dict[int, str]:
-        """The notes of that name that are there, by rank."""
+        """Return the notes of that name, by rank."""
         if self._store is None:
             return {}
         there = (rank for rank in range(self._world) if self._store.check([f"{name}/{rank}"]))

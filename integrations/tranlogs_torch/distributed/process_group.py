@@ -1,4 +1,4 @@
-"""The processes that train together, and how they tell each other small things."""
+"""The processes that train together, and the exchange of small messages between them."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _CURE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
 class Group:
-    """All processes of torch.distributed. What they tell each other is a tree of plain values: nothing is unpickled.
+    """All processes of torch.distributed. Their messages are trees of plain values: nothing is unpickled.
 
-    Until training begins they wait for each other in a group of their own: one may have minutes of its log to redo, or a
-    journal to bring from a store, and the time limit of the script's group is made for steps. Who died is noticed in it as in
-    any, by the connection.
+    Until training begins the processes wait for each other in a process group of their own, because the time limit of the
+    script's group is made for steps: a process may have minutes of its log to redo, or a journal to fetch from a store. Dead
+    processes are noticed there as in any group, by their connections.
 
     Attributes:
         rank: of this process, from 0.
-        world: how many there are.
-        board: where they leave notes for each other.
+        world: number of processes.
+        board: notes of the processes for each other.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Group:
 
     @property
     def _group(self) -> Any:
-        """Through which they speak now. All make the groups here, at the first word."""
+        """The process group for messages. All processes make the groups here, at the first message."""
         if not self._has_met:
             self._has_met = True
             wait_for_all(self.board, self.world)
@@ -59,12 +59,12 @@ class Group:
         return self._usual if self._has_begun else self._patient
 
     def begin(self) -> None:
-        """Training begins: from here on the script's time limit counts for who keeps others waiting. All must call it."""
+        """Apply the script's time limit from now on, because training begins. All must call it."""
         self._has_begun = True
 
     @contextmanager
     def waiting_long(self) -> Iterator[None]:
-        """Wait for each other as before training has begun: all redo their logs once more. All must call it."""
+        """Apply the long time limit once more, while all processes redo their logs. All must call it."""
         has_begun, self._has_begun = self._has_begun, False
         try:
             yield
@@ -72,7 +72,7 @@ class Group:
             self._has_begun = has_begun
 
     def gather(self, value: Any) -> Sequence[Any]:
-        """Everybody's value, by rank. All must call it."""
+        """Return the value of each process, by rank. All must call it."""
         blob = tree.encode(value)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
         dist.all_gather(sizes, torch.tensor([len(blob)]), group=self._group)
@@ -84,7 +84,7 @@ class Group:
         return [tree.decode(blob[: int(size)].numpy().tobytes()) for blob, size in zip(blobs, sizes, strict=True)]
 
     def pass_back(self, blob: bytes) -> bytes:
-        """Give bytes to the rank before this one; those of the rank behind it. All must call it."""
+        """Send bytes to the previous rank; return the bytes of the next rank. All must call it."""
         before, behind = (self.rank - 1) % self.world, (self.rank + 1) % self.world
         size, theirs = torch.tensor([len(blob)]), torch.zeros(1, dtype=torch.int64)
         content = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
@@ -98,7 +98,7 @@ class Group:
         return found.numpy().tobytes()
 
     def broadcast(self, blob: bytes, source: int) -> bytes:
-        """The bytes of rank `source`. All must call it."""
+        """Return the bytes of rank `source`. All must call it."""
         size = torch.tensor([len(blob)])
         dist.broadcast(size, source, group=self._group)
         content = torch.frombuffer(bytearray(blob), dtype=torch.uint8) if self.rank == source else None
@@ -108,12 +108,12 @@ class Group:
         return content.numpy().tobytes()
 
     def send(self, blob: bytes, to: int) -> None:
-        """Give bytes to rank `to`, which must receive them."""
+        """Send bytes to rank `to`, which must receive them."""
         dist.send(torch.tensor([len(blob)]), to, group=self._group)
         dist.send(torch.frombuffer(bytearray(blob), dtype=torch.uint8), to, group=self._group)
 
     def receive(self, source: int) -> bytes:
-        """The bytes that rank `source` sends."""
+        """Return the bytes that rank `source` sends."""
         size = torch.zeros(1, dtype=torch.int64)
         dist.recv(size, source, group=self._group)
         found = torch.empty(int(size), dtype=torch.uint8)
@@ -122,14 +122,14 @@ class Group:
 
 
 class Solo:
-    """One process that takes up what several have recorded: it has nobody to ask."""
+    """Transport of a single process that continues a run of several processes."""
 
     def gather(self, value: Any) -> Sequence[Any]:
-        """Its own value."""
+        """Return the value of this process."""
         return [value]
 
     def broadcast(self, blob: bytes, source: int) -> bytes:
-        """What it gave itself."""
+        """Return the bytes of this process."""
         return blob
 
     def send(self, blob: bytes, to: int) -> None:
@@ -152,20 +152,20 @@ def is_there() -> bool:
 
 
 def local_world() -> int:
-    """Return the number of the group's processes on this machine; all of them if the launcher does not say."""
-    told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return (int(told) if told.isdigit() else dist.get_world_size()) if is_there() else 1
+    """Return the number of the group's processes on this machine; that of all processes if the launcher does not set it."""
+    count = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return (int(count) if count.isdigit() else dist.get_world_size()) if is_there() else 1
 
 
 def demand_group(run: Path, *, was_alone: bool = False) -> None:
-    """Refuse to open, begin or recover alone what was started as one of many.
+    """Refuse to open, begin or recover a run alone if this process was started as one of several.
 
     Args:
         run: the run's folder.
-        was_alone: whether no process group was there when the LoggedOptimizer was made.
+        was_alone: True if there was no process group when the LoggedOptimizer was made.
 
     Raises:
-        UsageError: WORLD_SIZE says so and no process group is there, or one came only afterwards.
+        UsageError: WORLD_SIZE is above 1 without a process group, or the process group was made too late.
     """
     world = os.environ.get("WORLD_SIZE", "1")
     if is_there() and was_alone:
@@ -181,7 +181,7 @@ def demand_group(run: Path, *, was_alone: bool = False) -> None:
 
 
 def warn_of_restarts(rank: int) -> None:
-    """A restart by torchrun hangs in this version of torch unless a variable is set; it must be said before the first crash."""
+    """Warn, before the first crash, that a restart by torchrun hangs in this version of torch unless a variable is set."""
     may_restart = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") not in ("", "0")
     shares_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if rank == 0 and may_restart and shares_store and not os.environ.get(_CURE):

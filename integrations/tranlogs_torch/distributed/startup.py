@@ -1,7 +1,7 @@
-"""Wait for the processes that have not come yet to where all first speak with each other, and say who they are.
+"""Wait until all processes have reached their first exchange, and name those that are missing.
 
-Who loads data for minutes is slow, and that is a warning. Nobody can tell it from one that is never going to come (it only
-evaluates, or belongs to a group that does not train), so after as long as torch itself waits for a process it is an error.
+A process that loads data for minutes is slow, which is a warning. A process that never comes (it only evaluates, or belongs to
+a group that does not train) looks the same. So after as long as torch itself waits for a process, it is an error.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from .group_messages import NoteBoard
 
 _log = logging.getLogger("tranlogs")
 
-MADE, HERE = "made", "here"  # notes: that a LoggedOptimizer was made, that it has come
+MADE, HERE = "made", "here"  # names of notes: a LoggedOptimizer was made; the process has come
 _POLL_SECONDS_MAX = 1.0
 
 
 def wait_for_all(
     board: NoteBoard, world: int, *, now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Return when all have come.
+    """Return when all processes have come.
 
     Raises:
-        UsageError: some did not; it names them.
+        UsageError: some did not come; the message names them.
     """
     if not board.is_there:
         return
@@ -37,16 +37,16 @@ def wait_for_all(
         waited = now() - began
         missing = set(range(world)) - board.read(HERE).keys() if waited >= is_due else set()
         if missing:
-            told = _told(missing, board.read(MADE), waited)
+            text = _describe_missing(missing, board.read(MADE), waited)
             if waited >= max(MISSING_SECONDS_MAX, board.seconds_max):
-                raise UsageError(told)
-            _log.warning("%s", told)
+                raise UsageError(text)
+            _log.warning("%s", text)
             is_due = min(2 * is_due, max(MISSING_SECONDS_MAX, board.seconds_max))
         sleep(poll)
         poll = min(2 * poll, _POLL_SECONDS_MAX)
 
 
-def _told(missing: Collection[int], made: Collection[int], seconds: float) -> str:
+def _describe_missing(missing: Collection[int], made: Collection[int], seconds: float) -> str:
     without = [rank for rank in sorted(missing) if rank not in made]
     behind = [rank for rank in sorted(missing) if rank in made]
     found = [f"{_named(without)} created no LoggedOptimizer"] if without else []

@@ -50,7 +50,7 @@ class FormerCheckpoint(Checkpoint):
         """Return what other processes need to know, as plain values.
 
         Args:
-            replay: what `RecordedState.describe_replay` says; empty if nothing was redone.
+            replay: the result of `RecordedState.describe_replay`; empty if nothing was redone.
             with_body: add the body of the boundary.
 
         Raises:

@@ -92,7 +92,7 @@ class Assembly:
     ) -> None:
         self._state, self._checkpoints, self._owners, self._rank, self._transport = state, checkpoints, owners, rank, transport
         self._body: dict[str, Any] | None = None  # of this rank's own former boundary
-        self._told: dict[int, dict[str, Any]] = {}  # descriptions of all checkpoints
+        self._descriptions: dict[int, dict[str, Any]] = {}  # descriptions of all checkpoints
         self._stored: dict[int, list[StoredBox]] = {}  # of those that are read
         self._readable: set[int] = set()  # former ranks whose checkpoints this process can read
         self._targets: dict[str, Target] = {}
@@ -100,11 +100,12 @@ class Assembly:
     def run(self) -> dict[str, Any]:
         """Set the state; return the boundary's body, which is set, too."""
         described = self._on_all(self._describe)
-        self._told = dict(sorted((rank, unpacked(blob)) for one in self._transport.gather(described) for rank, blob in one))
+        gathered = self._transport.gather(described)
+        self._descriptions = dict(sorted((rank, unpacked(blob)) for one in gathered for rank, blob in one))
         self._on_all(self._demand_fit)
         self._stored = {
             rank: [StoredBox(*one) for one in about["tensors"]]
-            for rank, about in self._told.items()
+            for rank, about in self._descriptions.items()
             if rank == self._donor or not self._is_copied
         }
         needs = self._on_all(self._prepare)
@@ -115,17 +116,17 @@ class Assembly:
         return self._set(self._first["body"] if self._body is None else self._body)
 
     @property
-    def _donor(self) -> int:  # whose parameters are taken where each rank had all
-        return min(self._told)
+    def _donor(self) -> int:  # the rank whose parameters are taken if each rank had all
+        return min(self._descriptions)
 
     @property
     def _is_copied(self) -> bool:
         """Return True if each rank held all parameters whole."""
-        return all(about["whole"] for about in self._told.values())
+        return all(about["whole"] for about in self._descriptions.values())
 
     @property
     def _first(self) -> dict[str, Any]:
-        return self._told[self._donor]
+        return self._descriptions[self._donor]
 
     def _on_all(self, act: Callable[[], T]) -> T:
         """Do what may fail; if it does on any process, none goes on."""
@@ -156,14 +157,14 @@ class Assembly:
         state, first = self._state, self._first
         theirs: Layouts = {}
         differing = ""
-        for rank, about in self._told.items():
+        for rank, about in self._descriptions.items():
             named = {one[0][6:]: (one[1], tuple(one[4])) for one in about["tensors"] if one[0].startswith("param/")}
             theirs = theirs or named
             if named != theirs or any(
                 about["optimizers"][which]["all"] != one["all"] for which, one in first["optimizers"].items()
             ):
-                differing = f"rank {rank} did not train the same parameters as rank {min(self._told)}"
-        if not differing and self._is_copied and len({about["whole"] for about in self._told.values()}) > 1:
+                differing = f"rank {rank} did not train the same parameters as rank {min(self._descriptions)}"
+        if not differing and self._is_copied and len({about["whole"] for about in self._descriptions.values()}) > 1:
             differing = "ranks with the same parameters reached different values"
         later = in_later_groups(state.named, first["optimizers"]) - theirs.keys()
         found = mismatches(
@@ -199,10 +200,10 @@ class Assembly:
         return {name: target.boxes for name, target in self._targets.items()}
 
     def _can_read(self, rank: int) -> bool:
-        told = self._told[rank]
+        description = self._descriptions[rank]
         try:
-            with Checkpoint(Path(told["folder"])) as checkpoint:
-                return bool(checkpoint.identity == told["identity"])
+            with Checkpoint(Path(description["folder"])) as checkpoint:
+                return bool(checkpoint.identity == description["identity"])
         except CorruptCheckpoint:  # nothing is there, or what another machine has under this name
             return False
 
@@ -210,7 +211,7 @@ class Assembly:
         """Fill this process's tensors from the checkpoints that it can read."""
         wanted = self._wanted
         for rank in sorted(self._readable):
-            with FormerCheckpoint(Path(self._told[rank]["folder"])) as checkpoint:
+            with FormerCheckpoint(Path(self._descriptions[rank]["folder"])) as checkpoint:
                 for piece in pieces(self._stored[rank], wanted):
                     self._put(rank, piece, checkpoint.read_piece(piece))
 
@@ -267,21 +268,21 @@ class Assembly:
                 a, b = target.clash
                 raise UsageError(
                     f"{name}: rank {b} and rank {a} have different values, and which are right cannot be determined. Start "
-                    f"{len(self._told)} processes, as before"
+                    f"{len(self._descriptions)} processes, as before"
                 )
             if not target.is_whole and not name.startswith("grad/"):
-                raise UsageError(f"{name}: the journals of {len(self._told)} ranks do not contain all of its elements")
+                raise UsageError(f"{name}: the journals of {len(self._descriptions)} ranks do not contain all of its elements")
 
     # Setting.
 
     @torch.no_grad()
     def _set(self, body: dict[str, Any]) -> dict[str, Any]:
         state, first = self._state, self._first
-        state.redone.kinds = {kind for about in self._told.values() for kind in about["kinds"]}
-        state.redone.stale = {which for about in self._told.values() for which in about["stale"]}
+        state.redone.kinds = {kind for about in self._descriptions.values() for kind in about["kinds"]}
+        state.redone.stale = {which for about in self._descriptions.values() for which in about["stale"]}
         state.redone.environment = first["environment"]
         notes = [
-            *(note for about in self._told.values() for note in about["notes"]),
+            *(note for about in self._descriptions.values() for note in about["notes"]),
             *environment.set_back(first["environment"]),
         ]
         state.redone.notes += [note for note in dict.fromkeys(notes) if note not in state.redone.notes]
@@ -298,10 +299,10 @@ class Assembly:
         return arrays.to_array(self._targets.pop(name).tensor)
 
     def _rest(self, which: str) -> dict[str, Any]:
-        """What an optimizer's state holds of each parameter, on whichever rank: one that had no part of it may know less."""
+        """Return the entries of an optimizer's state for each parameter, from all ranks. One without a part may have fewer."""
         found: dict[str, dict[str, Any]] = {}
         nothing = {name for name, p in self._state.parameters.items() if (place := place_of(p)) and place.piece == NOTHING}
-        for about in self._told.values():
+        for about in self._descriptions.values():
             for name, items in about["optimizers"][which]["state"].items():
                 for key, value, device in items:
                     found.setdefault(name, {}).setdefault(key, (key, value, device))

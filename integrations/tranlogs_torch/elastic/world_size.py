@@ -28,7 +28,7 @@ from .recoverable_state import RecoverableState
 
 
 def is_of_many(folder: Path) -> bool:
-    """Whether one process alone finds in a run what several have trained, or began to; `folder` is its journal's."""
+    """Return True if a run, given by the folder of one journal, was trained or begun by several processes."""
     beside = list_journals(folder)
     if any(is_of_group(one) or is_sharded(one) for one in map(read_environment, (path for _, path in beside))):
         return True

@@ -1,4 +1,4 @@
-"""How much an optimizer keeps and logs, as multiples of what it trains, before it has taken a step."""
+"""Sizes of an optimizer's state and records, as multiples of its parameters, before it has taken a step."""
 
 from __future__ import annotations
 

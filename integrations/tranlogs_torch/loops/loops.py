@@ -21,7 +21,7 @@ from .user_loops.user_loops import UserLoops
 
 
 class UnitCommitter(Protocol):
-    """What commits the units of a run."""
+    """Committer of the units of a run."""
 
     def begin(self) -> None:
         """Begin a fresh run."""

@@ -1,4 +1,4 @@
-"""What the recovery, the loops and the boundaries of a run share."""
+"""The parts of a run that its recovery, loops and boundaries share."""
 
 from __future__ import annotations
 

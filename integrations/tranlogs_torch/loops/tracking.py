@@ -1,4 +1,4 @@
-"""What a script and its trainer declare: state to be kept, and values that a recheck leaves out."""
+"""Declarations of a script and its trainer: state to be kept, and values that a recheck leaves out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Tracking:
 
     Args:
         parts: of the run.
-        recovery: is told the names, and makes its report again: what was missing may be tracked now.
+        recovery: receives the names, and makes its report again, since state that was missing may be tracked now.
     """
 
     def __init__(self, parts: RunParts, recovery: Recovery) -> None:

@@ -58,7 +58,7 @@ class TrainingRun:
     Args:
         settings: of the run.
         models: the modules that are trained.
-        rank: of this process; None for what torch.distributed says.
+        rank: of this process; None for its rank in torch.distributed.
         on_cuda: whether gradients lie on a GPU.
         segment_bytes: size of a log file where the settings have none.
         worker_seeds: see `LoggedOptimizer`.
@@ -86,9 +86,9 @@ class TrainingRun:
         copies: int = 1,
     ) -> None:
         self.run = settings.run
-        demand_group(self.run)  # before a journal is opened: all would open that of rank 0, and be told to take it over
+        demand_group(self.run)  # before a journal is opened: all would open that of rank 0
         modules = naming.as_modules(models)
-        fsdp.tell_places(modules)
+        fsdp.note_places(modules)
         report = LiveReport(self.run)
         self.state = LiveState(modules, {}, lambda body: self._recovery.set_auxiliary(body), fingerprint=settings.fingerprint)
         self._recovery: Recovery
@@ -174,7 +174,7 @@ class TrainingRun:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """What rounding depends on, as it is now."""
+        """The environment on which rounding depends, as it is now."""
         return self._parts.environment
 
     @property

@@ -58,7 +58,7 @@ def write(
         content: as a .pt file has it.
         optimizers: by name.
         names: of their parameters, by identity.
-        progress: told what is done.
+        progress: called with the bytes that are done.
 
     Raises:
         UsageError: the format does not hold the state, or something is at `path`.

@@ -45,7 +45,7 @@ class RecordedState(RecoverableState):
 
     @property
     def notes(self) -> list[str]:
-        """What recovery has to report, one sentence each."""
+        """Notes of the recovery, one sentence each."""
         return self.redone.notes
 
     def former_state(self) -> RecordedState:
@@ -53,7 +53,7 @@ class RecordedState(RecoverableState):
         return RecordedState(self._classes)
 
     def describe_replay(self) -> dict[str, Any]:
-        """Return what the redone records say of the state and no checkpoint holds, as plain values."""
+        """Return facts about the state that the redone records show and no checkpoint holds, as plain values."""
         return {"kinds": sorted(self.redone.kinds), "stale": sorted(self.redone.stale), "notes": self.redone.notes}
 
     def derive(self, recovered: Recovered) -> Snapshot:
@@ -110,7 +110,7 @@ class RecordedState(RecoverableState):
         return found
 
     def differences(self, checkpoint: Checkpoint) -> list[str]:
-        return []  # nothing is there before the checkpoint says what
+        return []  # nothing is built before the checkpoint is read
 
     def restore(self, checkpoint: Checkpoint) -> None:
         meta = self.meta = checkpoint.meta(make_array=make_array, make_extension=make_extension)

@@ -53,7 +53,7 @@ class Span(NamedTuple):
 
 
 class _View(NamedTuple):
-    """Where a span's gradients lie in a payload, and tensors over the memory into which they are read."""
+    """Places of a span's gradients in a payload, and tensors over the memory into which they are read."""
 
     begin: int
     end: int

@@ -139,7 +139,7 @@ def _is_by_tensor(state: TorchState, entry: Entry, body: dict[str, Any]) -> bool
 
 
 def _are_apart(state: TorchState) -> bool:
-    """Whether all parameters lie on the CPU, none belongs to two optimizers, and no two share memory; frozen ones, too."""
+    """Return True if all parameters lie on the CPU, none belongs to two optimizers, and no two share memory."""
     owned = [p for optimizer in state.optimizers.values() for g in optimizer.param_groups for p in g["params"]]
     parameters = {id(p): p for p in (*owned, *state.parameters.values())}
     is_owned_once = len({id(p) for p in owned}) == len(owned)
@@ -148,13 +148,13 @@ def _are_apart(state: TorchState) -> bool:
 
 
 def _has_as_many(groups: dict[str, int], body: dict[str, Any]) -> bool:
-    """Whether a step can be redone together with those of optimizers that have so many groups."""
+    """Return True if a step can be redone together with others, by the numbers of groups of the optimizers."""
     count = len(body["hyper"])
     return groups.get(body["optimizer"], count) == count
 
 
 def _share_memory(parameters: list[torch.Tensor]) -> bool:
-    """Whether two parameters lie in one memory (`b.data = a.data`): then the order of their updates counts."""
+    """Return True if two parameters share memory (`b.data = a.data`), so that the order of their updates counts."""
     places = sorted((p.data_ptr(), p.data_ptr() + p.nbytes) for p in parameters if p.numel())
     return any(following < end for (_, end), (following, _) in itertools.pairwise(places))
 

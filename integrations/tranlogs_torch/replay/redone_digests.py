@@ -21,7 +21,7 @@ _digest = xxhash.xxh3_64_intdigest
 
 
 class Recorded:
-    """What the log says of one step: its body, and the fingerprint after it.
+    """The record of one step in the log: its body, and the fingerprint after it.
 
     Attributes:
         body: the body.

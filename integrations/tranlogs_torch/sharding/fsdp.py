@@ -31,17 +31,17 @@ def _groups(modules: Modules) -> Iterator[Any]:
         yield from module._get_fsdp_state()._fsdp_param_groups
 
 
-def tell_places(modules: Modules) -> None:
-    """Note where parts lie of which the parameters themselves do not tell it.
+def note_places(modules: Modules) -> None:
+    """Note the places of parts in parameters that do not know them.
 
     Raises:
-        UsageError: that cannot be told of a module.
+        UsageError: the places in a module cannot be determined.
     """
-    fsdp_wrapper.tell_places(modules)
+    fsdp_wrapper.note_places(modules)
 
 
 def reshard(modules: Modules) -> None:
-    """Register the sharded parameters: what was gathered before is not what they are going to hold."""
+    """Register the sharded parameters, whose values may differ from what was gathered before."""
     for module in _fully_sharded(modules):
         module.reshard()
     fsdp_wrapper.reshard(modules)

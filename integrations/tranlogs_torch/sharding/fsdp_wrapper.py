@@ -22,7 +22,7 @@ from torch import nn
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import Piece
 
-from ..tensors.placement import NOTHING, Place, ShardLayout, tell
+from ..tensors.placement import NOTHING, Place, ShardLayout, note_layout
 
 Modules = Mapping[str, nn.Module]
 
@@ -37,18 +37,18 @@ def _wrappers(modules: Modules) -> list[Any]:
     return [m for m in found.values() if m._handle is not None]
 
 
-def tell_places(modules: Modules) -> None:
-    """Note of each parameter where its range lies.
+def note_places(modules: Modules) -> None:
+    """Note the range of each parameter.
 
     Raises:
-        UsageError: a module is wrapped in a way of which a log cannot tell what belongs where.
+        UsageError: a module is wrapped in a way that hides the places of its parameters.
     """
     for wrapper in _wrappers(modules):
         handle = wrapper._handle
         _demand_known(handle)
         mesh = _mesh(wrapper)
         if math.prod(mesh["shape"]) > 1:
-            _tell(handle, mesh)
+            _note(handle, mesh)
 
 
 def _demand_known(handle: Any) -> None:
@@ -77,21 +77,21 @@ def _mesh(wrapper: Any) -> dict[str, Any]:
     return {"names": ["replicate", "shard"], "shape": [replicas, len(ranks)], "ranks": list(range(get_world_size()))}
 
 
-def _tell(handle: Any, mesh: dict[str, Any]) -> None:
+def _note(handle: Any, mesh: dict[str, Any]) -> None:
     flat = handle.flat_param
     spans = zip(handle._get_flat_param_offsets(), flat._is_padding_mask, strict=True)
     offsets = [first for (first, _), is_padding in spans if not is_padding]
     total = math.prod(flat._unpadded_unsharded_size)
     for parameter, shape, info, offset in zip(flat._params, flat._shapes, flat._shard_param_infos, offsets, strict=True):
         if not handle.uses_sharded_strategy:
-            tell(parameter, ShardLayout(None, mesh, "Replicate()"))
+            note_layout(parameter, ShardLayout(None, mesh, "Replicate()"))
             continue
         piece = Piece("flat", (info.intra_param_start_idx,), (info.numel_in_shard,)) if info.in_shard else NOTHING
-        tell(parameter, ShardLayout(Place(tuple(shape), piece), mesh, f"Flat({offset} of {total})"))
+        note_layout(parameter, ShardLayout(Place(tuple(shape), piece), mesh, f"Flat({offset} of {total})"))
 
 
 def reshard(modules: Modules) -> None:
-    """Register the parameters as they are sharded: what was gathered before is not what they are going to hold."""
+    """Register the sharded parameters, whose values may differ from what was gathered before."""
     for wrapper in _wrappers(modules):
         handle = wrapper._handle
         if handle.uses_sharded_strategy and hasattr(handle.flat_param, "_full_param_padded"):  # it has computed before

@@ -1,4 +1,4 @@
-"""Flat ranges of a tensor as boxes: what is dealt out to other processes is told by offset and length in each dimension."""
+"""Flat ranges of a tensor as boxes: offset and length in each dimension, for the exchange between processes."""
 
 from __future__ import annotations
 

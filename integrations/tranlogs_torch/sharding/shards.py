@@ -31,7 +31,7 @@ def place_of(parameter: torch.Tensor) -> Place | None:
     """Return the place of this process's part of a parameter; None if this process holds all of it.
 
     Raises:
-        UsageError: it is laid out in a way that cannot be told.
+        UsageError: its layout is not supported.
     """
     if not is_dtensor(parameter):
         layout = layout_of(parameter) if KNOWN else None
@@ -59,7 +59,7 @@ def _box(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> Plac
 
 
 def shape_of(parameter: torch.Tensor) -> tuple[int, ...]:
-    """The shape of the whole."""
+    """Return the shape of the whole parameter."""
     place = place_of(parameter)
     return tuple(parameter.shape) if place is None else place.whole
 
@@ -72,7 +72,7 @@ def put_place(parameter: torch.Tensor, place: Place) -> None:
 def array_of(
     tensor: torch.Tensor, parameter: torch.Tensor, convert: Callable[[torch.Tensor], AnyArray] | None = None
 ) -> AnyArray:
-    """The bytes of what is laid out as a parameter (itself, its gradient, its state), told where in the whole they belong.
+    """Return the bytes of a tensor in a parameter's layout (its gradient, its state), with their place in the whole.
 
     `convert` makes an array of a tensor: `arrays.to_array` if it is None.
     """
@@ -88,7 +88,7 @@ def spec_of(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> TensorS
 
 
 def placed(content: AnyArray, parameter: torch.Tensor) -> AnyArray:
-    """Bytes of what is laid out as a parameter, told where in the whole they belong."""
+    """Add the place in the whole to the bytes of a tensor in a parameter's layout."""
     place = place_of(parameter)
     if place is not None and isinstance(content, Array) and content.shape == place.piece.length:
         content.whole, content.piece = place
@@ -101,12 +101,12 @@ def is_alike(key: str, value: torch.Tensor, parameter: torch.Tensor) -> bool:
 
 
 def has_layout(key: str, shape: tuple[int, ...], parameter: tuple[int, ...]) -> bool:
-    """The same of the shapes of a state `key` and its parameter."""
+    """Return the same, given the shapes of a state `key` and of its parameter."""
     return shape == parameter and (len(shape) > 0 or key not in _SCALARS)
 
 
 def like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A part of this process as what its parameter is: a DTensor, or the plain tensor."""
+    """Wrap this process's part like its parameter: in a DTensor, or not at all."""
     if not is_dtensor(parameter) or is_dtensor(value):
         return value
     from torch.distributed.tensor import DTensor
@@ -119,8 +119,11 @@ def like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def settled(parameter: torch.Tensor) -> torch.Tensor | None:
-    """A parameter's gradient, in the parameter's own layout. Under tensor parallelism it may still be a sum over processes that
-    the step would take: it is taken here, by all of them, and stays."""
+    """Return a parameter's gradient in the parameter's own layout.
+
+    Under tensor parallelism a sum over processes may be pending, which the step would take. All processes take it here, and the
+    gradient keeps it.
+    """
     gradient: Any = parameter.grad
     if is_dtensor(gradient) and is_dtensor(parameter):
         wanted = parameter.placements  # type: ignore[attr-defined]
@@ -140,7 +143,7 @@ def is_part(parameter: torch.Tensor) -> bool:
 
 
 def describe(parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """How parameters lie over the processes, as plain values; empty where none is shared out among several.
+    """Return the layout of parameters over the processes, as plain values; empty if none is sharded.
 
     `meshes` has each mesh's dimensions, sizes and the ranks in C order; `tensors` by name [mesh, shape of the whole, placement
     in each dimension of the mesh, or words of who laid it out].
@@ -173,7 +176,7 @@ def _words(placement: Any) -> str:
 
 
 def is_relaid(parameters: Mapping[str, torch.Tensor], recorded: Mapping[str, Any]) -> bool:
-    """Whether any of the parameters lies otherwise over the processes than was recorded (by `describe`)."""
+    """Return True if the layout of a parameter differs from the recorded one (from `describe`)."""
     now = describe(parameters)
     return any(_layout(now, name) != _layout(recorded, name) for name in parameters)
 
@@ -184,7 +187,7 @@ def _layout(sharding: Mapping[str, Any], name: str) -> Any:
 
 
 def differences(parameters: Mapping[str, torch.Tensor], recorded: Mapping[str, Iterable[Any] | None]) -> list[str]:
-    """Parameters of which this process holds another part than was recorded ([kind, offset, whole] by name)."""
+    """Return the parameters of which this process holds another part than was recorded ([kind, offset, whole] by name)."""
     found = []
     for name, about in recorded.items():
         if name not in parameters:
@@ -193,9 +196,9 @@ def differences(parameters: Mapping[str, torch.Tensor], recorded: Mapping[str, I
         now = None if place is None else [place.piece.kind, list(place.piece.offset), list(place.whole)]
         was = None if about is None else list(about)
         if now != was:
-            found.append(f"parameter {name}: this process had {_told(was)} and now has {_told(now)}")
+            found.append(f"parameter {name}: this process had {_words_of(was)} and now has {_words_of(now)}")
     return found
 
 
-def _told(piece: list[Any] | None) -> str:
+def _words_of(piece: list[Any] | None) -> str:
     return "all of it" if piece is None else f"the part of shape {piece[2]} at offset {piece[1]}"

@@ -1,4 +1,4 @@
-"""Which of torch's optimizers update each element, or each tensor, without a look at others."""
+"""Kinds of torch's optimizers: those that update each element, or each tensor, independently of others."""
 
 from __future__ import annotations
 

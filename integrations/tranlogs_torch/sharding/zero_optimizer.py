@@ -18,24 +18,24 @@ from torch.optim import Optimizer
 
 from tranlogs.base.errors import UsageError
 
-from ..tensors.placement import NOTHING, Place, ShardLayout, forget, tell
+from ..tensors.placement import NOTHING, Place, ShardLayout, forget, note_layout
 
 
 def is_redundancy(optimizer: Any) -> bool:
-    """Whether it is one."""
-    known: Any = sys.modules.get("torch.distributed.optim")  # who has not imported it has none
+    """Return True for a ZeroRedundancyOptimizer."""
+    known: Any = sys.modules.get("torch.distributed.optim")  # without the import there is none
     kind = getattr(known, "ZeroRedundancyOptimizer", None)
     return kind is not None and isinstance(optimizer, kind)
 
 
 def own_of(optimizer: Optimizer) -> Optimizer:
-    """The optimizer that takes this rank's steps: its own, or any other optimizer itself."""
+    """Return the optimizer that takes this rank's steps: that inside a ZeroRedundancyOptimizer, or the optimizer itself."""
     own: Optimizer = optimizer.optim if is_redundancy(optimizer) else optimizer  # type: ignore[attr-defined]
     return own
 
 
 def demand_known(optimizer: Any) -> None:
-    """Refuse what is not logged.
+    """Refuse an optimizer that cannot be logged.
 
     Raises:
         UsageError: steps are taken amid the backward pass.
@@ -47,8 +47,8 @@ def demand_known(optimizer: Any) -> None:
         )
 
 
-def tell_places(optimizer: Any) -> None:
-    """Note of each parameter whose it is."""
+def note_places(optimizer: Any) -> None:
+    """Note the owner of each parameter."""
     from torch.distributed import get_process_group_ranks
 
     if not is_redundancy(optimizer) or optimizer.world_size == 1:
@@ -58,10 +58,10 @@ def tell_places(optimizer: Any) -> None:
         owner = optimizer._param_to_rank[parameter]
         words = f"Owner({owner})"
         if owner == optimizer.rank:
-            tell(parameter, ShardLayout(None, mesh, words))
+            note_layout(parameter, ShardLayout(None, mesh, words))
         else:
             empty = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
-            tell(parameter, ShardLayout(Place(tuple(parameter.shape), NOTHING), mesh, words, empty))
+            note_layout(parameter, ShardLayout(Place(tuple(parameter.shape), NOTHING), mesh, words, empty))
 
 
 def forget_places(optimizer: Any) -> None:

@@ -39,7 +39,7 @@ IMPLICIT = (
 def has_steps(optimizer: torch.optim.Optimizer) -> bool:
     """Return True if the optimizer has counted a step, or has a momentum, which SGD makes in its first step.
 
-    Other state tells nothing: some optimizers make it before they step, and one of the user's own may keep anything there.
+    Other state proves nothing: some optimizers make it before they step, and one of the user's own may keep anything there.
     """
     states = [state for state in optimizer.state.values() if isinstance(state, dict)]
     return any(_is_positive(state.get("step")) or state.get("momentum_buffer") is not None for state in states)
@@ -51,7 +51,7 @@ def _is_positive(step: Any) -> bool:
 
 
 def caveats(state: TorchState, body: dict[str, Any]) -> list[str]:
-    """Return omissions of a script that replay cannot show: each makes it impossible to tell whether the run is exact."""
+    """Return omissions of a script that replay cannot show. With any of them, it is not known whether the run is exact."""
     found = []
     if not state.modules:
         found.append(

@@ -17,7 +17,7 @@ Layouts = dict[str, tuple[str, tuple[int, ...]]]  # by name, dtype and shape
 
 
 def mismatches(what: str, mine: Layouts, theirs: Layouts) -> list[str]:
-    """Tensors that are not the same, one sentence each; `what` they are ("parameter")."""
+    """Return the differences between tensors, one sentence each; `what` is their kind ("parameter")."""
     found = [f"{what} {name}: recorded, but absent from the script" for name in theirs if name not in mine]
     found += [f"{what} {name}: in the script, but not recorded" for name in mine if name not in theirs]
     for name in mine:
@@ -28,7 +28,7 @@ def mismatches(what: str, mine: Layouts, theirs: Layouts) -> list[str]:
 
 
 def optimizer_differences(named: NamedTensors, recorded: dict[str, Any]) -> list[str]:
-    """Optimizers that are not the recorded ones; `recorded` as a checkpoint tells of them."""
+    """Return the differences from the recorded optimizers, one sentence each; `recorded` is from a checkpoint."""
     found = []
     for which in sorted(set(recorded) ^ set(named.optimizers)):
         where = "the run has" if which in recorded else "now there is"
@@ -63,7 +63,7 @@ def _differences(named: NamedTensors, which: str, recorded: dict[str, Any]) -> l
 
 
 def in_later_groups(named: NamedTensors, recorded: dict[str, Any]) -> set[str]:
-    """Parameters of groups that were added after the recorded ones: the log, or nobody yet, knows them."""
+    """Return the parameters of groups that were added after the recorded ones. The checkpoint does not hold them."""
     return {
         name
         for which, about in recorded.items()

@@ -70,7 +70,7 @@ def set_own(optimizer: Optimizer, stored: Mapping[str, Any]) -> None:
 
 
 class ExtraState:
-    """What `get_extra_state` of a run's modules gives. Which of them have any, and can store it, is looked up once.
+    """The extra state of a run's modules (`get_extra_state`). The modules that have some, and can store it, are found once.
 
     Args:
         modules: by prefix.
@@ -80,18 +80,18 @@ class ExtraState:
         self._modules = modules
 
     def read(self) -> dict[str, Any]:
-        """By prefix and path."""
+        """Return the extra state of each module, by prefix and path."""
         return {path: module.get_extra_state() for path, module in self._stored.items()}
 
     def write(self, recorded: Mapping[str, Any]) -> None:
-        """Give each module its recorded one."""
+        """Set the recorded extra state of each module."""
         for path, module in self._stored.items():
             if path in recorded:
                 module.set_extra_state(recorded[path])
 
     @property
     def lost(self) -> list[str]:
-        """Where it cannot be stored without running code at load time."""
+        """Paths of modules whose extra state cannot be stored without running code at load time."""
         return [path for path in self._all if path not in self._stored]
 
     @cached_property

@@ -45,7 +45,7 @@ class NamedTensors:
     def refresh(self) -> None:
         """Look up the parameters again (a group or an optimizer was added). New parameters come last."""
         for outer in self.outers.values():
-            zero_optimizer.tell_places(outer)
+            zero_optimizer.note_places(outer)
         found = naming.name_parameters(self.modules, self.optimizers | self.outers)
         self.use({name: found[name] for name in self.parameters if name in found} | found)
 

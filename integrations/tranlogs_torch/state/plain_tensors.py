@@ -1,4 +1,4 @@
-"""Optimizers that for a while, or from now on, hold other tensors in the place of their parameters.
+"""Exchange of optimizers' parameters for other tensors, for a while or for good.
 
 Steps on DTensors are redone on the plain parts that this process holds: the same bits, without meshes and other processes.
 """

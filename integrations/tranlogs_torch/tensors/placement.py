@@ -31,8 +31,8 @@ class ShardLayout(NamedTuple):
     Attributes:
         place: of this process's part; None if it holds all of it.
         mesh: names, shape and ranks of the processes, as plain values.
-        words: say the same on all of them, and something else wherever a part is another one.
-        empty: what this process holds of a parameter that is another's, though a copy of it is in memory.
+        words: the layout in words: equal on all processes, and different for a different layout.
+        empty: an empty part, if the parameter is another process's and this process has a copy in memory.
     """
 
     place: Place | None
@@ -44,8 +44,8 @@ class ShardLayout(NamedTuple):
 KNOWN: dict[int, tuple[weakref.ref[torch.Tensor], ShardLayout]] = {}  # no attributes: a pickled model would carry them along
 
 
-def tell(parameter: torch.Tensor, layout: ShardLayout) -> None:
-    """Note how a parameter lies."""
+def note_layout(parameter: torch.Tensor, layout: ShardLayout) -> None:
+    """Note the layout of a parameter."""
     number = id(parameter)
     KNOWN[number] = weakref.ref(parameter, lambda _: KNOWN.pop(number, None)), layout
 

@@ -90,7 +90,7 @@ class PreparedPosition(TrainerPosition):
     prepared: Any = None
 
     def stands_for(self, loader: Any) -> bool:
-        """Whether the loader is this one, as the script knows it."""
+        """Return True if the loader is this one, as the script knows it."""
         return loader is self.prepared or super().stands_for(loader)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

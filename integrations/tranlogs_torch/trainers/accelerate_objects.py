@@ -1,4 +1,4 @@
-"""What accelerate has prepared, and what lies inside. Hugging Face's Trainer prepares its own by it, too."""
+"""Objects that accelerate has prepared, and the objects inside. Hugging Face's Trainer uses accelerate, too."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tranlogs.base.errors import UsageError
 
 
 def check_accelerate() -> None:
-    """Whether this is an accelerate that TranLogs knows.
+    """Check that TranLogs supports this version of accelerate.
 
     Raises:
-        UsageError: it is not; the message says what is missing.
+        UsageError: it does not; the message names what is missing.
     """
     expected = [
         (DataLoaderAdapter.__init__, "self.base_dataloader ="),

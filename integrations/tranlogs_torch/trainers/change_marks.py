@@ -21,7 +21,7 @@ class TooLarge(Exception):
 
 
 class Budget:
-    """What may be read of one attribute."""
+    """Limit on the values that are read of one attribute."""
 
     def __init__(self) -> None:
         self._items, self._elements = ITEMS_MAX, ELEMENTS_MAX
@@ -101,7 +101,7 @@ def _inside(value: Any, budget: Budget, above: set[int]) -> tuple[Any, ...]:
 
 @functools.cache
 def _is_of_the_script(kind: type) -> bool:
-    """Whether a class is defined by the user: objects of libraries change in ways that training does not depend on."""
+    """Return True if the user has defined a class. Training does not depend on changes inside objects of libraries."""
     root = kind.__module__.partition(".")[0]
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
     return root not in sys.stdlib_module_names - {"__main__"} and not {"site-packages", "dist-packages"} & set(

@@ -1,4 +1,4 @@
-"""What the callbacks of all trainers share."""
+"""The base class of the trainers' callbacks."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ class LoggingCallback:
 
     @property
     def report(self) -> RecoveryReport:
-        """The report of the recovery, as `LoggedOptimizer.report` has it; the trainer says whether anything is left."""
+        """The report of the recovery, as `LoggedOptimizer.report` has it; with a note if nothing is left to train."""
         return replace(self.optimizer.report, end=FINISHED if self._is_finished else "")

@@ -24,7 +24,7 @@ from ..distributed.process_group import size
 
 
 class TrainerPosition(LoaderPosition):
-    """Position of a loader that a trainer reads ahead. It is told how far training is, and sees how far the loader is read.
+    """Position of a loader that a trainer reads ahead: it knows the batches that were read, and those that were trained on.
 
     Attributes:
         trained: batches of the epoch that were trained on.
@@ -52,7 +52,7 @@ class TrainerPosition(LoaderPosition):
         self.loader.__class__ = self.source.plain_class
 
     def state_dict(self) -> dict[str, Any]:
-        """The position behind the last batch that was trained on."""
+        """Return the position after the last batch that was trained on."""
         found = self._fetched.get(self.trained)
         return self._here() if found is None else found
 
@@ -83,19 +83,19 @@ class TrainerPosition(LoaderPosition):
         return self.taken - (self.batch - self.trained)
 
     def advance(self, trained: int) -> None:
-        """So many batches of the epoch are trained on."""
+        """Set the number of batches of the epoch that were trained on."""
         self.trained = trained
         for number in [n for n in self._fetched if n < trained]:
             del self._fetched[number]
 
     def end_epoch(self) -> None:
-        """The next batch is the first of the next epoch."""
+        """Move on to the first batch of the next epoch."""
         super().end_epoch()
         self.trained = 0
         self._fetched.clear()
 
     def iterate(self) -> Iterator[Any]:
-        """What `iter(loader)` gives. It is opened at once, as it is without us; where the run goes on, when it is asked."""
+        """Return the iterator for `iter(loader)`. It opens the loader at once; a resumed one opens it at its first batch."""
         if self.batch and not self.is_pending:
             self.end_epoch()
         if not (self.is_pending and self.taken):

@@ -107,7 +107,7 @@ class Compactor:
         anchor: CheckpointRow | None,
         timelines: Sequence[TimelineRow],
     ) -> None:
-        """Start to derive a checkpoint of this journal, if the settings say so and no other one is being derived."""
+        """Start to derive a checkpoint of this journal, if the settings ask for it and no other one is being derived."""
         journal = self._journals.setdefault(paths.folder, _Journal())
         self._waiting.pop(paths.folder, None)
         if anchor is None or not self._may_try(journal, anchor):

@@ -29,11 +29,11 @@ Curve = tuple[tuple[int, ...], tuple[float, ...]]  # steps, values
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """How far the training is.
+    """Progress of the training.
 
     Attributes:
         step: step of the newest boundary.
-        batch: number of batches that the run has consumed; None if the boundary does not tell.
+        batch: number of batches that the run has consumed; None if the boundary does not record it.
         epoch: the epoch in which the loop stands, from 0; None likewise.
         curves: the scalars that the loop has logged, by name.
     """

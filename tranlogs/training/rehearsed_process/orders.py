@@ -88,7 +88,7 @@ class Rehearsal:
     def __init__(self, folder: Path) -> None:
         self.folder, self.orders = folder, Orders.read(folder)
         self._reports: list[WatchedReport] = []
-        self._said: dict[int, Any] = {}
+        self._sent: dict[int, Any] = {}
 
     def redirect(self, given_run: Path) -> Path:
         """Return the folder of the rehearsal that stands for the run's. Weights that were imported for the run come along."""
@@ -105,7 +105,7 @@ class Rehearsal:
         """Report what a recovery says, at each boundary where it has changed."""
         self._reports.append(report)
 
-    def tell(self, event: str, rank: int, **about: Any) -> None:
+    def send(self, event: str, rank: int, **about: Any) -> None:
         """Append an event."""
         line = json.dumps({"event": event, "rank": rank, "pid": os.getpid(), "time": time.time(), **about}) + "\n"
         file = os.open(self.folder / EVENTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -114,13 +114,13 @@ class Rehearsal:
         finally:
             os.close(file)
 
-    def tell_reports(self, rank: int) -> None:
+    def send_reports(self, rank: int) -> None:
         """Append the reports of recoveries that have changed."""
         for number, report in enumerate(self._reports):
             found = report.current
-            if found is not None and found != self._said.get(number):
-                self._said[number] = found
-                self.tell("report", rank, number=number, report=found.as_dict())
+            if found is not None and found != self._sent.get(number):
+                self._sent[number] = found
+                self.send("report", rank, number=number, report=found.as_dict())
 
 
 def current() -> Rehearsal | None:

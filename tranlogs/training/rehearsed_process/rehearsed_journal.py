@@ -36,10 +36,10 @@ class RehearsedJournal(Journal):
             return
         if self._recheck_writer is not None:
             super().boundary(body, snapshot, **options)
-            rehearsal.tell("recheck", rank, run=self.paths.folder.parent.name, step=self.step, stdout=_stdout_bytes())
+            rehearsal.send("recheck", rank, run=self.paths.folder.parent.name, step=self.step, stdout=_stdout_bytes())
             return
         if self._is_over:  # recovery has landed on the ordered unit: the process before this one died after it
-            rehearsal.tell_reports(rank)
+            rehearsal.send_reports(rank)
             self._wait_for_the_end()
         if self.step != self._last_step:
             self._units, self._last_step = self._units + 1, self.step
@@ -50,9 +50,9 @@ class RehearsedJournal(Journal):
             self.wait_checkpoint()  # one that is being written would keep the next from being taken
             options["checkpoint"] = True
         super().boundary(body, snapshot, **options)
-        rehearsal.tell_reports(rank)
+        rehearsal.send_reports(rank)
         run, place = self.paths.folder.parent.name, find_place(body)
-        rehearsal.tell("unit", rank, run=run, step=self.step, stdout=_stdout_bytes(), **place)
+        rehearsal.send("unit", rank, run=run, step=self.step, stdout=_stdout_bytes(), **place)
         if is_end:
             self.wait_checkpoint()
             self.wait_synced()
@@ -62,33 +62,33 @@ class RehearsedJournal(Journal):
     def checkpoint(self, snapshot: Snapshot, *, wait: bool = False) -> bool:
         """Take a checkpoint; the first one is where the loop begins."""
         done = super().checkpoint(snapshot, wait=wait)
-        self._tell_begin()
+        self._send_begin()
         return done
 
     def continue_from(self, *arguments: Any, **options: Any) -> None:
         """Set the position where recovery ended: it is where the loop begins."""
         super().continue_from(*arguments, **options)
-        self._tell_begin()
+        self._send_begin()
         ordered = require().orders.step
         self._is_over = ordered is not None and self.step >= ordered
 
     def _end(self) -> None:
         rehearsal = require()
-        rehearsal.tell_reports(self.run.rank)
+        rehearsal.send_reports(self.run.rank)
         super()._end()
-        rehearsal.tell("closed", self.run.rank, run=self.paths.folder.parent.name, step=self.step)
+        rehearsal.send("closed", self.run.rank, run=self.paths.folder.parent.name, step=self.step)
 
     def _wait_for_the_end(self) -> None:
         """Report that the ordered unit is committed, and wait until the rehearsal kills this process."""
         _flush_files()
-        require().tell("end", self.run.rank, run=self.paths.folder.parent.name, step=self.step, is_suspended=self.is_suspended)
+        require().send("end", self.run.rank, run=self.paths.folder.parent.name, step=self.step, is_suspended=self.is_suspended)
         _wait_to_be_killed(require().folder)
 
-    def _tell_begin(self) -> None:
+    def _send_begin(self) -> None:
         if not self._has_begun:
             self._has_begun, self._last_step = True, self.step
             run = self.paths.folder.parent.name
-            require().tell("begin", self.run.rank, run=run, step=self.step, stdout=_stdout_bytes())
+            require().send("begin", self.run.rank, run=run, step=self.step, stdout=_stdout_bytes())
 
     def _is_end(self, orders: Orders) -> bool:
         if orders.units is not None and self._units >= orders.units:
@@ -97,7 +97,7 @@ class RehearsedJournal(Journal):
 
     def _die(self) -> None:
         if not self._is_over:  # else it is killed anyway
-            require().tell("dying", self.run.rank)
+            require().send("dying", self.run.rank)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _die_if_ordered(self, rehearsal: Rehearsal) -> None:
@@ -122,7 +122,7 @@ def open_journal(run: Path, rank: int, given: dict[str, Any]) -> Journal:
     if rehearsal is None:
         return Journal.open(run, rank=rank, **given)
     journal = RehearsedJournal.open(run, rank=rank, **given)
-    rehearsal.tell("open", rank, run=run.name)
+    rehearsal.send("open", rank, run=run.name)
     return journal
 
 

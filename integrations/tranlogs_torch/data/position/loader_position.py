@@ -4,8 +4,8 @@ The proxy of a loader's index sampler (tracked_loader.py) notes the random state
 it hands out and keeps the index batches that were drawn ahead (prefetch) but not consumed. A resume takes these steps: it sets
 the random state from before `iter(loader)`; the proxy draws the skipped *indices* again, hands out the index batches that the
 log has, and draws on; the random state of the boundary is set last. No sample of a map-style dataset is loaded twice. An
-IterableDataset has no indices: its skipped batches are read again. A running hash tells whether the skipped batches are those
-of the first time; if they are not, the report says so.
+IterableDataset has no indices: its skipped batches are read again. A running hash shows whether the skipped batches are those
+of the first time; if they are not, the report has a note.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class LoaderPosition:
         """Give the loader its own sampler back; drop the open iterator if no loop goes on with it (`is_over`).
 
         Workers end at once when the last reference to their iterator goes. The garbage collector would come too late: it
-        closes the queue through which the workers are told to end, and torch then waits five seconds for each of them.
+        closes the queue through which torch ends the workers, and torch then waits five seconds for each of them.
         """
         self.source.release()
         if is_over:

@@ -79,7 +79,7 @@ class TrackedLoader:
 
     @property
     def division(self) -> dict[str, Any] | None:
-        """What the division of the epoch among processes depends on; None if the sampler is no DistributedSampler."""
+        """The facts that determine the division of the epoch among processes; None if the sampler is no DistributedSampler."""
         return division_of(self._sampler)
 
     def rest(self, rest: Rest) -> Any:
@@ -88,7 +88,7 @@ class TrackedLoader:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The options that must be as they were for a recorded position to mean the same batches."""
+        """The options on which the meaning of a recorded position depends."""
         loader = self.loader
         samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
         return {

@@ -1,1 +1,1 @@
-"""How the processes that train together agree: one protocol, for a group and for a single process."""
+"""Agreement of the processes that train together: one protocol, for a group and for a single process."""

@@ -1,4 +1,4 @@
-"""The newest checkpoints of ranks that do not wait for each other, told by notes: what the slowest goes back to is kept."""
+"""Notes on the newest checkpoints of ranks that do not wait for each other; the oldest of these checkpoints is kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAME = "checkpoint"
 
 
 class CheckpointNotes:
-    """Tells the other ranks which checkpoint this rank has, and holds what recovery from the oldest of theirs needs.
+    """Exchanges the steps of the ranks' newest checkpoints, and holds what recovery from the oldest one needs.
 
     A rank may be many steps ahead of another one that dies. All go back to a step that each of them can reach.
 
@@ -23,16 +23,16 @@ class CheckpointNotes:
 
     def __init__(self, board: NoteBoard, world: int) -> None:
         self._board, self._world = board, world
-        self._told_step = -1
+        self._written_step = -1
 
     def exchange(self, journal: Journal) -> None:
-        """Tell and read at a boundary. Nothing is done while this rank's newest checkpoint is the one that it has told."""
+        """Write and read notes at a boundary, if this rank has a newer checkpoint than at its last note."""
         newest = journal.checkpoints.newest_step
-        if newest == self._told_step or not self._board.is_there:
+        if newest == self._written_step or not self._board.is_there:
             return
-        self._told_step = newest
+        self._written_step = newest
         with suppress(RuntimeError):  # the process that holds the notes is gone; what is held stays so
             self._board.write(_NAME, str(newest))
-            told = [int(text) for text in self._board.read(_NAME).values()]
-            # Until all have told theirs, nothing is pruned: others may still be at the begin.
-            journal.holds.set_common_step(min(told) if len(told) == self._world else 0, self._world)
+            steps = [int(text) for text in self._board.read(_NAME).values()]
+            # Nothing is pruned until all ranks have left a note: others may still be at the start.
+            journal.holds.set_common_step(min(steps) if len(steps) == self._world else 0, self._world)

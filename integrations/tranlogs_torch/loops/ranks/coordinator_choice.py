@@ -1,4 +1,4 @@
-"""Which coordinator a process has."""
+"""The choice of a process's coordinator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def make_coordinator(state: RecoverableState, policy: CheckpointPolicy, rank: in
     """Return the coordinator of this process: of a group if torch.distributed is initialized, else of a single process.
 
     Raises:
-        UsageError: `rank` is not what torch.distributed says, or `copies` has no meaning.
+        UsageError: `rank` is not the rank of torch.distributed, or `copies` has no meaning.
     """
     if not is_there():
         check_copies(copies, 1)

@@ -1,4 +1,4 @@
-"""When the ranks ask each other whether a checkpoint is due."""
+"""The boundaries at which the ranks ask each other whether a checkpoint is due."""
 
 from __future__ import annotations
 

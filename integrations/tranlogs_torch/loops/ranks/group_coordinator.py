@@ -121,7 +121,7 @@ class GroupCoordinator:
                 "copies=2: here each process logs all of its own gradients, so there are no shares to copy. Leave the "
                 "argument out"
             )
-        found = [text for reducer in self._reducers for text in reducer.hooks_told()]
+        found = [text for reducer in self._reducers for text in reducer.find_hook_doubts()]
         if not self._reducers and not self._sharding:
             found.append(
                 f"{self.world} processes train together, but model=... contains no DistributedDataParallel: each process "
@@ -218,15 +218,15 @@ class GroupCoordinator:
         return is_taken
 
     def _decide(self, journal: Journal, whole: Callable[[], dict[str, Any]], digests: bytes) -> bool:
-        said = self._group.gather(
+        answers = self._group.gather(
             {
                 "due": self._checkpoints.begin_asking(journal),
                 "digests": xxhash.xxh3_64_hexdigest(digests) if digests else "",
                 "has": journal.checkpoints.newest_step,
             }
         )
-        journal.holds.set_common_step(min(one["has"] for one in said), self.world)
-        known, is_any_due = [one["digests"] for one in said], any(one["due"] for one in said)
+        journal.holds.set_common_step(min(one["has"] for one in answers), self.world)
+        known, is_any_due = [one["digests"] for one in answers], any(one["due"] for one in answers)
         if self._division.is_active and is_any_due and not all(known):  # it is going to read all of them anyway
             known = self.all_gather(self._state.digest_of_parameters())
         if self._division.is_active and all(known) and len(set(known)) > 1:
@@ -249,7 +249,7 @@ class GroupCoordinator:
         following = (self.rank + 1) % self.world
         try:
             own = adoption.packed({key: value for key, value in without_errors(whole).items() if key != "beside"})
-        except UnencodableState:  # the journal is going to meet it, too, and says so
+        except UnencodableState:  # the journal will meet the same error, and report it
             own = b""
         self._state.mirror = {following: self._group.gather(own)[following]}
         if self.copies > 1 and self._division.is_active:
@@ -276,11 +276,11 @@ class GroupCoordinator:
             "checkpoint_every": f"{every} steps" if (every := self._checkpoints.every) else "no number of steps",
             **settings,
         }
-        said = self.all_gather({"settings": mine, "is_lockstep": self._spans_all})
-        if not any(one["is_lockstep"] for one in said):
+        answers = self.all_gather({"settings": mine, "is_lockstep": self._spans_all})
+        if not any(one["is_lockstep"] for one in answers):
             return
-        names = dict.fromkeys(name for one in said for name in one["settings"])
-        found = {name: [one["settings"].get(name, "none") for one in said] for name in names}
+        names = dict.fromkeys(name for one in answers for name in one["settings"])
+        found = {name: [one["settings"].get(name, "none") for one in answers] for name in names}
         apart = [
             f"{name}: rank 0 has {values[0]}, rank {other} has {values[other]}"
             for name, values in found.items()
@@ -299,9 +299,9 @@ class GroupCoordinator:
         Raises:
             UsageError: they do.
         """
-        said = self._group.gather({"identity": identity, "is_fresh": is_fresh})
-        if all(one["is_fresh"] for one in said) and len({one["identity"] for one in said}) > 1:
-            other = first_other([one["identity"] for one in said])
+        answers = self._group.gather({"identity": identity, "is_fresh": is_fresh})
+        if all(one["is_fresh"] for one in answers) and len({one["identity"] for one in answers}) > 1:
+            other = first_other([one["identity"] for one in answers])
             raise UsageError(
                 f"rank {other} starts from a different source than rank 0, or from none; all ranks must start from the same"
             )
@@ -372,10 +372,10 @@ class GroupCoordinator:
         oldest = min(self._group.gather(checkpoint_step))  # a rank that died while it wrote may have an older one
         self._checkpoints.restart(step, oldest)
         mine = body.get("ddp", {}).get("orders", []) if step else []
-        said = self._group.gather({"step": step, "orders": mine})
-        self._join.came_back = step < max(one["step"] for one in said)
-        # who ran out of data early may not know it
-        recorded = max((one["orders"] for one in said), key=lambda orders: len(orders) - orders.count(None) / (len(orders) + 1))
+        answers = self._group.gather({"step": step, "orders": mine})
+        self._join.came_back = step < max(one["step"] for one in answers)
+        found = [one["orders"] for one in answers]  # a rank that ran out of data early may not know all orders
+        recorded = max(found, key=lambda orders: len(orders) - orders.count(None) / (len(orders) + 1))
         primed = [reducer.prime(order) for reducer, order in zip(self._reducers, recorded, strict=False)]
         hooks = body.get("ddp", {}).get("hooks", []) if step else []  # which the fake passes went through, too
         doubts = [text for reducer, own in zip(self._reducers, hooks, strict=False) for text in reducer.write_hooks(own)]
@@ -405,6 +405,6 @@ class GroupCoordinator:
 
     def gather_caveats(self, doubts: list[str]) -> list[str]:
         """Return the caveats of all ranks: the run is exact on all ranks or on none. The last call before training begins."""
-        said = enumerate(self._group.gather(doubts))
+        answers = enumerate(self._group.gather(doubts))
         self._group.begin()
-        return doubts + [f"rank {rank}: {text}" for rank, texts in said for text in texts if text not in doubts]
+        return doubts + [f"rank {rank}: {text}" for rank, texts in answers for text in texts if text not in doubts]

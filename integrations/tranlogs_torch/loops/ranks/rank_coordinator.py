@@ -1,4 +1,4 @@
-"""What a run asks of the other processes that train it."""
+"""The coordinator of the processes that train a run, as a protocol."""
 
 from __future__ import annotations
 

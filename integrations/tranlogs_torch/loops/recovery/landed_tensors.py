@@ -30,7 +30,7 @@ class _Removed:
 
 @dataclass(frozen=True, slots=True)
 class TensorChange:
-    """What a script has changed in a weight, or in a value of the state of an optimizer.
+    """Change that a script has made to a weight, or to a value of an optimizer's state.
 
     Attributes:
         place: where.
@@ -44,7 +44,7 @@ class TensorChange:
 
     @property
     def text(self) -> str:
-        """What has changed, in words."""
+        """The name of the changed tensor, in words."""
         return f"weight {self.place[1]}" if self.place[0] == "param" else f"the state of optimizer {self.place[1]!r}"
 
 

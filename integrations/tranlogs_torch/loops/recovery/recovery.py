@@ -132,11 +132,11 @@ class Recovery:
         """Return True if the newest unit is to be computed again: all ranks want that, and one has not come to its end."""
         parts, coordinator = self._parts, self._parts.coordinator
         wanted = parts.settings.rechecks and step is None
-        told = coordinator.all_gather([wanted, parts.journal.was_finished, coordinator.recheck_obstacle])
-        without = [rank for rank, (is_wanted, _, _) in enumerate(told) if not is_wanted]
-        if len(without) == len(told) or all(is_finished for _, is_finished, _ in told):
+        answers = coordinator.all_gather([wanted, parts.journal.was_finished, coordinator.recheck_obstacle])
+        without = [rank for rank, (is_wanted, _, _) in enumerate(answers) if not is_wanted]
+        if len(without) == len(answers) or all(is_finished for _, is_finished, _ in answers):
             return False
-        obstacles = [obstacle for _, _, obstacle in told if obstacle]
+        obstacles = [obstacle for _, _, obstacle in answers if obstacle]
         self.recheck.obstacle = f"rank {without[0]} has recheck=False" if without else next(iter(obstacles), "")
         return not self.recheck.obstacle
 

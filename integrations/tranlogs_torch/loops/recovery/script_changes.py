@@ -1,4 +1,4 @@
-"""What a script has changed between `recover()` and its loop, to be kept where the state is set to another boundary."""
+"""Changes of a script between `recover()` and its loop, which are kept when the state is set to another boundary."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LandedState:
             thing = self._parts.auxiliary.tracked[name]
             if type(thing).__module__.startswith(_TRAINERS):  # a trainer makes its progress anew, and sets it back by itself
                 continue
-            with suppress(UnencodableState):  # the next boundary says so
+            with suppress(UnencodableState):  # the next boundary reports it
                 self._tracked[name] = copied(thing.state_dict())
 
     def find_tensor_changes(self) -> list[TensorChange]:
@@ -106,7 +106,7 @@ class ScriptChanges:
     def find_moved(self, end: dict[str, Any]) -> list[str]:
         """Return what the script has changed and the unit changes, too: the script may have derived its value from the former.
 
-        Weights and the states of optimizers are not among them: `apply` tells of these.
+        Weights and the states of optimizers are not among them: `apply` returns these.
 
         Args:
             end: the body of the boundary that ends the unit.

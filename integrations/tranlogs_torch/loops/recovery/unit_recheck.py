@@ -77,8 +77,8 @@ class UnitRecheck(RecomputedUnit):
         recheck, coordinator = self._recheck, self._parts.coordinator
         if recheck is None or not self.is_pending or not self._is_due(recheck):
             return False
-        told = coordinator.all_gather(self._describe_outcome(recheck).pack())
-        verdict = conclude([UnitOutcome(*packed) for packed in told])
+        answers = coordinator.all_gather(self._describe_outcome(recheck).pack())
+        verdict = conclude([UnitOutcome(*packed) for packed in answers])
         if verdict is None:
             return False
         self._conclude(recheck, verdict)
@@ -108,7 +108,7 @@ class UnitRecheck(RecomputedUnit):
             report.recheck, report.refuted = "equal", refuted
             parts.coordinator.restore_division(_read_division(recheck))
             recheck.close()
-            self._say(describe_equal(journal.step, parts.coordinator.world, self.times))
+            self._print(describe_equal(journal.step, parts.coordinator.world, self.times))
             return
         recheck.close()
         report.recheck = "different" if verdict.kind == "different" else ""
@@ -124,7 +124,7 @@ class UnitRecheck(RecomputedUnit):
         for text in verdict.texts if verdict.kind == "different" else ():
             if parts.coordinator.rank == 0:
                 report.warn(text, verdict.is_wrong)
-            else:  # said once
+            else:  # rank 0 warns of it
                 report.caveats.append((text, verdict.is_wrong))
 
     def read_end(self) -> dict[str, Any]:
@@ -141,12 +141,12 @@ class UnitRecheck(RecomputedUnit):
         """Recover to the newest boundary after all, before a loop begins."""
         return self._recover_end(self._give_up())
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self._parts.coordinator.rank == 0:
             print(f"TranLogs: {self._parts.settings.run}: {text}", file=sys.stderr, flush=True)
 
 
 def _read_division(recheck: Recheck) -> dict[str, Any]:
-    """Return what the boundary that ends the unit says of the division of the log among the ranks."""
+    """Return the division of the log among the ranks, from the boundary that ends the unit."""
     found = {name: recheck.read_recorded(name) for name in ("ddp", "equal")}
     return {name: value for name, value in found.items() if value is not None}

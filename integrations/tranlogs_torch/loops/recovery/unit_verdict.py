@@ -16,16 +16,16 @@ from typing import Any, Literal
 
 from tranlogs.training import CHANGED_NOW
 
-_TEXTS_MAX = 2  # ranks whose difference is told in full
+_TEXTS_MAX = 2  # ranks whose difference is described in full
 
 
 @dataclass(frozen=True, slots=True)
 class UnitOutcome:
-    """What one rank has found.
+    """Outcome of the recheck on one rank.
 
     Attributes:
         is_over: True if the rank has come to the end of its unit.
-        text: how its unit differs from the record; "" if it does not.
+        text: the difference between its unit and the record; "" if there is none.
         is_wrong: True if the difference is larger than a rounding error.
         is_changed: True if the script has changed weights, hyper-parameters or other state before its loop.
     """
@@ -42,7 +42,7 @@ class UnitOutcome:
 
 @dataclass(frozen=True, slots=True)
 class UnitVerdict:
-    """What follows for all ranks.
+    """Verdict that all ranks follow.
 
     Attributes:
         kind: see the table of the module.
@@ -76,7 +76,7 @@ def conclude(outcomes: Sequence[UnitOutcome]) -> UnitVerdict | None:
 
 
 def _name_ranks(texts: dict[int, str], world: int) -> tuple[str, ...]:
-    """Return the texts with their ranks; one text alone if all ranks say the same."""
+    """Return the texts with their ranks; one text alone if all ranks have the same."""
     if len(texts) == world and len(set(texts.values())) == 1:
         return (texts[0],)
     found = [f"rank {rank}: {text}" for rank, text in texts.items()]

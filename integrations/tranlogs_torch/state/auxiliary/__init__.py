@@ -1,1 +1,1 @@
-"""What the next batch needs and no step computes: tracked objects, positions in the data, random states, waiting gradients."""
+"""State that the next batch needs and no step computes: tracked objects, positions in data, random states, gradients."""

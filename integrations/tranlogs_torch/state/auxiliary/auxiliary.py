@@ -37,7 +37,7 @@ class Auxiliary:
     Args:
         state: the run's parameters, optimizers and modules.
         positions: in the data.
-        on_doubt: told what of the tracked objects cannot be brought back, in words, and whether what follows is known to be
+        on_doubt: called with what of the tracked objects cannot be recovered, in words, and True if what follows is known to be
             wrong.
 
     Attributes:

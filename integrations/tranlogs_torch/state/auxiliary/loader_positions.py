@@ -25,7 +25,7 @@ class LoaderPositions:
     Args:
         on_boundary: called by a position when the loop asks for its next batch.
         on_open: called by a position before an epoch, or the rest of one, is opened.
-        on_doubt: told what of the data is not recovered, in words, and whether the order is known to be wrong.
+        on_doubt: called with what of the data is not recovered, in words, and True if the order is known to be wrong.
         on_loader: called with a position that is new.
         worker_seeds: for the positions (data/worker_seeds.py).
 

@@ -16,7 +16,7 @@ _is_training = attrgetter("training")
 
 
 class ModuleWalk:
-    """What a boundary reads of modules. The structure is compared at C speed; walking it would take many times longer.
+    """Reader of the modules at a boundary. The structure is compared at C speed; walking it would take many times longer.
 
     Args:
         modules: by prefix; see `naming.as_modules`.
@@ -45,7 +45,7 @@ class ModuleWalk:
         self._counts, self._seen = self._structure()
 
     def _structure(self) -> tuple[list[int], list[Any]]:
-        """How many children and buffers each module has, and which. (Large numbers are new objects, so values are compared.)"""
+        """Return the numbers of children and buffers of each module, and these. (Large numbers are new objects.)"""
         children, buffers = [m._modules for m in self._all], [m._buffers for m in self._all]
         return [*map(len, children), *map(len, buffers)], [
             *self._modules.values(),

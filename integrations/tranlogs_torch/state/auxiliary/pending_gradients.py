@@ -91,7 +91,7 @@ class Gradients:
         return False
 
     def _is_cleared(self, which: str, gradient: torch.Tensor) -> bool:
-        """Whether a step has used it, and it is going to be gone before the next."""
+        """Return True if a step has used the gradient, and the script clears it before the next step."""
         return _is_marked(gradient, _USED) and self._is_kept.get(which) is False
 
     def before_step(self, which: str) -> None:

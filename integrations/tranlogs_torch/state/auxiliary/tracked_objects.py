@@ -27,7 +27,7 @@ class TrackedObjects:
     """The tracked objects of a run.
 
     Args:
-        on_doubt: told what is not recovered, in words, and whether what follows is known to be wrong.
+        on_doubt: called with what is not recovered, in words, and True if what follows is known to be wrong.
 
     Attributes:
         objects: by name.

@@ -24,8 +24,8 @@ class TranLogsTrainerCallback(LoggingCallback, TrainerCallback):  # type: ignore
         trainer = Trainer(model, args, train_dataset=dataset, callbacks=[TranLogsTrainerCallback("runs/gpt")])
         trainer.train()
 
-    A callback is given everything but its trainer, so it looks for the one that is being made. Where that is not seen
-    (`trainer.add_callback(...)`), `callback.attach(trainer)` says it.
+    A callback is given everything but its trainer, so it looks for the one that is being created. If there is none
+    (`trainer.add_callback(...)`), call `callback.attach(trainer)`.
 
     Args:
         run: folder of the run; made if there is none. One run for one training: the same script, the same data.
@@ -53,7 +53,7 @@ class TranLogsTrainerCallback(LoggingCallback, TrainerCallback):  # type: ignore
 
     @property
     def report(self) -> RecoveryReport:
-        """The report of the recovery, as `LoggedOptimizer.report` has it; the trainer says whether anything is left."""
+        """The report of the recovery, as `LoggedOptimizer.report` has it; with a note if nothing is left to train."""
         self._is_finished = self._loop is not None and self._loop.is_finished
         return super().report
 

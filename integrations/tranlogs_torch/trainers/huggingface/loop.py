@@ -3,7 +3,7 @@
 | method | what ours does |
 |---|---|
 | `get_train_dataloader` | keeps the loader |
-| `_init_training_state` | has model, optimizer and scheduler prepared first, recovers into them, and tells the place |
+| `_init_training_state` | has model, optimizer and scheduler prepared first, recovers into them, and sets the position |
 | `_prepare_for_training` | gives back what was prepared |
 | `get_batch_samples` | all batches of one update are asked for here: the boundary |
 | `_run_epoch` | enters the epoch where the run stood; a boundary when all of the epoch, its evaluation too, is done |
@@ -107,7 +107,7 @@ class Loop:
         progress = self._progress
         self._rest = None
         is_amid = self._is_resumed and given["epoch"] == progress.epoch and progress.batches > 0
-        # Whether it is None says whether to begin in the middle; a file of random numbers is looked for there, and not found.
+        # Unless this is None, the epoch begins in its middle. Trainer looks for a file of random numbers there, and finds none.
         given["resume_from_checkpoint"] = str(self.run) if is_amid else None
         if is_amid:
             self._loader.set_epoch(given["epoch"])
@@ -116,7 +116,7 @@ class Loop:
             progress.epoch, progress.batches = given["epoch"], 0
         try:
             self._plain["_run_epoch"](**given)
-        except BaseException:  # nobody else tells; the run must not stay locked in a notebook
+        except BaseException:  # callbacks are not informed; the run must not stay locked in a notebook
             self.end()
             raise
         control = self.trainer.control

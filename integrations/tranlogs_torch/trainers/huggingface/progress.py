@@ -1,4 +1,4 @@
-"""What a Trainer knows of its progress: TrainerState, what other callbacks keep, the sums behind the losses that it logs."""
+"""Progress of a Trainer: TrainerState, the state of other callbacks, and the sums behind the losses that it logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a subclass of Trainer keeps on itself while it trains, such as the sums behind the metrics that it logs.
+"""State that a subclass of Trainer keeps on itself while it trains, such as the sums behind the metrics that it logs.
 
 trl's SFTTrainer counts the tokens that it has seen and collects entropies until the next log: neither is in TrainerState.
 """

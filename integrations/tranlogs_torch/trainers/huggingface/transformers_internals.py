@@ -35,10 +35,10 @@ PROGRESS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initi
 
 
 def check_transformers() -> None:
-    """Whether this is a transformers that TranLogs knows.
+    """Check that TranLogs supports this version of transformers.
 
     Raises:
-        UsageError: it is not; the message says what is missing.
+        UsageError: it does not; the message names what is missing.
     """
     missing = [
         f"Trainer.{name}({', '.join(parameters)})"
@@ -78,7 +78,7 @@ def trainer_names() -> frozenset[str]:
 
 
 def find_trainer() -> Trainer | None:
-    """The trainer that is being made, while it tells its callbacks so: they are given everything but itself."""
+    """Return the trainer that is being created. Callbacks are called then, and are given everything but the trainer."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         found = frame.f_locals.get("self")

@@ -1,4 +1,4 @@
-"""What a module or a callback of a user's keeps in plain attributes, as hooks and steps have set them.
+"""Plain attributes of a user's module or callback, as hooks and steps have set them.
 
 Amid an epoch Lightning does not call again what began it (`on_train_epoch_start`): an attribute which that has set would be as
 it was built.

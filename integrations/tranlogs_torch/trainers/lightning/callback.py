@@ -99,7 +99,7 @@ class TranLogsLightningCallback(LoggingCallback, TranLogsCallback):
         lightning_internals.before_training(trainer, self._counters_are_set)
 
     def _caveats(self) -> list[str]:
-        """What a restart of Lightning may do otherwise."""
+        """Return what may differ after a restart of Lightning, one sentence each."""
         assert self._trainer is not None
         assert self._progress is not None
         averaged = self._progress.averaged
@@ -128,10 +128,10 @@ class TranLogsLightningCallback(LoggingCallback, TranLogsCallback):
             )
         is_new, self._position, position.on_ask = self._position is None, position, self._asked
         if is_new:
-            self._tell(self._trainer)
+            self._report(self._trainer)
 
-    def _tell(self, trainer: pl.Trainer) -> None:
-        """Say where training begins or goes on, and what of it is not known to be exact: once."""
+    def _report(self, trainer: pl.Trainer) -> None:
+        """Print, once, where training begins or continues, and report what is not known to be exact."""
         run = self.optimizer.training_run
         for caveat in self._caveats() if self._is_resumed else ():
             if self._verbose:  # the report that is printed has it
@@ -152,7 +152,7 @@ class TranLogsLightningCallback(LoggingCallback, TranLogsCallback):
 
     @property
     def _is_underway(self) -> bool:
-        """Whether a batch was asked for since the recovery."""
+        """True if a batch was requested since the recovery."""
         return self._position is not None and self._position.is_underway
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -15,7 +15,7 @@ _TRACKED = (known.GradientAccumulationScheduler, known.ModelCheckpoint, known.Ea
 
 
 def doubts(trainer: Any) -> list[str]:
-    """What may be otherwise behind a restart, one sentence each.
+    """Return what may differ after a restart, one sentence each.
 
     Args:
         trainer: whose module, data module and callbacks are looked at.
@@ -34,6 +34,6 @@ def doubts(trainer: Any) -> list[str]:
 
 
 def _has_own(one: object, name: str) -> bool:
-    """Whether its class, or one that it comes from, has a hook that is not the empty one."""
+    """Return True if the class of an object, or a base class, overrides a hook."""
     base = next(base for base in _BASES if isinstance(one, base))
     return getattr(type(one), name, None) is not getattr(base, name, None)

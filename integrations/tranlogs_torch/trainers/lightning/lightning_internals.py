@@ -64,10 +64,10 @@ _KEYS = (
 
 
 def check_lightning() -> None:
-    """Whether this Lightning is one that TranLogs knows.
+    """Check that TranLogs supports this version of Lightning.
 
     Raises:
-        UsageError: it is not; the message says what is missing.
+        UsageError: it does not; the message names what is missing.
     """
     missing = []
     for owner, names in _EXPECTED.items():
@@ -79,10 +79,10 @@ def check_lightning() -> None:
 
 
 def check_trainer(trainer: pl.Trainer) -> None:
-    """Whether the loops of a trainer have the counters that TranLogs knows.
+    """Check that the loops of a trainer have the counters that TranLogs sets.
 
     Raises:
-        UsageError: they have not; the message says what is missing.
+        UsageError: they do not; the message names what is missing.
     """
     state = trainer.fit_loop.state_dict()
     _demand([f"fit_loop.state_dict()[{key!r}]" for key in _KEYS if key not in state])
@@ -153,7 +153,7 @@ def before_training(trainer: pl.Trainer, call: Callable[[], None]) -> None:
 
 
 def is_finished(trainer: pl.Trainer) -> bool:
-    """Whether the training has come to its end, by its counters or by a callback."""
+    """Return True if the training has ended, by its counters or by a callback."""
     loop: Any = trainer.fit_loop
     epochs, steps = loop.max_epochs, loop.max_steps
     return bool(

@@ -1,4 +1,4 @@
-"""What a Lightning trainer knows of its progress: the counters of its loops, its callbacks' state, the metrics last seen."""
+"""Progress of a Lightning trainer: the counters of its loops, its callbacks' state, and its newest metrics."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _plain(value: Any) -> Any:
 
 
 def _between_epochs(loops: dict[str, Any]) -> dict[str, Any]:
-    """Counters that say in full that an epoch is finished: a restart adds nothing to them, however often there is one."""
+    """Return the counters of a finished epoch, to which any number of restarts adds nothing."""
     found = dict(loops)
     for name in ("batch_progress", "scheduler_progress", "automatic_optimization.optim_progress"):
         found[f"epoch_loop.{name}"] = _zeroed(loops[f"epoch_loop.{name}"], "current")

@@ -96,7 +96,7 @@ class TranLogsSB3Callback(LoggingCallback, BaseCallback):  # type: ignore[misc]
             raise UsageError(f"{self._run}: this learn() has two TranLogsSB3Callbacks; keep one")
         if not sb3_internals.is_called_at_rollouts(root, self):
             raise UsageError(
-                f"{self._run}: this callback is inside another callback, which does not tell it where rollouts start. Give "
+                f"{self._run}: this callback is inside another callback, which does not call it where rollouts start. Give "
                 "it to learn() itself: learn(callback=[TranLogsSB3Callback(...), ...])"
             )
 

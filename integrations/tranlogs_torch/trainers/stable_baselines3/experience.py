@@ -1,4 +1,4 @@
-"""What grows while an algorithm learns: its replay buffer, and lists of rewards, episodes and evaluations.
+"""State that grows while an algorithm learns: its replay buffer, and lists of rewards, episodes and evaluations.
 
 A replay buffer is a ring. What was added since the last boundary are the rows from the place at that boundary to the present
 place.

@@ -1,4 +1,4 @@
-"""What an algorithm knows of its progress: counters, observations, environments, callbacks, and what is yet to be logged."""
+"""Progress of an algorithm: counters, observations, environments, callbacks, and values that are not logged yet."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def _has_methods(callback: BaseCallback) -> bool:
 
 
 class _Recent:
-    """A deque of what was told of the last episodes. Each of them is encoded once."""
+    """A deque of the infos of the last episodes. Each of them is encoded once."""
 
     def __init__(self) -> None:
         self._items: list[tuple[Any, Fixed]] = []

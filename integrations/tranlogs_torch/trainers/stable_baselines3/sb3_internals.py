@@ -58,7 +58,7 @@ _EXPECTED: list[tuple[Any, str]] = [
 
 
 def check_stable_baselines3() -> None:
-    """Raise UsageError if this Stable-Baselines3 is not one that TranLogs knows; the message says what is missing."""
+    """Raise UsageError if TranLogs does not support this Stable-Baselines3; the message names what is missing."""
     missing = [f"{method.__qualname__} ({part})" for method, part in _EXPECTED if part not in inspect.getsource(method)]
     if missing:
         raise UsageError(
@@ -122,7 +122,7 @@ def callbacks_in(root: BaseCallback) -> list[BaseCallback]:
 
 
 def is_called_at_rollouts(root: BaseCallback, callback: BaseCallback) -> bool:
-    """Return True if `learn` tells the callback when a rollout starts: it is given itself, or in lists."""
+    """Return True if `learn` calls the callback when a rollout starts: it was given itself, or in lists."""
     if root is callback:
         return True
     return isinstance(root, CallbackList) and any(is_called_at_rollouts(one, callback) for one in root.callbacks)

@@ -58,7 +58,7 @@ _TABLE_BYTES_MIN = 4 << 10  # from which on a value that stays as it was built i
 
 
 class Unstorable(Exception):
-    """A value cannot be stored; the message says where it is, and what."""
+    """A value cannot be stored; the message names its place and its type."""
 
 
 def is_constant(value: Any) -> bool:
