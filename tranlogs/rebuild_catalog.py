@@ -78,7 +78,7 @@ def read_files(folder: Path, listed: Collection[str] = ()) -> JournalFiles:
         CannotRead: a folder cannot be listed.
     """
     found = JournalFiles()
-    # Checkpoints first: they tell the timeline of a segment whose first entry is damaged.
+    # Checkpoints first: they give the timeline of a segment whose first entry is damaged.
     _read_checkpoints(folder / "checkpoints", listed, found)
     _read_segments(folder / "log", listed, found)
     return found

@@ -195,7 +195,7 @@ def make_folder(path: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free space of a folder's disk; a very large number where the file system does not tell it."""
+    """Return the free space of a folder's disk; a very large number where the file system does not report it."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:

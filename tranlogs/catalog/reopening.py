@@ -16,7 +16,7 @@ class ReopeningCatalog:
         writable: True to open the catalog for writing.
 
     Attributes:
-        open_count: the number of files that were opened so far. A change tells that the catalog was replaced.
+        open_count: the number of files that were opened so far. It changes when the catalog was replaced.
     """
 
     def __init__(self, folder: Path, *, writable: bool) -> None:

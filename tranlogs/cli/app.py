@@ -38,7 +38,7 @@ SUBCOMMANDS = {
     "log": Subcommand("log", "log", "List the records of the newest timeline, or show one in full."),
     "verify": Subcommand("verify", "verify", "Check every byte: checksums, chains, checkpoints, the catalog."),
     "replay": Subcommand("replay", "replay", "Rebuild the state at a step without the script, as a file."),
-    "rehearse": Subcommand("training.rehearse", "rehearse", "Kill a training script, and say whether it resumes exactly."),
+    "rehearse": Subcommand("training.rehearse", "rehearse", "Kill a training script, and check whether it resumes exactly."),
     "export": Subcommand("export", "export", "Write a PyTorch run's state for other programs."),
     "import": Subcommand("importing", "import_", "Start a run from a checkpoint of another program."),
     "repair": Subcommand("repair", "repair", "Repair damaged files from intact ones or from a store."),

@@ -28,7 +28,7 @@ class OfflineRun(Protocol):
 
     @staticmethod
     def check_target(path: Path, form: str | None = None) -> None:
-        """Check that `export` can write this file or folder, in the format named, or else in the one that its name says.
+        """Check that `export` can write this file or folder, in the given format, or else in the format of its name.
 
         Raises:
             UsageError: it cannot.

@@ -1,4 +1,4 @@
-"""The parts of a journal that one process writes, and what they tell about it."""
+"""The parts of a journal that one process writes, and their state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class JournalState:
         catalog: the journal's catalog, open for writing.
         run: row of the run in the catalog.
         config: durability and sizes.
-        clock: tells the time.
+        clock: returns the time.
         notes: what had to be repaired when the run was opened.
         step: optimizer updates applied so far.
         is_fresh: True if the journal holds nothing to recover from.

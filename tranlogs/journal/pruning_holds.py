@@ -79,7 +79,7 @@ class PruningHolds:
         tables.put_request("hold", {"pid": self._pid, "outlives": True})
 
     def release(self, tables: Tables) -> None:
-        """Delete this process's hold: from this transaction on, the catalog tells where the process continues."""
+        """Delete this process's hold: from this transaction on, the catalog records where the process continues."""
         if not self.keeps_all:
             tables.delete(_KEY)
 

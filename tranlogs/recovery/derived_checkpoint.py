@@ -36,7 +36,7 @@ class DerivedTarget:
     Attributes:
         position: the position of its boundary.
         segment: the sealed segment that holds the boundary.
-        about: what the checkpoint's manifest says of the run.
+        about: the description of the run in the checkpoint's manifest.
         steps: the number of steps to redo.
     """
 
@@ -106,7 +106,7 @@ def write_snapshot(
         folder: to be written.
         snapshot: the encoded state.
         position: of the boundary to which the state belongs.
-        about: what the manifest of an earlier checkpoint, or a segment, says of the run.
+        about: the description of the run in the manifest of an earlier checkpoint, or in a segment.
         clock: gives the time at which the checkpoint was made.
         is_synced: False if the checkpoint is of no use after a crash.
 
@@ -145,7 +145,7 @@ def _cut_after_sealed(links: Sequence[Link]) -> list[Link]:
 
 
 def _read_description(segment: ScannedSegment) -> dict[str, Any]:
-    """Return what the first entry of a segment says of the run."""
+    """Return the description of the run in the first entry of a segment."""
     try:
         first = next(location for location in segment.locations if location.head.kind == EntryKind.SEGMENT)
         with SegmentReader(segment.path) as reader:

@@ -1,4 +1,4 @@
-"""Verdict on a recovery: whether replay is known to be bit-exact, and the report that says so."""
+"""Verdict on a recovery: whether replay is known to be bit-exact, and the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts about a journal, from which recovery is planned: what the catalog lists, what the files say, what the log holds."""
+"""Facts about a journal, from which recovery is planned: the contents of the catalog, of the files and of the log."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def sort_newest_first(rows: list[SegmentRow]) -> list[SegmentRow]:
 
 
 def read_unlisted(folder: Path, known: CatalogContents) -> JournalFiles:
-    """Return what the files say that a catalog does not list."""
+    """Return facts from the files that a catalog does not list."""
     found = read_files(folder, known.names)
     if known.names and (found.segments or found.checkpoints):  # a trainer may have listed them since the catalog was read
         try:

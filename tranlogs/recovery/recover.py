@@ -179,7 +179,7 @@ class _DamagePlanner:
         self._history = build_history(facts.segments, self._limits)
         self._last_good: dict[int, int] = {}  # by ordinal of a damaged segment: the last sequence number before the damage
         self._is_index_used = False
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.broken: list[str] = []
         self.newest_step = 0
         self.notes = list(facts.notes)
@@ -240,8 +240,8 @@ class _DamagePlanner:
 
     def _warn(self, text: str) -> None:
         """Warn of damage, once: an entry is tried again with the description that the index has."""
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._reported:
+            self._reported.add(text)
             _log.warning("%s", text)
 
     def _replace(self, path: Path) -> bool:

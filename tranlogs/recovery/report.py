@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-# What notes say if a part of the script's loop begins anew at each start: the state is right then, and the loop may not be.
+# Texts of notes if a part of the script's loop begins anew at each start: the state is right then, and the loop may not be.
 OVER_AT_EACH_START = "over at each start"
 FROM_FIRST_EPOCH = "the loop over epochs starts from the first epoch again"
 
@@ -93,7 +93,7 @@ class RecoveryReport:
         return "bit-exact" if self.recheck and not self.has_unkept else "state bit-exact"
 
     def _place(self) -> str:
-        if not self.batch:  # a loop that nobody counts, or a trainer that tells its place itself
+        if not self.batch:  # a loop without a count, or a trainer that reports its position itself
             return ""
         epoch = f"epoch {self.epoch + 1}, " if self.epoch else ""
         return f"{epoch}after {self.batch} batch{'' if self.batch == 1 else 'es'}, "

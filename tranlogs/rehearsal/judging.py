@@ -49,15 +49,15 @@ def judge(
         control = make_control()
         _require_steady(twin, control)
         comparison = _Comparison(twin, killed, control)
-    verdict, said = _begin_verdict(kills, killed.lives), _read_notes(killed.lives)
+    verdict, notes = _begin_verdict(kills, killed.lives), _read_notes(killed.lives)
     last = twin.lives[-1]
     verdict.units, verdict.step = len({event["step"] for event in last.units}), last.steps
     verdict.ranks = len({event["rank"] for event in last.of("open")})
     verdict.compared, verdict.differences = comparison.equal, comparison.differences
     verdict.notes += comparison.remarks
-    unkept = [read for note in said if (read := read_unkept(note)) is not None]
+    unkept = [read for note in notes if (read := read_unkept(note)) is not None]
     verdict.notes = [note for note in verdict.notes if read_unkept(note) is None]
-    verdict.notes += [*dict.fromkeys(one.told for one in unkept), *_find_unreached(last)]
+    verdict.notes += [*dict.fromkeys(one.subject for one in unkept), *_find_unreached(last)]
     verdict.advice = remembering = list(dict.fromkeys(line for one in unkept for line in one.lines))
     verdict.starts_over = list(dict.fromkeys(name for one in unkept for name in one.names))
     if comparison.differences:
@@ -160,7 +160,7 @@ def _require_steady(twin: Arm, control: Arm) -> None:
         )
     if any(kind in ESSENTIAL for kind, _ in find_unsteady(twin.runs, control.runs)):
         raise NotJudged(
-            "The script does not repeat itself even without a kill, so nothing can be said about one.",
+            "The script does not repeat itself even without a kill, so it cannot be judged.",
             *map(str, compare_runs(twin.runs, control.runs)[:3]),
             "it was started twice from the same first weights. Usual causes: data or random numbers without a seed before the "
             "loop, data-loader workers, threads or kernels that round differently each time",
@@ -181,7 +181,7 @@ def _judge_failure(killed: Arm, kills: Killed) -> Verdict:
 
 
 def _begin_verdict(kills: Killed, lives: Sequence[Life]) -> Verdict:
-    notes = [f"the recovery's report says: {note}" for note in _read_notes(lives)]
+    notes = [f"report of the recovery: {note}" for note in _read_notes(lives)]
     return Verdict(Outcome.EXACT, "", is_wrapped=True, kills=kills.kills, notes=notes)
 
 

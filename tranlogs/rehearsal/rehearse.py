@@ -122,7 +122,7 @@ class Rehearsal:
             raise NotJudged(f"The script ended at step {life.steps}: too early for a kill.", *last_errors(life))
 
     def _judge_unwrapped(self, twin: Life) -> Verdict:
-        """Kill a script that does not use TranLogs, start it again, and say what it lost."""
+        """Kill a script that does not use TranLogs, start it again, and report what it lost."""
         moment = self._dice.uniform(0.6, 0.95) * twin.seconds
         arm = self._arms.make("killed")
         first = self._arms.live(arm, Orders(""), "kill 1", seconds=moment)

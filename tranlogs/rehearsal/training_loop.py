@@ -23,7 +23,7 @@ class TrainingLoop:
     Attributes:
         form: what it runs over.
         replaced: its first line, as the script has it: "for epoch in range(10)".
-        count: the number of its turns, in the script's words; "" if they do not tell it.
+        count: the number of its turns, in the script's words; "" if the script does not give it.
         loader: the name of the loader; "" if there is none.
         data_loop: with epochs, the first line of the loop over the loader.
     """

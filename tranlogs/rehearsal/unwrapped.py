@@ -41,7 +41,7 @@ def judge_loss(first: Life, second: Life, written: Iterable[str], read: Iterable
     before, after = split_lines(first.output), split_lines(second.output)
     place = _find_counter(before, after)
     if place is None:
-        notes.append("nothing that it prints tells where it continues")
+        notes.append("nothing that it prints shows where it continues")
         lost = "at least what it has done since" if loaded else "all that it has done"
         return Loss(f"A kill costs this script {lost}: it does not use TranLogs.", notes)
     begin, end, again = place
@@ -83,7 +83,7 @@ def _find_counter(before: list[str], after: list[str]) -> tuple[str, str, str] |
 
 
 def _read_counters(lines: list[str]) -> list[tuple[float, ...]]:
-    """Return the numbers that tell the place of each line: the whole ones at its beginning, such as epoch and batch."""
+    """Return the numbers that give the place of each line: the whole ones at its beginning, such as epoch and batch."""
     numbers = [parse(line)[1] for line in lines]
     whole = min(next((i for i, number in enumerate(found) if not _is_whole(number)), len(found)) for found in numbers)
     return [tuple(map(float, found[: max(1, whole)])) for found in numbers]

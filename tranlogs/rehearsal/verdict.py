@@ -10,7 +10,7 @@ from .comparison.differences import Difference
 
 
 class NotJudged(Exception):
-    """The script cannot be judged; the message says why.
+    """The script cannot be judged; the message is the reason.
 
     Attributes:
         notes: further facts, such as the last lines of its errors.
@@ -50,7 +50,7 @@ class Verdict:
 
     Attributes:
         outcome: whether the script resumes exactly.
-        headline: one sentence that says it.
+        headline: the verdict in one sentence.
         command: the command line of the script.
         seed: seed of the moments of the kills.
         is_wrapped: whether the script trains with TranLogs; None if it is not known.

@@ -1,6 +1,6 @@
 """Policies on which checkpoints to keep (pure). The log before the oldest kept checkpoint is deleted with the others.
 
-The newest checkpoint is always kept, whatever a policy says. A user-defined policy is an object with
+The newest checkpoint is always kept, regardless of the policy. A user-defined policy is an object with
 `kept(steps) -> steps`, a plain function of that form, or one with DLRover's `clean_up(step, delete_func)`.
 """
 

@@ -103,7 +103,7 @@ def evaluate(
         decay: the settings.
         segments: all segments, in any state.
         checkpoints: the published checkpoints on the newest lineage.
-        marks: the watermarks, which say what the store has.
+        marks: the watermarks, which show what the store has.
         before: the previous evaluation; None for the first one.
         now: the time, in seconds since 1970.
     """

@@ -4,13 +4,13 @@ Data that are written with ASYNC_THROUGH are in the memory of workers when `put`
 later. Answers of the cluster are not proof (docs/alluxio.md):
 
 * Closing a stream succeeds although its last block failed, and completes a short file if the writer failed. A failed write
-  therefore closes its stream and deletes the file, and only `stat` tells what the store holds.
+  therefore closes its stream and deletes the file, and only `stat` shows what the store holds.
 * Streams are identified by path, so that a stream that was left open can complete a later file of the same name. A name is used
   again only if its stream is known to be closed.
 * A request to persist can be dropped, and a file that was LOST stays LOST although its workers come back. `request_durability`
   renames the file with persist=true, which puts it into the queue again. So an object has one of two paths, its name or its
   name and a suffix, and is looked up at both: the path need not be recorded, and a kill leaves the object at one of them.
-* Most errors are UNKNOWN; only their text tells the cause.
+* Most errors are UNKNOWN; only their text has the cause.
 """
 
 from __future__ import annotations
@@ -374,7 +374,7 @@ class _Options:
 
 
 def _describe(error: BaseException) -> str:
-    """Return what an error says, in one line; alluxio-py wraps network errors and leaves their text out."""
+    """Return the text of an error, in one line; alluxio-py wraps network errors and leaves their text out."""
     if isinstance(error, exceptions.HTTPError) and error.__context__ is not None:
         error = error.__context__
     if isinstance(error, requests.JSONDecodeError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _ADVICE = (
-    (r"alluxio\.proxy\.s3\.v2", ""),  # the message itself says what to do
+    (r"alluxio\.proxy\.s3\.v2", ""),  # the message itself has the advice
     (
         r"does not speak HTTP",
         "use the port of the proxy (alluxio.proxy.web.port, by default 39999), not that of a master or worker",
@@ -48,7 +48,7 @@ _ADVICE = (
         r"not durable",
         "the job service does not persist data: start a job master, and a job worker on each worker's machine "
         "(`alluxio-start.sh job_masters`, `job_workers`), set alluxio.job.master.hostname to the first, and let them write to "
-        "the under-store (alluxio.master.mount.table.root.ufs); if the master's log says that an owner cannot be set, set "
+        "the under-store (alluxio.master.mount.table.root.ufs); if an owner cannot be set, by the master's log, set "
         "alluxio.underfs.allow.set.owner.failure=true",
     ),
     (

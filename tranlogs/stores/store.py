@@ -71,7 +71,7 @@ class Store(ABC):
 
     @abstractmethod
     def stat(self, name: str) -> ObjectStatus | None:
-        """Return what the store says of an object; None if there is no object of that name."""
+        """Return the store's facts about an object; None if there is no object of that name."""
 
     @abstractmethod
     def names(self, prefix: str) -> list[str]:

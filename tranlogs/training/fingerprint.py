@@ -4,7 +4,7 @@ In full mode, every byte is hashed. The mode "auto" is full as long as a step lo
 hashed, because logging a byte takes longer than hashing four; whether a model is verified then depends on its shape and not on
 how busy the machine was. Where a step logs less (a large embedding with sparse gradients, a frozen model with an adapter), full
 digests give way if they take more than 3 % of a step: some bytes of a window of tensors are hashed instead. The window rotates
-with the step, and the report says so.
+with the step, and the report notes it.
 
 The hash is xxh3 (xxhash, https://xxhash.com): 41 MB take 1.5 ms, and other threads run meanwhile.
 """

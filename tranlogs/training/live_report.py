@@ -96,7 +96,7 @@ class LiveReport:
     def warn_of_script(self, text: str) -> None:
         """Log a caveat about the script itself, and add it to the report.
 
-        A fresh run has warned of it, and the report of a resumed run has it from there: then nothing is said.
+        A fresh run has warned of it, and the report of a resumed run has it from there: no warning is logged then.
         """
         if self.current is None or text not in self.current.notes:
             self.warn(text, False)

@@ -34,7 +34,7 @@ class OfflineState(Protocol):
         ...
 
     def find_script_changes(self, body: dict[str, Any]) -> list[str]:
-        """Return what the script may have changed since the checkpoint and the log does not tell, one sentence each."""
+        """Return what the script may have changed since the checkpoint and the log does not hold, one sentence each."""
         ...
 
     def derive(self, recovered: Recovered) -> Snapshot:
@@ -106,7 +106,7 @@ class OfflineReplay(ABC, Generic[State]):
 
         Args:
             path: what to write.
-            form: name of the format; None for the format that the file's name says.
+            form: name of the format; None for the format of the file's name.
             progress: called with what is done.
 
         Raises:

@@ -99,7 +99,7 @@ def redo_in_order(target: RedoTarget, decoded: Iterable[Decoded], tick: Callable
 
 
 def _compare(target: RedoTarget, entry: Entry, body: dict[str, Any]) -> Divergence | None:
-    """Return the divergence if the state differs from what the record says."""
+    """Return the divergence if the state differs from the record."""
     recorded = np.frombuffer(entry.digests, "<u8")
     digests, indices, names = target.read_digests(entry, body)
     if len(recorded) != len(digests):

@@ -121,7 +121,7 @@ def check_epochs(count: object) -> None:
     """Refuse anything but a number of epochs, such as the `range` of a plain loop.
 
     Raises:
-        UsageError: it is no number; the message says what to write instead.
+        UsageError: it is no number; the message shows what to write instead.
     """
     if isinstance(count, Real):
         return

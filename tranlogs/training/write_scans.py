@@ -11,7 +11,7 @@ unit of a small, fast model. So a scan reads all bytes (it is *full*)
 
 Between full scans, small tensors are read in turn, up to 64 KiB a scan: a script that writes to all parameters is noticed
 within a few units. What a full scan finds late is logged at once, and a checkpoint is requested; the fingerprints of the
-steps before it tell a replay that they differ.
+steps before it show a replay that they differ.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def test_variables_and_objects_are_told_together_and_read_again() -> None:
     assert note == f"{told} To keep them: {'; '.join(lines)}"
     read = read_unkept(note)
     assert read is not None
-    assert (read.told, read.lines) == (told, lines)
+    assert (read.subject, read.lines) == (told, lines)
     assert read.names == ["best", "bad", "stopper (EarlyStopping)", "self.top1 (Meter)", "top5 (Meter)"]
     assert read_unkept("the learning rate was set back") is None
 
@@ -50,7 +50,7 @@ def test_no_keyword_stands_twice_and_none_is_left_out() -> None:
     note = describe_unkept([UnkeptVariable(name) for name in names])
     read = read_unkept(note)
     assert read is not None
-    assert "x15 and 4 more are variables" in read.told
+    assert "x15 and 4 more are variables" in read.subject
     call = ast.parse(read.lines[0].partition(" before ")[0])
     given = next(node for node in ast.walk(call) if isinstance(node, ast.Call)).keywords
     assert [ast.unparse(one.value) for one in given] == names

@@ -39,7 +39,7 @@ class JournalRecords:
 def read_history(folder: Path, *, step: int | None = None, newest: int = 0) -> JournalRecords:
     """Find a journal's entries, without decoding them.
 
-    Segments that cannot contain the requested entries are skipped, if the catalog tells their steps.
+    Segments that cannot contain the requested entries are skipped, if the catalog has their steps.
 
     Args:
         folder: the journal's folder.

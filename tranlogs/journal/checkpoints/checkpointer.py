@@ -29,7 +29,7 @@ class Checkpointer:
     Args:
         folder: folder of the checkpoints.
         catalog: the journal's.
-        clock: tells the time.
+        clock: returns the time.
         about: description of the run for the manifest.
         on_published: called with the row of a checkpoint that was published.
         make_room: called if the disk is full; returns True if it freed space.

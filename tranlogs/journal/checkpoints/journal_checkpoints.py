@@ -30,7 +30,7 @@ class JournalCheckpoints:
     """The checkpoints of one journal that this process writes.
 
     Attributes:
-        schedule: tells when the next checkpoint is due.
+        schedule: decides when the next checkpoint is due.
         disk_space: the space that the log leaves free for a checkpoint.
         speed: estimates of how long a recovery takes.
         checkpointer: writes checkpoints; None until the process begins to write.

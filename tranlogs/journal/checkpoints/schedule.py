@@ -1,4 +1,4 @@
-"""The schedule of checkpoints: a checkpoint is due if the policy says so, or if a monitor requests one."""
+"""The schedule of checkpoints: a checkpoint is due by the policy, or if a monitor requests one."""
 
 from __future__ import annotations
 

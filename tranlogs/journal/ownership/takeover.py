@@ -1,6 +1,6 @@
 """Take over a run: end the process that writes it (an orphan, or a job that hangs), so that this process can continue it.
 
-Only the process that holds the lock is ended. The kernel tells which process that is; then a handle on it is opened, and the
+Only the process that holds the lock is ended. The kernel names this process; then a handle on it is opened, and the
 kernel is asked again. If the answer is the same, the handle is on the holder, or on a process that has ended since, and never
 on another process that was given the same number.
 """

@@ -1,4 +1,4 @@
-"""Shutdown of a journal when its process is told to end: it is sealed, synced, and shipped as far as the time allows."""
+"""Shutdown of a journal when its process is to end: it is sealed, synced, and shipped as far as the time allows."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Participant(Protocol):
 
 
 def watch(participant: Participant) -> None:
-    """Call `participant` from now on when the process is told to end."""
+    """Call `participant` from now on when a signal asks the process to end."""
     global _watch
     with _lock:
         if _watch is None:
@@ -167,7 +167,7 @@ class _Watch:
                 self._end(signal.SIGTERM, f"torchrun's process {self._parent.pid}, which started this one, is gone")
             for byte in self._read():
                 if byte == _STOP:
-                    self._close()  # In this thread, because an interrupted `join` does not tell that it has ended.
+                    self._close()  # In this thread, because an interrupted `join` does not return whether it has ended.
                     return
                 self._handle_byte(byte)
 

@@ -59,8 +59,8 @@ class CommonUnit:
             return None
         found, number = self._find(role, planner)
         summary = UnitSummary.of(None if found is None else found[0], number)
-        told = [UnitSummary(*packed) for packed in self._transport.gather(summary.pack())]
-        start, self.obstacle = choose_unit_start(generations, role.target, told, damage)
+        summaries = [UnitSummary(*packed) for packed in self._transport.gather(summary.pack())]
+        start, self.obstacle = choose_unit_start(generations, role.target, summaries, damage)
         if start is None:
             return None
         self._found = found

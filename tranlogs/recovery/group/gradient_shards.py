@@ -1,8 +1,8 @@
 """Gradient shards: records that ranks divided among themselves, joined from their journals.
 
 Under data parallelism the gradients of a step are the same on all ranks, so each rank logs a range of their elements: its
-shard. The body of such a record says so: `share` = (rank, number of ranks), and `copies` = 2 if the record also holds the next
-rank's shard. To redo the step, a rank reads the journals of the others. Reading takes no lock and blocks no writer.
+shard. The body of such a record has an entry `share` = (rank, number of ranks), and `copies` = 2 if the record also holds the
+next rank's shard. To redo the step, a rank reads the journals of the others. Reading takes no lock and blocks no writer.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class FormerState(ReplayedState, Protocol):
         ...
 
     def describe_replay(self) -> dict[str, Any]:
-        """Return what the redone records say of the state and no checkpoint holds, as plain values."""
+        """Return facts about the state that the redone records show and no checkpoint holds, as plain values."""
         ...
 
 

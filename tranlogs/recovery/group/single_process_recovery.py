@@ -137,6 +137,6 @@ def _choose_generation(generations: Sequence[Generation], step: int | None) -> G
     """Return the generation in which a recovery would end."""
     try:
         target = choose_target(generations, Damage(), step)
-    except RecoveryError:  # recovery of the newest generation raises it again and says why
+    except RecoveryError:  # recovery of the newest generation raises it again, with the reason
         return generations[0]
     return generations[0] if target is None else target.generation

@@ -23,7 +23,7 @@ def compare_files(twin: Files, control: Files | None, killed: Files) -> tuple[li
 
     Args:
         twin: files of the script that was not killed.
-        control: of the same once more, if there is one. What differs between these two says nothing.
+        control: of the same once more, if there is one. Differences between these two prove nothing.
         killed: files of the script that was killed.
 
     Returns:

@@ -48,7 +48,7 @@ def compare_printed(twin: Life, control: Life | None, killed: Sequence[Life]) ->
 
     Args:
         twin: the script, not killed.
-        control: the same once more, if there is one. What it prints differently says nothing.
+        control: the same once more, if there is one. Its other lines prove nothing.
         killed: the lives of the script that was killed.
     """
     ours, theirs = read_units([twin]), read_units(killed)

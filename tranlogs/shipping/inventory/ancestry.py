@@ -26,7 +26,7 @@ def select_own_history(
     Args:
         shipped: the items that the manifest names.
         contents: what the journal's catalog lists.
-        known: what the catalog says was shipped, by name.
+        known: items that were shipped, by the catalog, by name.
         log: the folder of the segments.
 
     Raises:

@@ -68,7 +68,7 @@ class CatalogMirror:
 
     @property
     def opened(self) -> int:
-        """The number of catalog files that were opened. A change tells that the catalog was replaced."""
+        """The number of catalog files that were opened. It changes when the catalog was replaced."""
         return self._catalog.open_count
 
     def read_contents(self) -> JournalContents:
@@ -115,7 +115,7 @@ class CatalogMirror:
         self._sealing_until = now + _SEAL_LEASE_SECONDS
 
     def write(self, rows: dict[str, ShippedRow], row: StoreRow, marks: tuple[int, int], contents: JournalContents) -> None:
-        """Write what the store holds, unless that is what the catalog says already.
+        """Write what the store holds, unless the catalog has that already.
 
         Args:
             rows: the shipped items by name.

@@ -70,7 +70,7 @@ class DurabilityTracker:
         return found
 
     def read_durability(self, item: ShippedItem) -> ShippedItem:
-        """Return an item with what the store says of it now.
+        """Return an item with its present state in the store.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -137,7 +137,7 @@ class DurabilityTracker:
             at = shipped[name].objects.at if name in shipped else None
             if entry.sent_at is None:
                 entry.sent_at = at if now >= entry.next_at else None
-            elif entry.sent_at != at:  # the resend has arrived; the next answer of the store tells whether it helped
+            elif entry.sent_at != at:  # the resend has arrived; the next answer of the store shows whether it helped
                 entry.pause = min(2 * entry.pause, _RESEND_SECONDS_MAX)
                 entry.next_at, entry.sent_at = now + entry.pause, None
             if entry.sent_at is not None:

@@ -24,7 +24,7 @@ class LoopState:
 
     Args:
         framework: knows the framework's values.
-        on_doubt: told what does not come back, in words.
+        on_doubt: called with what does not come back, in words.
 
     Attributes:
         namespace: the loop's.
@@ -37,7 +37,7 @@ class LoopState:
         self._number_lists = NumberLists()
         self._names: set[str] = set()  # of attributes that `remember` was given
         self._lost: dict[str, str] = {}  # what is left out, by path, and why
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     @property
     def objects(self) -> list[Any]:
@@ -114,8 +114,8 @@ class LoopState:
             self._tell(f"state.{name} was given to remember(...) before, and is not now: it has its recorded value")
 
     def _tell(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._reported:
+            self._reported.add(text)
             self._on_doubt(text)
 
 

@@ -69,15 +69,15 @@ Unkept = UnkeptVariable | UnkeptObject | UnkeptIterator
 
 @dataclass(frozen=True, slots=True)
 class UnkeptNote:
-    """What a note says.
+    """A note on variables that a loop loses, taken apart.
 
     Attributes:
-        told: the first part: what starts over.
+        subject: the first part: what starts over.
         names: the variables and objects.
         lines: lines that let the run keep them.
     """
 
-    told: str
+    subject: str
     names: list[str]
     lines: list[str]
 
@@ -86,24 +86,24 @@ def describe_unkept(found: Sequence[Unkept]) -> str:
     """Return a text on what starts over at each start, with the lines that let the run keep it."""
     variables = [one for one in found if isinstance(one, UnkeptVariable)]
     objects = _by_kind(one for one in found if isinstance(one, UnkeptObject))
-    told = [_tell_variables(variables)] if variables else []
-    told += [_tell_objects(ones) for ones in objects]
+    parts = [_describe_variables(variables)] if variables else []
+    parts += [_describe_objects(ones) for ones in objects]
     iterators = [one for one in found if isinstance(one, UnkeptIterator)]
-    told += [_tell_iterator(one) for one in iterators]
+    parts += [_describe_iterator(one) for one in iterators]
     lines = [_remembering(variables)] if variables else []
     lines += [_tracking(ones) for ones in objects]
     lines += [_counting(iterators)] if iterators else []
     it = "it" if len(found) == 1 else "them"
-    return f"{'; '.join(told)}.{_TO_KEEP}{it}: {'; '.join(lines)}"
+    return f"{'; '.join(parts)}.{_TO_KEEP}{it}: {'; '.join(lines)}"
 
 
 def read_unkept(note: str) -> UnkeptNote | None:
-    """Return what `describe_unkept` says in a note; None for another text."""
-    told, found, line = note.partition(f".{_TO_KEEP}")
+    """Take a note of `describe_unkept` apart; return None for another text."""
+    subject, found, line = note.partition(f".{_TO_KEEP}")
     if not found:
         return None
-    names = [name for subject in _SUBJECT.findall(told) for name in re.split(r", | and ", subject.rpartition(": ")[2])]
-    return UnkeptNote(f"{told}.", names, _NEXT_LINE.split(line.partition(": ")[2]))
+    names = [name for part in _SUBJECT.findall(subject) for name in re.split(r", | and ", part.rpartition(": ")[2])]
+    return UnkeptNote(f"{subject}.", names, _NEXT_LINE.split(line.partition(": ")[2]))
 
 
 def listed(names: Sequence[str]) -> str:
@@ -112,7 +112,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _by_kind(objects: Iterable[UnkeptObject]) -> list[list[UnkeptObject]]:
-    """Return objects in groups of the same class, which are told and kept in the same way."""
+    """Return objects in groups of the same class, which are described and kept in the same way."""
     found = dict[tuple[str, bool], list[UnkeptObject]]()
     for one in objects:
         found.setdefault((one.kind, one.is_made_anew), []).append(one)
@@ -124,7 +124,7 @@ def _shown(names: Sequence[str]) -> str:
     return listed([*names[:_NAMES_MAX], *([f"{more} more"] if more > 0 else [])])
 
 
-def _tell_variables(variables: Sequence[UnkeptVariable]) -> str:
+def _describe_variables(variables: Sequence[UnkeptVariable]) -> str:
     what, it = (
         ("is a variable of the loop that starts", "it")
         if len(variables) == 1
@@ -133,7 +133,7 @@ def _tell_variables(variables: Sequence[UnkeptVariable]) -> str:
     return f"{_shown([one.name for one in variables])} {what} {OVER_AT_EACH_START}, since the run does not keep {it}"
 
 
-def _tell_objects(objects: Sequence[UnkeptObject]) -> str:
+def _describe_objects(objects: Sequence[UnkeptObject]) -> str:
     """Tell of objects of one class."""
     names = [f"{one.name} ({one.kind})" for one in objects]
     attributes = list(dict.fromkeys(name for one in objects for name in one.attributes))
@@ -142,7 +142,7 @@ def _tell_objects(objects: Sequence[UnkeptObject]) -> str:
     return f"{_shown(names)} {start} {OVER_AT_EACH_START}: {why} methods change {_shown(attributes)}"
 
 
-def _tell_iterator(one: UnkeptIterator) -> str:
+def _describe_iterator(one: UnkeptIterator) -> str:
     return f"{one.name} ({one.kind}) starts {OVER_AT_EACH_START}: next({one.name}) gives its first value again"
 
 

@@ -15,7 +15,7 @@ _LOOKS_MAX = 3  # boundaries at which variables of the running loops are looked 
 class UnkeptVariables:
     """Names the variables of the running loops that the run does not keep, in a note of the report.
 
-    Nothing is said in a run that begins: there they do not start over yet.
+    A fresh run is not warned: the variables do not start over there.
 
     Args:
         report: of the recovery.

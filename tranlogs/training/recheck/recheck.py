@@ -19,7 +19,7 @@ from .comparison import Difference, Kind, compare_bodies, compare_payloads
 from .recorded_unit import RecordedEntry, RecordedUnit
 
 _ASIDE_BYTES = 256 << 10  # gradients of this size are compared in another thread, while the optimizer steps
-_OF_THE_LOG = ("fingerprint", "halved")  # keys of the body of a step that say how it was taken and logged
+_OF_THE_LOG = ("fingerprint", "halved")  # keys of the body of a step that describe how it was taken and logged
 _NAMES = {EntryKind.STEP: "a step", EntryKind.IMAGE: "weights that no step wrote", EntryKind.BOUNDARY: "the end of a batch"}
 
 
@@ -69,7 +69,7 @@ class Recheck:
         return self._records[-1].entry
 
     def fail(self, name: str, text: str) -> None:
-        """End the unit where it is, and say how it differs from the record, unless something differed before."""
+        """End the unit where it is, and note how it differs from the record, unless something differed before."""
         self.difference = self.difference or Difference(self.end.step, "order", name, text)
         self.is_over = True
 

@@ -102,7 +102,7 @@ class Rehearsal:
         return run
 
     def watch(self, report: WatchedReport) -> None:
-        """Report what a recovery says, at each boundary where it has changed."""
+        """Send the report of a recovery at each boundary where it has changed."""
         self._reports.append(report)
 
     def send(self, event: str, rank: int, **about: Any) -> None:

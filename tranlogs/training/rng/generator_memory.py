@@ -1,7 +1,7 @@
 """The memory of Python's and numpy's global random generators: it shows at little cost whether a state has changed.
 
 `random.getstate()` builds a tuple of 625 numbers and `numpy.random.get_state()` an array: some 80 us at each boundary. The
-words of a Mersenne Twister lie in the memory of its object (CPython) or at an address that numpy tells
+words of a Mersenne Twister lie in the memory of its object (CPython) or at an address that numpy gives
 (`BitGenerator.ctypes.state_address`); reading them takes 2 us. numpy keeps the normal number that its legacy generator has
 left over in the memory of the RandomState, Python in an attribute. Bytes are only compared with earlier bytes, never
 interpreted: bytes that differ cost a call of `getstate`, and no more. Whether equal bytes mean an equal state is tried once
@@ -103,7 +103,7 @@ def _numpy_memory(generator: Any, words: Any) -> Any:
 
 
 def _object_memory(thing: object) -> bytes | None:
-    """Return the bytes of an object behind its header; None if this Python does not tell where an object lies."""
+    """Return the bytes of an object behind its header; None if this Python does not give the address of an object."""
     if sys.implementation.name != "cpython":
         return None
     header = object.__basicsize__

@@ -34,7 +34,7 @@ def rehearse(
     keep: Annotated[bool, typer.Option("--keep", help="Keep its folder: runs, outputs and files of all lives.")] = False,
     as_json: Json = False,
 ) -> int:
-    """Kill a training script, and say whether it resumes exactly.
+    """Kill a training script, and check whether it resumes exactly.
 
     Runs the script for its first units in a scratch folder; once more, killed by SIGKILL at random moments and started again;
     and compares weights, optimizer state, random states, data position, printed lines and files. The script's own folder is

@@ -99,7 +99,7 @@ def choose_unit_start(
 
 
 def name_rank(texts: Sequence[str]) -> str:
-    """Return the first text that is not empty, with its rank unless all ranks say the same."""
+    """Return the first text that is not empty, with its rank unless it is the same on all ranks."""
     if len(set(texts)) == 1:
         return texts[0]
     return next((f"on rank {rank} {text}" for rank, text in enumerate(texts) if text), "")

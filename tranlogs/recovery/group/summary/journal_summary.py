@@ -58,7 +58,7 @@ class JournalSummary:
         rank: the rank that wrote the journal.
         folder: the folder of the journal.
         run_id: the id of the journal.
-        world: the number of processes that trained together, as the newest checkpoint says; 0 if the journal is empty.
+        world: the number of processes that trained together, by the newest checkpoint; 0 if the journal is empty.
         is_replicated: True if parameters and optimizer state were the same on all ranks. A record may then hold only one
             rank's shard of the gradients.
         timeline: the newest timeline in the journal.
@@ -72,7 +72,7 @@ class JournalSummary:
         has_empty_timeline: True if the journal's newest timeline was started and holds nothing.
         timeline_ids: the ids of the timelines that lead to the end of the journal (timeline_ids.py).
         exhausted_at: the step at which the rank ran out of data and after which it took no step; -1 if it did not run out.
-        has_full_records: True if each record holds whole gradients, as far as the newest record tells, although parameters
+        has_full_records: True if each record holds whole gradients, judged by the newest record, although parameters
             are replicated.
         last_equal_step: the step at which ranks that each log everything were last seen to have equal parameters; -1 for
             never.

@@ -1,4 +1,4 @@
-"""Recorded environment of a checkpoint or a segment: what it says about the processes that trained together (pure)."""
+"""Recorded environment of a checkpoint or a segment: the processes that trained together (pure)."""
 
 from __future__ import annotations
 

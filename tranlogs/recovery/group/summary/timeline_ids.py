@@ -1,4 +1,4 @@
-"""Ids of timelines, which tell whether two journals hold the same history of a run (pure).
+"""Ids of timelines, which show whether two journals hold the same history of a run (pure).
 
 All ranks give each timeline that they start together one id. `environment["past"]` of segments and checkpoints lists the ids
 of the timelines that lead to them, the oldest first, each with the step at which the timeline started. Two journals whose ids
