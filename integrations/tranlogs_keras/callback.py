@@ -56,9 +56,9 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             signals alone.
         grace_seconds: seconds that this may take, from the signal to the end of the process.
         recheck: whether the fit computes the newest batch before a crash again, and the resume is called exact only if that
-            equals the log; by default what TRANLOGS_RECHECK says, else True.
+            equals the log; default: the variable TRANLOGS_RECHECK, else True.
         take_over: whether another process on this machine that writes the run is ended (SIGTERM, the time of grace, SIGKILL);
-            by default what TRANLOGS_TAKE_OVER says, else not.
+            default: the variable TRANLOGS_TAKE_OVER, else False.
         accept_changes: whether the run continues although the model, the settings of `compile`, the optimizer or the data are
             not those that it has recorded. By default such a fit is refused. The learning rate is then the script's; other
             settings of the optimizer stay those of the run. More epochs are no change.
@@ -166,7 +166,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             _open[str(self.run.resolve())] = fit_run
         self.model._initial_epoch = fit_run.starts_at
         callbacks.callbacks.append(_Last(self))
-        self._say(fit_run)
+        self._announce(fit_run)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """The epoch that the loop over batches is about to begin."""
@@ -208,7 +208,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         finally:
             fit_run.release()
 
-    def _say(self, fit_run: FitRun) -> None:
+    def _announce(self, fit_run: FitRun) -> None:
         if not self._settings.verbose:
             return
         if fit_run.is_skipped:

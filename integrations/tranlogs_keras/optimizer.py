@@ -47,7 +47,7 @@ class LoggedOptimizer:
         writer: "direct" (records are written on the training thread) or "thread".
         monitor, budget, store, on_signal, grace_seconds, take_over: as for `TranLogsCallback`.
         recheck: whether the loop computes the newest batch before a crash again, and the resume is called exact only if that
-            equals the log; by default what TRANLOGS_RECHECK says, else True.
+            equals the log; default: the variable TRANLOGS_RECHECK, else True.
 
     Raises:
         RunInUse: another live process trains on this run.
@@ -207,7 +207,7 @@ class LoggedOptimizer:
 
     @property
     def report(self) -> RecoveryReport:
-        """What recovery found, and what became known since."""
+        """The report of the recovery, updated while training continues."""
         return self._run.report.current or RecoveryReport()
 
     def epochs(

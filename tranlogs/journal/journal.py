@@ -76,7 +76,7 @@ class Journal(JournalState):
             config: durability and sizes.
             policy: when a checkpoint is due (default: every 500 steps).
             retention: which checkpoints are kept (default: the newest two).
-            clock: tells the time (default: the machine's).
+            clock: returns the time (default: the machine's).
             take_over: if another process writes the run, end that process; the number of seconds between SIGTERM and SIGKILL.
 
         Raises:

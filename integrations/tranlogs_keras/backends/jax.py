@@ -181,7 +181,7 @@ class JaxTap(Tap):
 
     Args:
         model: is trained.
-        watcher: is told of each step.
+        watcher: called at each step.
         splits: whether gradients are taken out of the step.
         on_trace: called when a compiled step is traced; None if steps are not compiled.
 

@@ -19,7 +19,7 @@ def make_unkept_variables(report: LiveReport, members: Members) -> UnkeptVariabl
         return not hasattr(value, "assign") and not isinstance(value, keras.KerasTensor) and keras.ops.is_tensor(value)
 
     def is_kept(value: Any) -> bool:
-        """Return True for what is tracked, and for the optimizer and the report, which tell where the run stands."""
+        """Return True for what is tracked, and for the optimizer and the report, which follow the run."""
         if isinstance(value, RecoveryReport) or type(value).__module__.startswith("tranlogs_keras"):
             return True
         tracked = list(members.tracked.values())

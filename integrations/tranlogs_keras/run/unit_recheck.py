@@ -20,8 +20,8 @@ from tranlogs.training import (
 
 from .run_parts import RunParts
 
-# Parts of a boundary that depend on the process. How steps are logged, and what a compiled step has as constants, say nothing
-# of the numbers. The descriptions of fit and data are compared as the run is opened, in words that name the change. How a
+# Parts of a boundary that depend on the process. How steps are logged, and the constants of a compiled step, do not show
+# the numbers. The descriptions of fit and data are compared as the run is opened, in words that name the change. How a
 # former unit deviated is taken over from the record. What a script has changed before its loop is in that unit's steps.
 _OF_EACH_PROCESS = frozenset({"log", "traced", "identity", "data", "deviation", "script_changes"})
 _CALLBACK = "callback."  # what callbacks keep may be times that they have measured
@@ -112,7 +112,7 @@ class UnitRecheck(RecomputedUnit):
         recheck.close()
         if recheck.is_equal:
             report.recheck, report.refuted = "equal", frozenset(self._rules.refuted)
-            self._say(describe_equal(journal.step, times=self._rules.times))
+            self._print(describe_equal(journal.step, times=self._rules.times))
             return
         report.recheck = "different"
         difference = recheck.difference
@@ -143,7 +143,7 @@ class UnitRecheck(RecomputedUnit):
         """Bring everything to the newest boundary after all, before a loop begins."""
         self._set_back(self._give_up())
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if not self._rules.is_quiet:
             print(f"TranLogs: {self._parts.run}: {text}", file=sys.stderr, flush=True)
 

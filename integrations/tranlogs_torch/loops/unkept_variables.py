@@ -30,7 +30,7 @@ def make_unkept_variables(parts: RunParts) -> UnkeptVariables:
         return not any(value is one for one in kept)
 
     def is_kept(value: Any) -> bool:
-        """Return True for what is tracked, and for the optimizer and the report, which tell where the run stands."""
+        """Return True for what is tracked, and for the optimizer and the report, which follow the run."""
         if isinstance(value, (RecoveryReport, torch.optim.Optimizer)):
             return True
         tracked = list(parts.auxiliary.tracked.values())

@@ -1,7 +1,7 @@
-"""Tensors of which this process holds a part: DTensors (FSDP2, tensor parallelism), and plain ones that are told of (`held`).
+"""Tensors of which this process holds a part: DTensors (FSDP2, tensor parallelism), and plain ones whose layout was noted.
 
 The update of a sharded parameter is taken element by element on its part, so a part is all that is logged, put into
-checkpoints and redone, each told where in the whole it lies. Nothing here asks another process for anything, but `settled`.
+checkpoints and redone, each with its place in the whole. Only `settled` communicates with other processes.
 
 Private name of torch that this module uses: `compute_local_shape_and_global_offset` of `torch.distributed.tensor._utils`.
 """

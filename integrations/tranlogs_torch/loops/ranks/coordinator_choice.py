@@ -24,5 +24,5 @@ def make_coordinator(state: RecoverableState, policy: CheckpointPolicy, rank: in
         return SingleProcess(state, rank or 0)
     found = GroupCoordinator(state, policy, copies)
     if rank not in (None, found.rank):
-        raise UsageError(f"rank={rank}, but torch.distributed says that this is rank {found.rank}; leave the argument out")
+        raise UsageError(f"rank={rank}, but this is rank {found.rank} of torch.distributed; leave the argument out")
     return found
