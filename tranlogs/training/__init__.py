@@ -1,5 +1,5 @@
-"""The part that all integrations share: settings, resources, the step recorder, fingerprints, scans for foreign writes, random state,
-the redo driver, replay without the script, and the comparison of environments.
+"""The code that all integrations share: settings, resources, the step recorder, fingerprints, scans for foreign writes, random
+state, the redo driver, replay without the script, and the comparison of environments.
 
 An integration imports from the core only what this package, `tranlogs.records` and `tranlogs.ranks` list, and `tranlogs.base`.
 """

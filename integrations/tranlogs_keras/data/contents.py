@@ -11,7 +11,7 @@ from .. import keras_internals
 
 
 def find_arrays(adapter: Any) -> Any:
-    """Return the arrays that the batches are made of, as a nested structure; None if they cannot be found without drawing batches.
+    """Return the arrays that the batches are made of, as a nested structure; None if only drawing batches shows them.
 
     A generator, a PyDataset or a Dataset of the user's own may count or draw random numbers when it is asked for a batch,
     so they are not asked.
