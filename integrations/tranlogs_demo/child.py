@@ -82,7 +82,7 @@ def train(job: Job, events: EventWriter) -> None:
 
 
 def plain_batches(loader: DataLoader[Batch], until: int) -> Iterator[Batch]:
-    """Batches over as many epochs as it takes."""
+    """Yield batches over as many epochs as it takes."""
     taken = 0
     while taken < until:
         for batch in loader:

@@ -63,7 +63,7 @@ class Job:
 
     @classmethod
     def from_json(cls, text: str) -> Job:
-        """The inverse of `to_json`."""
+        """Return the job that `to_json` has written."""
         fields = json.loads(text)
         return cls(**{**fields, "config": GPTConfig(**fields["config"])})
 

@@ -115,6 +115,6 @@ class FeedForward(nn.Module):
 
 
 def build_gpt(config: GPTConfig, alphabet: int, seed: int) -> GPT:
-    """A GPT whose first weights depend on the seed alone. Sets torch's global random state."""
+    """Build a GPT whose first weights depend on the seed alone. This sets torch's global random state."""
     torch.manual_seed(seed)
     return GPT(config, alphabet)

@@ -12,7 +12,7 @@ Batch = list[Tensor]  # text and following, each (batch, block)
 
 
 def read_topics() -> str:
-    """All topics in the order of their names: about 465,000 characters, some 100 different ones."""
+    """Return all topics in the order of their names: about 465,000 characters, some 100 different ones."""
     from pydoc_data.topics import topics
 
     return "\n\n\n".join(topics[name] for name in sorted(topics))
@@ -40,5 +40,5 @@ class TextWindows(Dataset[tuple[Tensor, Tensor]]):
 
 
 def shuffled(windows: TextWindows, batch: int) -> DataLoader[Batch]:
-    """A plain shuffled loader; its order comes from torch's global random state."""
+    """Return a plain shuffled loader; its order comes from torch's global random state."""
     return DataLoader[Any](windows, batch_size=batch, shuffle=True)  # Any: collation makes Batch of samples

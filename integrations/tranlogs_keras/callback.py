@@ -169,7 +169,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._announce(fit_run)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """The epoch that the loop over batches is about to begin."""
+        """Note the epoch that the loop over batches is about to begin."""
         self.model._initial_epoch = None  # else the next fit would begin there, too
         assert self._fit_run is not None
         self._fit_run.cursor.start_epoch(epoch)

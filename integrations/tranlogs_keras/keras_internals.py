@@ -187,7 +187,7 @@ def recurrent_states(model: Any) -> list[Any]:
 
 
 def global_seed_state() -> Any:
-    """The variable of Keras's global seed generator, if it exists."""
+    """Return the variable of Keras's global seed generator, if it exists."""
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     return None if generator is None else generator.state
 
@@ -211,7 +211,7 @@ def outside_of_functions() -> Any:
 
 
 def make_global_seed() -> Any:
-    """The same; it is made if it does not exist."""
+    """Return the variable of Keras's global seed generator, which is made if it does not exist."""
     return global_seed_generator().state
 
 

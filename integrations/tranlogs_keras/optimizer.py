@@ -247,7 +247,7 @@ class LoggedOptimizer:
         return self._loops.batches(LoopData(data, batch_size, shuffle, is_stateless=stateless), until, numbered=enumerate)
 
     def steps(self, until: int, *, stateless: bool = False) -> Iterator[int]:
-        """For loops without data: the numbers of the turns that are left.
+        """Yield the numbers of the turns that are left, for loops without data.
 
         A fresh run yields the integers from 0 to `until` - 1, a resumed one those that are left: the first is the turn that the
         crash interrupted. What the body does until it asks for the next turn belongs to the turn.

@@ -109,7 +109,7 @@ class Settings:
         return self.shared.run
 
     def seed_or_fresh(self) -> int:
-        """For the order of samples: what was given, what keras.utils.set_random_seed was given, or drawn for this run."""
+        """Return the seed of the order of samples: the given one, that of keras.utils.set_random_seed, or one that is drawn."""
         if self.seed is not None:
             return self.seed
         known = keras_internals.get_random_seed()
@@ -141,7 +141,7 @@ class Settings:
 
 
 def why_not_gradients(model: Any, backend: Backend, *, is_asked_for: bool = False) -> str:
-    """In words; "" if gradients are all that a step consumes."""
+    """Return why gradients are not enough, in words; "" if gradients are all that a step consumes."""
     optimizer = model.optimizer
     if optimizer is None:
         return "the model was compiled without an optimizer"

@@ -284,7 +284,7 @@ class LoggedOptimizer(Optimizer):
         return self.training_run.report.current or RecoveryReport()
 
     def batches(self, loader: DataLoader[Any], until: int | None = None, *, enumerate: bool = False) -> Iterator[Any]:
-        """Batches over all epochs, from the exact next one on, until `until` were handed out over the whole run.
+        """Yield batches over all epochs, from the exact next one on, until the whole run has had `until` of them.
 
         Args:
             loader: the DataLoader.
@@ -294,7 +294,7 @@ class LoggedOptimizer(Optimizer):
         return self.training_run.batches(loader, until, numbered=enumerate)
 
     def epochs(self, count: int, loader: DataLoader[Any] | None = None) -> Iterator[Epoch]:
-        """The epochs that are left of `count`: `for epoch in optimizer.epochs(10): for batch in epoch: ...`.
+        """Yield the epochs that are left of `count`: `for epoch in optimizer.epochs(10): for batch in epoch: ...`.
 
         An epoch is its number, from 0, and stands for the loader in functions that train for an epoch: it has `len`, `dataset`,
         `batch_size` and `sampler`.
@@ -303,7 +303,7 @@ class LoggedOptimizer(Optimizer):
         return self.training_run.epochs(count, loader)
 
     def steps(self, until: int, *, stateless: bool = False) -> Iterator[int]:
-        """For loops without a loader: the numbers of the turns that are left.
+        """Yield the numbers of the turns that are left, for loops without a loader.
 
         A fresh run yields the integers from 0 to `until` - 1, a resumed one those that are left: the first is the turn that the
         crash interrupted. What the body does until it asks for the next turn belongs to the turn.

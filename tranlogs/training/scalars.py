@@ -34,7 +34,7 @@ class ScalarHistory:
             raise UsageError(f"log_scalars(): more than {SCALARS_MAX} names")
 
     def commit(self, step: int) -> dict[str, float]:
-        """The unit is complete: its scalars, which now belong to `step`."""
+        """Return the scalars of the unit, which is complete. They belong to `step` now."""
         noted, self._pending = self._pending, {}
         self.extend([(step, noted)])
         return noted
@@ -48,10 +48,10 @@ class ScalarHistory:
                 values.append(value)
 
     def pack(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return all scalars in the form that a checkpoint holds."""
         return {name: (np.array(s, np.int64), np.array(v, np.float64)) for name, (s, v) in self.curves.items()}
 
     def unpack(self, packed: dict[str, Any]) -> None:
-        """From a checkpoint."""
+        """Set the scalars from a checkpoint."""
         self._pending = {}
         self.curves = {name: (steps.tolist(), values.tolist()) for name, (steps, values) in packed.items()}

@@ -15,24 +15,24 @@ Values = npt.NDArray[Any]
 
 
 def to_array(values: Values) -> Array:
-    """A view of C-contiguous values (else of a copy), whatever their dtype."""
+    """Return a view of C-contiguous values (else of a copy), whatever their dtype."""
     return Array(values.dtype.name, values.shape, flat_bytes(values))
 
 
 def flat_bytes(values: Values) -> Bytes:
-    """A view of C-contiguous values (else of a copy) as bytes."""
+    """Return a view of C-contiguous values (else of a copy) as bytes."""
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
 
 def from_array(array: AnyArray) -> Values:
-    """The values of an array: a copy."""
+    """Return a copy of the values of an array."""
     assert isinstance(array, Array)
     values = to_numpy(array)
     return values if values.dtype.name == array.dtype else values.view(np.dtype(getattr(ml_dtypes, array.dtype)))
 
 
 def adapt(value: Any) -> Any:
-    """For `tree.encode`: numpy arrays of dtypes that numpy itself does not have."""
+    """Convert numpy arrays of dtypes that numpy itself does not have, for `tree.encode`."""
     return to_array(value) if isinstance(value, np.ndarray) else value
 
 

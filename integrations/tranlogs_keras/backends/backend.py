@@ -222,7 +222,7 @@ class Backend(ABC):
         """
 
     def release(self) -> None:
-        """The model is as Keras made it."""
+        """Remove the tap, and leave the model as Keras made it."""
         if self._tapped is not None:
             self._tapped.release()
         self._tapped = None
@@ -314,7 +314,7 @@ class Tap(ABC):
         self._replaced.append((owner, name))
 
     def release(self) -> None:
-        """The model is as Keras made it."""
+        """Remove the tap, and leave the model as Keras made it."""
         for owner, name in self._replaced:
             vars(owner).pop(name, None)
         self._model.train_function = None

@@ -243,7 +243,7 @@ class JaxTap(Tap):
         return {"logs": logs, "gradients": found[0]}, state
 
     def _first_half(self, updated: Any, others: Any, data: Any) -> Any:
-        """A step up to its gradients. What only the update changes does not pass through: XLA would copy all of it."""
+        """Compute a step up to its gradients, without state that only the update changes: XLA would copy all of it."""
         found, state = self._train_step((updated[0], others[0], updated[1], others[1]), data)
         given, left = [*updated[0], *updated[1]], [*state[0], *state[2]]
         is_passed_on = len(given) == len(left) and all(map(is_, given, left))
@@ -283,7 +283,7 @@ class JaxTap(Tap):
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    """By bits; an array whose memory was given to a later step is another one."""
+    """Return True if two arrays have the same bits. An array whose memory was given to a later step is another one."""
     if a.is_deleted() or b.is_deleted():
         return False
     return np.asarray(a).tobytes() == np.asarray(b).tobytes()

@@ -184,7 +184,7 @@ class TensorFlowTap(Tap):
             self._replace(self._model, "train_step", self._whole_train_step)
 
     def _whole_train_step(self, data: Any) -> Any:
-        """Keras' train step, or the script's own; operations are looked for that draw random numbers which do not come back."""
+        """Run the train step, and find its random operations whose numbers cannot be recovered."""
         found: set[str] = set()
         self._calls += 1
         if tf.inside_function():

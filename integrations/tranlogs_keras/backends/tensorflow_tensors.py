@@ -21,12 +21,12 @@ def reader_of(variables: Sequence[Any]) -> Callable[[], Any]:
 
 
 def plain_variable(variable: Any) -> Any:
-    """The tf.Variable of a Keras variable, or itself."""
+    """Return the tf.Variable of a Keras variable, or the variable itself."""
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
 def host_view(tensor: Any) -> Values:
-    """A tensor's memory, or a copy where numpy cannot look at it (another device, bfloat16); an array as it is."""
+    """Return a view of a tensor's memory, or a copy if numpy cannot read it (another device, bfloat16); an array as it is."""
     if isinstance(tensor, np.ndarray):
         return tensor
     try:

@@ -50,8 +50,10 @@ class TensorFlowUpdates:
         return HostViews(self._applies[key][0](given), host_view)
 
     def update_of(self, given: tuple[Any, ...], mask: tuple[bool, ...]) -> Callable[[Any], Any]:
-        """The update as a function that no optimizer of graphs looks into: it computes the same wherever it is called from,
-        as long as it is called from within another function. One for each form of the gradients, made of their forms alone."""
+        """Return the update as a function that graph optimizers do not rewrite.
+
+        Its results do not depend on the caller, as long as that is another function. Each form of gradients has its own.
+        """
         key = mask, tuple(map(_kind, given))
         if key not in self._updates:
             variables = [v for v, is_none in zip(trained_by(self._optimizer), mask, strict=True) if not is_none]
@@ -73,7 +75,7 @@ class TensorFlowUpdates:
 
 
 def _nested(update: Callable[[Any], Any], reading: Sequence[Any]) -> Callable[[Any], Any]:
-    """The update within a function of its own, as it is in a step; which then reads some variables."""
+    """Compute the update within a function of its own, as in a step; the function then reads some variables."""
     plain = [plain_variable(v) for v in reading]
 
     def apply(given: tuple[Any, ...]) -> list[Any]:
@@ -89,7 +91,7 @@ def _kind(gradient: Any) -> Any:
 
 
 def _signature(gradient: Any, variable: Any) -> Any:
-    """A gradient's form: the number of a sparse one's rows is left open, so that batches of all sizes share a function."""
+    """Return a gradient's form. The number of rows of a sparse one is open, so that batches of all sizes share a function."""
     if is_sparse(gradient):
         return tf.IndexedSlicesSpec(
             tf.TensorShape(variable.shape),

@@ -164,12 +164,12 @@ class Cursor:
         self._on_boundary()
 
     def take(self) -> bool:
-        """The batch that was handed out is taken by a step; False if none was."""
+        """Note that a step takes the batch that was handed out; return False if there is none."""
         taken, self._is_handed_out = self._is_handed_out, False
         return taken
 
     def advance(self, batches: int) -> None:
-        """So many batches are done."""
+        """Count batches that are done."""
         position = self.position
         position.batch += batches
         position.seen += batches
@@ -177,11 +177,11 @@ class Cursor:
         position.num_batches = self._iterator._num_batches
 
     def _taken(self) -> int:
-        """Batches of the pass that are gone: the last of several steps an execution may have found fewer than it counts."""
+        """Return the number of consumed batches of the pass. The last execution of several steps may have found fewer."""
         return min(self.position.seen, self._iterator.data_adapter.num_batches or self.position.seen)
 
     def _close(self) -> None:
-        """The pass is at its end."""
+        """Close the pass, which is at its end."""
         self.position.passes += 1
         self.position.seen = 0
         self._batches = None

@@ -17,7 +17,7 @@ from .source import DataOrder, Doubt, OwnOrder, Source
 def make_source(
     epoch_iterator: Any, backend: Backend, *, seed: int, data_order: DataOrder, doubt: Doubt, strategy: Any = None
 ) -> Source:
-    """The source of a fit's batches."""
+    """Return the source of a fit's batches."""
     adapter = epoch_iterator.data_adapter
     if data_order not in ("tranlogs", "keras"):
         raise UsageError(f'data_order={data_order!r}: use "tranlogs" or "keras"')

@@ -32,12 +32,12 @@ class Arrays(Source):
         return self._batches(order, size)
 
     def open_spare(self) -> None:
-        """A DataLoader draws a seed from torch's generator as it is opened, and Dropout draws from that one, too."""
+        """Open a DataLoader, which draws a seed from torch's generator. Dropout draws from the same generator."""
         if self._backend.name == "torch":
             iter(self._adapter.get_torch_dataloader())
 
     def _tf_dataset(self, order: Values, size: int) -> Any:
-        """The rest of a pass as Keras's own pipeline makes it, but for the order."""
+        """Return the rest of a pass, made like Keras's own pipeline except for the order."""
         import tensorflow as tf
 
         if self._samples is None:

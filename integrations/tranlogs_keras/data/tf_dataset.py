@@ -78,7 +78,7 @@ class TFDatasetBatches(Source):
         return self._batches
 
     def _opened_anew(self, seen: int) -> Any:
-        """An iterator that shuffles as the next one of an uninterrupted run would."""
+        """Return an iterator that shuffles like the next one of an uninterrupted run."""
         dataset = self._iterator._get_iterator()
         wanted = self._openings[:-1] if seen else self._openings
         _open_again(dataset, wanted[self._here :], self._stages)

@@ -90,7 +90,7 @@ class LoopCapture(StepCapture):
         self.take_gradients(gradients)
 
     def watched(self) -> Sequence[Any]:
-        """The variables that something besides a step may write."""
+        """Return the variables that code other than a step may write."""
         return self.state.plan.watched_variables
 
     def begin_in_graph(self, name: str, variables: Sequence[Any], values: Sequence[Values]) -> None:

@@ -283,7 +283,7 @@ class LoopRun:
     # Steps and boundaries.
 
     def _before_step(self) -> None:
-        """A step is about to be taken."""
+        """Prepare for a step."""
         if self.is_looping:
             return
         if self._is_waiting:

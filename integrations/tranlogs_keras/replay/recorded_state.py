@@ -46,7 +46,7 @@ class RecordedVariables(Variables):
         return found or self.trained
 
     def own(self, meta: dict[str, Any]) -> None:
-        """The optimizers are built: name their variables."""
+        """Name the variables of the optimizers, which are built."""
         recorded = [item for item in meta["variables"] if item[0].startswith("optimizer/")]
         for which, optimizer in self.optimizers.items():
             mine = [item for item in recorded if item[0].startswith(f"optimizer/{which}/")]
@@ -187,7 +187,7 @@ class RecordedState(ReplayableState):
 
 
 def _constrain(slots: dict[str, Slot], constraints: dict[str, str | None]) -> None:
-    """An update ends with the constraint of each variable."""
+    """Apply the constraint of each variable, which ends an update."""
     for name, text in constraints.items():
         config = None if text is None else json.loads(text)
         if config is None or only_keras(config) or not isinstance(config, dict):

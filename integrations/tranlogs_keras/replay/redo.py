@@ -67,7 +67,7 @@ class _ByStep:
 
 
 def _tensors(entry: Entry) -> dict[str, AnyArray | None]:
-    """The step's gradients by name, by one contiguous read into memory of their own: a backend may keep what it is given."""
+    """Read the step's gradients by name, in one read into new memory, since a backend may keep what it is given."""
     if entry.sparse:
         return {name: entry.read(name) for name in entry.tensor_names()}
     data, places = entry.read_all(), zip(entry.layout.tensors, entry.starts(), entry.layout.sizes, strict=True)

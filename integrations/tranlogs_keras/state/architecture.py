@@ -96,7 +96,7 @@ def _short(value: Any) -> str:
 
 
 def _layout(model: Any, optimizers: dict[str, Any], names: dict[int, str]) -> dict[str, Any] | None:
-    """The variable at each place of a .weights.h5 file; None where a layer writes something else than variables."""
+    """Return the variable at each place of a .weights.h5 file; None if a layer writes anything other than variables."""
     try:
         found, layers = keras_internals.weight_layout(model, optimizers)
     except Exception:  # a layer's own save_own_variables

@@ -42,7 +42,7 @@ class Attributes:
         return found
 
     def random_states(self) -> dict[str, Any]:
-        """The states of the random generators among them."""
+        """Return the states of the attributes that are random generators."""
         held = {name: content_of(value) for name, value in vars(self._thing).items() if is_random(value)}
         return {name: content.value for name, content in held.items() if content is not None}
 
@@ -54,7 +54,7 @@ class Attributes:
 
 
 def _mark(value: Any) -> Any:
-    """By what a value is compared; None if it cannot be stored."""
+    """Return a mark by which a value is compared; None if it cannot be stored."""
     if isinstance(value, np.ndarray):
         return (value.dtype.str, value.shape, digest(value)) if value.dtype.kind in "biufc" else None
     try:

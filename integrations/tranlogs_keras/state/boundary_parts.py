@@ -14,7 +14,7 @@ class Parts:
         self._fixed: dict[str, Fixed] = {}
 
     def of(self, name: str, value: Any) -> Fixed:
-        """The value, wrapped."""
+        """Wrap a value."""
         known = self._fixed.get(name)
         if known is None or known.value is not value:
             known = self._fixed[name] = Fixed(value)
@@ -26,5 +26,5 @@ class Parts:
 
 
 def found_under(prefix: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The values that a body holds as parts of their own."""
+    """Return the values that a body holds as parts of their own."""
     return {name.removeprefix(prefix): value for name, value in body.items() if name.startswith(prefix)}

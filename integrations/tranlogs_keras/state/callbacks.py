@@ -321,7 +321,7 @@ def _holds_variables(callback: Any) -> bool:
 
 
 def _encoded(value: Any) -> bytes | None:
-    """A value's bytes, to compare it by; None if it cannot be stored."""
+    """Return a value's bytes, by which it is compared; None if it cannot be stored."""
     try:
         return tree.encode(packed(value), adapt=adapt)
     except (UnencodableState, RecursionError, TypeError):  # an item that is no part of a set, when it is packed

@@ -36,7 +36,7 @@ _COMPARED = {
 
 
 def describe(model: Any, backend: Backend, optimizers: dict[str, Any]) -> dict[str, Any]:
-    """The environment as plain values."""
+    """Return the environment as plain values."""
     return {
         "tranlogs": tranlogs.__version__,
         "keras": str(keras.__version__),

@@ -28,7 +28,7 @@ class Generators:
         self._state: dict[str, Any] = {}
 
     def read(self, keras_seed: Values | None = None) -> dict[str, Any]:
-        """The state of all, encodable; `keras_seed`, where the state of Keras's own was just read."""
+        """Return the state of all generators; `keras_seed` is that of Keras's own, if it was just read."""
         before = self._state
         now = {**self._host.read(), **_others(self._backend, keras_seed), **self._read_seeding()}
         self._state = {name: before[name] if is_same_state(before.get(name), value) else value for name, value in now.items()}
@@ -46,7 +46,7 @@ class Generators:
 
 
 def get_rng(backend: Backend) -> dict[str, Any]:
-    """The state of all of them, encodable."""
+    """Return the state of all generators in a form that can be encoded."""
     seeding = _packed(backend.random_generator())
     return {"python": python_state(), "numpy": numpy_state(), **_others(backend, None), **seeding}
 

@@ -190,7 +190,7 @@ def _sort(path: Path, content: Any) -> ForeignParts:
 
 
 def is_weights(value: Any) -> bool:
-    """True if this looks like a module's state dict: tensors by name."""
+    """Return True if this looks like a module's state dict: tensors by name."""
     return (
         isinstance(value, Mapping)
         and any(isinstance(item, torch.Tensor) for item in value.values())
@@ -200,7 +200,7 @@ def is_weights(value: Any) -> bool:
 
 
 def is_optimizer(value: Any) -> bool:
-    """True if this looks like an optimizer's state dict: torch's, or that of torch.distributed.checkpoint.state_dict."""
+    """Return True if this looks like an optimizer's state dict: torch's, or that of torch.distributed.checkpoint.state_dict."""
     if not isinstance(value, Mapping):
         return False
     return "param_groups" in value or any(str(key).startswith("param_groups.") for key in value)

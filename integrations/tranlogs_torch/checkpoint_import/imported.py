@@ -101,7 +101,7 @@ def _store(run: Path, start: StartFrom, parts: ForeignParts) -> int:
 
 
 def is_stored(run: Path) -> bool:
-    """True if a source is stored for the run."""
+    """Return True if a source is stored for the run."""
     return (run / FOLDER).is_dir()
 
 

@@ -71,7 +71,7 @@ GENERATORS = (TorchGenerator, NumpyGenerator, NumpyRandomState, PythonGenerator)
 
 
 def trackable(thing: Any) -> Any:
-    """The thing, or what gives it a state_dict if it is a generator."""
+    """Return the object, or a wrapper with a state_dict if it is a generator."""
     if isinstance(thing, torch.Generator):
         return TorchGenerator(thing)
     if isinstance(thing, np.random.Generator):

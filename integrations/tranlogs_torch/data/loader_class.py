@@ -8,12 +8,12 @@ from typing import Any
 
 
 def iterating(loader: Any, plain: Any, iterate: Callable[[], Iterator[Any]], **marks: Any) -> type:
-    """A subclass of the loader's class in which `iter(loader)` is `iterate()`. Copies of the loader are of the plain class.
+    """Make a subclass of the loader's class whose `iter` is `iterate()`. Copies of the loader are of the plain class.
 
     Args:
-        loader: the only object that is meant.
+        loader: the only object that gets the class.
         plain: its class.
-        iterate: gives the iterator.
+        iterate: returns the iterator.
         marks: attributes of the subclass.
     """
 

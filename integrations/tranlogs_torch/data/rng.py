@@ -12,7 +12,7 @@ from tranlogs.training import HostRng, numpy_state, python_state, set_host_rng
 
 
 def get_rng(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
-    """The state of all of them, encodable."""
+    """Return the state of all generators in a form that can be encoded."""
     return {"python": python_state(), "numpy": numpy_state(), **_torchs(generators)}
 
 

@@ -155,7 +155,7 @@ class SeekableSampler:
 
 
 def nested(sampler: Any) -> Iterator[Any]:
-    """A sampler, and those that it takes its indices from."""
+    """Return a sampler, and the samplers from which it takes its indices."""
     seen: set[int] = set()
     while sampler is not None and id(sampler) not in seen:
         seen.add(id(sampler))

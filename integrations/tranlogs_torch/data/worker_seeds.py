@@ -59,7 +59,7 @@ class SeededDataset:
 
 
 def seeded(epoch: int, first_draw: dict[str, Any], number: int, indices: Any) -> Seeded:
-    """An index batch with its seed: a hash of the random state before the epoch's first draw, the epoch and its number."""
+    """Return an index batch with its seed: a hash of its number, the epoch, and the random state before the first draw."""
     state = xxhash.xxh3_64(first_draw["torch"].numpy().tobytes(), seed=epoch)
     for own in first_draw.get("generators", ()):
         state.update(own.numpy().tobytes())

@@ -49,7 +49,7 @@ def shares(named: Sequence[Named], rank: int, world: int, copies: int) -> list[P
 
 
 def portions(named: Sequence[Named], rank: int, world: int) -> list[Portion]:
-    """A rank's part of the gradients. Sparse and empty ones go to one rank each, whole."""
+    """Return a rank's part of the gradients. Each sparse or empty gradient goes to one rank as a whole."""
     dense = [g.layout is torch.strided and g.numel() > 0 for _, g in named]
     total = sum(g.numel() for (_, g), is_dense in zip(named, dense, strict=True) if is_dense)
     low, high = total * rank // world, total * (rank + 1) // world
@@ -73,7 +73,7 @@ def _ranges(name: str, gradient: torch.Tensor, first: int, last: int) -> Iterato
 
 
 def _flat(gradient: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...] | None]:
-    """The elements in the order of memory, and the strides if they are not those of C order."""
+    """Return the elements in the order of memory, and the strides if they are not those of C order."""
     gradient = gradient.detach()
     if gradient.is_conj() or gradient.is_neg():
         gradient = gradient.resolve_conj().resolve_neg()
@@ -88,7 +88,7 @@ def _flat(gradient: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...] | None]
 
 
 def digest(named: Sequence[Named]) -> str:
-    """A digest of names, layouts and values: equal on two ranks if and only if their gradients are."""
+    """Return a digest of names, layouts and values. It is equal on two ranks if and only if their gradients are."""
     found = xxhash.xxh3_64()
     for name, gradient in named:
         array = to_array(gradient)

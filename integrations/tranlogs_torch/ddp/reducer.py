@@ -87,7 +87,7 @@ class Reducer:
         return [doubt for hook in self.hooks() if (doubt := hook.doubt())]
 
     def hooks(self) -> list[Hook]:
-        """The communication hooks."""
+        """Return the communication hooks."""
         return [Hook(hook, state) for hook, state in self.ddp._comm_hooks]
 
     def write_hooks(self, recorded: list[dict[str, Any] | None]) -> list[str]:
@@ -109,7 +109,7 @@ class Reducer:
             self.ddp.logger.set_runtime_stats_and_log()
 
     def read_order(self) -> list[int] | None:
-        """The order of the rebuilt buckets; None before they are."""
+        """Return the order of the rebuilt buckets; None if they are not rebuilt yet."""
         if self.order is None and self.rebuilds:
             listed = self.ddp._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
             self.order = [int(index) for bucket in listed.split(",") for index in bucket.split()] or None
@@ -156,7 +156,7 @@ class Reducer:
             zero.backward()
 
     def _zero(self, parameter: nn.Parameter) -> torch.Tensor:
-        """A zero whose gradient is zero, too."""
+        """Return a zero whose gradient is zero, too."""
         used: torch.Tensor = parameter
         if id(parameter) in self._sparse:  # as the reducer expects its gradient to be
             row = torch.zeros(1, dtype=torch.int64, device=parameter.device)
@@ -166,10 +166,10 @@ class Reducer:
 
 @contextmanager
 def _set_aside(parameters: list[nn.Parameter], *, has_views: bool) -> Iterator[None]:
-    """Gradients as they are, and hooks on parameters, come back behind a backward pass that means nothing.
+    """Set gradients and hooks of parameters aside during a dummy backward pass, and restore them afterwards.
 
-    With views of buckets as gradients they come back into these, as they lay before: what is no view the reducer multiplies by
-    one over the number of processes, a view it divides by that, which rounds otherwise.
+    Gradients that were views of buckets are restored as views: the reducer divides a view by the number of processes, and
+    multiplies any other gradient by the inverse, which rounds differently.
     """
     gradients = [parameter.grad for parameter in parameters]
     found = (getattr(p, name, None) for p in parameters for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
@@ -192,6 +192,6 @@ def _set_aside(parameters: list[nn.Parameter], *, has_views: bool) -> Iterator[N
 
 
 def reducers_in(modules: Mapping[str, nn.Module]) -> list[Reducer]:
-    """The DistributedDataParallel modules among some modules and their parts."""
+    """Return the DistributedDataParallel modules among some modules and their parts."""
     found = (m for root in modules.values() for m in root.modules() if isinstance(m, DistributedDataParallel))
     return [Reducer(ddp) for ddp in {id(m): m for m in found}.values()]

@@ -133,11 +133,11 @@ class Solo:
         return blob
 
     def send(self, blob: bytes, to: int) -> None:
-        """There is nobody else."""
+        """Raise an error: there is no other process."""
         raise AssertionError(f"rank {to} does not respond")
 
     def receive(self, source: int) -> bytes:
-        """There is nobody else."""
+        """Raise an error: there is no other process."""
         raise AssertionError(f"rank {source} does not respond")
 
 

@@ -103,7 +103,7 @@ def _format_of(path: Path, form: str | None) -> str:
 
 
 def _content(state: Exported) -> tuple[dict[str, Any], list[str]]:
-    """Everything as plain values, and what is otherwise than in the run."""
+    """Return everything as plain values, and the differences from the run."""
     notes: list[str] = []
     content: dict[str, Any] = {"tranlogs": tranlogs.__version__, "step": state.step}
     if set(state.models) == {""}:
@@ -128,7 +128,7 @@ def _loaded(file: Path, path: Path) -> Any:
 
 
 def _portable(value: Any, path: str, notes: list[str]) -> Any:
-    """A value that `weights_only=True` loads: numpy's arrays become tensors, its numbers Python's."""
+    """Convert a value to one that `weights_only=True` loads: numpy's arrays become tensors, its numbers Python's."""
     if isinstance(value, np.ndarray):
         notes.append(f"{path} contains numpy arrays, which become tensors in the file")
         return torch.from_numpy(value.copy())

@@ -97,7 +97,7 @@ def _nested(
 
 
 def _relative(optimizer: Optimizer, names: Mapping[int, str], models: list[str]) -> Mapping[int, str]:
-    """Names within the one model that an optimizer trains; as they are if it trains several."""
+    """Return names within the one model that an optimizer trains; unchanged if it trains several."""
     own = {id(p): names[id(p)] for group in optimizer.param_groups for p in group["params"]}
     for model in models:
         if all(name.startswith(f"{model}.") for name in own.values()):
@@ -147,7 +147,7 @@ def _storable(path: Path, value: Any, at: str, notes: list[str]) -> Any:
 
 
 def _empty(value: Any) -> Any:
-    """The same nest to be filled by reading."""
+    """Return the same nest with empty tensors, to be filled by reading."""
     if isinstance(value, Mapping):
         return {key: _empty(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -42,13 +42,13 @@ class OptimizerClasses:
 
     @classmethod
     def of(cls, optimizers: Iterable[Optimizer]) -> OptimizerClasses:
-        """The classes of optimizers that a script has built."""
+        """Return the classes of optimizers that a script has built."""
         found = cls()
         found._built = {class_name(optimizer): type(optimizer) for optimizer in optimizers}
         return found
 
     def find(self, which: str, recorded: str) -> type[Optimizer]:
-        """The class of the optimizer `which`, recorded under the name `recorded`.
+        """Return the class of the optimizer `which`, recorded under the name `recorded`.
 
         Raises:
             UsageError: it is not torch's own and the user did not name it.
@@ -69,7 +69,7 @@ def make_optimizer(
     names: Sequence[Sequence[str]],
     parameters: Mapping[str, torch.Tensor],
 ) -> Optimizer:
-    """An optimizer with the recorded parameter groups.
+    """Make an optimizer with the recorded parameter groups.
 
     Raises:
         UsageError: the class cannot be made from them.

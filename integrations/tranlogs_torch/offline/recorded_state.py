@@ -152,7 +152,7 @@ def _parameter(array: AnyArray, device: str) -> torch.Tensor:
 
 
 def _device_of(recorded: dict[str, Any]) -> str:
-    """The device that held all parameters, if this machine has one; else the CPU."""
+    """Return the device that held all parameters, if this machine has it; else the CPU."""
     devices = recorded.get("devices", ())
     return _usable(devices[0]) if len(devices) == 1 else "cpu"
 

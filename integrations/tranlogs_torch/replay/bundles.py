@@ -25,7 +25,7 @@ _GRAPH_CHECKS = ("_accelerator_graph_capture_health_check", "_cuda_graph_capture
 
 
 def _check_nothing() -> None:
-    """No step that is redone is recorded by a GPU."""
+    """Check nothing: no step that is redone is recorded by a GPU."""
 
 
 class Bundle(ABC):
@@ -103,7 +103,7 @@ class TensorBundle(Bundle):
                 parameter.grad = parameter.grad.clone()
 
     def finish(self) -> None:
-        """Everything is in its place."""
+        """Do nothing: the results are in their places."""
 
 
 class RangeBundle(Bundle):

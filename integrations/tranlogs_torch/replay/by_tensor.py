@@ -129,7 +129,7 @@ class ByTensor:
             self.tensor = _COUNT_DIFFERS if recorded[different].differs_anyway else name
 
     def _compare_untouched(self, done: set[str]) -> None:
-        """Parameters of other optimizers, and frozen ones, must be as recorded all along."""
+        """Compare frozen parameters, and those of other optimizers, which must stay as recorded."""
         left = [i for name, i in self.index.items() if name not in done]
         if not left:
             return

@@ -72,7 +72,7 @@ def _redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], Non
 
 
 def _whole(state: TorchState, entry: Entry, body: dict[str, Any]) -> Entry:
-    """A record that ranks divided among themselves, with the shares of all."""
+    """Return a record that ranks divided among themselves with the shares of all ranks."""
     if state.shards is None:
         raise CorruptRecord(
             entry.reader.path, "it holds a share of the gradients, and the other ranks' journals are missing", step=entry.step
@@ -96,7 +96,7 @@ def _tick_from(tick: Callable[[int], None], base: int, done: int) -> None:
 
 
 def _without_covered(state: TorchState, decoded: list[Decoded]) -> list[Decoded]:
-    """The entries without the steps that a later after-image of all that they change makes needless."""
+    """Return the entries without steps whose results a later after-image replaces completely."""
     if len(state.optimizers) == 1:
         for i in range(len(decoded) - 1, 0, -1):
             if decoded[i][1].get("is_whole"):

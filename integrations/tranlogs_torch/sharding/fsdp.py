@@ -18,7 +18,7 @@ Modules = Mapping[str, nn.Module]
 
 
 def _fully_sharded(modules: Modules) -> list[Any]:
-    """The modules to which `fully_shard` was applied."""
+    """Return the modules to which `fully_shard` was applied."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # who has not imported it has none
     if fsdp is None or not hasattr(fsdp, "FSDPModule"):
         return []
@@ -48,7 +48,7 @@ def reshard(modules: Modules) -> None:
 
 
 def sharded_for(modules: Modules) -> dict[int, nn.Parameter]:
-    """The sharded parameter for each whole one (by id) that is registered in its place until the next backward pass."""
+    """Return the sharded parameter for each whole one (by id) that replaces it until the next backward pass."""
     found = {
         id(getattr(p._module_info.module, p._module_info.param_name)): p.sharded_param
         for group in _groups(modules)
@@ -67,7 +67,7 @@ def are_accumulating(modules: Modules) -> bool:
 
 
 def describe(modules: Modules) -> list[str]:
-    """In which types is computed and summed, each once."""
+    """Return the dtypes in which gradients are computed and summed, each once."""
     policies = [p.mp_policy for group in _groups(modules) for p in group.fsdp_params] + fsdp_wrapper.policies(modules)
     return sorted({f"{_dtype(one.param_dtype)}/{_dtype(one.reduce_dtype)}" for one in policies})
 

@@ -28,7 +28,7 @@ Modules = Mapping[str, nn.Module]
 
 
 def _wrappers(modules: Modules) -> list[Any]:
-    """The wrapped modules that have parameters of their own."""
+    """Return the wrapped modules that have parameters of their own."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # who has not imported it has none
     kind = getattr(fsdp, "FullyShardedDataParallel", None)
     if kind is None:
@@ -100,7 +100,7 @@ def reshard(modules: Modules) -> None:
 
 
 def sharded_for(modules: Modules) -> dict[int, nn.Parameter]:
-    """The parameter for each tensor (by id) that is registered in its place while the module computes."""
+    """Return the parameter for each tensor (by id) that replaces it while the module computes."""
     return {
         id(getattr(owner, name)): parameter
         for wrapper in _wrappers(modules)
@@ -117,12 +117,12 @@ def are_accumulating(modules: Modules) -> bool:
 
 
 def policies(modules: Modules) -> list[Any]:
-    """In which types is computed and summed."""
+    """Return the dtypes in which gradients are computed and summed."""
     return [wrapper.mixed_precision for wrapper in _wrappers(modules) if wrapper.mixed_precision]
 
 
 def total_norm(modules: Modules, parameters: Sequence[torch.Tensor], norm_type: float, foreach: bool | None) -> Any:
-    """The norm of gradients of which some are ranges; None where none is. All processes that share one must call it."""
+    """Return the norm of gradients of which some are ranges; None if none is. All processes that share one must call it."""
     wanted = set(map(id, parameters))
     held = {
         id(p): (p, w._handle.process_group)

@@ -30,14 +30,14 @@ def boxes(shape: Sequence[int], first: int, end: int) -> Iterator[Box]:
 
 
 def _within(shape: Sequence[int], number: int, first: int, end: int) -> Iterator[Box]:
-    """A range that lies within one row."""
+    """Return the box of a range that lies within one row."""
     at = number * math.prod(shape[1:])
     for offset, length in boxes(shape[1:], first - at, end - at):
         yield (number, *offset), (1, *length)
 
 
 def cut(tensor: torch.Tensor, place: Place | None) -> list[tuple[Shape, torch.Tensor]]:
-    """A part as views of it that are boxes, each with its offset in the whole; none for no element of a range."""
+    """Return a part as views that are boxes, each with its offset in the whole; none for an empty range."""
     if place is None:
         return [((0,) * tensor.dim(), tensor)]
     if place.piece.kind == "box":

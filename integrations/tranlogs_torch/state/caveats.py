@@ -102,7 +102,7 @@ def lost_attributes(state: TorchState) -> list[str]:
 
 
 def verdict(state: TorchState, found: Recovered) -> tuple[bool | None, list[str]]:
-    """The core's, and what was not logged at all."""
+    """Return the core's verdict, with what was not logged at all."""
     exact, notes = compared(found, state.redone.kinds, compared="parameters")
     if state.redone.stale:
         exact = None if exact is not False else False

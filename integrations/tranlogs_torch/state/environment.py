@@ -27,7 +27,7 @@ _CUDNN = ("deterministic", "benchmark", "allow_tf32")  # flags of torch.backends
 
 
 def describe(optimizers: dict[str, torch.optim.Optimizer]) -> dict[str, Any]:
-    """The environment as plain values."""
+    """Return the environment as plain values."""
     devices = sorted({p.device.type for o in optimizers.values() for g in o.param_groups for p in g["params"]})
     about: dict[str, Any] = {
         "tranlogs": tranlogs.__version__,

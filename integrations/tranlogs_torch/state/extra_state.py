@@ -40,7 +40,7 @@ def own_attributes(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def split(optimizer: Optimizer) -> tuple[dict[str, Any], list[str]]:
-    """An optimizer's own attributes that can be stored, and the names of the others: a tensor may be an alias of another."""
+    """Return an optimizer's own attributes that can be stored, and the names of the others (a tensor may be an alias)."""
     stored, others = {}, []
     for name, value in own_attributes(optimizer).items():
         if _is_plain(value):

@@ -17,7 +17,7 @@ Models = nn.Module | Mapping[str, nn.Module] | Sequence[nn.Module] | None
 
 
 def clean(name: str) -> str:
-    """A name without wrapper prefixes, wherever they stand."""
+    """Return a name without wrapper prefixes, wherever they stand."""
     for wrapper in _WRAPPERS:
         if name.startswith(wrapper):
             name = name[len(wrapper) :]
@@ -26,14 +26,14 @@ def clean(name: str) -> str:
 
 
 def clean_names(names: Iterable[str]) -> dict[str, str]:
-    """Names without wrapper prefixes by name as it is; where two would become one (a model's own `module`), both stay."""
+    """Return the name without wrapper prefixes for each name. Names that would become equal are kept as they are."""
     cleaned = {name: clean(name) for name in names}
     times = Counter(cleaned.values())
     return {name: short if times[short] == 1 else name for name, short in cleaned.items()}
 
 
 def as_modules(models: Models) -> dict[str, nn.Module]:
-    """Modules by prefix; a single one has the prefix ""."""
+    """Return modules by prefix; a single one has the prefix ""."""
     if models is None:
         return {}
     if isinstance(models, nn.Module):
@@ -44,7 +44,7 @@ def as_modules(models: Models) -> dict[str, nn.Module]:
 
 
 def named_parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    """All parameters by name; a shared (tied) one once, under its first name; of FSDP's the sharded ones."""
+    """Return all parameters by name: a shared (tied) one once, under its first name, and FSDP's sharded ones."""
     found: dict[str, nn.Parameter] = {}
     seen: set[int] = set()
     sharded = fsdp.sharded_for(modules)
@@ -58,7 +58,7 @@ def named_parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter
 
 
 def named_buffers(modules: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:
-    """All buffers by name, looked up anew: code may replace them."""
+    """Return all buffers by name. They are looked up each time, since code may replace them."""
     found: dict[str, torch.Tensor] = {}
     for prefix, module in modules.items():
         named = dict(module.named_buffers())
@@ -67,7 +67,7 @@ def named_buffers(modules: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:
 
 
 def state_keys(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, str]]:
-    """For each module the keys of its `state_dict()`, tied tensors under all their names, and the tensor logged for each."""
+    """Return for each module the keys of its `state_dict()`, with all names of tied tensors, and the tensor logged for each."""
     logged = {id(p): f"param/{name}" for name, p in named_parameters(modules).items()}
     logged |= {whole: logged[id(p)] for whole, p in fsdp.sharded_for(modules).items() if id(p) in logged}
     for name, buffer in named_buffers(modules).items():
@@ -96,7 +96,7 @@ def buffer_places(modules: Mapping[str, nn.Module]) -> dict[str, tuple[nn.Module
 
 
 def set_buffers(modules: Mapping[str, nn.Module], values: Mapping[str, torch.Tensor]) -> None:
-    """Give buffers recorded values. One that came into being while training (in a forward pass) is registered again."""
+    """Set buffers to recorded values. A buffer that was created while training (in a forward pass) is registered again."""
     places = buffer_places(modules)
     owners = {prefix + clean(path): module for prefix, root in modules.items() for path, module in root.named_modules()}
     for name, value in values.items():
@@ -109,7 +109,7 @@ def set_buffers(modules: Mapping[str, nn.Module], values: Mapping[str, torch.Ten
 
 
 def _set_buffer(module: nn.Module, key: str, value: torch.Tensor) -> None:
-    """In place where it fits, else as a new tensor (it grew, or was None)."""
+    """Set a buffer in place if the value fits, else as a new tensor (the buffer grew, or was None)."""
     held = module._buffers[key]
     now = None if held is None else local(held)
     with torch.no_grad():
@@ -122,7 +122,7 @@ def _set_buffer(module: nn.Module, key: str, value: torch.Tensor) -> None:
 def name_parameters(
     modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
 ) -> dict[str, torch.Tensor]:
-    """Every tensor to be logged by name: the modules' parameters, then those that only an optimizer knows."""
+    """Return every tensor to be logged by name: the modules' parameters, then those that only an optimizer has."""
     found: dict[str, torch.Tensor] = dict(named_parameters(modules))
     known = {id(p) for p in found.values()}
     for which, optimizer in optimizers.items():

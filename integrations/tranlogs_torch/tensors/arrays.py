@@ -17,7 +17,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def to_array(tensor: torch.Tensor) -> AnyArray:
-    """A tensor's bytes: a view where it lies dense in the memory of the CPU, else a copy. Of a DTensor, this process's part.
+    """Return a tensor's bytes: a view if it is dense in CPU memory, else a copy. Of a DTensor, return this process's part.
 
     Raises:
         TypeError: the tensor has a layout or dtype that the format does not hold (CSR, quantized, ...).
@@ -65,7 +65,7 @@ def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
 
 
 def flat_bytes(tensor: torch.Tensor) -> Bytes:
-    """A contiguous CPU tensor's memory as uint8, without a copy."""
+    """Return a contiguous CPU tensor's memory as uint8, without a copy."""
     if tensor.numel() == 0:
         return np.empty(0, np.uint8)
     flat = tensor.detach().as_strided((tensor.numel(),), (1,))  # a single element may have any stride, which reshape keeps
@@ -83,19 +83,19 @@ def odd_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with its dimensions in the order of memory."""
+    """Return the tensor with its dimensions in the order of memory."""
     strides, shape = tensor.stride(), tensor.shape
     return tensor.permute(sorted(range(tensor.dim()), key=lambda d: (-strides[d], -shape[d])))
 
 
 def _in_storage_order(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor in the order of memory, if that makes it contiguous."""
+    """Return the tensor in the order of memory, if that makes it contiguous."""
     permuted = memory_order(tensor)
     return permuted if permuted.is_contiguous() else None
 
 
 def from_array(array: AnyArray) -> torch.Tensor:
-    """The tensor of an array. It shares the array's memory where that is writable."""
+    """Return the tensor of an array. It shares the array's memory if that is writable."""
     if isinstance(array, SparseArray):
         return torch.sparse_coo_tensor(
             from_array(array.indices),
@@ -113,7 +113,7 @@ def from_array(array: AnyArray) -> torch.Tensor:
 
 
 def adapt(value: Any) -> Any:
-    """For `tree.encode`: torch's plain values as arrays and extensions; anything else comes back as it is."""
+    """Convert torch's plain values to arrays and extensions, for `tree.encode`; return anything else unchanged."""
     if isinstance(value, torch.Tensor):
         if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             return value
@@ -133,14 +133,14 @@ def adapt(value: Any) -> Any:
 
 
 def make_array(array: AnyArray) -> Any:
-    """For `tree.decode`: tensors, and numpy arrays where they were numpy arrays."""
+    """Make a tensor, or a numpy array if it was one, for `tree.decode`."""
     if isinstance(array, Array) and not array.is_tensor:
         return to_numpy(array)
     return from_array(array)
 
 
 def make_extension(extension: Extension) -> Any:
-    """For `tree.decode`: the inverse of `adapt`; unknown extensions stay what they are."""
+    """Invert `adapt`, for `tree.decode`; return unknown extensions unchanged."""
     value = extension.value
     if extension.tag == "torch.dtype" and isinstance(getattr(torch, str(value), None), torch.dtype):
         return getattr(torch, value)

@@ -99,7 +99,7 @@ class PreparedPosition(TrainerPosition):
         self.prepared.set_epoch(self.epoch)
 
     def rest_of_epoch(self, until: int | None = None) -> Iterator[Any]:
-        """The batches of the running epoch that are left, or until so many of the whole run were trained on."""
+        """Yield the batches that are left of the running epoch, until the whole run has trained on so many."""
         self.enter()
         done = self.batch if self.is_pending else 0
         for data in self.prepared:
@@ -112,7 +112,7 @@ class PreparedPosition(TrainerPosition):
         self.end_epoch()
 
     def batches(self, until: int | None) -> Iterator[Any]:
-        """Batches over all epochs until so many were trained on."""
+        """Yield batches over all epochs until so many were trained on."""
         while until is None or self.passed < until:
             before = self.passed
             yield from self.rest_of_epoch(until)

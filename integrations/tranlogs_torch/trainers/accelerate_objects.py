@@ -36,7 +36,7 @@ def check_accelerate() -> None:
 
 
 def plain_optimizer(prepared: Any) -> Optimizer:
-    """The optimizer inside accelerate's."""
+    """Return the optimizer inside accelerate's."""
     while isinstance(prepared, AcceleratedOptimizer):
         prepared = prepared.optimizer
     found: Optimizer = prepared
@@ -44,7 +44,7 @@ def plain_optimizer(prepared: Any) -> Optimizer:
 
 
 def plain_loader(prepared: Any) -> Any:
-    """The DataLoader inside accelerate's.
+    """Return the DataLoader inside accelerate's.
 
     Raises:
         UsageError: its place cannot be known.

@@ -21,7 +21,7 @@ class Appended:
         self._end = self._count = 0
 
     def packed(self, entries: Sequence[Any]) -> bytes:
-        """The list as it is now; what was packed before must not have changed."""
+        """Pack the list as it is now. Items that were packed before must not have changed."""
         if len(entries) < self._count:
             self._end = self._count = 0
             self._buffer = bytearray(len(self._buffer))
@@ -35,7 +35,7 @@ class Appended:
         return bytes(self._buffer)
 
     def unpacked(self, packed: bytes) -> list[Any]:
-        """The list that was packed; it goes on from there."""
+        """Return the list that was packed, and continue from there."""
         lines = packed.rstrip(b"\0")
         self._buffer, self._end = bytearray(packed), len(lines)
         entries = [json.loads(line) for line in lines.splitlines()]

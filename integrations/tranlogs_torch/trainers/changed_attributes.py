@@ -93,7 +93,7 @@ class ChangedAttributes:
         return bool(mark_of(value) != mark)
 
     def _stored_or_none(self, value: Any) -> tuple[Any] | None:
-        """A copy of a value of types that the format has, in a tuple; None if it cannot be stored."""
+        """Return a copy of a value of types that the format has, in a tuple; None if it cannot be stored."""
         try:
             return (_stored(value, Budget(), self._number_lists),)
         except (UnencodableState, RecursionError, TooLarge):
@@ -132,7 +132,7 @@ def _stored(value: Any, budget: Budget, number_lists: NumberLists) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value that is stored as it is.
+    """Return a copy of a value that is stored as it is.
 
     Raises:
         UnencodableState: it cannot be stored.
@@ -144,7 +144,7 @@ def _plain(value: Any) -> Any:
 
 
 def _restored(old: Any, new: Any) -> Any:
-    """A recorded value, in the container that is there if it is of that kind."""
+    """Restore a recorded value, in the existing container if it is of the same kind."""
     if isinstance(new, Extension):
         return _restored_extension(old, new)
     if type(new) in (dict, OrderedDict):

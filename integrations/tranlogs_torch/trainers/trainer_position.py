@@ -122,4 +122,4 @@ class TrainerPosition(LoaderPosition):
             yield data
 
     def ask(self) -> None:
-        """The trainer wants a batch."""
+        """Note that the trainer asks for a batch."""

@@ -134,23 +134,23 @@ class Auxiliary:
             self._tracked.name_strangers(landed["tracked"])
 
     def open_loop(self) -> None:
-        """A loop begins: what ran between `recover()` and here drew random numbers that the uninterrupted run did not."""
+        """Restore random states as a loop begins, since code after `recover()` may have drawn numbers."""
         rng, self._rng = self._rng, None
         if rng is not None:
             self.set_positions_back()
             set_rng(rng)
 
     def pass_loop(self) -> None:
-        """A loop had nothing left to give: code behind it draws as it did when the run stood there."""
+        """Restore random states after a loop that had nothing left: code behind it draws as it did at that place of the run."""
         if self._rng is not None:
             set_rng(self._rng)
 
     def set_positions_back(self) -> None:
-        """Loaders whose loop has not gone on yet: what else drew from their samplers and generators is undone."""
+        """Undo draws by other code from the samplers and generators of loaders whose loop has not resumed yet."""
         self._positions.set_back()
 
     def set_entered(self, position: LoaderPosition) -> None:
-        """The script's code before a loop is about to run again: it draws what it drew when it first ran."""
+        """Restore random states before the script's code before a loop runs again: it draws what it drew when it first ran."""
         rng = position.entered if position.entered is not None else self._rng
         if rng is not None:
             set_rng(rng)
@@ -163,11 +163,11 @@ class Auxiliary:
     # At a boundary
 
     def taken(self) -> dict[str, int]:
-        """Batches and turns handed out so far, by loader."""
+        """Return the numbers of batches and turns handed out so far, by loader."""
         return self._positions.passed() | {"": self.count}
 
     def read(self) -> dict[str, Any]:
-        """All of it, now."""
+        """Return the auxiliary state as it is now."""
         flags, waiting = self.gradients.read()
         buffers, training = self._steady.modules()
         return {
@@ -200,7 +200,7 @@ class Auxiliary:
         self._start_rng = Fixed(get_rng())
 
     def rng_now(self) -> Fixed:
-        """The state of all random generators."""
+        """Return the state of all random generators."""
         return self._steady.rng()
 
     def drop_unstorable(self) -> None:
@@ -222,7 +222,7 @@ class Auxiliary:
         self.set_back(body)
 
     def set_back(self, body: dict[str, Any]) -> None:
-        """The part of `write` that code between batches can change, too."""
+        """Restore the part of `write` that code between batches can change, too."""
         self._tracked.load_all(body["tracked"])
         self._set_hyper(body)
         self._orphans = self.gradients.write(body["flags"], body["waiting"])

@@ -154,7 +154,7 @@ def move_into(place: torch.Tensor, gradient: torch.Tensor) -> None:
 
 
 def mark_used(optimizer: torch.optim.Optimizer) -> None:
-    """The optimizer has taken a step with its gradients."""
+    """Note that the optimizer has taken a step with its gradients."""
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
     present = [g for g in gradients if g is not None]
     is_plain = not KNOWN and set(map(type, present)) <= {torch.Tensor}
@@ -163,7 +163,7 @@ def mark_used(optimizer: torch.optim.Optimizer) -> None:
 
 
 def mark_zero(optimizer: torch.optim.Optimizer) -> None:
-    """The optimizer's gradients were set to zero, in place."""
+    """Note that the optimizer's gradients were set to zero, in place."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             gradient = parameter.grad

@@ -176,11 +176,11 @@ class Loop:
             )
 
     def begin(self) -> None:
-        """The trainer has set its sums to zero."""
+        """Begin after the trainer has set its sums to zero."""
         self._progress.set_back()
 
     def _pass_boundary(self, *, is_over: bool = False, is_stopped: bool = False) -> None:
-        """All of the batches before is done. The first one after a recovery is where training goes on."""
+        """Commit the batches before. The first call after a recovery is where training continues."""
         progress, position = self._progress, self._position
         assert position is not None
         if not self._has_begun:

@@ -49,7 +49,7 @@ class Progress:
         self.is_stopped = False
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it, now."""
+        """Return the progress as it is now."""
         state = self._trainer.state
         fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state) if field.name not in _GIVEN}
         return {

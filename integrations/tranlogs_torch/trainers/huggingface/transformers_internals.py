@@ -73,7 +73,7 @@ def _takes(method: Any, parameters: tuple[str, ...]) -> bool:
 
 @functools.cache
 def trainer_names() -> frozenset[str]:
-    """Names of all attributes that Trainer itself reads or sets; others are of a subclass."""
+    """Return the names of all attributes that Trainer itself reads or sets; others are of a subclass."""
     return frozenset(re.findall(r"\bself\.(\w+)", inspect.getsource(sys.modules[Trainer.__module__])))
 
 

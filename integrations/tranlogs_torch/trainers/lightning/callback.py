@@ -156,7 +156,7 @@ class TranLogsLightningCallback(LoggingCallback, TranLogsCallback):
         return self._position is not None and self._position.is_underway
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The epoch before is done, with its validation and its schedulers."""
+        """Commit the epoch before, with its validation and its schedulers."""
         self._pass_boundary(is_amid=False)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -171,7 +171,7 @@ class TranLogsLightningCallback(LoggingCallback, TranLogsCallback):
     # Boundaries
 
     def _asked(self) -> None:
-        """The loop wants a batch: all of the one before is done."""
+        """Commit the batch before, since the loop asks for the next one."""
         assert self._trainer is not None
         done = self._trainer.fit_loop.epoch_loop.batch_progress.current.completed
         if done and self._is_open:

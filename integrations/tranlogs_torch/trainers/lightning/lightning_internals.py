@@ -98,7 +98,7 @@ def _demand(missing: list[str]) -> None:
 
 @functools.cache
 def names_set_by_lightning(kind: type) -> frozenset[str]:
-    """Names of attributes that Lightning's and torch's bases of a class set on its instances."""
+    """Return the names of attributes that Lightning's and torch's bases of a class set on its instances."""
     found = set(vars(pl.LightningModule())) if issubclass(kind, pl.LightningModule) else set()
     for base in kind.__mro__:
         if base.__module__.partition(".")[0] in ("lightning", "torch"):
@@ -182,13 +182,13 @@ def release(trainer: pl.Trainer) -> None:
 
 
 def loaders(trainer: pl.Trainer) -> list[Any]:
-    """The training loaders, as Lightning has prepared them."""
+    """Return the training loaders, as Lightning has prepared them."""
     combined = trainer.fit_loop._combined_loader
     return [] if combined is None else list(combined.flattened)
 
 
 def end_restart(trainer: pl.Trainer) -> None:
-    """The counters are set: from here on all goes as if nothing was restarted."""
+    """End the restart, after the counters were set: Lightning continues as if nothing was restarted."""
     loop: Any = trainer.fit_loop
     _Loop.restarting.fset(loop, False)  # its own setter keeps it for runs that count steps
     loop.epoch_loop.reset_restart_stage()
@@ -196,5 +196,5 @@ def end_restart(trainer: pl.Trainer) -> None:
 
 
 def epoch_metrics(trainer: pl.Trainer) -> list[str]:
-    """Names of logged metrics that are being averaged over the running epoch."""
+    """Return the names of logged metrics that are being averaged over the running epoch."""
     return sorted(metric.meta.name for metric in trainer.fit_loop.epoch_loop._results.values() if metric.meta.on_epoch)

@@ -30,7 +30,7 @@ class Progress:
         self.averaged: list[str] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it, now."""
+        """Return the progress as it is now."""
         trainer = self._trainer
         loops = trainer.fit_loop.state_dict()
         if not self.is_amid:
@@ -118,7 +118,7 @@ def _between_epochs(loops: dict[str, Any]) -> dict[str, Any]:
 
 
 def _zeroed(progress: Any, part: str) -> Any:
-    """The same counters, with those of a part at 0, as Lightning sets them when an epoch begins."""
+    """Return the same counters with those of a part at 0, as Lightning sets them when an epoch begins."""
     if not isinstance(progress, dict):
         return progress
     return {key: dict.fromkeys(counts, 0) if key == part else _zeroed(counts, part) for key, counts in progress.items()}

@@ -134,7 +134,7 @@ class TranLogsSB3Callback(LoggingCallback, BaseCallback):  # type: ignore[misc]
             announce(self._run, report, f"timestep {learning.timesteps}", is_finished=self._is_finished)
 
     def _on_rollout_start(self) -> None:
-        """All of the rollout before is trained: a boundary."""
+        """Commit a boundary: the rollout before has been trained on."""
         learning = self._learning
         if not self._is_open or learning is None:
             return

@@ -99,7 +99,7 @@ class Learning:
         return self.is_stopped or (self.place == END and self.timesteps >= self._total)
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it, now."""
+        """Return the progress as it is now."""
         model, lost = self._model, list[str]()
         scalars = {
             name: value
