@@ -26,6 +26,8 @@ from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
+from tests.support.huge_pages import collapse_memory
+
 _SECONDS_WITHOUT_CONNECTION = 60.0
 # What jobs come to need in any case. Keras imports TensorFlow whatever it runs on, to seed it; its LLVM and Triton's get on in
 # one order only.
@@ -56,6 +58,7 @@ def serve(address: str, lock: str) -> None:
     if os.fork() == 0:
         os.setsid()
         gc.freeze()  # jobs would look through half a million objects that are not theirs, and copy the pages where these lie
+        collapse_memory()
         _Server(listener, Path(lock)).run()
     os._exit(0)
 
