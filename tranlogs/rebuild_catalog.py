@@ -30,7 +30,7 @@ from .catalog import (
 )
 from .checkpoints import Checkpoint
 from .log.reader import SegmentReader
-from .log.record import EntryKind, Location
+from .log.record_format import EntryKind, Location
 from .log.scanner import scan
 from .log.segments.segment_file import parse_segment_name
 

@@ -3,9 +3,9 @@
 from .checkpoints import Checkpoint, Snapshot, SnapshotPool, write_checkpoint
 from .encoding import tree
 from .encoding.tree import Fixed, to_numpy
-from .log.entry import Entry
+from .log.decoded_record import Entry
 from .log.layout import NO_TENSORS, Layout, Payload, SparseForm, array_of, spec_of
-from .log.record import EntryKind
+from .log.record_format import EntryKind
 from .log.writer import Tensor
 
 __all__ = [

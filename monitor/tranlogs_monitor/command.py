@@ -15,7 +15,7 @@ from tranlogs.journal import JournalPaths
 from tranlogs.journal.monitor_launch import EmbeddedMonitor
 
 from .daemon import Daemon, find_watched_journals, is_ownerless
-from .dashboard.access.access import Access
+from .dashboard.access.access_rules import Access
 from .dashboard.access.listening import address_of
 from .dashboard.http_settings import HttpSettings
 from .embedded import start_embedded_monitor

@@ -11,7 +11,7 @@ from tranlogs.journal import JournalPaths
 from tranlogs.journal.monitor_launch import EmbeddedMonitor
 from tranlogs.retention import Monitor
 from tranlogs.retention.budget import Budget
-from tranlogs.retention.compaction import Compaction
+from tranlogs.retention.compaction_policy import Compaction
 from tranlogs.shipping import LAG_SECONDS
 
 from .daemon import Daemon

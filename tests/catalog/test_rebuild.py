@@ -10,7 +10,7 @@ from tests.support.verify import verify_run
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import CorruptCatalog
 from tranlogs.catalog import CATALOG_NAME, Catalog, CommonRow, Incident
-from tranlogs.log.record import HEAD
+from tranlogs.log.record_format import HEAD
 from tranlogs.rebuild_catalog import rebuild_catalog
 from tranlogs.recovery.journal_facts import CatalogContents, read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest

@@ -13,7 +13,7 @@ from tranlogs.checkpoints import Checkpoint, Snapshot
 from tranlogs.journal import Journal
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record import EntryKind
+from tranlogs.log.record_format import EntryKind
 from tranlogs.log.scanner import scan
 from tranlogs.log.segments.segment_file import parse_segment_name
 

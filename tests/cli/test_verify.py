@@ -10,7 +10,7 @@ import torch
 
 from tests.support.damage import tensor_span
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record import EntryKind, Location
+from tranlogs.log.record_format import EntryKind, Location
 from tranlogs.log.scanner import scan
 from tranlogs.log.segments.segment_file import parse_segment_name
 

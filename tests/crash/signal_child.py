@@ -19,7 +19,7 @@ from tranlogs import EverySteps
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.types import dense
 from tranlogs.checkpoints import Checkpoint
-from tranlogs.journal.checkpoints import checkpointer
+from tranlogs.journal.checkpointing import checkpointer
 from tranlogs.journal.process.shutdown import ShutdownHandler
 from tranlogs.log.layout import Payload
 

@@ -17,7 +17,7 @@ from tests.support import campaign
 from tests.support.toy import open_toy
 from tranlogs.base.config import JournalConfig
 from tranlogs.log.index import IndexedRecord, LogIndex
-from tranlogs.log.record import EntryKind, unpack_head
+from tranlogs.log.record_format import EntryKind, unpack_head
 from tranlogs.log.segments.segment_file import SegmentFile
 from tranlogs.retention import EverySteps, KeepLatest
 

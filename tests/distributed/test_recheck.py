@@ -14,7 +14,7 @@ from tests.distributed.rechecked import BATCHES, STEPS
 from tests.distributed.test_kills import differences
 from tests.support import campaign
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record import EntryKind
+from tranlogs.log.record_format import EntryKind
 from tranlogs.recovery.group.summary.log_summary import GenerationLog
 
 pytestmark = pytest.mark.crash

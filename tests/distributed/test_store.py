@@ -14,7 +14,7 @@ from tests.distributed.child import DIES, STEPS
 from tests.distributed.conftest import Launcher
 from tests.distributed.test_world import landed, seen
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record import EntryKind
+from tranlogs.log.record_format import EntryKind
 from tranlogs.recovery.journal_facts import read_facts
 
 pytestmark = pytest.mark.crash

@@ -26,7 +26,7 @@ from tranlogs.checkpoints import Checkpoint
 from tranlogs.encoding.compression import Codec
 from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record import EntryKind
+from tranlogs.log.record_format import EntryKind
 from tranlogs.recovery.journal_facts import read_facts
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.verify import Problem

@@ -14,7 +14,7 @@ from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import UnknownFormat
 from tranlogs.catalog import CATALOG_NAME, Catalog
 from tranlogs.checkpoints.folder import MANIFEST, open_manifest, seal_manifest
-from tranlogs.log import record
+from tranlogs.log import record_format
 from tranlogs.retention import EverySteps
 
 SIZES = (7, 300)
@@ -68,7 +68,7 @@ def test_a_newer_run_is_refused_and_not_touched(
     trainer.train(9)
     with monkeypatch.context() as patch:
         if part is new_segment:
-            patch.setattr(record, "FORMAT_VERSION", 7)
+            patch.setattr(record_format, "FORMAT_VERSION", 7)
         trainer.train(13)
     left = memory_path / "left"
     if end == "killed":

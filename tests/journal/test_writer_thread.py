@@ -17,7 +17,7 @@ from tranlogs.base.types import Array, SparseArray, TensorSpec, dense
 from tranlogs.journal.writing.record_writers import QueuedRecord, QueuedWriter, RecordContent, copy_payload
 from tranlogs.journal.writing.writer_thread import BufferPool, WriterThread
 from tranlogs.log.layout import Layout, Payload
-from tranlogs.log.record import EntryKind
+from tranlogs.log.record_format import EntryKind
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tranlogs.base.types import Array, Piece, SparseArray, TensorSpec, dense
 from tranlogs.log.index import LogIndex
 from tranlogs.log.layout import NO_TENSORS, PIECE_BYTES_MAX, SEPARATE_PIECE_BYTES_MIN, Layout, Payload
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record import HEAD, EntryKind
+from tranlogs.log.record_format import HEAD, EntryKind
 from tranlogs.log.scanner import scan
 
 

@@ -17,7 +17,7 @@ from tranlogs.base.config import CATALOG_BYTES_RESERVED, FORMAT_VERSION, MIB
 from tranlogs.base.errors import CorruptCatalog, LogUnavailable
 from tranlogs.log import index as index_module
 from tranlogs.log.index import INDEX_NAME, IndexedRecord, LogIndex, delete_index, open_if_sound
-from tranlogs.log.record import EntryKind, pack_head
+from tranlogs.log.record_format import EntryKind, pack_head
 
 TOP = (1 << 64) - 1
 

@@ -23,7 +23,7 @@ from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.errors import CorruptCatalog
 from tranlogs.catalog.lmdb_environment import open_environment
 from tranlogs.log.index import INDEX_NAME, LogIndex
-from tranlogs.log.record import EntryKind, Location, pack_head
+from tranlogs.log.record_format import EntryKind, Location, pack_head
 from tranlogs.log.scanner import scan
 from tranlogs.recovery.journal_facts import read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest

@@ -22,7 +22,7 @@ from tranlogs.encoding.compression import Codec, decompress
 from tranlogs.log import payload_writer
 from tranlogs.log.layout import PIECE_BYTES_MAX, Layout, Payload
 from tranlogs.log.payload_writer import CompressionChoices, PayloadThread, PieceWriter, pieces_of
-from tranlogs.log.record import HEAD, EntryKind, checksum_of
+from tranlogs.log.record_format import HEAD, EntryKind, checksum_of
 from tranlogs.log.segments import segment_file
 from tranlogs.log.segments.segment_file import SegmentFile
 

@@ -15,7 +15,7 @@ from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.types import dense
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record import HEAD, EntryKind
+from tranlogs.log.record_format import HEAD, EntryKind
 from tranlogs.log.scanner import scan
 from tranlogs.log.segments.segment_file import SegmentFile
 

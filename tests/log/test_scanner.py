@@ -22,7 +22,7 @@ from tranlogs.base.types import dense
 from tranlogs.catalog import SegmentRow
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record import HEAD, MAGIC, EntryKind, Location, checksum_of, pack_head
+from tranlogs.log.record_format import HEAD, MAGIC, EntryKind, Location, checksum_of, pack_head
 from tranlogs.log.scanner import scan
 from tranlogs.log.segments import segment_file as files
 
@@ -128,7 +128,7 @@ def test_bytes_of_a_tensor_are_never_taken_for_an_entry(bare: BareLog) -> None:
 
 
 def test_a_newer_version_is_refused_by_name(bare: BareLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tranlogs.log.record.FORMAT_VERSION", FORMAT_VERSION + 6)
+    monkeypatch.setattr("tranlogs.log.record_format.FORMAT_VERSION", FORMAT_VERSION + 6)
     path, row = filled(bare)
     with pytest.raises(UnknownFormat, match=rf"{path.name}: it is in format version {FORMAT_VERSION + 6}"):
         scan(path, row.number)

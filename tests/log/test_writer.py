@@ -14,7 +14,7 @@ from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.errors import LogUnavailable, UnencodableState
 from tranlogs.catalog import SegmentRow, Tables
 from tranlogs.log.layout import NO_TENSORS
-from tranlogs.log.record import EntryKind, Position
+from tranlogs.log.record_format import EntryKind, Position
 from tranlogs.log.segments.segment_file import SegmentFile
 
 

@@ -15,7 +15,7 @@ from tranlogs.checkpoints.derived import DerivedCheckpoint, derived_folder
 from tranlogs.journal import JournalPaths
 from tranlogs.journal.abandoned_segments import seal_abandoned_segments
 from tranlogs.journal.opening import open_catalog
-from tranlogs.log.record import Position
+from tranlogs.log.record_format import Position
 from tranlogs.recovery.derived_checkpoint import plan_derived_checkpoint, write_derived_checkpoint
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tranlogs.base.errors import UsageError
-from tranlogs_monitor.dashboard.access.access import access_on
+from tranlogs_monitor.dashboard.access.access_rules import access_on
 from tranlogs_monitor.dashboard.access.tokens import ENVIRONMENT_NAME, Token, choose_token
 
 RANDOM, GIVEN = Token("a-random-one"), Token("a-given-one", "--token-file x")

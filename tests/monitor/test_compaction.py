@@ -27,7 +27,7 @@ from tranlogs.checkpoints.derived import DerivedCheckpoint, derived_folder, publ
 from tranlogs.log.layout import Payload
 from tranlogs.recovery.derived_checkpoint import plan_derived_checkpoint
 from tranlogs.retention import KeepAll, KeepLatest
-from tranlogs.retention.compaction import Compaction
+from tranlogs.retention.compaction_policy import Compaction
 from tranlogs_monitor.watching.lock import lock_journal
 
 Toy = Callable[..., ToyTrainer]
@@ -285,7 +285,7 @@ def test_the_trainer_is_a_moment_later(toy: Toy, tmp_path: Path, monkeypatch: py
 
         return write_checkpoint(*arguments)
 
-    monkeypatch.setattr("tranlogs.journal.checkpoints.checkpointer.write_checkpoint", write)
+    monkeypatch.setattr("tranlogs.journal.checkpointing.checkpointer.write_checkpoint", write)
     assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
     assert trainer.journal.checkpoints.checkpointer is not None
     assert trainer.journal.checkpoints.checkpointer.failure is None

@@ -25,7 +25,7 @@ from tests.torch.lab import Attempt, Script
 from tests.torch.offline.test_offline import CASES, Foreign
 from tests.torch.offline.test_offline import Case as OfflineCase
 from tranlogs.base.errors import UsageError
-from tranlogs.retention.compaction import Compaction
+from tranlogs.retention.compaction_policy import Compaction
 from tranlogs_torch import LoggedOptimizer
 from tranlogs_torch.offline.run import OfflineRun
 

@@ -10,7 +10,7 @@ import numpy as np
 from tests.support.toy import ToyState
 from tranlogs.base.errors import UsageError
 from tranlogs.checkpoints import Checkpoint, Snapshot
-from tranlogs.log.record import Position
+from tranlogs.log.record_format import Position
 from tranlogs.recovery import RecoveryReport, recover
 from tranlogs.recovery.recover import Progress, Recovered
 

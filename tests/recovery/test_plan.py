@@ -11,7 +11,7 @@ import pytest
 from tranlogs.base.errors import RecoveryError
 from tranlogs.catalog import CheckpointRow, SegmentRow, TimelineRow
 from tranlogs.catalog.lineage import is_on_lineage, trace_lineage
-from tranlogs.log.record import EntryKind, Head, Location, digest, pack_head, unpack_head
+from tranlogs.log.record_format import EntryKind, Head, Location, digest, pack_head, unpack_head
 from tranlogs.recovery.history import History, ScannedSegment, build_history
 from tranlogs.recovery.recovery_plan import RecoveryPlan, plan_recovery
 

@@ -16,7 +16,7 @@ from tranlogs.catalog.lineage import trace_lineage
 from tranlogs.log.index import LogIndex
 from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record import EntryKind, Position
+from tranlogs.log.record_format import EntryKind, Position
 from tranlogs.log.writer import Tensor, WriteAheadLog
 from tranlogs.recovery.history import Link, build_history
 from tranlogs.recovery.journal_facts import read_facts

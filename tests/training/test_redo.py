@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tranlogs.base.errors import CorruptRecord
-from tranlogs.log.record import EntryKind
+from tranlogs.log.record_format import EntryKind
 from tranlogs.training import StateDigests, compare_environments, decode_entries, redo_in_order
 
 

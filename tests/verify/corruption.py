@@ -34,10 +34,10 @@ from tranlogs.base.errors import TranLogsError
 from tranlogs.catalog import CATALOG_NAME, Catalog, Incident, Tables
 from tranlogs.catalog.lineage import trace_lineage
 from tranlogs.checkpoints.folder import MANIFEST
-from tranlogs.log import record
+from tranlogs.log import record_format
 from tranlogs.log.index import INDEX_NAME, IndexedRecord, LogIndex
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record import HEAD, EntryKind, Location
+from tranlogs.log.record_format import HEAD, EntryKind, Location
 from tranlogs.recovery.history import build_history
 from tranlogs.recovery.journal_facts import read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest
@@ -247,7 +247,7 @@ def lying_length(base: Base, rnd: random.Random, path: Path) -> tuple[list[Path]
         raw = bytearray(file.read())
         raw[at + what : at + what + (4 if what == 36 else 8)] = length.to_bytes(4 if what == 36 else 8, "little")
         head = bytes(raw[at : at + 4]) + bytes(4) + bytes(raw[at + 8 : at + HEAD.size])
-        raw[at + 4 : at + 8] = (record.checksum_of(head) & 0xFFFFFFFF).to_bytes(4, "little")
+        raw[at + 4 : at + 8] = (record_format.checksum_of(head) & 0xFFFFFFFF).to_bytes(4, "little")
         file.seek(at)
         file.write(raw[at : at + HEAD.size])
     return [path], f"a length in the head at byte {at} of {path.name} garbled: {length}", base.checkpoints[0]

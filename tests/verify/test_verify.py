@@ -21,11 +21,11 @@ from tranlogs.base.errors import NotARun, UnknownFormat
 from tranlogs.catalog import CATALOG_NAME, Catalog
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.checkpoints.folder import MANIFEST, open_manifest, seal_manifest
-from tranlogs.log import record
-from tranlogs.log.entry import Entry
+from tranlogs.log import record_format
+from tranlogs.log.decoded_record import Entry
 from tranlogs.log.index import INDEX_NAME
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record import HEAD, EntryKind, Location
+from tranlogs.log.record_format import HEAD, EntryKind, Location
 from tranlogs.log.syncing import group_commit
 from tranlogs.recovery.history import ScannedSegment
 from tranlogs.recovery.journal_facts import read_facts
@@ -249,7 +249,7 @@ def test_unknown_version_is_refused_by_name(memory_path: Path, monkeypatch: pyte
     trainer = open_run(memory_path / "run")
     trainer.recover()
     trainer.train(5)
-    monkeypatch.setattr(record, "FORMAT_VERSION", 7)
+    monkeypatch.setattr(record_format, "FORMAT_VERSION", 7)
     trainer.train(8)
     monkeypatch.undo()
     trainer.journal.close()

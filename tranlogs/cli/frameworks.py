@@ -15,7 +15,7 @@ from ..base.errors import CorruptCatalog, UsageError
 from ..catalog import Catalog
 from ..checkpoints import Snapshot
 from ..journal import JournalPaths
-from ..log.record import Position
+from ..log.record_format import Position
 from ..rebuild_catalog import read_files
 from ..recovery import RecoveryReport
 from ..recovery.recover import Progress

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..base.errors import CannotRead, LogUnavailable
 from ..catalog import Catalog, SegmentRow, segment_key
-from ..log.record import EntryKind, Position
+from ..log.record_format import EntryKind, Position
 from ..log.scanner import scan
 from ..log.segments.segment_file import was_written
 from ..rebuild_catalog import read_segment

@@ -21,9 +21,9 @@ from ..base.errors import LogUnavailable, NotRecovered
 from ..base.failpoints import hit
 from ..catalog import CheckpointRow
 from ..checkpoints import Snapshot
-from ..log.definitions import Scalars
 from ..log.layout import NO_TENSORS, Payload
-from ..log.record import EntryKind, Position
+from ..log.record_format import EntryKind, Position
+from ..log.segment_definitions import Scalars
 from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolicy
 from .journal_state import JournalState
 from .opening import OpenedJournal, open_for_writing

@@ -6,8 +6,8 @@ from ..base.clock import Clock
 from ..base.config import JournalConfig
 from ..encoding import tree
 from ..retention import CheckpointPolicy, RetentionPolicy
-from .checkpoints.journal_checkpoints import JournalCheckpoints
-from .checkpoints.recovery_speed import RecoverySpeed
+from .checkpointing.journal_checkpoints import JournalCheckpoints
+from .checkpointing.recovery_speed import RecoverySpeed
 from .opening import OpenedJournal
 from .ownership.shutdown_gate import ShutdownGate
 from .ownership.writer_process import WriterProcess

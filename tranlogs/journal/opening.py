@@ -17,7 +17,7 @@ from ..catalog import CATALOG_NAME, Catalog, RunRow, Tables, TimelineRow, segmen
 from ..checkpoints.derived import delete_derived
 from ..checkpoints.folder import TEMPORARY
 from ..log.index import INDEX_NAME
-from ..log.record import Position
+from ..log.record_format import Position
 from ..rebuild_catalog import is_superseded, list_files, read_files, rebuild_catalog
 from ..retention.prune import delete_retired
 from .file_system import refuse_network_file_system

@@ -28,7 +28,7 @@ from ..base.errors import CorruptCatalog, LogUnavailable
 from ..base.failpoints import hit
 from ..base.threads import WaitableLock
 from ..catalog.lmdb_environment import open_environment, reserve_space, verify_file
-from .record import HEAD, Location, unpack_head
+from .record_format import HEAD, Location, unpack_head
 
 INDEX_NAME = "records.lmdb"
 _DESCRIPTION_BYTES_MAX = 1 << 16  # Longer descriptions are read from the segment.

@@ -16,9 +16,9 @@ from ..base.errors import CorruptRecord
 from ..base.types import ITEMSIZE, AnyArray, Array, Bytes, SparseArray, TensorSpec
 from ..encoding import tree
 from ..encoding.compression import Codec, decompress
-from .body import PackedPart, Row
 from .layout import PIECE_BYTES_MAX, Layout, SparseForm, array_of
-from .record import Description, Location, checksum_of
+from .record_body import PackedPart, Row
+from .record_format import Description, Location, checksum_of
 
 _NAMES_MAX = 8  # names in a message about a damaged piece that several tensors share
 

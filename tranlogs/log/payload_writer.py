@@ -19,7 +19,7 @@ from ..base.threads import start_thread
 from ..base.types import Bytes
 from ..encoding.compression import Codec, compress
 from .layout import Layout, Payload
-from .record import HEAD, checksum_of
+from .record_format import HEAD, checksum_of
 from .segments.segment_file import SegmentFile
 
 _RAW_STREAK = 8  # After this number of records without a compressible piece,

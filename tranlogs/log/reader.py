@@ -19,11 +19,11 @@ from ..base.errors import CannotRead, CorruptRecord
 from ..base.types import ITEMSIZE, Array, Bytes
 from ..encoding import tree
 from ..encoding.compression import Codec, decompress
-from .body import PackedPart, Row, unpack_parts
-from .entry import Entry
+from .decoded_record import Entry
 from .index import indexed_locations
 from .layout import Layout, unpack_layout
-from .record import HEAD, Description, Head, Location, checksum_of, unpack_description, unpack_head, unpack_scalars
+from .record_body import PackedPart, Row, unpack_parts
+from .record_format import HEAD, Description, Head, Location, checksum_of, unpack_description, unpack_head, unpack_scalars
 
 _NO_LAYOUT = Layout(())
 _CACHED_MAX = 4096  # decoded layouts and bodies that are kept in memory

@@ -17,7 +17,7 @@ import numpy as np
 from ..base.atomic_files import ReadFile
 from ..base.config import FORMAT_VERSION
 from ..base.errors import UnknownFormat
-from .record import ALIGNMENT, HEAD, MAGIC, EntryKind, Location, extent_end, unpack_head
+from .record_format import ALIGNMENT, HEAD, MAGIC, EntryKind, Location, extent_end, unpack_head
 
 _WINDOW_BYTES = 1 << 16  # bytes in one read while going from head to head; small records share a read
 _SEARCH_BYTES = 4 << 20  # bytes in one read while searching

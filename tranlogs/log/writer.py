@@ -16,13 +16,13 @@ from ..base.failpoints import hit
 from ..base.threads import WaitableLock
 from ..base.types import AnyArray, Bytes
 from ..catalog import Catalog
-from .body import BodyEncoder, EncodedBody
-from .definitions import DescribedRecord, Scalars, SegmentDefinitions
 from .index import IndexedRecord, LogIndex
 from .layout import NO_TENSORS, Payload
 from .payload_writer import CompressionChoices, PayloadThread, PieceWriter
-from .record import HEAD, EntryKind, Position, digest, extent_end, pack_head
+from .record_body import BodyEncoder, EncodedBody
+from .record_format import HEAD, EntryKind, Position, digest, extent_end, pack_head
 from .record_writer import RecordWriter
+from .segment_definitions import DescribedRecord, Scalars, SegmentDefinitions
 from .segments.preallocator import NO_RESERVE, Preallocator, SpaceReserve
 from .segments.segment_age import SegmentAgeLimit
 from .segments.segment_file import SegmentFile

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..base.errors import CorruptRecord
-from ..base.garbage import paused_collection
-from ..log.entry import Entry
+from ..base.garbage_collector import paused_collection
+from ..log.decoded_record import Entry
 from ..log.reader import SegmentReader
-from ..log.record import EntryKind
+from ..log.record_format import EntryKind
 from .history import Link
 from .state_protocol import Recoverable
 

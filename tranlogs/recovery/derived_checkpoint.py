@@ -19,7 +19,7 @@ from ..catalog.lineage import trace_lineage
 from ..checkpoints import Checkpoint, Snapshot, checkpoint_name, write_folder
 from ..checkpoints.derived import DerivedCheckpoint, derived_folder
 from ..log.reader import SegmentReader
-from ..log.record import EntryKind, Position
+from ..log.record_format import EntryKind, Position
 from .history import Link, ScannedSegment, build_history
 from .journal_facts import Facts, read_facts
 from .recovery_plan import RecoveryPlan, plan_recovery

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..catalog import SegmentRow
 from ..catalog.lineage import Limits
-from ..log.record import EntryKind, Location
+from ..log.record_format import EntryKind, Location
 
 
 @dataclass(frozen=True, slots=True)

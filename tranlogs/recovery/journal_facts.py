@@ -13,7 +13,7 @@ from ..catalog import CATALOG_NAME, Catalog, CheckpointRow, PrunedRow, RunRow, S
 from ..catalog.lineage import Limits, trace_lineage
 from ..log.index import LogIndex, open_if_sound
 from ..log.reader import SegmentReader
-from ..log.record import EntryKind, Location
+from ..log.record_format import EntryKind, Location
 from ..log.scanner import is_contiguous, is_whole, refuse_newer, scan
 from ..rebuild_catalog import JournalFiles, read_files
 from .history import ScannedSegment

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..catalog import CheckpointRow
-from ..log.record import EntryKind, Position
+from ..log.record_format import EntryKind, Position
 from .history import History, Link
 
 _UNITS_MAX = 100  # units without a step that may follow the newest unit with one

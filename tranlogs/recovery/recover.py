@@ -12,11 +12,11 @@ from typing import Any
 
 from ..base.errors import CorruptCheckpoint, CorruptRecord, RecoveryError, StateMismatch
 from ..base.failpoints import hit
-from ..base.garbage import paused_collection
+from ..base.garbage_collector import paused_collection
 from ..base.quantities import count
 from ..catalog.lineage import trace_lineage
 from ..checkpoints import Checkpoint
-from ..log.record import EntryKind, Position
+from ..log.record_format import EntryKind, Position
 from .decoding import (
     Chunk,
     DamagedEntry,

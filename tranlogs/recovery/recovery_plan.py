@@ -19,7 +19,7 @@ from pathlib import Path
 from ..base.errors import RecoveryError
 from ..catalog import CheckpointRow
 from ..catalog.lineage import Limits, is_on_lineage
-from ..log.record import EntryKind, Position
+from ..log.record_format import EntryKind, Position
 from .history import History, Link
 
 _HOLES_MAX = 3  # listed one by one; a power cut can leave hundreds after what was synced

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from ..checkpoints import Checkpoint
-from ..log.entry import Entry
+from ..log.decoded_record import Entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from itertools import zip_longest
 from ..base.quantities import count
 from ..training.loop_variables import listed, read_unkept
 from .advice import advise
-from .compared_runs import Arm, describe_end, last_errors
+from .arms import Arm, describe_end, last_errors
 from .comparison.differences import ESSENTIAL, Difference
 from .comparison.files import compare_files
 from .comparison.printed import compare_printed, has_printed
-from .comparison.runs import compare_runs, find_unsteady
+from .comparison.run_comparison import compare_runs, find_unsteady
 from .killing import Killed
 from .processes.process_life import Life
 from .verdict import NotJudged, Outcome, Verdict

@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import median
 
 from ..training.rehearsed_process.orders import Orders
-from .compared_runs import Arm, Arms
+from .arms import Arm, Arms
 from .processes.process_life import Life
 from .verdict import Kill
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..training.rehearsed_process.orders import Orders
 from .advice import mentions_tranlogs, read_sources, suggest_wrapping
-from .compared_runs import Arm, Arms, Progress, describe_end, last_errors
+from .arms import Arm, Arms, Progress, describe_end, last_errors
 from .judging import judge
 from .killing import kill_repeatedly, plan_deaths
 from .processes.process_life import Life

@@ -17,7 +17,6 @@ from ..retention import Automatic, CheckpointPolicy, EverySteps, Monitor, Retent
 from ..retention.keep_policy import when_full
 from .environment import compare_environments
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, some_bytes, window_of
-from .forecast import ExpectedWrites, forecast_writes
 from .gradient_layout import GradientLayout
 from .live_report import UNKNOWN_DATA, LiveReport, TurnData, announce, describe_end
 from .loop_state import LoopState, NumberLists, Remembered, Unstorable, demand_storable, restore_numbers
@@ -46,6 +45,7 @@ from .resources import RunResources, prepare_run_id
 from .rng import HostRng, is_same_state, numpy_state, python_state, read_memory_of, set_host_rng
 from .scalars import Curve, ScalarHistory
 from .settings import RunOptions, RunSettings, check_epochs
+from .write_forecast import ExpectedWrites, forecast_writes
 from .write_scans import FIRST_UNITS, Place, ScanSchedule
 
 __all__ = [

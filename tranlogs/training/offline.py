@@ -10,8 +10,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from ..base.errors import UsageError
 from ..checkpoints import Snapshot
 from ..encoding.tree import Adapt
-from ..log.body import encode_parts
-from ..log.record import Position
+from ..log.record_body import encode_parts
+from ..log.record_format import Position
 from ..recovery import RecoveryReport
 from ..recovery.exactness import make_report
 from ..recovery.recover import Progress, Recovered

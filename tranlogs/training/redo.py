@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ..base.errors import CorruptRecord
-from ..log.entry import Entry
+from ..log.decoded_record import Entry
 from ..log.payload_reader import RecordFile
-from ..log.record import EntryKind
+from ..log.record_format import EntryKind
 from ..recovery import Divergence
 from .fingerprint import Digests
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..base.errors import CorruptCatalog, LogUnavailable
 from ..catalog import SegmentRow
 from ..log.index import INDEX_NAME, LogIndex
-from ..log.record import EntryKind, checksum_of
+from ..log.record_format import EntryKind, checksum_of
 from ..log.scanner import scan
 from ..recovery.journal_facts import CatalogContents
 from .findings import Checked, Finding, Problem

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..base.errors import CorruptCatalog
 from ..catalog.lineage import Limits, trace_lineage
-from ..log.record import EntryKind
+from ..log.record_format import EntryKind
 from ..recovery.history import History, Link, ScannedSegment, build_history
 from ..recovery.journal_facts import CatalogContents, read_catalog, read_unlisted, scan_segment, sort_newest_first
 from .findings import Finding, Problem

@@ -10,7 +10,7 @@ from ..base.errors import CorruptRecord
 from ..catalog import SegmentRow
 from ..encoding import tree
 from ..log.reader import SegmentReader
-from ..log.record import EntryKind, Head, Location
+from ..log.record_format import EntryKind, Head, Location
 from ..recovery.history import Link, ScannedSegment
 from .findings import Checked, Finding, Problem
 

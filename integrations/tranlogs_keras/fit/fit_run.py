@@ -20,11 +20,11 @@ from ..run_matching import describe_identity
 from ..settings import Settings
 from ..state import rng
 from ..state.architecture import describe_model
-from ..state.boundary_parts import found_under
 from ..state.callbacks import CallbackStates
+from ..state.rarely_changed_parts import found_under
 from .assembly import make_parts, open_resources
 from .earlier_fits import EarlierFits
-from .fit_boundary import CALLBACK, FitBoundary
+from .fit_boundary_body import CALLBACK, FitBoundary
 from .same_fit import finished, require_same_data, require_same_fit
 from .variable_creation import LateOptimizers, build_as_recorded, build_for_fit
 

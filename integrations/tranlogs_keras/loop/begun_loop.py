@@ -13,9 +13,9 @@ from ..state import environment
 from ..state.architecture import describe_model
 from ..state.state import LogKind, plain_attributes
 from .capture import LoopCapture, LoopState
-from .members import LoopVariables, Members
+from .loop_members import LoopVariables, Members
 from .settings import LoopSettings
-from .untracked import UntrackedVariables
+from .untracked_variables import UntrackedVariables
 
 
 @dataclass(frozen=True, slots=True)

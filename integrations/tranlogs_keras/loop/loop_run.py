@@ -37,18 +37,18 @@ from ..run.run_parts import RunParts
 from ..run.start_report import report_start
 from ..run.unit_recheck import RecheckRules
 from ..state import rng
-from ..state.boundary_parts import Parts, found_under
+from ..state.rarely_changed_parts import Parts, found_under
 from ..state.state import LogKind
 from .begun_loop import BegunLoop, make_loop_state
 from .capture import LoopCapture
+from .loop_members import Members
 from .loop_values import LoopValues
-from .members import Members
 from .place import UNKNOWN_ITERABLE, DataPlace, LoopData
 from .recorded_doubts import RecordedDoubts
 from .script_changes import ScriptChanges
 from .settings import LoopSettings
 from .unkept_variables import make_unkept_variables
-from .untracked import UntrackedVariables
+from .untracked_variables import UntrackedVariables
 
 _log = logging.getLogger("tranlogs")
 

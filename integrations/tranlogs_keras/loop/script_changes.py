@@ -15,7 +15,7 @@ from tranlogs.training import find_changed_elements, is_set_as_a_whole
 from ..backends import arrays
 from ..backends.arrays import Values, flat_bytes
 from ..run.run_parts import RunParts
-from .members import REMEMBERED, Members
+from .loop_members import REMEMBERED, Members
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import keras
 
 from tranlogs.training import LiveReport, LoopState, RecoveryReport, UnkeptVariables
 
-from .members import Members
+from .loop_members import Members
 
 
 def make_unkept_variables(report: LiveReport, members: Members) -> UnkeptVariables:

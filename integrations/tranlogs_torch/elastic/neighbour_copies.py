@@ -13,7 +13,7 @@ from tranlogs.base.errors import UnencodableState, UsageError
 from tranlogs.ranks import GroupRecovered
 
 from ..ddp.comm_hooks import without_errors
-from .adoption import packed, seeded, unpacked
+from .lost_rank_state import packed, seeded, unpacked
 
 if TYPE_CHECKING:
     from ..distributed.process_group import Group

@@ -29,8 +29,8 @@ from ..state.state import TorchState
 from ..tensors import arrays
 from ..tensors.equality import have_same_bits
 from ..tensors.placement import NOTHING, empty_of, is_dtensor, local
-from .adoption import packed, unpacked
 from .former_checkpoint import FormerCheckpoint
+from .lost_rank_state import packed, unpacked
 from .transfer_plan import BoxPiece, StoredBox, bundles, common, pieces
 
 T = TypeVar("T")

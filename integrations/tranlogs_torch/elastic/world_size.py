@@ -22,7 +22,7 @@ from tranlogs.training import Journal, Progress
 
 from ..ddp.comm_hooks import without_errors
 from ..distributed.process_group import Solo
-from .adoption import seeded
+from .lost_rank_state import seeded
 from .neighbour_copies import settle_beside
 from .recoverable_state import RecoverableState
 

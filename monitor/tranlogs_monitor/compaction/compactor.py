@@ -26,7 +26,7 @@ from tranlogs.catalog import Catalog, CheckpointRow, SegmentRow, TimelineRow
 from tranlogs.checkpoints.derived import DerivedCheckpoint, delete_derived, publish
 from tranlogs.journal import JournalPaths
 from tranlogs.retention.budget import Pruning
-from tranlogs.retention.compaction import Compaction, count_sealed_bytes_after
+from tranlogs.retention.compaction_policy import Compaction, count_sealed_bytes_after
 
 _log = logging.getLogger(__name__)
 

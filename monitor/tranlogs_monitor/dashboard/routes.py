@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from .access.access import Access
+from .access.access_rules import Access
 from .access.guard import Guard
 from .metrics import CONTENT_TYPE, Metrics
 from .pages.board import Board

@@ -15,7 +15,7 @@ from tranlogs.base.errors import TranLogsError
 from tranlogs.catalog import SegmentRow
 from tranlogs.catalog.lineage import Limits, trace_lineage
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record import EntryKind
+from tranlogs.log.record_format import EntryKind
 from tranlogs.recovery.history import Link, build_history
 from tranlogs.recovery.journal_facts import read_facts
 

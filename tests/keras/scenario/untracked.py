@@ -10,7 +10,7 @@ import keras
 import torch.distributed  # noqa: F401  # has names whose use is warned of
 
 from tranlogs_keras.backends import make_backend
-from tranlogs_keras.loop.untracked import UntrackedVariables
+from tranlogs_keras.loop.untracked_variables import UntrackedVariables
 
 
 class Asked:

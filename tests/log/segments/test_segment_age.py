@@ -15,7 +15,7 @@ from tranlogs.base.clock import SystemClock
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.types import dense
 from tranlogs.log.layout import NO_TENSORS, Payload
-from tranlogs.log.record import EntryKind
+from tranlogs.log.record_format import EntryKind
 from tranlogs.log.segments import segment_age
 from tranlogs.log.segments.segment_age import SegmentAgeLimit
 from tranlogs.log.syncing import group_commit

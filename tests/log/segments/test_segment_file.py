@@ -19,7 +19,7 @@ from tranlogs.base.config import MIB, SPARE_FILES_MAX
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.catalog import Catalog, SegmentRow, segment_key
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record import HEAD, EntryKind, extent_end, pack_head
+from tranlogs.log.record_format import HEAD, EntryKind, extent_end, pack_head
 from tranlogs.log.scanner import scan
 from tranlogs.log.segments import segment_file as files
 from tranlogs.log.segments.preallocator import Preallocator, delete_segment

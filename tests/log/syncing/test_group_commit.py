@@ -19,7 +19,7 @@ from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.log.index import LogIndex
 from tranlogs.log.layout import NO_TENSORS
-from tranlogs.log.record import EntryKind, unpack_head
+from tranlogs.log.record_format import EntryKind, unpack_head
 from tranlogs.log.segments.segment_file import SegmentFile
 from tranlogs.log.syncing import group_commit
 from tranlogs.log.syncing.group_commit import GroupCommit

@@ -13,7 +13,7 @@ import torch
 from tranlogs.base.clock import SystemClock
 from tranlogs.base.types import Array, Piece
 from tranlogs.checkpoints import Snapshot
-from tranlogs.log.record import Position
+from tranlogs.log.record_format import Position
 from tranlogs.recovery.derived_checkpoint import write_snapshot
 from tranlogs.recovery.group.resharding import _choose_owner
 from tranlogs_torch.elastic import transfer_plan

@@ -19,7 +19,7 @@ from tests.torch.lab import Attempt, Outcome, differences, in_child, uninterrupt
 from tests.torch.loops import recheck_scripts as scripts
 from tests.torch.loops.recheck_scripts import Script
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record import EntryKind
+from tranlogs.log.record_format import EntryKind
 from tranlogs.recovery import read_facts
 from tranlogs.training import PENDING
 

@@ -15,7 +15,7 @@ from tests.torch.nets import seed
 from tests.torch.replay.test_exact_matrix import FORMS, OPTIMIZERS
 from tranlogs.base.types import ITEMSIZE
 from tranlogs.training import Divergence
-from tranlogs_torch.replay import by_tensor, gradient_blocks, redo, trial
+from tranlogs_torch.replay import by_tensor, gradient_blocks, range_trial, redo
 from tranlogs_torch.replay.ranges import VECTOR_BYTES, Extent, divide, is_even
 from tranlogs_torch.replay.replayable_state import ReplayableState
 from tranlogs_torch.sharding.update_kinds import BY_ELEMENT
@@ -74,7 +74,7 @@ def test_ranges_have_the_bits_of_whole_tensors(name: str, form: str, threads: in
     kind, options, _ = OPTIMIZERS[name]
     optimizer = kind([torch.nn.Parameter(torch.zeros(3))], **options, **FORMS[form])
     for dtype in (torch.float32, torch.bfloat16):
-        assert trial.gives_same_bits(optimizer, 0, dtype)
+        assert range_trial.gives_same_bits(optimizer, 0, dtype)
 
 
 class Normed(torch.optim.SGD):
@@ -88,7 +88,7 @@ class Normed(torch.optim.SGD):
 
 def test_optimizer_that_looks_at_whole_tensors_is_found_out() -> None:
     optimizer = Normed([torch.nn.Parameter(torch.zeros(3))], lr=0.1)
-    assert not trial.gives_same_bits(optimizer, 0, torch.float32)
+    assert not range_trial.gives_same_bits(optimizer, 0, torch.float32)
 
 
 def test_steps_are_redone_as_they_were_taken_if_another_order_gives_other_bits(

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from ...base.errors import UsageError
 from ...base.types import Piece
-from ...log.record import EntryKind
+from ...log.record_format import EntryKind
 from ..options import FINE, PROBLEM, Json, Run, command
 from ..output import screen
 from ..output.json_values import print_json, to_json

@@ -12,9 +12,9 @@ from typing import Any
 from ...base.errors import CorruptRecord
 from ...catalog import CheckpointRow, SegmentRow
 from ...catalog.lineage import Limits, is_on_lineage, trace_lineage
-from ...log.entry import Entry
+from ...log.decoded_record import Entry
 from ...log.reader import SegmentReader
-from ...log.record import EntryKind
+from ...log.record_format import EntryKind
 from ...recovery.history import Link, build_history
 from ...recovery.journal_facts import Facts, read_facts
 

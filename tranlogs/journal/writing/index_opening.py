@@ -11,7 +11,7 @@ from ...base.errors import CannotRead, CorruptCatalog, CorruptRecord, LogUnavail
 from ...catalog import Catalog, SegmentRow
 from ...log.index import IndexedRecord, LogIndex, delete_index
 from ...log.reader import SegmentReader
-from ...log.record import Location
+from ...log.record_format import Location
 from ...log.scanner import scan
 from ..paths import JournalPaths
 

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 from ...base.errors import LogUnavailable, error_text
 from ...base.types import Array
 from ...encoding import tree
-from ...log.body import BodyEncoder, EncodedBody, Part
-from ...log.definitions import Scalars
 from ...log.layout import Payload
-from ...log.record import EntryKind
+from ...log.record_body import BodyEncoder, EncodedBody, Part
+from ...log.record_format import EntryKind
 from ...log.record_writer import RecordWriter
+from ...log.segment_definitions import Scalars
 from ...log.writer import WriteAheadLog
 from .writer_thread import BufferPool, WriterThread
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from ...base.clock import Clock
 from ...catalog import TimelineRow, Watermarks, timeline_key
-from ...log.record import Position
+from ...log.record_format import Position
 from ...retention.prune import set_aside
 from ..abandoned_segments import retire_unreachable_segments, seal_abandoned_segments
-from ..checkpoints.journal_checkpoints import JournalCheckpoints
+from ..checkpointing.journal_checkpoints import JournalCheckpoints
 from ..opening import OpenedJournal
 from ..pruning_holds import PruningHolds
 from .suspendable_log import SuspendableLog

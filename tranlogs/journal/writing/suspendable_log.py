@@ -8,10 +8,10 @@ from ...base.atomic_files import is_disk_full
 from ...base.clock import Clock
 from ...base.config import JournalConfig
 from ...log.layout import NO_TENSORS
-from ...log.record import Position
+from ...log.record_format import Position
 from ...log.segments.retired_files import unlink_retired
 from ...log.writer import WriteAheadLog
-from ..checkpoints.disk_space import DiskSpace
+from ..checkpointing.disk_space import DiskSpace
 from ..opening import OpenedJournal
 from ..suspending_errors import SUSPENDING_ERRORS
 from .index_opening import open_index

@@ -13,9 +13,9 @@ from ...base.errors import LogUnavailable, UnencodableState, error_text
 from ...checkpoints import Snapshot
 from ...encoding import tree
 from ...log.layout import NO_TENSORS
-from ...log.record import EntryKind, Position
+from ...log.record_format import EntryKind, Position
 from ..abandoned_segments import seal_abandoned_segments
-from ..checkpoints.journal_checkpoints import JournalCheckpoints
+from ..checkpointing.journal_checkpoints import JournalCheckpoints
 from ..opening import OpenedJournal
 from ..suspending_errors import SUSPENDING_ERRORS
 from .start import WritingStart

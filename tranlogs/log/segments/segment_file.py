@@ -23,7 +23,7 @@ from ...base.atomic_files import sync_folder
 from ...base.errors import LogUnavailable
 from ...base.failpoints import hit
 from ...base.types import Bytes
-from ..record import HEAD, Position, unpack_head
+from ..record_format import HEAD, Position, unpack_head
 
 _VIEWS_MAX = 512  # buffers in one system call; IOV_MAX is 1024
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ...base.clock import Clock
 from ...catalog import Catalog, SegmentRow, segment_key
-from ..record import Position
+from ..record_format import Position
 from .segment_file import SegmentFile
 
 

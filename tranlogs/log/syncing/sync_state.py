@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ...base.clock import Clock
 from ...base.threads import WaitableLock
 from ..index import IndexedRecord
-from ..record import Position
+from ..record_format import Position
 from ..segments.segment_file import SegmentFile
 
 SealedSegment = tuple[SegmentFile, Position]  # a complete segment, and the position after its last record

@@ -17,9 +17,9 @@ import numpy as np
 
 from ...base.errors import CorruptRecord, MissingShard
 from ...base.types import ITEMSIZE, AnyArray, Array, Bytes
-from ...log.entry import Entry
+from ...log.decoded_record import Entry
 from ...log.reader import SegmentReader
-from ...log.record import EntryKind
+from ...log.record_format import EntryKind
 from ..history import Link
 from .summary.log_summary import GenerationLog
 

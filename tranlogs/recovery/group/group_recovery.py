@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base.errors import CorruptCheckpoint, MissingShard, RecoveryError, UsageError
-from ...log.record import EntryKind
+from ...log.record_format import EntryKind
 from ..decoding import DamagedEntry
 from ..recover import Progress, Recovered, execute_plan, open_planned_checkpoint
 from ..recovery_plan import RecoveryPlan

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...base.errors import CorruptCheckpoint
 from ...catalog import CheckpointRow
 from ...checkpoints import Checkpoint
-from ...log.record import Position
+from ...log.record_format import Position
 from ..decoding import DamagedEntry, decode_chunks
 from ..history import Link
 from ..recover import EarlierNotes

@@ -21,7 +21,7 @@ from typing import Any
 from ...base.clock import SystemClock
 from ...base.errors import RecoveryError, error_text
 from ...catalog import CheckpointRow
-from ...log.record import Position
+from ...log.record_format import Position
 from ..derived_checkpoint import write_snapshot
 from ..recover import Recovered, open_planned_checkpoint
 from ..recovery_plan import RecoveryPlan

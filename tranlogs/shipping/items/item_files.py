@@ -21,7 +21,7 @@ from ...catalog import CheckpointRow, SegmentRow
 from ...checkpoints import Checkpoint
 from ...checkpoints.folder import MANIFEST, META, STATE
 from ...log.reader import SegmentReader
-from ...log.record import EntryKind, Head, Location
+from ...log.record_format import EntryKind, Head, Location
 from ...log.scanner import scan
 from .throttle import Throttle
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from ...base.types import Array, Bytes, Extension, SparseArray, TensorSpec
 from ...encoding import tree
-from ...log.body import WHOLE, EncodedBody, Part
 from ...log.layout import Payload
+from ...log.record_body import WHOLE, EncodedBody, Part
 from ..loop_state.number_lists import as_list
 from .recorded_unit import RecordedEntry
 

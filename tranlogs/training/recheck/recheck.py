@@ -10,10 +10,10 @@ from typing import Any
 
 from ...encoding import tree
 from ...journal.writing.record_writers import RecordContent, encode_body
-from ...log.body import BodyEncoder
-from ...log.entry import Entry
+from ...log.decoded_record import Entry
 from ...log.layout import Payload
-from ...log.record import EntryKind
+from ...log.record_body import BodyEncoder
+from ...log.record_format import EntryKind
 from ...recovery.last_unit import LastUnit
 from .comparison import Difference, Kind, compare_bodies, compare_payloads
 from .recorded_unit import RecordedEntry, RecordedUnit

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from ...base.types import Array, Bytes
-from ...log.entry import Entry
+from ...log.decoded_record import Entry
 from ...log.reader import SegmentReader
-from ...log.record import EntryKind
+from ...log.record_format import EntryKind
 from ...recovery.last_unit import LastUnit
 
 _AHEAD_BYTES_MAX = 512 << 20  # tensors beyond this size are read when they are compared

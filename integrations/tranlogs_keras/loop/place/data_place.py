@@ -11,7 +11,7 @@ from tranlogs.training import UNKNOWN_DATA, LiveReport, TurnData
 from ...backends import Backend
 from ...data import Position, describe_data, other_data
 from ...data.source import Source
-from ...state.boundary_parts import Parts
+from ...state.rarely_changed_parts import Parts
 from .loop_data import LoopData, make_loop_source
 
 UNKNOWN_ITERABLE = (

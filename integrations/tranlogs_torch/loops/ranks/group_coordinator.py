@@ -29,7 +29,7 @@ from ...ddp.divergence_check import Likeness
 from ...ddp.gradient_ranges import Named, Portion
 from ...ddp.reducer import Reducer, reducers_in
 from ...distributed.process_group import Group, warn_of_restarts
-from ...elastic import adoption
+from ...elastic import lost_rank_state
 from ...elastic.neighbour_copies import NeighbourCopies, check_copies
 from ...elastic.world_size import demand_unused
 from ...sharding import fsdp
@@ -248,7 +248,7 @@ class GroupCoordinator:
             return
         following = (self.rank + 1) % self.world
         try:
-            own = adoption.packed({key: value for key, value in without_errors(whole).items() if key != "beside"})
+            own = lost_rank_state.packed({key: value for key, value in without_errors(whole).items() if key != "beside"})
         except UnencodableState:  # the journal will meet the same error, and report it
             own = b""
         self._state.mirror = {following: self._group.gather(own)[following]}

@@ -30,8 +30,8 @@ from ...sharding import fsdp
 from ...sharding.zero_optimizer import bring_in
 from ...state.caveats import has_steps
 from ...state.compatibility import compare_modules, compare_schedulers, describe_modules
-from ..forecast import forecast
 from ..run_parts import RunParts
+from ..write_forecast import forecast
 from .resume_report import ResumeReport
 from .script_changes import LandedState, ScriptChanges
 from .unit_recheck import UnitRecheck

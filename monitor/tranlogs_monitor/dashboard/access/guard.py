@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .access import Access
+from .access_rules import Access
 from .tokens import Token
 
 _FOREIGN_HOST = "This server answers to localhost, 127.0.0.1 and [::1] only; the Host header names another host.\n"

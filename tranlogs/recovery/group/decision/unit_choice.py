@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 from ....base.errors import RecoveryError
-from ....log.record import EntryKind
+from ....log.record_format import EntryKind
 from ...last_unit import LastUnit
 from .agreement import Damage
 from .generations import Generation, GroupTarget, choose_target

@@ -13,7 +13,7 @@ from ....catalog import CheckpointRow
 from ....catalog.lineage import Limits, is_on_lineage, trace_lineage
 from ....checkpoints import Checkpoint
 from ....log.reader import SegmentReader
-from ....log.record import EntryKind
+from ....log.record_format import EntryKind
 from ...history import History, Link, ScannedSegment, build_history
 from ...journal_facts import Facts, read_facts
 from .journal_summary import CheckpointRef, JournalSummary, LogRange

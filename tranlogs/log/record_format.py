@@ -37,7 +37,7 @@ A description starts with a fixed part, followed by sections in this order:
     codecs   u32 stored length for each piece, then u8 codec for each piece; empty if no piece is compressed
     digests  fingerprint of the state after the step
     scalars  a tree, {name: number}; empty if there are none
-    body     a tree, {part: (offset, content, arrays)}, see `body.py`; empty if shared
+    body     a tree, {part: (offset, content, arrays)}, see `record_body.py`; empty if shared
 
 A record is valid if and only if the checksums of its head and its description match. Each piece of the payload has its own
 checksum, which is compared when the piece is read.

@@ -18,7 +18,7 @@ from ...base.threads import start_thread
 from ...catalog import Catalog, CheckpointRow
 from ...checkpoints import Checkpoint, Snapshot, SnapshotPool, checkpoint_name, write_checkpoint
 from ...encoding.tree import Adapt
-from ...log.record import Position
+from ...log.record_format import Position
 
 _log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from ...base.errors import DataError
 from ...catalog.lineage import trace_lineage
 from ...checkpoints import Checkpoint
 from ...journal import JournalPaths
-from ...log.entry import Entry
+from ...log.decoded_record import Entry
 from ...log.reader import SegmentReader
-from ...log.record import EntryKind
+from ...log.record_format import EntryKind
 from ...rebuild_catalog import rebuild_catalog
 from ...recovery.history import Link, build_history
 from ...recovery.journal_facts import read_facts

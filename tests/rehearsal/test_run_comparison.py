@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tranlogs.rehearsal.comparison.differences import Difference, find_differences
-from tranlogs.rehearsal.comparison.runs import compare_runs, copy_start, find_unsteady
+from tranlogs.rehearsal.comparison.run_comparison import compare_runs, copy_start, find_unsteady
 from tranlogs_torch import LoggedOptimizer
 
 STEPS = 6

@@ -7,10 +7,10 @@ from typing import Any
 from ..base.errors import CorruptRecord
 from ..base.types import AnyArray, Array
 from ..encoding import tree
-from .body import WHOLE, Row, merge_part, unpack_parts
 from .layout import Layout
 from .payload_reader import PayloadReader, RecordFile
-from .record import Description, EntryKind, Location
+from .record_body import WHOLE, Row, merge_part, unpack_parts
+from .record_format import Description, EntryKind, Location
 
 
 class Entry(PayloadReader):

@@ -17,7 +17,7 @@ from tranlogs.base.errors import UnencodableState
 from tranlogs.base.types import ITEMSIZE, AnyArray, Array
 from tranlogs.encoding import tree
 from tranlogs.encoding.compression import Codec, decompress
-from tranlogs.log.body import WHOLE, BodyEncoder, EncodedBody, PartsWriter, encode_parts, merge_part, unpack_parts
+from tranlogs.log.record_body import WHOLE, BodyEncoder, EncodedBody, PartsWriter, encode_parts, merge_part, unpack_parts
 
 
 class Segment:

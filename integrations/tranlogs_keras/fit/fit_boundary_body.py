@@ -9,8 +9,8 @@ from tranlogs.training import LiveReport
 from .. import keras_internals
 from ..data import Position
 from ..data.source import Source
-from ..state.boundary_parts import Parts, found_under
 from ..state.callbacks import CallbackStates
+from ..state.rarely_changed_parts import Parts, found_under
 from .earlier_fits import EarlierFits
 
 CALLBACK = "callback."  # names of a boundary's parts for callbacks begin with it

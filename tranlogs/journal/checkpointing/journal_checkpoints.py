@@ -10,7 +10,7 @@ from ...base.errors import CorruptCatalog, LogUnavailable, error_text
 from ...catalog import CheckpointRow
 from ...checkpoints import Snapshot
 from ...encoding import tree
-from ...log.record import Position
+from ...log.record_format import Position
 from ...log.writer import WriteAheadLog
 from ...retention import CheckpointPolicy, RetentionPolicy
 from ...retention.keep_policy import when_full

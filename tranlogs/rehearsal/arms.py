@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..base.quantities import format_bytes
 from ..training.rehearsed_process.orders import Orders
-from .comparison.runs import copy_start
+from .comparison.run_comparison import copy_start
 from .processes.process_life import Life, Limits, Stage
 from .processes.working_folder import WorkingFolder, can_mount
 from .settings import RehearsalSettings

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranlogs.base.config import FORMAT_VERSION, META_BYTES_MAX
-from tranlogs.log.record import (
+from tranlogs.log.record_format import (
     ALIGNMENT,
     FIXED,
     HEAD,

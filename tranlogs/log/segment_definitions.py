@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..encoding import tree
-from .body import EncodedBody, PartsWriter, PlacedBody
 from .layout import Layout, Payload, SparseForm, pack_layout
 from .payload_writer import PieceWriter
-from .record import HEAD, Description, pack_description
+from .record_body import EncodedBody, PartsWriter, PlacedBody
+from .record_format import HEAD, Description, pack_description
 
 Scalars = dict[str, float]  # numbers that the loop logs for its curves, by name
 
