@@ -26,8 +26,8 @@ class ChildFailed(TranLogsError):
     def __init__(self, job: Job, code: int) -> None:
         output = job.log.read_text(errors="replace").strip().splitlines()
         super().__init__(
-            f"the training process {job.name!r} ended with exit code {code}: {output[-1] if output else 'silently'}. "
-            f"Its output is in {job.log}"
+            f"the training process {job.name!r} ended with exit code {code}: {output[-1] if output else 'it printed nothing'}. "
+            f"The whole output is in {job.log}"
         )
 
 

@@ -69,6 +69,13 @@ def test_in_the_order_that_keras_itself_draws(backend: Lab, data: str, tmp_path:
     prove_exact(backend, tmp_path, [{"die": ["batch", 13]}], data=data, options={"data_order": "keras"}, **SMALL)
 
 
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"], indirect=True)
+def test_each_pass_of_a_loop_reads_its_arrays_as_they_are_now(backend: Lab) -> None:
+    found = backend.value("scenario.data.passes_over_changed_arrays")
+    assert sum(found["as given"]) == sum(range(12))
+    assert sum(found["changed"]) == sum(range(12)) + 12 * 100
+
+
 def test_a_dataset_whose_prefetching_has_drained_the_epoch(tensorflow: Lab, tmp_path: Path) -> None:
     deaths = [{"die": ["batch", 9]}, {"die": ["batch", 10]}]
     prove_exact(tensorflow, tmp_path, deaths, data="dataset", options={"checkpoint_every": 1}, **SMALL)

@@ -48,7 +48,7 @@ _ADVICE = (
         r"not durable",
         "the job service does not persist data: start a job master, and a job worker on each worker's machine "
         "(`alluxio-start.sh job_masters`, `job_workers`), set alluxio.job.master.hostname to the first, and let them write to "
-        "the under-store (alluxio.master.mount.table.root.ufs); if an owner cannot be set, by the master's log, set "
+        "the under-store (alluxio.master.mount.table.root.ufs); if the master's log reports that an owner cannot be set, set "
         "alluxio.underfs.allow.set.owner.failure=true",
     ),
     (

@@ -20,7 +20,6 @@ class Arrays(Source):
 
     def __init__(self, adapter: Any, backend: Backend, order: OwnOrder, strategy: Any) -> None:
         self._adapter, self._backend, self._order, self._strategy = adapter, backend, order, strategy
-        self._samples: Any = None  # on TensorFlow, a dataset that repeats all of them: a copy, as Keras's own pipeline has one
 
     def open(self, passes: int, seen: int) -> Any:
         adapter = self._adapter
@@ -40,14 +39,14 @@ class Arrays(Source):
         """Return the rest of a pass, made like Keras's own pipeline except for the order."""
         import tensorflow as tf
 
-        if self._samples is None:
-            inputs = array_slicing.convert_to_sliceable(self._adapter._inputs, target_backend="tensorflow")
-            self._samples = tf.data.Dataset.from_tensors(tree.lists_to_tuples(inputs)).repeat()
+        # Copied in each pass: a loop of the script may have changed its arrays since the last one.
+        inputs = array_slicing.convert_to_sliceable(self._adapter._inputs, target_backend="tensorflow")
+        samples = tf.data.Dataset.from_tensors(tree.lists_to_tuples(inputs)).repeat()
         indices = tf.constant(order, tf.int64)
         as_it_is = tf.autograph.experimental.do_not_convert  # there is nothing to convert, and each fit would wait to learn so
         slice_of = as_it_is(lambda i: indices[i * size : (i + 1) * size])
         batches = tf.data.Dataset.range(-(-len(order) // size)).map(slice_of)
-        data = tf.data.Dataset.zip((batches, self._samples))
+        data = tf.data.Dataset.zip((batches, samples))
 
         def take(i: Any, held: Any) -> Any:
             def one(x: Any) -> Any:

@@ -224,7 +224,7 @@ def _check(folder: Path, found: Any) -> Metadata:
         for offsets, sizes in chunks:
             place = _place(folder, name, given.get((name, offsets), given.get((name, None))))
             if math.prod(sizes) * dtype.itemsize > place[2]:  # before memory is allocated for it
-                raise UsageError(f"{folder / place[0]}: by the metadata, {name} is larger than what the file contains")
+                raise UsageError(f"{folder / place[0]}: the metadata give {name} more bytes than the file contains")
             made.storage_data[MetadataIndex(name, offsets)] = _StorageInfo(*place)
         _check_chunks(folder, name, shape, chunks)
         made.state_dict_metadata[name] = TensorStorageMetadata(

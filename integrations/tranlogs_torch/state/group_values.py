@@ -47,7 +47,9 @@ class GivenValues:
             recorded: the values with which the run began.
             now: the groups as the script has built them, unless `note` was called before.
         """
-        given = self.by_optimizer.get(which) or _plain_values(now)
+        given = self.by_optimizer.get(which)
+        if given is None:
+            given = _plain_values(now)
         self.by_optimizer[which] = recorded
         if which in self.loaded:
             return []

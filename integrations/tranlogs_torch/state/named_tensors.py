@@ -76,7 +76,7 @@ class NamedTensors:
         return [list(map(id, group["params"])) for group in self.optimizers[which].param_groups]
 
     def groups_to_log(self, which: str) -> dict[str, Any]:
-        """Return an optimizer's groups as plain values, and note that the log knows their members."""
+        """Return an optimizer's groups for the log: names and live values. Note that the log knows their members."""
         names = self.group_names(which)
         self.logged_members[which] = self.group_members(which)
         return {"params": names, "values": self.hyper(which)}

@@ -143,6 +143,20 @@ def given(data: str) -> dict[str, Any]:
     raise ValueError(data)
 
 
+def passes_over_changed_arrays() -> dict[str, list[float]]:
+    """Return the sums of the batches of two passes over arrays that the script has changed in between, in place."""
+    from tranlogs_keras.backends import make_backend
+    from tranlogs_keras.loop.place.loop_data import LoopData, make_loop_source
+
+    x, y = np.arange(12.0, dtype="float32").reshape(6, 2), np.zeros(6, "float32")
+    source = make_loop_source(LoopData((x, y), 2, True, is_stateless=False), make_backend(), 7, lambda *_: None)
+    found = {}
+    for i, name in enumerate(("as given", "changed")):
+        found[name] = [float(np.sum(keras.ops.convert_to_numpy(batch[0]))) for batch in source.open(i, 0)]
+        x += 100.0
+    return found
+
+
 def _endless(x: Any, y: Any) -> Any:
     while True:
         at = np.random.randint(0, len(x), BATCH)

@@ -247,7 +247,7 @@ def _swap(metadata: Any) -> None:
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
-        (_grow, "larger than what the file contains"),
+        (_grow, "more bytes than the file contains"),
         (_overlap, "do not add up to the tensor"),
         (_outside, "no file contains"),
         (_lose, "do not add up to the tensor"),
