@@ -14,23 +14,27 @@ EXPERIMENTS ?=
 # Of `make bench`: --quick.
 BENCH ?=
 
-.PHONY: demo test test-ranks test-rest check lint alluxio bench experiments soak clean
+.PHONY: demo test test-most test-beside test-ranks test-rest check lint alluxio bench experiments soak clean
 
 demo: $(VENV)/.usable
 	$(BIN)/tranlogs demo
 
 # Tests start hundreds of processes, which would compile the checkout each time.
-test test-ranks test-rest: export PYTHONDONTWRITEBYTECODE :=
+test test-most test-ranks test-rest: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(VENV)/.ready
 	$(MAKE) --no-print-directory check
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target test-ranks test-rest & beside=$$!; \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/alluxio --ignore tests/distributed \
-		--ignore tests/trainers --ignore tests/rehearsal; main=$$?; \
-	wait $$beside && exit $$main
+	$(MAKE) --no-print-directory --keep-going --jobs 3 test-most test-beside
 
-# These wait for the processes that they start half of the time, so that they run beside all others. Each is one process of
-# pytest: its tests share launchers and a cluster.
+test-most: $(VENV)/.ready
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/alluxio --ignore tests/distributed \
+		--ignore tests/trainers --ignore tests/rehearsal
+
+# These wait for the processes that they start half of the time, so that they run beside all others, and print when they are done.
+# Each is one process of pytest: its tests share launchers and a cluster.
+test-beside: $(VENV)/.ready
+	$(MAKE) --no-print-directory --keep-going --output-sync=target test-ranks test-rest
+
 test-ranks: $(VENV)/.ready
 	$(BIN)/python -m pytest tests/distributed tests/trainers
 test-rest: $(VENV)/.ready
