@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import campaign, disks, known_sources
+from tests.support import campaign, disks, known_sources, samples
 from tests.support.huge_pages import collapse_memory
 
 if TYPE_CHECKING:
@@ -43,8 +43,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, _SOURCES), *filter(None, [
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that runs whole campaigns."""
+    """Add the options that say how much runs."""
     parser.addoption("--soak", action="store_true", help="run whole random campaigns and products, from a seed drawn anew")
+    samples.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,11 +65,12 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out of the gate what is marked `soak`: other variants of what the gate tries once."""
-    left_out = [] if campaign.is_soak() else [item for item in items if item.get_closest_marker("soak") is not None]
+    """Leave out what is marked `soak` (unless --soak), and of what is marked `sampled` the part that the options leave out."""
+    left_out = set() if campaign.is_soak() else {item for item in items if item.get_closest_marker("soak") is not None}
+    left_out |= samples.not_in_part(config, [item for item in items if item not in left_out])
     if left_out:
-        items[:] = [item for item in items if item.get_closest_marker("soak") is None]
-        config.hook.pytest_deselected(items=left_out)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_collection_finish() -> None:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.alluxio.cluster import Cluster
 from tests.alluxio.trainer import CHECKPOINT_EVERY, Training
 from tests.keras.conftest import torch as keras
@@ -125,6 +127,7 @@ def test_a_trainer_its_monitor_and_their_machine_are_lost(alluxio: Cluster, tmp_
     assert goes_on(pulled, whole) == goes_on(by_address, whole)
 
 
+@pytest.mark.sampled(0)
 def test_a_fit_of_keras_goes_on_by_the_address_alone(alluxio: Cluster, keras: Lab, tmp_path: Path) -> None:
     run, url = tmp_path / "run", alluxio.url("/fits", replication=2)
     options = {"store": url, "monitor": ["process", None, False, None, "0.1s"]}

@@ -146,7 +146,8 @@ def fresh_names() -> Iterator[str]:
     return (f"segment~{number}" for number in itertools.count())
 
 
-@pytest.mark.parametrize("victim", ["proxy", "worker-0", campaign.variant("master")])
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("victim", ["proxy", "worker-0", campaign.in_soak("master")])
 def test_a_process_is_killed_in_the_middle_of_a_write(alluxio: Cluster, store: Store, victim: str) -> None:
     put(store, "before", CONTENT)
     content = Interrupted(CONTENT, lambda: alluxio.kill(victim))
@@ -162,6 +163,7 @@ def test_a_process_is_killed_in_the_middle_of_a_write(alluxio: Cluster, store: S
     assert store.stat("segment") is None
 
 
+@pytest.mark.sampled(0)
 @pytest.mark.usefixtures("no_pauses")
 def test_closing_says_fine_when_the_last_block_is_gone(
     alluxio: Cluster, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -186,6 +188,7 @@ def test_closing_says_fine_when_the_last_block_is_gone(
     assert_comes_back(store, run, tmp_path / "elsewhere", 15)
 
 
+@pytest.mark.sampled(0)
 @pytest.mark.usefixtures("no_pauses")
 def test_with_too_few_workers_there_are_fewer_copies_which_are_made_up_for(
     alluxio: Cluster, twice: Store, tmp_path: Path
@@ -214,6 +217,7 @@ def test_with_too_few_workers_there_are_fewer_copies_which_are_made_up_for(
     assert status_of(twice, again).copies == 2
 
 
+@pytest.mark.sampled(0)
 def test_the_job_master_comes_back(alluxio: Cluster, store: Store) -> None:
     alluxio.kill("job-master")
     put(store, "segment", CONTENT)
@@ -297,6 +301,7 @@ def test_memory_is_lost_before_it_is_persisted(
     persisted(alluxio, store, again)
 
 
+@pytest.mark.sampled(0)
 @pytest.mark.usefixtures("no_pauses")
 def test_a_dropped_request_to_persist_is_made_again_whatever_dies_meanwhile(
     alluxio: Cluster, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -370,6 +375,7 @@ def test_what_the_durable_manifest_names_is_left_when_all_memory_is_lost(
     assert_comes_back(store, run, tmp_path / "once more", 38)
 
 
+@pytest.mark.sampled(0)
 def test_full_memory_refuses_until_files_are_persisted(alluxio: Cluster, store: Store) -> None:
     for number in (0, 1):
         alluxio.lose(number)

@@ -44,7 +44,7 @@ def test_what_is_written_reaches_the_under_store(alluxio: Cluster, store: Store)
     assert (alluxio.under_store / folder / "run/segment").read_bytes() == b"content" * 1000
 
 
-@pytest.mark.parametrize("mebibytes", [16, campaign.variant(64), campaign.variant(256)])
+@pytest.mark.parametrize("mebibytes", [16, campaign.in_soak(64), campaign.in_soak(256)])
 def test_large_objects_come_back(alluxio: Cluster, store: Store, tmp_path: Path, mebibytes: int) -> None:
     hasher = xxhash.xxh3_128()
     with (tmp_path / "sent").open("w+b") as file:

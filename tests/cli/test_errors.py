@@ -123,6 +123,7 @@ DAMAGES = [
 ]
 
 
+@pytest.mark.sampled(21)
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_damage_gives_a_traceback(cli: Cli, run: Path, name: str, damage: Callable[[Path], None]) -> None:

@@ -112,6 +112,7 @@ def test_commands_on_a_run_of_a_pytorch_script(cli: Cli, tmp_path: Path) -> None
     compare("torch", mask(found, (str(run), "RUN"), (str(tmp_path), "FOLDER"), (socket.gethostname(), "HOST")))
 
 
+@pytest.mark.sampled(0)
 def test_commands_on_a_run_of_a_keras_script(cli: Cli, keras_lab: Lab, tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "state.weights.h5"
     assert keras_lab.run("fit", run=str(run), die=["batch", 17], options={"checkpoint_every": 1000}).was_killed

@@ -43,6 +43,7 @@ def test_the_one_line_help_is_the_commands_own(name: str) -> None:
     assert SUBCOMMANDS[name].help == load_subcommand(name).help.splitlines()[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("arguments", "slow"),
     [

@@ -66,6 +66,7 @@ def training(run: Path, durability: str) -> Iterator[Training]:
         made.kill()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("durability", ["machine", "process"])
 def test_a_copy_of_a_run_that_is_written_recovers_to_a_committed_boundary(memory_path: Path, durability: str) -> None:
     chance, verdicts = campaign.dice(durability), []

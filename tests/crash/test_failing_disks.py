@@ -58,6 +58,7 @@ def empty(disk: Path) -> None:
         ballast.unlink()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.disks
 @SEEDS
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])

@@ -100,6 +100,7 @@ def cut_run(folder: Path, monkeypatch: pytest.MonkeyPatch, writer: Any, fault: s
     return verdicts
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("writer", ["direct", "thread"])
 def test_records_survive_a_power_cut_around_the_commit_to_the_index(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch, writer: Any

@@ -56,6 +56,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("counted")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("writer", ["direct", "thread"])
 def test_a_run_passes_every_point_of_the_write_path(trainers: Trainers, counted: Path, writer: str) -> None:
     """In a run long enough for several spare files to be deleted, whatever the threads' order."""
@@ -64,6 +65,7 @@ def test_a_run_passes_every_point_of_the_write_path(trainers: Trainers, counted:
     assert {point: counts[point] for point in IN_RECOVERY if counts[point]} == {}
 
 
+@pytest.mark.sampled(28)
 @pytest.mark.parametrize(
     ("point", "when", "writer"),
     campaign.pairwise(IN_TRAINING, ["first", "second", "middle", "late"], ["direct", "thread"]),
@@ -109,6 +111,7 @@ def test_kills_at_random_moments_lose_nothing_committed(
         assert_nothing_is_lost(run, said)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("point", "writer"),
     campaign.each_once([*IN_RECOVERY, *(p for p in IN_TRAINING if not p.startswith("boundary."))], ["direct", "thread"]),

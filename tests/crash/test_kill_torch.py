@@ -74,6 +74,7 @@ def assert_nothing_is_lost(child: Child, begun: int, lost_at_most: int) -> None:
         assert report.batch or report.step >= begun - lost_at_most, f"batch {begun} had begun; recovery landed on {report}"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LOOPS)
 def test_killed_run_ends_with_the_bits_of_one_that_was_not(name: str, tmp_path: Path) -> None:
     chance, run, begun, kills = campaign.dice(name), tmp_path / "run", 0, 0

@@ -29,6 +29,7 @@ CHILD = Path(__file__).with_name("limits_child.py")
 SIZES = (7, 300)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", campaign.seeds(5), ids=str)
 @pytest.mark.parametrize("what", ["handles", "memory"])
 def test_training_goes_on_when_a_limit_is_reached(memory_path: Path, what: str, seed: int) -> None:

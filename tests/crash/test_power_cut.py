@@ -114,6 +114,7 @@ def test_synced_steps_survive_power_cuts(place: Path, seed: int) -> None:
     assert max(verdict["least"] for verdict in verdicts) > 0
 
 
+@pytest.mark.sampled(0)
 @pytest.mark.parametrize("seed", campaign.seeds(1), ids=str)
 def test_synced_steps_survive_power_cuts_of_a_disk_that_fills_up(place: Path, seed: int) -> None:
     """Something else takes all space, or all but some, and gives it back, again and again; the power goes at any moment."""
@@ -163,7 +164,7 @@ def test_power_cut_takes_what_is_not_synced(place: Path) -> None:
     pytest.fail("none of 40 power cuts took a step that was not synced")
 
 
-@pytest.mark.parametrize("durability", ["machine", campaign.variant("process")])
+@pytest.mark.parametrize("durability", ["machine", campaign.in_soak("process")])
 def test_training_goes_on_when_the_disk_dies(place: Path, durability: str) -> None:
     rnd = random.Random(SEED)
     print(f"repeat with TRANLOGS_SEED={SEED}")
@@ -187,8 +188,9 @@ def test_training_goes_on_when_the_disk_dies(place: Path, durability: str) -> No
             image = disks.make_ext4(image)
 
 
+@pytest.mark.sampled(0)
 @pytest.mark.parametrize("seed", campaign.seeds(1), ids=str)
-@pytest.mark.parametrize("durability", [campaign.variant("machine"), "process"])
+@pytest.mark.parametrize("durability", [campaign.in_soak("machine"), "process"])
 def test_training_goes_on_when_the_file_system_turns_read_only(place: Path, durability: str, seed: int) -> None:
     """What was committed is there while it is mounted, what was synced when it is mounted anew."""
     rnd, fault = random.Random(seed), "the file system turns read-only under the trainer"

@@ -239,6 +239,7 @@ def test_every_call_that_changes_a_file_is_hit(sampler: Sampler) -> None:
     assert {"pwrite64", "fdatasync", "ftruncate"} <= made["closing"]
 
 
+@pytest.mark.sampled(35)
 @pytest.mark.parametrize("life", LIVES)
 @pytest.mark.parametrize("call", [*CALLS, *KILLS_ONLY])
 def test_a_kill_at_a_system_call_loses_nothing_committed(
@@ -256,6 +257,7 @@ def assert_training_went_on(outcome: Outcome, end: int) -> None:
     assert outcome.end == ["False", str(end), str(state_sum(end))]
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize(
     ("call", "life", "error", "onwards"),
     campaign.pairwise(CALLS, ["training", "closing"], ["ENOSPC", "EIO"], [False, True]),
@@ -275,6 +277,7 @@ def test_training_goes_on_when_a_system_call_fails(
         assert_nothing_is_lost(judge, run, END, "a system call fails while training", len(outcome.hit))
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("onwards", [False, True], ids=["once", "for good"])
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"] if campaign.is_soak() else ["either"])
 @pytest.mark.parametrize("call", CALLS)

@@ -64,6 +64,7 @@ def count_recycled(monkeypatch: pytest.MonkeyPatch) -> list[SegmentFile]:
     return recycled
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", campaign.seeds(1), ids=str)
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("files", ["fresh", "recycled"])

@@ -88,6 +88,7 @@ def test_a_group_that_hangs_is_told_to_end_or_taken_over(tmp_path: Path) -> None
             process.communicate()
 
 
+@pytest.mark.sampled(0)
 def test_workers_of_a_torchrun_that_was_killed_end_and_the_next_one_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="the example's data come with scikit-learn")
     lines: list[str] = []

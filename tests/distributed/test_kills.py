@@ -27,23 +27,24 @@ def differences(found: Outcome, right: Outcome) -> list[list[str]]:
     return [[key for key in mine if mine[key] != theirs[key]] for mine, theirs in zip(found, right, strict=True)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("world", "name", "kills"),
     [
         (3, "plain", 6),
         (2, "accumulation", 3),
         (4, "buckets", 3),
-        campaign.variant(3, "static", 3),
-        campaign.variant(3, "views", 2),
-        campaign.variant(3, "unused", 2),
+        campaign.in_soak(3, "static", 3),
+        campaign.in_soak(3, "views", 2),
+        campaign.in_soak(3, "unused", 2),
         (3, "own loop", 3),
-        campaign.variant(3, "hook", 2),
-        campaign.variant(3, "bytes", 3),
+        campaign.in_soak(3, "hook", 2),
+        campaign.in_soak(3, "bytes", 3),
         (3, "undivided", 3),
         (3, "join", 2),
         (3, "power", 3),
         (3, "sparse sgd", 2),
-        campaign.variant(3, "frozen", 2),
+        campaign.in_soak(3, "frozen", 2),
     ],
 )
 def test_killed_group_ends_with_the_bits_of_one_that_was_not(
@@ -64,6 +65,7 @@ def test_killed_group_ends_with_the_bits_of_one_that_was_not(
     assert steps == sorted(steps)
 
 
+@pytest.mark.sampled(0)
 def test_a_redo_may_take_longer_than_the_groups_time_limit(launcher: Launcher, tmp_path: Path) -> None:
     found = launcher.run(2, "hurried", tmp_path / "run", [[0, 5, 0]])
     assert [(report["step"], report["exact"]) for report in launcher.told()] == [(0, True), (5, True)]
@@ -121,7 +123,7 @@ def test_a_second_join_is_refused_by_name(launcher: Launcher, tmp_path: Path) ->
     assert "join() was entered a second time" in launcher.said()
 
 
-@pytest.mark.parametrize("name", ["unequal", campaign.variant("unequal sample")])
+@pytest.mark.parametrize("name", ["unequal", campaign.in_soak("unequal sample")])
 def test_ranks_that_were_found_to_differ_lose_no_finished_step_from_there_on(
     launcher: Launcher, tmp_path: Path, name: str
 ) -> None:
@@ -148,7 +150,7 @@ def test_a_layer_that_trains_from_some_step_on_costs_no_step(launcher: Launcher,
     assert found[0]["weights"] != found[1]["weights"]
 
 
-@pytest.mark.parametrize("rank", [0, campaign.variant(2)])
+@pytest.mark.parametrize("rank", [0, campaign.in_soak(2)])
 def test_a_lost_disk_sends_all_back_to_the_checkpoint(launcher: Launcher, tmp_path: Path, rank: int) -> None:
     kills = [[rank, 25, 0, "disk"], [(rank + 1) % 3, 21, 0, "disk"], [1, 40, 3]]  # one more before the next step
     found = launcher.run(3, "plain", tmp_path / "run", kills)
@@ -161,7 +163,7 @@ def test_a_lost_disk_sends_all_back_to_the_checkpoint(launcher: Launcher, tmp_pa
     assert differences(found, launcher.reference(3, "plain")) == [[]] * 3
 
 
-@pytest.mark.parametrize(("name", "world"), [("images", 3), campaign.variant("bare by hand", 2)])
+@pytest.mark.parametrize(("name", "world"), [("images", 3), campaign.in_soak("bare by hand", 2)])
 def test_a_lost_disk_costs_no_step_where_each_rank_logged_all_of_the_same(
     launcher: Launcher, tmp_path: Path, name: str, world: int
 ) -> None:
@@ -194,7 +196,7 @@ def test_a_lost_disk_of_ranks_that_train_each_for_itself_is_refused(launcher: La
     assert "each rank logged its own steps, and the weights of the ranks were never seen to be equal" in launcher.said()
 
 
-@pytest.mark.parametrize(("name", "step"), [("power", 21), campaign.variant("power copies", 25)])
+@pytest.mark.parametrize(("name", "step"), [("power", 21), campaign.in_soak("power copies", 25)])
 def test_what_a_hook_kept_on_a_lost_disk_is_said(launcher: Launcher, tmp_path: Path, name: str, step: int) -> None:
     launcher.run(3, name, tmp_path / "run", [[1, 25, 0, "disk"]])
     assert [report["step"] for report in launcher.told()] == [0, step]
@@ -212,6 +214,7 @@ def test_journals_on_other_machines_come_through_the_group(launcher: Launcher, t
     assert not list(run.glob("rank*/peers"))
 
 
+@pytest.mark.sampled(0)
 def test_nodes_that_have_changed_places_do_not_begin_anew(launcher: Launcher, tmp_path: Path) -> None:
     """Each has a disk of its own, with the journal of the rank that it was."""
     run = tmp_path / "NODE" / "run"

@@ -60,7 +60,8 @@ def damage_last_gradient(journal: Path) -> int:
     return steps[-1].step
 
 
-@pytest.mark.parametrize("name", ["ddp rechecked", "fsdp rechecked", campaign.variant("ddp plain")])
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", ["ddp rechecked", "fsdp rechecked", campaign.in_soak("ddp plain")])
 def test_ranks_whose_state_is_in_the_run_are_proven_at_every_kill(launcher: Launcher, tmp_path: Path, name: str) -> None:
     """One of the kills comes in the first batch of an epoch: the unit has the end of the epoch in it."""
     chance = campaign.dice(name)
@@ -94,7 +95,8 @@ def test_ranks_that_are_killed_one_by_one_while_they_compute_a_unit_again_lose_n
     assert verdicts(told[-1]) == [PROVEN] * 2
 
 
-@pytest.mark.parametrize("kind", [campaign.variant("ddp"), "fsdp", "zero", campaign.variant("power")])
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("kind", [campaign.in_soak("ddp"), "fsdp", "zero", campaign.in_soak("power")])
 def test_all_ranks_set_back_their_records_where_the_units_differ(launcher: Launcher, tmp_path: Path, kind: str) -> None:
     """A counter of the script's own begins anew in each process: each rank continues behind its record.
 
@@ -119,7 +121,7 @@ def test_all_ranks_set_back_their_records_where_the_units_differ(launcher: Launc
         assert said.count(f"{tmp_path / 'run'}: {rank}{words}") == 1, "the first rank says it for all"
 
 
-@pytest.mark.parametrize("kind", ["ddp", campaign.variant("fsdp")])
+@pytest.mark.parametrize("kind", ["ddp", campaign.in_soak("fsdp")])
 def test_all_ranks_set_back_their_records_where_one_differs(launcher: Launcher, tmp_path: Path, kind: str) -> None:
     name = f"{kind} draw"
     found = launcher.run(2, name, tmp_path / "run", [{"rank": 0, "step": 7}])
@@ -132,7 +134,7 @@ def test_all_ranks_set_back_their_records_where_one_differs(launcher: Launcher, 
         assert told.startswith("rank 1: the last batch before the crash (step 7) was computed again, and rng.")
 
 
-@pytest.mark.parametrize("kind", [campaign.variant("ddp"), "fsdp"])
+@pytest.mark.parametrize("kind", [campaign.in_soak("ddp"), "fsdp"])
 def test_a_damaged_record_of_one_rank_sends_all_to_the_unit_before(launcher: Launcher, tmp_path: Path, kind: str) -> None:
     name, run = f"{kind} rechecked", tmp_path / "run"
     crash(launcher, name, run, {"rank": 0, "step": 11})
@@ -176,6 +178,7 @@ def test_nothing_is_computed_again_where_a_rank_is_not_to(launcher: Launcher, tm
     assert all(why in reports[0]["notes"] for reports in apart)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "why"),
     [

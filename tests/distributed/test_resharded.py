@@ -134,6 +134,7 @@ def test_commands_read_what_it_went_through(chain: Chain, cli: Cli, tmp_path: Pa
     assert all(report["exact"] for rank in found.json["ranks"] for report in rank["replays"])
 
 
+@pytest.mark.sampled(0)
 def test_what_each_process_had_whole_is_sharded_and_whole_again(launcher: Launcher, tmp_path: Path) -> None:
     """DDP, whose log is divided over its ranks, to FSDP2 and back, with deaths amid the change."""
     found = Chain(launcher, tmp_path / "run", "resharded ddp")
@@ -147,6 +148,7 @@ def test_what_each_process_had_whole_is_sharded_and_whole_again(launcher: Launch
     assert found.landings == 3 + 2 + 3 + 1 + 1
 
 
+@pytest.mark.sampled(0)
 def test_tensor_parallel_parts_are_dealt_out_to_two_dimensions(launcher: Launcher, tmp_path: Path) -> None:
     found = Chain(launcher, tmp_path / "run", "resharded tp")
     found.go_on(2, [[1, 9, 0]])
@@ -171,6 +173,7 @@ def test_a_death_while_the_former_logs_are_compacted_or_read_changes_nothing(lau
     assert not list(found.run.glob("rank*/peers"))
 
 
+@pytest.mark.sampled(0)
 def test_ranges_are_sent_where_a_process_cannot_read_the_former_journal(launcher: Launcher, tmp_path: Path) -> None:
     found = Chain(launcher, tmp_path / "run", "far resharded")
     found.go_on(2, [[1, 9, 0]])

@@ -26,12 +26,13 @@ pytestmark = pytest.mark.crash
 PARAMETERS = 8 * 40 + 40 + 40 * 40 + 40 + 40 * 2 + 2 + 2 * 40
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("world", "name", "kills"),
     [
         (3, "fsdp", 4),
-        campaign.variant(2, "fsdp accumulation", 2),
-        campaign.variant(3, "fsdp mixed", 2),
+        campaign.in_soak(2, "fsdp accumulation", 2),
+        campaign.in_soak(3, "fsdp mixed", 2),
         (2, "tp", 1),
         (4, "fsdp tp", 1),
         (4, "hsdp", 1),
@@ -60,12 +61,14 @@ def test_a_death_between_a_checkpoint_of_one_rank_and_that_of_another_loses_a_st
     assert differences(found, launcher.reference(2, "fsdp tight")) == [[]] * 2
 
 
+@pytest.mark.sampled(0)
 def test_a_disk_that_is_lost_before_the_first_step_costs_nothing(launcher: Launcher, tmp_path: Path) -> None:
     found = launcher.run(2, "fsdp", tmp_path / "run", [[1, 0, 0, "disk"], [0, 9, 0]])
     assert [(report["step"], report["exact"]) for report in launcher.told()] == [(0, True), (0, True), (9, True)]
     assert differences(found, launcher.reference(2, "fsdp")) == [[]] * 2
 
 
+@pytest.mark.sampled(0)
 def test_optimizers_of_all_kinds_and_a_store(launcher: Launcher, tmp_path: Path) -> None:
     """Killed, and in the end, when the disk is gone, one process takes all of it up from the store."""
     name, run = "fsdp optimizers", tmp_path / "run"

@@ -118,7 +118,7 @@ def test_commands_know_who_trains_and_who_was_left_behind(chain: Chain, cli: Cli
     assert all(report["exact"] for rank in found.json["ranks"] for report in rank["replays"])
 
 
-@pytest.mark.parametrize(("before", "now"), [campaign.variant(4, 2), (1, 3)])
+@pytest.mark.parametrize(("before", "now"), [campaign.in_soak(4, 2), (1, 3)])
 def test_killed_after_the_change_it_ends_with_the_bits_of_one_that_was_not(
     launcher: Launcher, tmp_path: Path, before: int, now: int
 ) -> None:

@@ -19,15 +19,16 @@ from tests.support import campaign
 pytestmark = pytest.mark.crash
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("world", "name", "kills"),
     [
         (3, "classic", 2),
-        campaign.variant(2, "classic mixed accumulation", 2),
+        campaign.in_soak(2, "classic mixed accumulation", 2),
         (4, "classic replicated", 1),
         (3, "zero", 3),
-        campaign.variant(2, "classic replicated", 1),
-        campaign.variant(2, "zero views", 2),
+        campaign.in_soak(2, "classic replicated", 1),
+        campaign.in_soak(2, "zero views", 2),
     ],
 )
 def test_killed_group_ends_with_the_bits_of_one_that_was_not(
@@ -53,6 +54,7 @@ def test_killed_group_ends_with_the_bits_of_one_that_was_not(
     assert sorted(state) == sorted(parameters) == list(range(len(right[0]["weights"])))
 
 
+@pytest.mark.sampled(0)
 def test_other_numbers_take_ranges_and_own_parameters_for_theirs(launcher: Launcher, tmp_path: Path) -> None:
     """One process; two, wrapped; three with ZeRO, one of which dies in the change; four under FSDP2; two and one again."""
     found = Chain(launcher, tmp_path / "run", "resharded wrapped")

@@ -131,6 +131,7 @@ def test_disk_of_a_young_run_is_counted_at_several_ages(found: dict[str, Any]) -
         assert one["young"] > one["payload"] > 0
 
 
+@pytest.mark.sampled(0)
 def test_part_that_is_taken_anew_stands_beside_the_others(folder: Path, tmp_path: Path) -> None:
     shutil.copy(folder / "bench.json", tmp_path)
     command = [sys.executable, str(_EXPERIMENTS / "run.py"), "bench", "--quick", "--into", str(tmp_path), "--parts", "replay"]

@@ -27,6 +27,7 @@ def _read(folder: Path, name: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.sampled(0)
 @pytest.mark.slow
 def test_shares_of_a_step_add_up_and_lie_within_their_intervals(folder: Path) -> None:
     model = _read(folder, "step_time")["models"]["MLP"]

@@ -124,6 +124,7 @@ def test_training_goes_on_and_logging_resumes_when_there_is_space(
     assert (again.recover().step, again.state.everything() == state_at(34)) == (34, True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("count", "leave", "writer"), campaign.each_once([2, 3, 2, 3], [0, 100 * 1024], ["direct", "thread", "thread", "direct"])
 )
@@ -158,6 +159,7 @@ def test_the_space_of_older_checkpoints_keeps_the_log_going(
     assert (again.recover().step, again.state.everything() == state_at(140, sizes)) == (140, True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("is_slow", "keep", "writer"),
     campaign.each_once([True, False], [KeepLatest(1), KeepLatest(2)], ["direct", "thread"]),

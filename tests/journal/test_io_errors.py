@@ -75,6 +75,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize(("point", "rule", "writer"), campaign.pairwise(WRITE_PATH, ["eio@1", "enospc"], ["direct", "thread"]))
 def test_training_goes_on_and_logging_resumes(
     toy: Callable[..., ToyTrainer],

@@ -22,7 +22,7 @@ def test_callbacks_that_write_learning_rates_and_weights(torch: Lab, tmp_path: P
 
 @pytest.mark.parametrize(
     "others",
-    [["clamp", "thaw", "batch-rate"], campaign.variant(["clamp", "batch-rate"]), campaign.variant(["clamp", "thaw"])],
+    [["clamp", "thaw", "batch-rate"], campaign.in_soak(["clamp", "batch-rate"]), campaign.in_soak(["clamp", "thaw"])],
     ids=["all", "clamp-batch-rate", "clamp-thaw"],
 )
 def test_callbacks_that_write_on_tensorflow(others: list[str], tensorflow: Lab, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ EVERYWHERE = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("data", [*EVERYWHERE, "numbered-augmented"])
 def test_on_torch(data: str, torch: Lab, tmp_path: Path) -> None:
     deaths = [{"die": ["batch", 13]}, *([{"die": ["batch", 11]}] if campaign.is_soak() else [])]
@@ -35,22 +36,22 @@ def test_on_torch(data: str, torch: Lab, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        campaign.variant("dataset"),  # with a checkpoint behind each step below, and a repeated one in test_pipelines.py
-        campaign.variant("dataset-repeat"),
+        campaign.in_soak("dataset"),  # with a checkpoint behind each step below, and a repeated one in test_pipelines.py
+        campaign.in_soak("dataset-repeat"),
         "dataset-python",
         "numbered",
-        campaign.variant("numbered-workers"),
-        campaign.variant("numbered-own-order"),
+        campaign.in_soak("numbered-workers"),
+        campaign.in_soak("numbered-own-order"),
         "generator",
-        campaign.variant("loader"),
-        campaign.variant("arrays-steps"),
+        campaign.in_soak("loader"),
+        campaign.in_soak("arrays-steps"),
     ],
 )
 def test_on_tensorflow(data: str, tensorflow: Lab, tmp_path: Path) -> None:
     prove_exact(tensorflow, tmp_path, [{"die": ["batch", 13]}], data=data, epochs=6 if "steps" in data else 3, **SMALL)
 
 
-@pytest.mark.parametrize("data", [campaign.variant("numbered"), "generator", campaign.variant("loader")])
+@pytest.mark.parametrize("data", [campaign.in_soak("numbered"), "generator", campaign.in_soak("loader")])
 def test_on_jax(data: str, jax: Lab, tmp_path: Path) -> None:
     prove_exact(jax, tmp_path, [{"die": ["batch", 13]}], data=data, jit=True, model="dense", optimizer="adam")
 
@@ -59,9 +60,9 @@ def test_on_jax(data: str, jax: Lab, tmp_path: Path) -> None:
     ("backend", "data"),
     [
         ("tensorflow", "arrays"),
-        campaign.variant("torch", "arrays"),
+        campaign.in_soak("torch", "arrays"),
         ("torch", "numbered"),
-        campaign.variant("tensorflow", "numbered"),
+        campaign.in_soak("tensorflow", "numbered"),
     ],
     indirect=["backend"],
 )
@@ -89,7 +90,7 @@ def test_pipelines_that_cannot_be_brought_back_are_named_before_training(tensorf
     assert "draws random numbers in parallel" in found["parallel"]
 
 
-@pytest.mark.parametrize("data", ["generator", campaign.variant("arrays")])
+@pytest.mark.parametrize("data", ["generator", campaign.in_soak("arrays")])
 def test_keras_own_random_numbers_come_back_beside_data_that_are_drawn_ahead(
     data: str, tensorflow: Lab, tmp_path: Path
 ) -> None:

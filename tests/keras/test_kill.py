@@ -14,12 +14,12 @@ pytestmark = pytest.mark.crash
 
 MODES = [
     ("tensorflow", {}),
-    campaign.variant("tensorflow", {"jit": True}),
+    campaign.in_soak("tensorflow", {"jit": True}),
     ("tensorflow", {"eager": True, "model": "dense"}),
-    campaign.variant("tensorflow", {"executions": 4, "model": "dense"}),  # two of them are in test_recheck.py
+    campaign.in_soak("tensorflow", {"executions": 4, "model": "dense"}),  # two of them are in test_recheck.py
     ("torch", {}),
     ("jax", {"jit": True, "model": "dense", "optimizer": "adam"}),
-    campaign.variant("jax", {"jit": True, "executions": 4}),
+    campaign.in_soak("jax", {"jit": True, "executions": 4}),
 ]
 
 
@@ -51,6 +51,7 @@ def prove_exact(lab: Lab, folder: Path, deaths: list[dict[str, Any]], **argument
     return [right.value, ended.value]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("backend", "options"), MODES, ids=map(named, MODES), indirect=["backend"])
 def test_kills_in_the_middle_of_epochs_leave_no_trace(backend: Lab, options: dict[str, Any], tmp_path: Path) -> None:
     """Other ways of compiling than a graph are killed once in the gate."""
@@ -63,7 +64,7 @@ def test_kills_in_the_middle_of_epochs_leave_no_trace(backend: Lab, options: dic
     assert len(set(killed)) == 1, "the id that the script reads before fit, in every life"
 
 
-@pytest.mark.parametrize("backend", [campaign.variant("tensorflow"), "torch", campaign.variant("jax")], indirect=True)
+@pytest.mark.parametrize("backend", [campaign.in_soak("tensorflow"), "torch", campaign.in_soak("jax")], indirect=True)
 @pytest.mark.parametrize("log", ["weights"])
 def test_weights_logged_leave_no_trace_either(backend: Lab, log: str, tmp_path: Path) -> None:
     jit = backend.backend == "jax"
@@ -84,6 +85,7 @@ PLACES: list[list[dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("deaths", PLACES, ids=lambda deaths: "-".join(str(next(iter(d.values()))) for d in deaths))
 def test_a_kill_at_any_place_leaves_no_trace(deaths: list[dict[str, Any]], torch: Lab, tmp_path: Path) -> None:
     prove_exact(torch, tmp_path, deaths, validation=True, others=["plateau", "counting"], optimizer="adam")
@@ -95,7 +97,7 @@ def test_a_kill_at_the_end_of_epochs_leaves_no_trace_on_tensorflow(tensorflow: L
     prove_exact(tensorflow, tmp_path, deaths, model="dense", validation=True, others=others, optimizer="adam", epochs=4)
 
 
-@pytest.mark.parametrize("backend", [campaign.variant("tensorflow"), "torch", "jax"], indirect=True)
+@pytest.mark.parametrize("backend", [campaign.in_soak("tensorflow"), "torch", "jax"], indirect=True)
 def test_kills_at_random_batches_leave_no_trace(backend: Lab, tmp_path: Path) -> None:
     chance = campaign.dice(backend.backend)
     deaths = [{"die": ["batch", chance.randrange(1, 10)]} for _ in range(3 if backend.backend == "torch" else 2)]
@@ -113,5 +115,6 @@ def test_backup_and_restore_repeats_batches_on_top_of_later_weights(tensorflow: 
     assert len(resumed["epochs"]) < len(whole["epochs"])
 
 
+@pytest.mark.sampled(0)
 def test_the_oldest_supported_keras(older_keras: Lab, tmp_path: Path) -> None:
     prove_exact(older_keras, tmp_path, [{"die": ["batch", 13]}], model="dense", validation=True)

@@ -51,22 +51,23 @@ def resumed(lab: Lab, tmp_path: Path, names: tuple[str, ...], **arguments: Any) 
     return found
 
 
-@pytest.mark.parametrize("names", [ALL[0::3], campaign.variant(ALL[1::3]), campaign.variant(ALL[2::3])], ids=range(3))
+@pytest.mark.parametrize("names", [ALL[0::3], campaign.in_soak(ALL[1::3]), campaign.in_soak(ALL[2::3])], ids=range(3))
 def test_every_optimizer_on_tensorflow(names: tuple[str, ...], tensorflow: Lab, tmp_path: Path) -> None:
     """With a model of one layer, which has a matrix and a vector: each optimizer is compiled twice."""
     assert_exact(resumed(tensorflow, tmp_path, names, model="line", compares=False), replayed=7)
 
 
+@pytest.mark.sampled(0)
 def test_every_optimizer_on_torch(torch: Lab, tmp_path: Path) -> None:
     assert_exact(resumed(torch, tmp_path, ALL, model="dense"), replayed=7)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", campaign.variant("jax")], indirect=True)
+@pytest.mark.parametrize("backend", ["tensorflow", campaign.in_soak("jax")], indirect=True)
 def test_compiled_by_xla(backend: Lab, tmp_path: Path) -> None:
     assert_exact(resumed(backend, tmp_path, HARD, model="dense", jit=True, compares=False), replayed=7)
 
 
-@pytest.mark.parametrize("backend", [campaign.variant("tensorflow"), "jax"], indirect=True)
+@pytest.mark.parametrize("backend", [campaign.in_soak("tensorflow"), "jax"], indirect=True)
 def test_a_model_that_a_compiler_would_fuse_with_its_update(backend: Lab, tmp_path: Path) -> None:
     assert_exact(resumed(backend, tmp_path, ("adam", "lion"), model="fusing", jit=True, compares=False), replayed=7)
 
@@ -77,7 +78,7 @@ def test_rows_of_an_embedding_and_a_frozen_layer(tensorflow: Lab, tmp_path: Path
     assert_exact(resumed(tensorflow, tmp_path / "eager", names[:1], model="sparse", eager=True), replayed=7)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch", campaign.variant("jax")], indirect=True)
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", campaign.in_soak("jax")], indirect=True)
 def test_mixed_precision(backend: Lab, tmp_path: Path) -> None:
     jit = backend.backend == "jax"
     for policy in ("mixed_float16", "bfloat16"):

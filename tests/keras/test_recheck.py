@@ -55,6 +55,7 @@ CASES: list[tuple[str, list[list[Any]], dict[str, Any], int]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("backend", "deaths", "arguments", "steps"), CASES, indirect=["backend"])
 def test_a_unit_that_is_equal_proves_the_resume(
     backend: Lab, deaths: list[list[Any]], arguments: dict[str, Any], steps: int, tmp_path: Path
@@ -64,7 +65,7 @@ def test_a_unit_that_is_equal_proves_the_resume(
     assert (report["recheck"], report["rechecked"], report["notes"]) == ("equal", steps, ())
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", campaign.variant("torch"), "jax"], indirect=True)
+@pytest.mark.parametrize("backend", ["tensorflow", campaign.in_soak("torch"), "jax"], indirect=True)
 def test_a_counter_that_sets_the_learning_rate_is_named_and_no_step_is_lost(backend: Lab, tmp_path: Path) -> None:
     arguments = {"others": ["global-rate"], "optimizer": "adam", "model": "dense", "jit": backend.backend == "jax"}
     report = _resume(backend, tmp_path / "run", [["batch", 13]], **arguments)["report"]

@@ -43,7 +43,8 @@ PLACES = (
 IN_THE_GATE = {"momentum": ("on_batch_begin", "on_batch_end"), "frozen": ("on_test_begin", "on_epoch_end")}  # weights: the rest
 
 
-@pytest.mark.parametrize("what", ["weight", campaign.variant("rate"), *IN_THE_GATE])
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("what", ["weight", campaign.in_soak("rate"), *IN_THE_GATE])
 def test_a_write_at_any_place_is_noticed_on_tensorflow(tensorflow: Lab, what: str, tmp_path: Path) -> None:
     others = [place for place in PLACES if place not in sum(IN_THE_GATE.values(), ())]
     places = PLACES if campaign.is_soak() else IN_THE_GATE.get(what, others)
@@ -58,6 +59,7 @@ def test_a_write_at_any_place_is_noticed_on_tensorflow(tensorflow: Lab, what: st
         assert ended.value["replayed"] == ended.value["step"] == 13, place
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["torch", "jax"], indirect=True)
 def test_a_write_at_any_place_is_noticed(backend: Lab, tmp_path: Path) -> None:
     all_places = ("on_train_batch_begin", "on_test_end", "on_train_batch_end", "on_epoch_begin")

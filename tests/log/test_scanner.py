@@ -98,8 +98,9 @@ def test_a_killed_writer_s_entry_is_not_found(bare: BareLog, tmp_path: Path) -> 
     append_step(log, 1, 3000)
     segment = log._segment
     assert segment is not None
-    description = b"description"
-    head = pack_head(segment.segment_id, 3, 2, EntryKind.STEP, 100, description, log.position.chain)
+    described = (b"description %d" % number for number in itertools.count())
+    made = ((each, pack_head(segment.segment_id, 3, 2, EntryKind.STEP, 100, each, log.position.chain)) for each in described)
+    description, head = next(one for one in made if one[1][-1])  # a zero at its end would be there already
     segment.write([np.ones(100, np.uint8), description], segment.used_bytes + HEAD.size)
     for written in (0, 4, 32, HEAD.size - 1):
         copy = tmp_path / "copy"

@@ -36,6 +36,7 @@ def wait_for_checkpoint(run: Path, step: int) -> None:
         signal.sigtimedwait([], 0.02)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("point", POINTS)
 def test_a_monitor_that_dies_at_a_fault_point_does_no_harm(
     trainers: Trainers, monitors: Monitors, memory_path: Path, point: str

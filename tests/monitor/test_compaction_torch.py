@@ -42,6 +42,7 @@ def _children_are_of_this_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", ":".join(map(str, (ROOT, ROOT / "integrations", ROOT / "monitor"))))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
 @pytest.mark.parametrize("name", CASES)
 def test_it_has_the_bytes_of_the_trainers_own_with_every_optimizer(tmp_path: Path, name: str) -> None:
@@ -64,6 +65,7 @@ LOOPS: dict[str, Script] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LOOPS)
 def test_it_has_the_bytes_of_the_trainers_own_in_every_loop(tmp_path: Path, name: str) -> None:
     """Loaders, averages, several optimizers, clipping, weights written by hand, gradients that wait, curves."""

@@ -63,6 +63,7 @@ def test_a_monitor_keeps_a_run_within_its_budget(trainers: Trainers, monitors: M
     assert_nothing_is_lost_or_leaked(run, UNTIL)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("point", "nth"), campaign.each_once(IN_MONITOR, [1, 2, 3]))
 def test_a_monitor_that_dies_at_a_fault_point_does_no_harm(
     trainers: Trainers, monitors: Monitors, memory_path: Path, point: str, nth: int

@@ -135,6 +135,7 @@ def test_scalars_are_drawn_over_steps_with_losses_first(
     assert browser.complaints == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_dark", [False, True])
 @pytest.mark.parametrize("width", [380, 1100])
 def test_the_page_fits_and_asks_nobody_else(

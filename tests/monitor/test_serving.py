@@ -67,6 +67,7 @@ def test_without_http_nothing_of_the_dashboard_is_imported(run: ToyTrainer) -> N
     assert done.stdout.splitlines()[-2:] == ["exit 0", "imported []"], done.stderr
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_library_that_is_not_installed_is_told_with_the_extra_to_install(run: ToyTrainer, library: str) -> None:
     done = called(run.journal.paths.folder, "--http", ":0", before=f"sys.modules[{library!r}] = None")

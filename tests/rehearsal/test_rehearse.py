@@ -30,6 +30,7 @@ def test_script_that_tracks_everything_resumes_exactly(rehearse: Rehearse) -> No
     assert found.verdict["differences"] == [] == found.left
 
 
+@pytest.mark.sampled(0)
 def test_counter_that_is_not_tracked_is_named_at_the_first_step_it_changes(rehearse: Rehearse) -> None:
     found = rehearse("counter.py", "--kills", "1", "--units", "8")
     assert (found.code, found.verdict["outcome"]) == (1, "not exact")
@@ -45,6 +46,7 @@ def test_counter_that_is_not_tracked_is_named_at_the_first_step_it_changes(rehea
     ]
 
 
+@pytest.mark.sampled(0)
 def test_variables_that_start_over_are_named_with_the_line_that_keeps_them(rehearse: Rehearse) -> None:
     """The units resume exactly, and are too few for the end of an epoch."""
     found = rehearse("early_stopping.py", "--kills", "1", "--units", "6")
@@ -133,6 +135,7 @@ def test_keras_fit_resumes_exactly(rehearse: Rehearse) -> None:
     assert "printed lines" in found.verdict["compared"]
 
 
+@pytest.mark.sampled(0)
 def test_two_processes_under_torchrun_resume_exactly(rehearse: Rehearse) -> None:
     start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     found = rehearse("ddp.py", "--kills", "1", "--units", "10", start=start)
@@ -150,11 +153,11 @@ def test_lightning_resumes_exactly(rehearse: Rehearse) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        campaign.variant(["--units", "1", "--", "python", "x.py"], "--units must be at least 2"),
+        campaign.in_soak(["--units", "1", "--", "python", "x.py"], "--units must be at least 2"),
         (["--kills", "0", "--", "python", "x.py"], "--kills must be at least 1"),
         (["--", "python", "missing.py"], "missing.py: no such file"),
-        campaign.variant(["--", "no-such-command"], "no-such-command: no such command"),
-        campaign.variant(["--scratch", "nowhere", "--", "python", "x.py"], "--scratch nowhere: no such folder"),
+        campaign.in_soak(["--", "no-such-command"], "no-such-command: no such command"),
+        campaign.in_soak(["--scratch", "nowhere", "--", "python", "x.py"], "--scratch nowhere: no such folder"),
     ],
 )
 def test_wrong_usage_is_said_before_anything_runs(options: list[str], message: str, tmp_path: Path) -> None:

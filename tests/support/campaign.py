@@ -1,11 +1,11 @@
 """How much of a random campaign runs, and from which seed.
 
-The gate (`make test`) runs a fifth of each campaign of kills, and all examples of properties and of damage, from a fixed seed,
-so that two runs of the gate try the same cases. Of some products, such as all styles of a script on all backends, it runs each
-value once (`each_once`), of others each value with each value of each other dimension (`pairwise`), and of faults that come one
-after the other in a test it tries two (`few`). What is marked `soak` (`variant`) is
-another variant of what the gate tries. `make soak` and `pytest --soak` run the whole campaigns and products, and all variants,
-from a seed that is drawn anew and printed.
+The gate (`make test` and `make test-variants`) runs a fifth of each campaign of kills, and all examples of properties and of
+damage, from a fixed seed, so that two runs of the gate try the same cases. Of some products, such as all styles of a script on
+all backends, it runs each value once (`each_once`), of others each value with each value of each other dimension (`pairwise`),
+and of faults that come one after the other in a test it tries two (`few`). What is marked `soak` (`in_soak`) is another form of
+what the gate tries. `make soak` and `pytest --soak` run whole campaigns and products, and what is marked `soak`, from a seed
+that is drawn anew and printed. `samples` divides the gate into its two parts.
 tests/conftest.py sets two environment variables before any test module is imported:
 
     TRANLOGS_SOAK   how many times the whole campaign runs ("1" with --soak); unset in the gate
@@ -87,7 +87,7 @@ def _pairs(combination: tuple[int, ...]) -> set[tuple[tuple[int, int], ...]]:
     return set(itertools.combinations(enumerate(combination), 2))
 
 
-def variant(*values: Any) -> Any:
+def in_soak(*values: Any) -> Any:
     """Return a parameter of a test that runs in a soak: another variant of what the gate tries once."""
     return pytest.param(*values, marks=pytest.mark.soak)
 

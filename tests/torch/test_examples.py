@@ -72,6 +72,7 @@ def with_plain_form(text: str) -> str:
     return text.replace("import torch\n", "from types import SimpleNamespace\n\nimport torch\n", 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.crash
 @pytest.mark.parametrize("name", SHORT)
 def test_a_killed_example_ends_with_the_bits_and_the_lines_of_its_twin(name: str, tmp_path: Path) -> None:

@@ -226,6 +226,7 @@ def test_the_newest_folder_of_wandb_has_each_step_once_after_three_kills(tmp_pat
     assert found["points"] == found["curve"]
 
 
+@pytest.mark.sampled(0)
 def test_mlflow_has_one_run_with_each_step_once_after_three_kills(tmp_path: Path) -> None:
     shortened("mlflow_tracker", tmp_path, BATCHES=18)
     found = run_child(MLFLOW, "trackers", tmp_path)

@@ -15,6 +15,7 @@ from tests.trainers.conftest import Launcher
 pytestmark = pytest.mark.crash
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("framework", "script", "epochs", "signs", "end"),
     [

@@ -28,9 +28,10 @@ CASES: list[tuple[list[Any], dict[str, Any]]] = [  # seven batches an epoch, thr
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kills", "options"),
-    [campaign.variant(*case) if "accumulate_grad_batches" in case[1] else case for case in CASES],
+    [campaign.in_soak(*case) if "accumulate_grad_batches" in case[1] else case for case in CASES],
     ids=["plateau", "accumulation", "two", "stream", "stopping"],
 )
 def test_kills_leave_no_trace(lightning: Launcher, tmp_path: Path, kills: list[Any], options: dict[str, Any]) -> None:
@@ -42,6 +43,7 @@ def test_kills_leave_no_trace(lightning: Launcher, tmp_path: Path, kills: list[A
         assert found[0]["epoch"] < options["max_epochs"], "early stopping did not stop it"
 
 
+@pytest.mark.sampled(0)
 def test_processes_under_torchrun_leave_no_trace_either(lightning: Launcher, tmp_path: Path) -> None:
     kills = [[2, "step", 3], [0, "epoch end", 1]]
     lightning.prove_exact(tmp_path / "run", kills, world=3, strategy="ddp", schedule="epoch", val_check_interval=3)

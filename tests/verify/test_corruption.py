@@ -56,6 +56,7 @@ def _take_down(case: dict[str, Any]) -> None:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("base", [*BASES, *(f"small-{base}" for base in BASES)] if campaign.is_soak() else BASES)
 def test_damage_is_named_and_worked_around_or_refused(memory_path: Path, base: str) -> None:
     print(f"repeat with TRANLOGS_SEED={FIRST}")

@@ -18,7 +18,7 @@ from tranlogs.base.errors import StoreUnavailable
 from .process import Process, command, write_log_settings
 from .settings import ROLES, Settings, memory_of, role_of
 
-_READY_SECONDS = 180.0  # a dozen on a quiet machine of two cores
+_READY_SECONDS = 300.0  # a dozen on a quiet machine of two cores
 _POLL_SECONDS = 0.1
 
 

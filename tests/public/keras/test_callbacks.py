@@ -14,7 +14,7 @@ SCRIPT = "tests.public.keras.callbacks.train"
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("backend", ["tensorflow", campaign.variant("torch")], indirect=True)
+@pytest.mark.parametrize("backend", ["tensorflow", campaign.in_soak("torch")], indirect=True)
 def test_generators_and_variables_of_a_callback_come_back(backend: Lab, tmp_path: Path) -> None:
     """Killed in the middle of an epoch and at an end, before and behind the callback's own turn."""
     places = [["batch", 12], ["epoch-end", 1], ["batch", 4]]

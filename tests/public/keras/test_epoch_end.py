@@ -12,8 +12,9 @@ from tests.public.keras.proof import prove_exact
 from tests.support import campaign
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.crash
-@pytest.mark.parametrize("backend", ["tensorflow", campaign.variant("torch"), "jax"], indirect=True)
+@pytest.mark.parametrize("backend", ["tensorflow", campaign.in_soak("torch"), "jax"], indirect=True)
 def test_names_of_a_train_step_survive_a_kill_at_the_end_of_an_epoch(backend: Lab, tmp_path: Path) -> None:
     places: list[list[Any]] = [["epoch-end", 2], ["epoch-end", 1]]
     warns = ("weights are logged, not gradients: Named",)

@@ -15,6 +15,7 @@ from tests.support.examples import printed, shortened
 _LIVE = "tests.public.keras.examples.live"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.crash
 @pytest.mark.parametrize(
     ("name", "constants", "lines"), [("keras_callbacks", {"EPOCHS": 4}, 2), ("keras_tape", {"EPOCHS": 2}, 3)]

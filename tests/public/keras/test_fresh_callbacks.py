@@ -13,7 +13,7 @@ SCRIPTS = "tests.public.keras.fresh_callbacks"
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("backend", [campaign.variant("tensorflow"), "torch"], indirect=True)
+@pytest.mark.parametrize("backend", [campaign.in_soak("tensorflow"), "torch"], indirect=True)
 def test_a_killed_second_fit_with_a_fresh_callback_goes_on(backend: Lab, tmp_path: Path) -> None:
     same, whole = (
         backend.value(f"{SCRIPTS}.freeze_and_thaw", run=str(tmp_path / name), fresh=fresh)

@@ -34,6 +34,7 @@ def _resume(lab: Lab, run: Path, place: int, changes: list[str], again: int) -> 
     return lab.value(_SCRIPT, run=str(run), die=None)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"], indirect=True)
 def test_it_holds_and_no_step_is_lost(backend: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANLOGS_RECHECK", "1")

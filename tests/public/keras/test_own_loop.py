@@ -38,10 +38,11 @@ def _prove(lab: Lab, script: str, folder: Path, places: list[list[Any]], **argum
     return resumed
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.crash
 @pytest.mark.parametrize(
     ("eager", "kind", "every"),
-    [campaign.variant(False, "adam", 4), (False, "schedule", "epoch"), (True, "sgd", 100), (False, "scaled", 5)],
+    [campaign.in_soak(False, "adam", 4), (False, "schedule", "epoch"), (True, "sgd", 100), (False, "scaled", 5)],
 )
 def test_the_guide_to_a_loop_from_scratch_ends_with_the_bits_of_its_twin(
     eager: bool, kind: str, every: Any, tensorflow: Lab, tmp_path: Path
@@ -59,6 +60,7 @@ def test_a_gan_with_two_optimizers_ends_with_the_bits_of_its_uninterrupted_run(t
     assert resumed["history"] == pytest.approx(twin["history"], rel=1e-5)
 
 
+@pytest.mark.sampled(0)
 @pytest.mark.crash
 def test_a_gan_whose_graphs_are_not_rewritten_ends_with_the_bits_of_its_twin(tensorflow: Lab, tmp_path: Path) -> None:
     resumed = _prove(tensorflow, f"{_SCRIPTS}.gan", tmp_path, _places(12), rewrites=False)
@@ -100,6 +102,7 @@ def _demand_replayed(verified: dict[str, Any], *, steps: int) -> None:
     assert found["replayed"]
 
 
+@pytest.mark.sampled(0)
 @pytest.mark.crash
 def test_a_metric_that_nobody_tracks_is_named(tensorflow: Lab, tmp_path: Path) -> None:
     script = f"{_SCRIPTS}.guide"

@@ -12,6 +12,7 @@ from tests.support import campaign
 SCRIPT = "tests.public.keras.own_steps.fit"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.crash
 @pytest.mark.parametrize(
     ("backend", "style"),

@@ -29,6 +29,7 @@ def _places_on(backend: Lab, seed: int) -> list[list[Any]]:
     return _places(seed)[: None if backend.backend == "torch" or campaign.is_soak() else 1]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.crash
 @pytest.mark.parametrize(("backend", "how"), [("torch", "tracked"), ("tensorflow", "stateless")], indirect=["backend"])
 def test_turns_whose_data_are_known_come_back_exactly(backend: Lab, how: str, tmp_path: Path) -> None:

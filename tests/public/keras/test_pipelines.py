@@ -48,6 +48,7 @@ def wrong_places(tensorflow: Lab) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", FINITE)
 def test_a_finite_pipeline_goes_on_with_the_right_batches(name: str, wrong_places: dict[str, list[str]]) -> None:
     """In the pass that was left and in those that follow it."""
@@ -69,7 +70,7 @@ def test_what_cannot_be_brought_back_is_named(tensorflow: Lab) -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("data", ["dataset-repeat", campaign.variant("dataset-twice")])
+@pytest.mark.parametrize("data", ["dataset-repeat", campaign.in_soak("dataset-twice")])
 def test_a_fit_whose_data_begin_anew_within_an_epoch(data: str, tensorflow: Lab, tmp_path: Path) -> None:
     """With a checkpoint behind every step, so that one lies behind each repetition."""
     deaths = [{"die": ["batch", 4]}, {"die": ["batch", 9]}, {"die": ["batch", 14]}]

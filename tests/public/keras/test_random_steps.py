@@ -36,7 +36,7 @@ def test_a_callback_that_draws_by_tf_random_comes_back(tensorflow: Lab, tmp_path
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("log", ["gradients", campaign.variant("weights")])
+@pytest.mark.parametrize("log", ["gradients", campaign.in_soak("weights")])
 def test_eager_random_numbers_that_follow_from_the_global_seed_come_back(log: str, tensorflow: Lab, tmp_path: Path) -> None:
     prove_exact(tensorflow, SCRIPT, tmp_path, [["batch", 8]], kind="layer", log=log, eager=True)
 

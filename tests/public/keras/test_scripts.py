@@ -75,10 +75,11 @@ PAIRS = [(case, backend) for case in CASES for backend in case.backends]
 _ALSO = {("vae", "tensorflow"), ("ddim", "tensorflow")}  # the first has PyTorch, the second is in test_own_steps.py
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.crash
 @pytest.mark.parametrize(
     ("case", "backend"),
-    [campaign.variant(*pair) if (pair[0].script, pair[1]) in _ALSO else pair for pair in PAIRS],
+    [campaign.in_soak(*pair) if (pair[0].script, pair[1]) in _ALSO else pair for pair in PAIRS],
     ids=[f"{case.name}-{backend}" for case, backend in PAIRS],
     indirect=["backend"],
 )

@@ -13,7 +13,7 @@ SCRIPTS = "tests.public.keras.searches"
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("executions", [campaign.variant(1), 2])
+@pytest.mark.parametrize("executions", [campaign.in_soak(1), 2])
 def test_a_killed_tuner_goes_on_with_each_trial_in_its_own_run(executions: int, torch: Lab, tmp_path: Path) -> None:
     arguments = {"executions": executions}
     whole = torch.value(f"{SCRIPTS}.keras_tuner", folder=str(tmp_path / "whole"), **arguments)
@@ -52,7 +52,7 @@ def test_a_killed_study_goes_on_in_its_trial(torch: Lab, tmp_path: Path) -> None
     assert resumed["batches"][0] <= 6, "one of them is computed again"
 
 
-@pytest.mark.parametrize("backend", [campaign.variant("tensorflow"), "torch", campaign.variant("jax")], indirect=True)
+@pytest.mark.parametrize("backend", [campaign.in_soak("tensorflow"), "torch", campaign.in_soak("jax")], indirect=True)
 def test_a_folder_that_is_given_to_another_training_is_refused(backend: Lab, tmp_path: Path) -> None:
     found = backend.value(f"{SCRIPTS}.one_folder_for_all", folder=str(tmp_path))
     assert found["first"] == "trained"
@@ -75,7 +75,7 @@ def test_a_finished_run_says_so_to_its_own_script_and_refuses_another(torch: Lab
 
 
 @pytest.mark.parametrize(
-    ("backend", "shape"), [("torch", "loader"), campaign.variant("tensorflow", "dataset")], indirect=["backend"]
+    ("backend", "shape"), [("torch", "loader"), campaign.in_soak("tensorflow", "dataset")], indirect=["backend"]
 )
 def test_other_samples_behind_a_loader_are_refused(backend: Lab, shape: str, tmp_path: Path) -> None:
     first = backend.value(f"{SCRIPTS}.loader", folder=str(tmp_path), shape=shape)

@@ -57,6 +57,7 @@ SCRIPTS: dict[str, tuple[Script, Expected]] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.crash
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_script(name: str, tmp_path: Path) -> None:

@@ -28,8 +28,9 @@ from tranlogs_torch.trainers.stable_baselines3 import TranLogsSB3Callback
 _ALSO = ("ddpg", "a2c")  # what is particular to them, td3 and ppo have, too
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.crash
-@pytest.mark.parametrize("name", [campaign.variant(name) if name in _ALSO else name for name in SCRIPTS])
+@pytest.mark.parametrize("name", [campaign.in_soak(name) if name in _ALSO else name for name in SCRIPTS])
 def test_algorithm(name: str, tmp_path: Path) -> None:
     prove(SCRIPTS[name], tmp_path / name)
 

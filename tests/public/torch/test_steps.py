@@ -25,6 +25,7 @@ SCRIPTS: dict[str, tuple[Script, Expected]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.crash
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_that_takes_its_turns_from_steps(name: str, tmp_path: Path) -> None:

@@ -194,6 +194,7 @@ def prove_noticed(script: Callable[[Attempt], None], run: Path, **options: Any) 
     assert differences(again.outcome(), right.outcome()) == []
 
 
+@pytest.mark.sampled(29)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
 def test_write_is_noticed(write: Write, place: str, tmp_path: Path) -> None:
@@ -203,6 +204,7 @@ def test_write_is_noticed(write: Write, place: str, tmp_path: Path) -> None:
 STATE_WRITES = [write for write in WRITES if write.__name__.startswith("state")]
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("place", ["before forward", "before step", "after step", "after clipping"])
 @pytest.mark.parametrize("write", STATE_WRITES, ids=lambda write: write.__name__)
 def test_write_to_the_state_of_a_steady_optimizer_is_noticed(

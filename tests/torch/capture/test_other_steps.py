@@ -84,6 +84,7 @@ def simple(
 # Compiled steps
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 @pytest.mark.parametrize("compiled", ["step", "step of the inner", "turn"])
 def test_compiled_step_is_found_out_and_weights_are_logged(
@@ -200,6 +201,7 @@ class Unforgettable(Plain):
         pass
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "closure", "words"),
     [
@@ -308,6 +310,7 @@ def free(attempt: Attempt, *, optimizer_of: Make) -> None:
     optimizer.close()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "optimizer_of",
     [

@@ -81,6 +81,7 @@ def training(
     optimizer.close()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options",
     [{}, {"clips": True}, {"sparse": True}, {"clamps": True}, {"log": "weights"}],

@@ -305,6 +305,7 @@ def test_a_piece_that_runs_something_is_refused(folder: Path, tmp_path: Path, na
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.sampled(0)
 def test_pieces_of_fsdp2_are_put_together(tmp_path: Path) -> None:
     code = """if True:
         import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp

@@ -72,6 +72,7 @@ def training(attempt: Attempt, *, make: Make, per_epoch: bool = False, **options
     optimizer.close()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", SOURCES)
 def test_next_batch_is_the_exact_one(name: str, tmp_path: Path) -> None:
     """Dies in the first epoch, at an epoch's end, and in a later epoch."""
@@ -80,6 +81,7 @@ def test_next_batch_is_the_exact_one(name: str, tmp_path: Path) -> None:
     prove_exact(partial(training, make=SOURCES[name]), tmp_path / "run", (6, 8, 10), is_exact=is_exact, checkpoint_every=1000)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["shuffled", "counter with state", "stream", "one by one"])
 def test_epochs_go_on_where_they_were(name: str, tmp_path: Path) -> None:
     """Dies in the middle of an epoch, in the epoch's own code, and at the next epoch's first batch."""
@@ -162,6 +164,7 @@ def test_source_that_does_not_repeat_itself_is_reported(
     assert word in caplog.text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("keeps", ["", "tracked", "remembered", "in a state"])
 def test_generator_of_the_dataset_is_named_or_kept(keeps: str, tmp_path: Path) -> None:
     class Noisy(Numbers):

@@ -69,6 +69,7 @@ LOADERS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LOADERS)
 def test_stateful_loader_goes_on_at_the_exact_next_batch(name: str, tmp_path: Path) -> None:
     prove_exact(partial(training, make=LOADERS[name]), tmp_path / "run", (6, 8, 10), checkpoint_every=1000)

@@ -81,7 +81,8 @@ def prove(script: Any, folder: Path, die_at: tuple[int, ...]) -> None:
     assert last.kept["optimizer"].report.exact is True
 
 
-@pytest.mark.parametrize("persistent", [False, campaign.variant(True)], ids=["", "persistent"])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("persistent", [False, campaign.in_soak(True)], ids=["", "persistent"])
 @pytest.mark.parametrize("name", NOISY)
 def test_what_workers_draw_comes_back(name: str, persistent: bool, tmp_path: Path) -> None:
     prove(partial(training, make=NOISY[name], persistent_workers=persistent), tmp_path, (6, 10))

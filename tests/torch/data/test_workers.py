@@ -28,12 +28,13 @@ WITH_WORKERS = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "persistent"),
     [
         *((name, True) for name in WITH_WORKERS),
         ("stream", False),
-        *(campaign.variant(name, False) for name in WITH_WORKERS if name != "stream"),
+        *(campaign.in_soak(name, False) for name in WITH_WORKERS if name != "stream"),
     ],
 )
 def test_next_batch_is_the_exact_one_with_workers(name: str, persistent: bool, tmp_path: Path) -> None:
@@ -69,6 +70,7 @@ def test_random_numbers_in_workers_are_spoken_of(tmp_path: Path, caplog: pytest.
     assert last.kept["optimizer"].report.exact is None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("die_at", [13, 20])
 def test_persistent_workers_that_draw_are_named_between_epochs_too(die_at: int, tmp_path: Path) -> None:
     script = partial(training, make=SOURCES["shuffled"], num_workers=2, persistent_workers=True)

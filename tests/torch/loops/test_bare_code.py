@@ -69,6 +69,7 @@ LOOPS: dict[str, tuple[Script, int]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LOOPS)
 def test_exception_anywhere_in_a_loop_costs_that_batch_only(name: str, tmp_path: Path) -> None:
     """Raised at each place of the body in turn, each time a little further on."""
@@ -140,6 +141,7 @@ def calls_of(script: Script, run: Path) -> int:
     return interrupt.calls
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["validating", "adversarial", "accumulating"])
 def test_keyboard_interrupt_at_any_moment_loses_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupts strike in the user's code, in torch's, and in the middle of ours."""

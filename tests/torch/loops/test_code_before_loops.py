@@ -88,6 +88,7 @@ CASES = campaign.pairwise(
 )
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "ours", "die_at"), CASES, ids=str)
 def test_code_before_the_loop_counts_once(name: str, ours: bool, die_at: tuple[int, ...], tmp_path: Path) -> None:
     prove_exact(partial(training, name=name, ours=ours), tmp_path / "run", die_at)
@@ -124,6 +125,7 @@ def beside(attempt: Attempt, *, length: int, ours: bool) -> None:
     optimizer.close()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("die_at", "ours", "length"), campaign.pairwise(KILLS, [True, False], [32, 40]), ids=str)
 def test_second_source_that_is_begun_before_the_loop(length: int, ours: bool, die_at: tuple[int, ...], tmp_path: Path) -> None:
     prove_exact(partial(beside, length=length, ours=ours), tmp_path / "run", die_at)

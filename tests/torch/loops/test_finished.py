@@ -111,6 +111,7 @@ def short_epochs(attempt: Attempt, *, workers: int) -> None:
     optimizer.close()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_epochs_that_are_left_by_break_come_back_to_the_bit(workers: int, tmp_path: Path) -> None:
     is_exact = None if workers else True  # what workers draw is not known

@@ -61,6 +61,7 @@ def mixed_precision(attempt: Attempt, *, form: str, clip: bool, is_zeroed_first:
     optimizer.close()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("form", "clip", "is_zeroed_first"), campaign.pairwise(list(FORMS), [False, True], [False, True]))
 def test_skipped_steps_amid_accumulation_come_back_to_the_bit(
     form: str, clip: bool, is_zeroed_first: bool, tmp_path: Path
@@ -110,6 +111,7 @@ def carried(attempt: Attempt, *, how: str, options: dict[str, Any]) -> None:
     optimizer.close()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "how",
     ["held and written later", "decayed", "decayed past the version counter", "one kept", "replaced", "never cleared"],
@@ -190,6 +192,7 @@ def images(attempt: Attempt, *, optimizer_of: Make, dtype: torch.dtype) -> None:
     optimizer.close()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("form", "dtype", "name"),
     campaign.pairwise(list(FORMS), [torch.float32, torch.bfloat16, torch.float64], ["SGD", "AdamW"]),

@@ -43,6 +43,7 @@ def test_own_loop_ends_with_all_its_steps(tmp_path: Path) -> None:
         assert optimizer.recover().step == 5
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("ending", "step"), [("", 5), ("raise KeyError", 4)])
 def test_exit_without_close_loses_no_finished_batch(ending: str, step: int, tmp_path: Path) -> None:
     script = f"""

@@ -53,6 +53,7 @@ def plain(attempt: Attempt, *, make: Make, epochs: int = 3, **options: Any) -> N
     optimizer.close()
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", [name for name in SOURCES if name not in ("one by one", "unloggable indices")])
 def test_plain_loop_goes_on_at_the_exact_next_batch(name: str, tmp_path: Path) -> None:
     """Dies in the first epoch, at the second's first batch, and in the third; twelve batches of two ticks an epoch."""
@@ -98,6 +99,7 @@ def per_epoch(attempt: Attempt, *, epochs: int = 4) -> None:
     optimizer.close()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("die_at", [(3, 6), (7, 8), (6, 8, 5), (13, 5, 9), (20,), (28,)])
 def test_code_per_epoch_that_runs_again_leaves_nothing_behind(die_at: tuple[int, ...], tmp_path: Path) -> None:
     prove_exact(per_epoch, tmp_path / "run", die_at)

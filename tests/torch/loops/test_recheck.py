@@ -57,6 +57,7 @@ def kill(script: Script, run: Path, tick: int, **options: Any) -> None:
     assert status == -signal.SIGKILL, f"the child was to die at tick {tick}; its exit status is {status}"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", scripts.PROVEN)
 def test_a_loop_whose_state_is_in_the_run_is_proven_at_every_kill(name: str, tmp_path: Path) -> None:
     script = scripts.PROVEN[name]
@@ -77,6 +78,7 @@ def test_a_loop_whose_state_is_in_the_run_is_proven_at_every_kill(name: str, tmp
         shutil.rmtree(run)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", UNTRACKED)
 def test_a_loop_whose_state_is_not_in_the_run_is_named_at_every_kill(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -285,6 +285,7 @@ KEPT: dict[str, Script] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [*scripts.PROVEN, *KEPT])
 def test_nothing_is_said_of_loops_whose_state_is_in_the_run(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

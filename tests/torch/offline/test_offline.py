@@ -186,6 +186,7 @@ def _live(model: nn.Module, inner: Optimizers, *, with_model: bool) -> Any:
     return flatten({"optimizers": {name: contents(o) for name, o in inner.items()}, "buffers": buffers})
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CASES)
 def test_replay_equals_recovery_in_process(tmp_path: Path, name: str) -> None:
     case = CASES[name]
@@ -202,6 +203,7 @@ def test_replay_equals_recovery_in_process(tmp_path: Path, name: str) -> None:
         logged.close()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
 @pytest.mark.parametrize("name", CASES)
 def test_pt_file_goes_on_training_like_the_run_itself(tmp_path: Path, name: str) -> None:

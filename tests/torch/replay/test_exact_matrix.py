@@ -52,12 +52,14 @@ def make(name: str, form: str, groups: Iterable[Any]) -> torch.optim.Optimizer:
     return kind(groups, **options, **FORMS[form])
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("name", "form"), EVERY)
 def test_optimizer_comes_back_to_the_bit(name: str, form: str, tmp_path: Path) -> None:
     last = prove_exact(partial(ordinary, optimizer_of=lambda m: make(name, form, split(m))), tmp_path / "run", DIE_AT)
     assert last.reports[0].replayed > 0
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("name", "form"), EVERY)
 def test_both_orders_of_redo_give_the_same_bits(name: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16, where a kernel rounds otherwise for another piece of a tensor."""
