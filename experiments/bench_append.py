@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from figures import Figure
 from harness import command_line, measured_folder
-from turns import over, p99
+from paired_timing import over, p99
 
 from tranlogs import KeepLatest
 from tranlogs.base.config import MIB, JournalConfig

@@ -19,9 +19,9 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from fits import ARMS, figures, tell
 from harness import ask_child, command_line, measured_folder
-from turns import PLAIN, compare, take_turns
+from paired_timing import PLAIN, compare, take_turns
+from trainer_arms import ARMS, figures, tell
 
 _CHOICES = {  # backend, jit_compile
     "TensorFlow graph": ("tensorflow", False),

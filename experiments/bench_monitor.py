@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import bench_storage
-from beside import GPT_BATCH, Daemon, Trainer
 from harness import Circumstances, command_line, measured_folder, write_results
 from measuring import quartiles, shown
+from monitored_trainer import GPT_BATCH, Daemon, Trainer
 from support import open_toy
 
 from tranlogs import EverySteps

@@ -26,7 +26,7 @@ import torch
 import training_cases
 from figures import Figure
 from harness import ask_child, command_line, measured_folder, take
-from turns import spread
+from paired_timing import spread
 
 from tranlogs_torch import LoggedOptimizer
 

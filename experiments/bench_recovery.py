@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from figures import Figure
 from harness import ask_child, command_line, measured_folder
+from paired_timing import spread
 from torch import nn
-from turns import spread
 
 from tranlogs_torch import LoggedOptimizer
 

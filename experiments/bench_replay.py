@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from figures import Figure
 from harness import command_line, measured_folder
+from paired_timing import over
 from torch.optim import AdamW
 from training_cases import Work, gpt, gradients_given, many, mlp, parameters_of
-from turns import over
 
 from tranlogs_torch import LoggedOptimizer
 

@@ -4,7 +4,7 @@ Arms train the same model on the same data in one process and take turns in bloc
 its first blocks are the figures of "fresh files". Then it logs until checkpoints have let go of several log files, and what
 follows is steady state: log files are used again. Checkpoints are taken between blocks, and what was not synced yet is waited
 for there, so that no arm pays for another; what a checkpoint costs is measured by bench_checkpoint.py. One arm is the floor:
-the least that any log of gradients costs here (floor.py).
+the least that any log of gradients costs here (cost_floor.py).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from cost_floor import FloorLog
 from figures import Figure
-from floor import FloorLog
 from harness import command_line, measured_folder
+from paired_timing import AGAIN, PLAIN, Block, Times, compare, take_turns
 from torch.optim import Optimizer
 from training_cases import CASES, Case, Work, gradients_given, shortened
-from turns import AGAIN, PLAIN, Block, Times, compare, take_turns
 
 from tranlogs_torch import LoggedOptimizer
 

@@ -21,8 +21,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from beside import Daemon
 from harness import Circumstances, command_line, measured_folder, write_results
+from monitored_trainer import Daemon
 from support import open_toy
 
 from tranlogs import EverySteps
@@ -31,7 +31,7 @@ from tranlogs.catalog import Catalog, EvaluationRow
 from tranlogs.log.segments import segment_sizing
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget
-from tranlogs.retention.evaluation import read_values
+from tranlogs.retention.segment_value_rows import read_values
 
 _BUDGETS = (16, 32, 48)  # MiB
 _SIZES = (7, 1400, 11_200)  # 100 KB of gradients a step

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from figures import goal_rows
+from paired_timing import PLAIN
 from tables import Lines, prose, table
-from turns import PLAIN
 
 _STATISTICS = ("median", "mean", "p99")
 _HEAD = (*_STATISTICS, "added, ms")

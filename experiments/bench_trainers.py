@@ -20,10 +20,10 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from fits import ARMS, figures, tell
 from harness import command_line, measured_folder
+from paired_timing import PLAIN, Block, compare, take_turns
+from trainer_arms import ARMS, figures, tell
 from training_cases import layers
-from turns import PLAIN, Block, compare, take_turns
 
 Fit = Callable[[int, "list[Any]"], "list[float]"]
 """Trains some steps with some callbacks; returns when each step began."""

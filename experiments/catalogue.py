@@ -60,7 +60,7 @@ HEADINGS: dict[str, tuple[Experiment, ...]] = {
     ),
     "Other systems, same work, same machine, one run": (
         Experiment("peers", "What saves a training loop", "peers.py", peer_tables.peers),
-        Experiment("other_world", "Another number of processes", "other_world.py", peer_tables.other_world),
+        Experiment("other_world", "Another number of processes", "other_world_size.py", peer_tables.other_world),
         Experiment(
             "trainers",
             "Trainers, by their own checkpoints",

@@ -24,7 +24,7 @@ _PARTS = _ALL if campaign.is_soak() else _CHEAP
 @pytest.fixture
 def turns(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(_EXPERIMENTS))
-    return import_module("turns")
+    return import_module("paired_timing")
 
 
 @pytest.fixture

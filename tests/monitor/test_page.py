@@ -21,7 +21,7 @@ from tranlogs.base.config import MIB
 from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import EvaluationRow, Incident, Watermarks
 from tranlogs.retention.budget import Budget, bytes_on_disk
-from tranlogs.retention.evaluation import read_values
+from tranlogs.retention.segment_value_rows import read_values
 from tranlogs_monitor.dashboard.metrics import Metrics
 from tranlogs_monitor.dashboard.pages.board import Board
 from tranlogs_monitor.dashboard.server import WebServer

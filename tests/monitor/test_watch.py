@@ -22,7 +22,7 @@ from tranlogs.cli.reading.find_journals import find_journals
 from tranlogs.journal import JournalPaths, abandoned_segments
 from tranlogs.retention import KeepAll
 from tranlogs.retention.budget import Budget
-from tranlogs.retention.evaluation import read_values
+from tranlogs.retention.segment_value_rows import read_values
 from tranlogs.retention.value_decay import Decay
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import DaemonSettings
@@ -203,7 +203,7 @@ def test_a_catalog_that_was_replaced_is_opened_anew(run: ToyTrainer, tmp_path: P
 
 
 def test_the_history_is_thinned(run: ToyTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tranlogs_monitor.watching.evaluations._ROWS_MAX", 16)
+    monkeypatch.setattr("tranlogs_monitor.watching.value_history._ROWS_MAX", 16)
     clock = FakeClock(1e9)
     watch = watching(run, clock)
     for _ in range(100):

@@ -74,7 +74,7 @@ def main(modules: list[str]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the processes print goes where their errors go
     os.environ["LOOKED_AT"] = " ".join([*_SCRIPTS, *(name for name in modules if name.startswith("tests."))])
-    multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOADED, *modules, "tests.support.looked_at"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOADED, *modules, "tests.support.preloaded_sources"])
     for line in sys.stdin:
         job = json.loads(line)
         failure = alone(job) if job["is_alone"] else together(job)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import xxhash
 
-from tests.support.known_sources import look_at_callers
+from tests.support.source_cache import look_at_callers
 from tranlogs.training import Remembered
 from tranlogs_torch import LoggedOptimizer, RecoveryReport
 

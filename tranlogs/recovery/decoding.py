@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..base.errors import CorruptRecord
-from ..base.garbage_collector import paused_collection
+from ..base.python_gc import paused_collection
 from ..log.decoded_record import Entry
 from ..log.reader import SegmentReader
 from ..log.record_format import EntryKind

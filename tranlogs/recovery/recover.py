@@ -12,7 +12,7 @@ from typing import Any
 
 from ..base.errors import CorruptCheckpoint, CorruptRecord, RecoveryError, StateMismatch
 from ..base.failpoints import hit
-from ..base.garbage_collector import paused_collection
+from ..base.python_gc import paused_collection
 from ..base.quantities import count
 from ..catalog.lineage import trace_lineage
 from ..checkpoints import Checkpoint

@@ -22,9 +22,9 @@ from ..state import rng
 from ..state.architecture import describe_model
 from ..state.callbacks import CallbackStates
 from ..state.rarely_changed_parts import found_under
-from .assembly import make_parts, open_resources
+from .boundary_contents import CALLBACK, FitBoundary
 from .earlier_fits import EarlierFits
-from .fit_boundary_body import CALLBACK, FitBoundary
+from .fit_setup import make_parts, open_resources
 from .same_fit import finished, require_same_data, require_same_fit
 from .variable_creation import LateOptimizers, build_as_recorded, build_for_fit
 

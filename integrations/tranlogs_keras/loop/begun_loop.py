@@ -12,7 +12,7 @@ from ..run.run_parts import RunParts
 from ..state import environment
 from ..state.architecture import describe_model
 from ..state.state import LogKind, plain_attributes
-from .capture import LoopCapture, LoopState
+from .apply_hooks import LoopCapture, LoopState
 from .loop_members import LoopVariables, Members
 from .settings import LoopSettings
 from .untracked_variables import UntrackedVariables

@@ -39,15 +39,15 @@ from ..run.unit_recheck import RecheckRules
 from ..state import rng
 from ..state.rarely_changed_parts import Parts, found_under
 from ..state.state import LogKind
+from .apply_hooks import LoopCapture
 from .begun_loop import BegunLoop, make_loop_state
-from .capture import LoopCapture
 from .loop_members import Members
 from .loop_values import LoopValues
 from .place import UNKNOWN_ITERABLE, DataPlace, LoopData
 from .recorded_doubts import RecordedDoubts
+from .restarted_keras_values import make_unkept_variables
 from .script_changes import ScriptChanges
 from .settings import LoopSettings
-from .unkept_variables import make_unkept_variables
 from .untracked_variables import UntrackedVariables
 
 _log = logging.getLogger("tranlogs")

@@ -36,7 +36,7 @@ class Draws:
         is_encodable: whether index batches can be logged; None before the first is seen.
         rounds: how often the sampler was iterated over when the epoch was opened: with new workers twice, the first in vain.
         rounds_now: how often that is going to be, where an epoch is resumed.
-        rest: gives what is drawn instead of the sampler's own, where an epoch was divided anew (redivision.py).
+        rest: gives what is drawn instead of the sampler's own, where an epoch was divided anew (resized_position.py).
     """
 
     resume: dict[str, Any] | None = None

@@ -42,9 +42,9 @@ from .logged_steps import LoggedSteps
 from .loops import Loops
 from .ranks.coordinator_choice import make_coordinator
 from .recovery.recovery import Recovery
+from .restarted_torch_values import make_unkept_variables
 from .run_parts import RunParts
 from .tracking import Tracking
-from .unkept_variables import make_unkept_variables
 from .user_loops.user_loops import UserLoops
 
 _log = logging.getLogger("tranlogs")

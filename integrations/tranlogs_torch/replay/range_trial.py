@@ -9,8 +9,8 @@ import torch
 
 from ..capture.single_step import step_of
 from ..tensors.arrays import NAMES
-from .bundles import RangeBundle, constructor_defaults
 from .ranges import VECTOR_BYTES, Extent, divide
+from .tensor_bundles import RangeBundle, constructor_defaults
 
 _STEPS = 3
 _ELEMENTS = 4096  # of a range

@@ -26,8 +26,8 @@ from ..sharding.update_kinds import BY_TENSOR, is_one_of
 from ..state.optimizer_states import write_groups, write_hyper
 from ..state.state import TorchState
 from ..tensors.arrays import DTYPES, write_into
-from .by_tensor import ByTensor
 from .gradient_blocks import GradientMemory, Gradients, Span
+from .redo_by_tensor import ByTensor
 
 _STEPS_MIN = 2  # fewer steps than this are not worth another order
 

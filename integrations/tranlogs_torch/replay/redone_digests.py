@@ -15,7 +15,7 @@ from tranlogs.records import Entry
 
 from ..state.fingerprint import Fingerprint
 from ..tensors.arrays import flat_bytes
-from .bundles import Bundle, RangeBundle
+from .tensor_bundles import Bundle, RangeBundle
 
 _digest = xxhash.xxh3_64_intdigest
 

@@ -29,13 +29,13 @@ from tranlogs.journal.abandoned_segments import seal_abandoned_segments
 from tranlogs.journal.file_system import is_in_memory
 from tranlogs.log.segments.retired_files import unlink_retired
 from tranlogs.retention.budget import Pruning, bytes_on_disk, is_protected, plan_pruning, trace_newest_lineage
-from tranlogs.retention.evaluation import read_newest_row, read_values
 from tranlogs.retention.prune import delete_retired, prune
+from tranlogs.retention.segment_value_rows import read_newest_row, read_values
 from tranlogs.retention.value_decay import SegmentValues, evaluate
 
 from ..compaction.compactor import Compactor
 from ..settings import DaemonSettings
-from . import evaluations
+from . import value_history
 from .training_progress import ProgressReader, TrainingProgress
 from .verified_checkpoints import Anchors
 
@@ -141,7 +141,7 @@ class JournalWatch:
     Args:
         paths: the journal's.
         settings: the daemon's.
-        clock: for evaluations.
+        clock: for value_history.
         compactor: derives checkpoints, so that none is requested from the trainer; None to always request one.
     """
 
@@ -195,7 +195,7 @@ class JournalWatch:
         )
         if not self._settings.is_dry_run:
             with catalog.transaction() as tables:
-                evaluations.write(tables, self._row(evaluation), worth, protected)
+                value_history.write(tables, self._row(evaluation), worth, protected)
         return evaluation
 
     def _evaluate_worth(self, rows: CatalogRows, now: float) -> SegmentValues:

@@ -13,7 +13,7 @@ from tranlogs.log.reader import SegmentReader
 from tranlogs.log.scanner import scan
 from tranlogs.log.segments.segment_file import parse_segment_name
 from tranlogs.recovery import RecoveryReport
-from tranlogs_torch.replay import by_tensor, gradient_blocks, redo
+from tranlogs_torch.replay import gradient_blocks, redo, redo_by_tensor
 from tranlogs_torch.replay.replayable_state import ReplayableState
 
 STEPS, DAMAGED = 20, 13
@@ -77,7 +77,7 @@ def test_optimizers_in_turns_land_before_what_is_damaged_or_differs(
     if what == "gradient":
         flip_a_bit_of(run, f"grad/{tensor}", step)
     else:
-        monkeypatch.setattr(by_tensor, "_step", otherwise(by_tensor._step, tensor, step))
+        monkeypatch.setattr(redo_by_tensor, "_step", otherwise(redo_by_tensor._step, tensor, step))
         monkeypatch.setattr(ReplayableState, "redo_as_trained", lambda state: False)  # would redo the step rightly
     monkeypatch.setattr(gradient_blocks, "_BLOCK_STEPS_MAX", 3)
     again, right = Attempt(run), Attempt()
@@ -114,7 +114,7 @@ def test_recovery_lands_before_a_damaged_gradient(way: str, tmp_path: Path, monk
     run = tmp_path / "run"
     train(Attempt(run, checkpoint_every=1000), STEPS)
     flip_a_bit_of(run, "grad/2.weight", DAMAGED)
-    monkeypatch.setattr(by_tensor, "_BUNDLE_ELEMENTS", 50)
+    monkeypatch.setattr(redo_by_tensor, "_BUNDLE_ELEMENTS", 50)
     monkeypatch.setattr(gradient_blocks, "_AHEAD_BYTES_MIN", 0 if way == "ahead" else 1 << 30)
     if way == "step by step":
         monkeypatch.setattr(redo, "BY_TENSOR", set())

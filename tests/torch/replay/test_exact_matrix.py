@@ -18,7 +18,7 @@ from tests.support import campaign
 from tests.torch.lab import Attempt, Outcome, differences, in_child, prove_exact
 from tests.torch.nets import Mixed, loss_of, seed, tokens
 from tests.torch.scripts import Make, accumulating, adversarial, numbered, ordinary, per_epoch, split
-from tranlogs_torch.replay import by_tensor, gradient_blocks, redo
+from tranlogs_torch.replay import gradient_blocks, redo, redo_by_tensor
 
 BATCHES = 13
 DIE_AT = (16, 18)  # ticks of the first and the second attempt; three ticks a batch, so that they end at steps 5 and 10
@@ -72,7 +72,7 @@ def test_both_orders_of_redo_give_the_same_bits(name: str, form: str, tmp_path: 
         monkeypatch.setattr(redo, "BY_TENSOR", kinds)
         monkeypatch.setattr(gradient_blocks, "_AHEAD_BYTES_MAX", ahead)
         monkeypatch.setattr(gradient_blocks, "_BLOCK_STEPS_MAX", steps)
-        monkeypatch.setattr(by_tensor, "_BUNDLE_ELEMENTS", 20)
+        monkeypatch.setattr(redo_by_tensor, "_BUNDLE_ELEMENTS", 20)
         again = Attempt(tmp_path / "run")  # resumes at the end: nothing is left to train
         script(again)
         assert again.reports[0].replayed == BATCHES
@@ -125,7 +125,7 @@ def test_optimizers_that_step_in_turns_are_redone_together(
     script(trained)
     lengths: list[int] = []
 
-    class Counted(by_tensor.ByTensor):
+    class Counted(redo_by_tensor.ByTensor):
         def __init__(self, state: Any, run: list[Any]) -> None:
             lengths.append(len(run))
             super().__init__(state, run)

@@ -15,7 +15,7 @@ from tests.torch.nets import seed
 from tests.torch.replay.test_exact_matrix import FORMS, OPTIMIZERS
 from tranlogs.base.types import ITEMSIZE
 from tranlogs.training import Divergence
-from tranlogs_torch.replay import by_tensor, gradient_blocks, range_trial, redo
+from tranlogs_torch.replay import gradient_blocks, range_trial, redo, redo_by_tensor
 from tranlogs_torch.replay.ranges import VECTOR_BYTES, Extent, divide, is_even
 from tranlogs_torch.replay.replayable_state import ReplayableState
 from tranlogs_torch.sharding.update_kinds import BY_ELEMENT
@@ -99,7 +99,7 @@ def test_steps_are_redone_as_they_were_taken_if_another_order_gives_other_bits(
     script(trained)
     orders: list[str] = []
 
-    class Wrong(by_tensor.ByTensor):
+    class Wrong(redo_by_tensor.ByTensor):
         def redo(self, tick: Any) -> Divergence | None:
             found = super().redo(tick)
             assert found is None
@@ -142,7 +142,7 @@ def test_dtypes_that_put_each_other_out_of_place_come_back_without_a_second_redo
     train(trained)
     monkeypatch.setattr(ReplayableState, "redo_as_trained", lambda state: pytest.fail("the steps were redone once more"))
     if not is_read_at_once:
-        monkeypatch.setattr(by_tensor, "_BUNDLE_ELEMENTS", 2_048)
+        monkeypatch.setattr(redo_by_tensor, "_BUNDLE_ELEMENTS", 2_048)
         monkeypatch.setattr(gradient_blocks.GradientMemory, "_over", lambda memory, entry, span: None)
     again = Attempt(tmp_path / "run")
     train(again)

@@ -34,8 +34,8 @@ from ...rebuild_catalog import read_files
 from ...recovery.history import ScannedSegment, build_history
 from ...recovery.journal_facts import scan_segment, sort_newest_first
 from ...recovery.recovery_plan import RecoveryPlan, plan_recovery
-from ...retention.evaluation import read_protected, read_rows_newest_first, read_values
 from ...retention.lost_work import LostWork, estimate_lost_work, has_store
+from ...retention.segment_value_rows import read_protected, read_rows_newest_first, read_values
 from .find_journals import read_consistently
 
 _SCANNED_MAX = 10_000  # records; scanning more takes noticeable time

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..redivision import Rest
+from ..resized_position import Rest
 from ..sampler import Draws
 
 END = object()  # in place of a batch: the iteration has no more
@@ -21,7 +21,7 @@ class LoaderIteration:
         order: running hash of these batches, if the loader has no indices and a resume reads them again.
         opened: random state before `iter(loader)`.
         samplers: states of the samplers at that moment.
-        rest: part of the epoch that was divided anew among another number of processes (redivision.py); None if it was not.
+        rest: part of the epoch that was divided anew (resized_position.py); None if it was not.
         draws: index batches drawn so far; None before the first draw, and if the loader has no indices.
         live: the iterator; None before it is opened.
     """

@@ -18,7 +18,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from ...distributed.process_group import size
-from ..redivision import redivided
+from ..resized_position import redivided
 from ..rng import get_rng, set_rng
 from ..sampler import Draws
 from ..worker_seeds import seeded

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from tranlogs.base.errors import UsageError
 
-from ..redivision import Rest, division_of, rest_of
+from ..resized_position import Rest, division_of, rest_of
 from ..sampler import Draws, SamplerStates, SeekableSampler, nested
 from ..worker_seeds import SeededDataset, check_workers
 

@@ -35,7 +35,7 @@ from ...elastic.world_size import demand_unused
 from ...sharding import fsdp
 from ...sharding.shards import describe as describe_shards
 from .checkpoint_notes import CheckpointNotes
-from .gradient_division import GradientDivision, first_other
+from .gradient_shares import GradientDivision, first_other
 from .group_checkpoints import GroupCheckpoints
 from .join_watch import JoinWatch
 

@@ -15,10 +15,10 @@ from tranlogs.training import Decoded
 from ..sharding.update_kinds import BY_ELEMENT, is_one_of
 from ..state.state import TorchState
 from ..tensors.arrays import NAMES
-from .bundles import Bundle, RangeBundle, TensorBundle, are_alike, can_be_flat
 from .gradient_blocks import Span
 from .range_trial import gives_same_bits
 from .ranges import Extent, divide, is_even
+from .tensor_bundles import Bundle, RangeBundle, TensorBundle, are_alike, can_be_flat
 
 _SPAN_BYTES = 1 << 20  # at least; less only at the end
 

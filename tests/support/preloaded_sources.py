@@ -6,9 +6,9 @@ It comes last: what is in memory by then is put into huge pages. The variable LO
 import importlib
 import os
 
-from tests.support import known_sources
+from tests.support import source_cache
 from tests.support.huge_pages import collapse_memory
 
-known_sources.keep_sources()
-known_sources.look_at(*map(importlib.import_module, os.environ["LOOKED_AT"].split()))
+source_cache.keep_sources()
+source_cache.look_at(*map(importlib.import_module, os.environ["LOOKED_AT"].split()))
 collapse_memory()

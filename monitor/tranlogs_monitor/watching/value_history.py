@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from tranlogs.catalog import EvaluationRow, Tables, evaluation_key
-from tranlogs.retention.evaluation import pack_array
+from tranlogs.retention.segment_value_rows import pack_array
 from tranlogs.retention.value_decay import SegmentValues
 
 _ROWS_MAX = 512

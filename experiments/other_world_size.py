@@ -1,6 +1,6 @@
 """A run of sharded processes (FSDP2) dies, and goes on with another number of them: TranLogs, DCP, one file by rank 0.
 
-    python experiments/other_world.py [--quick] [--out FILE]
+    python experiments/other_world_size.py [--quick] [--out FILE]
 
 W processes train over Gloo; as a step begins, the last one dies by SIGKILL and takes the others down. Then W' processes begin
 with the same script. What it has then, weights and optimizer, is gathered whole and compared bit for bit

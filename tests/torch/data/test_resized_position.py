@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
-from tranlogs_torch.data.redivision import division_of, redivided, rest_of
+from tranlogs_torch.data.resized_position import division_of, redivided, rest_of
 
 
 def loader_of(samples: int, world: int, rank: int, batch: int, **options: Any) -> DataLoader[Any]:

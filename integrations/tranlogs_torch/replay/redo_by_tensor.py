@@ -18,10 +18,10 @@ from tranlogs.training import Decoded, Divergence
 from ..capture.single_step import amp_of, clip_again, step_of, without_hooks
 from ..state.optimizer_states import write_hyper
 from ..state.state import TorchState
-from .bundles import Bundle, RangeBundle
-from .division import Division, SpannedBundles
+from .bundle_division import Division, SpannedBundles
 from .gradient_blocks import Block, GradientBlocks, Gradients
 from .redone_digests import CutDigest, Recorded, TensorDigests, memory_of_part, tensor_digests
+from .tensor_bundles import Bundle, RangeBundle
 
 _COUNT_DIFFERS = "the number of parameters"
 _BUNDLE_ELEMENTS = 262_144  # small tensors are redone together, so that Python's cost a call is shared, and large ones in parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from figures import Figure
-from turns import AGAIN, PLAIN
+from paired_timing import AGAIN, PLAIN
 
 ARMS: dict[str, dict[str, Any] | None] = {
     PLAIN: None,

@@ -1,6 +1,6 @@
 """A trainer and a monitor in processes of their own, which go on and stop at the word of a benchmark.
 
-python experiments/beside.py MODEL RUN CHECKPOINT_EVERY     # trains for as many seconds as each line of stdin says
+python experiments/monitored_trainer.py MODEL RUN CHECKPOINT_EVERY     # trains for as many seconds as each line of stdin says
 """
 
 from __future__ import annotations
