@@ -3,7 +3,9 @@
 One process for each backend, since Keras chooses its backend as it is imported. There, an arm is a whole fit of the same model
 on the same arrays; fits take turns. Epochs are timed and not steps: a callback with a hook of batches may write to the model,
 and TranLogs looks before each batch whether it did. The first epoch of a fit does not count: functions are traced there, and
-the log fills fresh files; then checkpoints let go of log files, which it reuses.
+the log fills fresh files; then checkpoints let go of log files, which it reuses. One arm is less than the floor: as many bytes
+as the gradients have are hashed and written behind each step, and as many as the variables have are hashed (cost_floor.py), but
+they are not taken from the step.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -20,8 +24,8 @@ from typing import Any
 
 import numpy as np
 from harness import ask_child, command_line, measured_folder
-from paired_timing import PLAIN, compare, take_turns
-from trainer_arms import ARMS, figures, tell
+from paired_timing import FLOOR, PLAIN, compare, take_turns
+from trainer_arms import ARMS, FLOOR_BYTES, figures, tell
 
 _CHOICES = {  # backend, jit_compile
     "TensorFlow graph": ("tensorflow", False),
@@ -71,20 +75,45 @@ def _child(*, jit: bool, quick: bool) -> dict[str, Any]:
     x = chance.standard_normal((steps * _BATCH, 784), np.float32)
     y = chance.integers(0, 10, steps * _BATCH)
     with measured_folder() as folder:
-        blocks = {
-            arm: partial(_fit, x, y, jit, None if chosen is None else {"run": Path(folder) / "run", **_LOG, **chosen}, epochs)
-            for arm, chosen in ARMS.items()
-        }
+        run = Path(folder) / "run"
+        makers = {arm: partial(_logged, run=run, **_LOG, **chosen) for arm, chosen in ARMS.items() if chosen is not None}
+        makers[FLOOR] = partial(_floor, Path(folder) / "floor")
+        blocks = {arm: partial(_block, x, y, jit, makers.get(arm), run, epochs) for arm in ARMS}
         blocks[PLAIN]()
         times = take_turns(blocks, 1 if quick else 6, seconds_max=45.0)
     return {"arms": {arm: compare(times, arm) for arm in times}}
 
 
-def _fit(x: Any, y: Any, jit: bool, settings: dict[str, Any] | None, epochs: int) -> list[float]:
+def _logged(**settings: Any) -> Any:
+    from tranlogs_keras import TranLogsCallback
+
+    return TranLogsCallback(**settings)
+
+
+def _floor(path: Path) -> Any:
+    import keras
+    from cost_floor import FloorFile
+
+    class Floor(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.file = FloorFile(path, FLOOR_BYTES)
+            zeros = [np.zeros(math.prod(variable.shape) * 4, np.uint8) for variable in self.model.trainable_variables]
+            self.views = [each.data for each in zeros]
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.file.wait()
+            self.file.finish(self.views)
+            self.file.begin(self.views)
+
+        def on_train_end(self, logs: Any = None) -> None:
+            self.file.close()
+
+    return Floor()
+
+
+def _block(x: Any, y: Any, jit: bool, make_callback: Callable[[], Any] | None, run: Path, epochs: int) -> list[float]:
     """Fit a fresh model; return the seconds of a step in each epoch but the first, in the mean."""
     import keras
-
-    from tranlogs_keras import TranLogsCallback
 
     gc.collect()
     keras.utils.set_random_seed(0)
@@ -98,12 +127,11 @@ def _fit(x: Any, y: Any, jit: bool, settings: dict[str, Any] | None, epochs: int
         on_epoch_begin=lambda epoch, logs: marks.append(perf_counter()),
         on_epoch_end=lambda epoch, logs: marks.append(perf_counter()),
     )
-    callbacks = [clock] if settings is None else [clock, TranLogsCallback(**settings)]
+    callbacks = [clock] if make_callback is None else [clock, make_callback()]
     model.fit(x, y, batch_size=_BATCH, epochs=epochs, verbose=0, callbacks=callbacks)
     del model
     keras.utils.clear_session()
-    if settings is not None:
-        shutil.rmtree(settings["run"])
+    shutil.rmtree(run, ignore_errors=True)
     return [(end - begin) / (len(x) // _BATCH) for begin, end in zip(marks[2::2], marks[3::2], strict=True)]
 
 

@@ -19,14 +19,13 @@ import torch
 from cost_floor import FloorLog
 from figures import Figure
 from harness import command_line, measured_folder
-from paired_timing import AGAIN, PLAIN, Block, Times, compare, take_turns
+from paired_timing import AGAIN, FLOOR, PLAIN, Block, Times, compare, take_turns
 from torch.optim import Optimizer
 from training_cases import CASES, Case, Work, gradients_given, shortened
 
 from tranlogs_torch import LoggedOptimizer
 
 MACHINE, PROCESS, WEIGHTS = "logged, machine", "logged, process", "logged by weights, machine"
-FLOOR = "floor: written and hashed, no log"
 _INTERVALS_WARM = 4  # checkpoints before steady state
 _FLOOR_BYTES_MIN = 4 << 20
 _NEVER = 10**9

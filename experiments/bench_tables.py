@@ -75,11 +75,17 @@ def _fits(title: str, found: dict[str, Any]) -> Lines:
 
 
 def _trainers(found: dict[str, Any]) -> Lines:
-    return _fits("Steps of trainers, whole fits in turns, one thread.", found)
+    return _fits('Steps of trainers, whole fits in turns, one thread. "Floor": as above, on used files from the start.', found)
 
 
 def _keras(found: dict[str, Any]) -> Lines:
-    return _fits("Steps of Keras' `fit`, whole fits in turns.", found)
+    return _fits(
+        """
+        Steps of Keras' `fit`, whole fits in turns. "Floor" is less than what a log needs: bytes of the size of the gradients
+        are hashed and written behind each step, and as many as the variables have are hashed, but no step is waited for, and
+        nothing is taken out of it.""",
+        found,
+    )
 
 
 def _append(found: dict[str, Any]) -> Lines:

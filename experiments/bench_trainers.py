@@ -2,7 +2,8 @@
 
 An arm is a whole fit of the same small model on the same random data; fits take turns in one process. A step's time goes from
 its beginning to that of the next one, taken by a small callback that all arms have. The first steps of a fit do not count:
-there the trainer warms up and the log fills fresh files; then checkpoints let go of log files, which are used again.
+there the trainer warms up and the log fills fresh files; then checkpoints let go of log files, which are used again. One arm is
+the floor: the least that any log of gradients costs here (cost_floor.py).
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from cost_floor import FloorLog
 from harness import command_line, measured_folder
-from paired_timing import PLAIN, Block, compare, take_turns
-from trainer_arms import ARMS, figures, tell
+from paired_timing import FLOOR, PLAIN, Block, compare, take_turns
+from trainer_arms import ARMS, FLOOR_BYTES, figures, tell
 from training_cases import layers
 
 Fit = Callable[[int, "list[Any]"], "list[float]"]
@@ -38,17 +40,17 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
     found: dict[str, Any] = {"figures": [], "cases": []}
     threads_before = torch.get_num_threads()
     torch.set_num_threads(1)
-    for name, (package, fit, callback) in _TRAINERS.items():
+    for name, (package, fit, callback, floor) in _TRAINERS.items():
         if find_spec(package) is None:
             print(f"  {name}: left out, {package} is not installed", flush=True)
             continue
         steps, dropped = (12, 6) if quick else (120, 60)
         with measured_folder() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            blocks = {
-                arm: partial(_block, partial(fit(), steps), callback, chosen, Path(folder) / "run", dropped)
-                for arm, chosen in ARMS.items()
-            }
+            run = Path(folder) / "run"
+            makers = {arm: partial(callback(), run, **_LOG, **chosen) for arm, chosen in ARMS.items() if chosen is not None}
+            makers[FLOOR] = partial(floor(), Path(folder) / "floor")
+            blocks = {arm: partial(_block, partial(fit(), steps), makers.get(arm), run, dropped) for arm in ARMS}
             told = _compared(blocks, rounds=1 if quick else 6, seconds_max=45.0)
         found["cases"].append({"case": name, "arms": told})
         found["figures"] += figures(name, told, _GOAL)
@@ -65,13 +67,12 @@ def _compared(blocks: dict[str, Block], *, rounds: int, seconds_max: float) -> d
 
 def _block(
     fit: Callable[[list[Any]], list[float]],
-    callback: Callable[..., Any],
-    chosen: dict[str, Any] | None,
+    make_callback: Callable[[], Any] | None,
     run: Path,
     dropped: int,
 ) -> list[float]:
     gc.collect()
-    begun = fit([] if chosen is None else [callback()(run, **_LOG, **chosen)])
+    begun = fit([] if make_callback is None else [make_callback()])
     shutil.rmtree(run, ignore_errors=True)
     return [after - before for before, after in pairwise(begun)][dropped:]
 
@@ -174,9 +175,47 @@ def _lightning_callback() -> Any:
     return TranLogsLightningCallback
 
 
-_TRAINERS: dict[str, tuple[str, Callable[[], Fit], Callable[[], Any]]] = {
-    "Hugging Face Trainer, GPT-2 of 0.5 M": ("transformers", _huggingface, _huggingface_callback),
-    "Lightning, MLP of 0.8 M": ("lightning", _lightning, _lightning_callback),
+def _huggingface_floor() -> Any:
+    import transformers
+
+    class Floor(transformers.TrainerCallback):  # type: ignore[misc]
+        def __init__(self, path: Path) -> None:
+            self._path = path
+            self._logs: list[FloorLog] = []
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            optimizer = kwargs["optimizer"]
+            self._logs = [FloorLog(self._path, [getattr(optimizer, "optimizer", optimizer)], FLOOR_BYTES)]
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self._logs.pop().close()
+
+    return Floor
+
+
+def _lightning_floor() -> Any:
+    import lightning.pytorch as pl
+
+    class Floor(pl.Callback):
+        def __init__(self, path: Path) -> None:
+            self._path = path
+            self._logs: list[FloorLog] = []
+
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            self._logs = [FloorLog(self._path, trainer.optimizers, FLOOR_BYTES)]
+
+        def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+            self._logs[0].before(optimizer)
+
+        def on_train_end(self, trainer: Any, module: Any) -> None:
+            self._logs.pop().close()
+
+    return Floor
+
+
+_TRAINERS: dict[str, tuple[str, Callable[[], Fit], Callable[[], Any], Callable[[], Any]]] = {
+    "Hugging Face Trainer, GPT-2 of 0.5 M": ("transformers", _huggingface, _huggingface_callback, _huggingface_floor),
+    "Lightning, MLP of 0.8 M": ("lightning", _lightning, _lightning_callback, _lightning_floor),
 }
 
 

@@ -17,6 +17,7 @@ Times = dict[str, list[list[float]]]
 """Seconds of steps: by arm, by round."""
 
 PLAIN, AGAIN = "plain", "plain again (noise)"
+FLOOR = "floor: written and hashed, no log"
 _RESAMPLES = 1000
 
 

@@ -5,21 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from figures import Figure
-from paired_timing import AGAIN, PLAIN
+from paired_timing import AGAIN, FLOOR, PLAIN
 
 ARMS: dict[str, dict[str, Any] | None] = {
     PLAIN: None,
     "logged, machine": {"durability": "machine"},
     AGAIN: None,
+    FLOOR: None,
     "logged, process": {"durability": "process"},
 }
 """Settings of the log by arm, in the order of their turns; None for an arm without a log."""
 
+FLOOR_BYTES = 32 << 20  # of the floor's file
+
 
 def figures(case: str, compared: dict[str, Any], goal: float, beyond: float | None = None) -> list[dict[str, Any]]:
-    """The median of each logged arm beside its goals."""
+    """The median of each logged arm beside its goals, and that of the floor."""
     logged = [arm for arm, chosen in ARMS.items() if chosen is not None]
-    return [Figure.of(f"{case}, {arm}", "median", compared[arm]["median"], "", goal, beyond).as_dict() for arm in logged]
+    made = [Figure.of(f"{case}, {arm}", "median", compared[arm]["median"], "", goal, beyond) for arm in logged]
+    made.append(Figure.of(f"{case}, {FLOOR}", "median", compared[FLOOR]["median"], "", None, None))
+    return [figure.as_dict() for figure in made]
 
 
 def tell(case: str, compared: dict[str, Any]) -> None:
