@@ -19,11 +19,11 @@ from tables import Lines, prose, table
 RESULTS, DOCUMENT = HERE / "results", HERE.parent / "docs" / "results.md"
 
 _INTRODUCTION = """
-    `make experiments` takes these figures and writes this page (`make experiments EXPERIMENTS="--quick"` only checks the
-    scripts; names of experiments take these alone). **Read ratios, not times:** the machine has other work, which the table
-    below tells. What is compared is taken in turns, in one process or in the same minutes, so that a ratio bears a load
-    that comes and goes; where few processors are shared by many, expect noise all the same. The JSON behind each table is
-    in `experiments/results/`."""
+    After reading this page you know what TranLogs costs and what it saves, by measurement. `make experiments` takes these
+    figures and writes this page (`make experiments EXPERIMENTS="--quick"` only checks the scripts; names of experiments take
+    these alone). **Read ratios, not times:** other processes share the machine, and the table below shows its load. What is
+    compared is taken in turns, in one process or in the same minutes, so that a ratio bears a load that comes and goes; where
+    few processors are shared by many, expect noise all the same. The JSON behind each table is in `experiments/results/`."""
 _SIGNS = """
     A plus sign behind a commit: the code was not quite as committed. Load counts an experiment's own processes, too."""
 

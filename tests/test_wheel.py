@@ -277,7 +277,6 @@ def test_a_pytorch_script_that_is_killed_goes_on_exactly(installed: Installed) -
     assert out.is_file()
 
 
-@pytest.mark.sampled(0)
 @pytest.mark.crash
 @pytest.mark.slow
 def test_a_keras_script_that_is_killed_goes_on_exactly(installed: Installed) -> None:

@@ -63,7 +63,7 @@ def train(job: Job, events: EventWriter) -> None:
             break
 
     curve = dict(enumerate(losses, 1)) if logged is None else dict(zip(*logged.scalars["loss"], strict=True))
-    # A run that was killed behind its last batch has nothing left to train: its losses are those of the process before.
+    # A run that was killed after its last batch has nothing left to train: its losses are those of the process before.
     log_bytes = 0 if logged is None else logged.training_run.journal.log_bytes
     report = None if logged is None else logged.report.as_dict()
     events.write("finished", loss=curve[max(curve)], log_bytes=log_bytes, report=report)

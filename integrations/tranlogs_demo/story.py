@@ -116,7 +116,7 @@ def _play(folder: Path, size: Size, seed: int, screen: Screen) -> Acts:
 
     logged = replace(
         plain, name="killed", until=batches, seconds_max=None, run=str(folder / "run"), checkpoint_every=batches // 2 + 1
-    )  # one: behind it the finished run has a log to look at
+    )  # one: after it the finished run has a log to look at
     kill = Kill(1 + int(batches * dice.uniform(0.75, 0.95)), dice.random())
     stage = screen.stage("2 with TranLogs", batches)
     killed = follow(logged, partial(_show, stage), kill)

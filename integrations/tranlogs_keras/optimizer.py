@@ -297,7 +297,7 @@ def _check(optimizer: Any) -> None:
         hint = ""
         if type(optimizer).__module__.partition(".")[0] in ("torch", "tranlogs_torch"):
             hint = ". Optimizers of torch.optim are logged by tranlogs_torch.LoggedOptimizer"
-        raise UsageError(f"an optimizer of keras.optimizers is wanted, not a {type(optimizer).__name__}{hint}")
+        raise UsageError(f"expected an optimizer of keras.optimizers, not a {type(optimizer).__name__}{hint}")
     logged = getattr(optimizer, "_tranlogs_run", None)
     if logged is not None:
         raise UsageError(f"this optimizer is logged in run {logged} already; close that LoggedOptimizer first")

@@ -28,7 +28,7 @@ def test_demo_passes_its_options_and_its_exit_code(cli: Cli, tmp_path: Path, mon
         return 1
 
     asked = []
-    monkeypatch.setattr("tranlogs.cli.frameworks.entry_points", lambda **which: asked.append(which) or [Entry(run_demo)])
+    monkeypatch.setattr("tranlogs.frameworks.entry_points", lambda **which: asked.append(which) or [Entry(run_demo)])
     assert cli("demo").code == 1
     assert cli("demo", "--quick", "--seed", 7, "--folder", tmp_path, "--json").code == 1
     assert calls == [(Path("demo-run"), False, None, False), (tmp_path, True, 7, True)]
@@ -44,7 +44,7 @@ def test_the_entry_point_takes_these_arguments() -> None:
 
 
 def test_a_demo_without_its_framework_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tranlogs.cli.frameworks.entry_points", lambda **_: [])
+    monkeypatch.setattr("tranlogs.frameworks.entry_points", lambda **_: [])
     called = cli("demo")
     assert called.code == 2
     assert "pip install 'tranlogs[torch]'" in called.err

@@ -56,7 +56,7 @@ def test_an_uncovered_step_names_the_nearest(cli: Cli, run: Path, tmp_path: Path
 def test_an_uncovered_step_is_refused_before_the_framework_is_imported(
     cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tranlogs.cli.frameworks.entry_points", lambda **_: pytest.fail("the framework is looked for"))
+    monkeypatch.setattr("tranlogs.frameworks.entry_points", lambda **_: pytest.fail("the framework is looked for"))
     called = cli("replay", run, "--to", STEPS + 5, "--out", tmp_path / "state.pt")
     assert called.code == 1
     assert f"step {STEPS + 5} is not covered" in called.err
@@ -111,7 +111,7 @@ def test_one_of_several_ranks_must_be_named(cli: Cli, run: Path, tmp_path: Path)
 def test_a_missing_framework_is_named_with_its_remedy(
     cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tranlogs.cli.frameworks.entry_points", lambda **_: [])
+    monkeypatch.setattr("tranlogs.frameworks.entry_points", lambda **_: [])
     called = cli("replay", run, "--out", tmp_path / "state.pt")
     assert called.code == 2
     assert "pip install 'tranlogs[torch]'" in called.err
@@ -121,7 +121,7 @@ def test_a_framework_that_cannot_be_imported_is_named_too(
     cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = importlib.metadata.EntryPoint("torch", "no_such_module:OfflineRun", "tranlogs.frameworks")
-    monkeypatch.setattr("tranlogs.cli.frameworks.entry_points", lambda **_: [broken])
+    monkeypatch.setattr("tranlogs.frameworks.entry_points", lambda **_: [broken])
     called = cli("replay", run, "--out", tmp_path / "state.pt")
     assert called.code == 2
     assert "pip install 'tranlogs[torch]'" in called.err

@@ -96,7 +96,7 @@ def test_replay_names_the_first_step_that_differs(cli: Cli, run: Path, monkeypat
 
 
 def test_replay_without_the_framework_says_what_to_install(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tranlogs.cli.frameworks.entry_points", lambda **_: [])
+    monkeypatch.setattr("tranlogs.frameworks.entry_points", lambda **_: [])
     assert cli("verify", run).code == 0
     called = cli("verify", run, "--replay")
     assert called.code == 2
@@ -104,7 +104,7 @@ def test_replay_without_the_framework_says_what_to_install(cli: Cli, run: Path, 
 
 
 def test_damage_is_told_even_if_nothing_can_be_replayed(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tranlogs.cli.frameworks.entry_points", lambda **_: [])
+    monkeypatch.setattr("tranlogs.frameworks.entry_points", lambda **_: [])
     path = _damage_tensor(run, 2, "grad/0.bias")
     called = cli("verify", run, "--replay", "--json")
     assert called.code == 1

@@ -74,7 +74,6 @@ def workers(pid: int) -> list[int]:
     return sorted(found)
 
 
-@pytest.mark.sampled(0)
 def test_the_example_goes_on_after_sigkill_of_a_worker(tmp_path: Path) -> None:
     lines = []
     with torchrun(tmp_path) as process:

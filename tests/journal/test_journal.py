@@ -135,7 +135,7 @@ def test_a_run_with_steps_must_be_recovered_before_it_goes_on(toy: Callable[...,
     first.train(3)
     first.journal.close()
     second = toy()
-    with pytest.raises(NotRecovered, match="already holds 3 steps"):
+    with pytest.raises(NotRecovered, match=r"already holds a run \(step 3 or later\)"):
         second.train(1)
     assert second.recover().step == 3
 

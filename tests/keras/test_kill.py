@@ -115,6 +115,5 @@ def test_backup_and_restore_repeats_batches_on_top_of_later_weights(tensorflow: 
     assert len(resumed["epochs"]) < len(whole["epochs"])
 
 
-@pytest.mark.sampled(0)
 def test_the_oldest_supported_keras(older_keras: Lab, tmp_path: Path) -> None:
     prove_exact(older_keras, tmp_path, [{"die": ["batch", 13]}], model="dense", validation=True)

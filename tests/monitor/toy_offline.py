@@ -28,7 +28,7 @@ class Recorded(ToyState):
 
 
 class OfflineRun:
-    """See `tranlogs.cli.frameworks.OfflineRun`; with an optimizer of the name "doubtful" it is not sure of anything."""
+    """See `tranlogs.frameworks.OfflineRun`; with an optimizer of the name "doubtful" it is not sure of anything."""
 
     def __init__(self, folder: Path, *, optimizers: Sequence[str] = ()) -> None:
         self.folder, self.state, self.optimizers = folder, Recorded(), optimizers

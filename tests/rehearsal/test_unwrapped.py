@@ -68,7 +68,8 @@ def test_file_that_is_read_at_the_end_only_does_not_make_a_script_continue(tmp_p
             [
                 "optimizer.track(loader=train_loader)",
                 "for epoch in optimizer.epochs(args.epochs):  # in place of: for epoch in range(1, args.epochs + 1)",
-                "    for i, (x, y) in enumerate(batches):  # stays",
+                "    for i, (x, y) in batches.enumerate():  # in place of: for i, (x, y) in enumerate(batches); "
+                "give it epoch in place of train_loader",
             ],
         ),
         (
@@ -85,7 +86,7 @@ def test_file_that_is_read_at_the_end_only_does_not_make_a_script_continue(tmp_p
             [
                 "optimizer.track(loader=self.loader)",
                 "for epoch in optimizer.epochs(EPOCHS):  # in place of: for self.epoch in range(first, 9)",
-                "    for batch in tqdm(self.loader):  # stays",
+                "    for batch in tqdm(epoch):  # in place of: for batch in tqdm(self.loader)",
             ],
         ),
         (

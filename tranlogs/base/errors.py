@@ -127,7 +127,7 @@ class NotRecovered(UsageError):
 
     def __init__(self, run: Path, step: int) -> None:
         super().__init__(
-            f"{run} already holds {step} steps or more. Call recover() before the first step to go on from there, "
+            f"{run} already holds a run (step {step} or later). Call recover() before the first step to go on from there, "
             "or choose a new run folder to start from nothing"
         )
 

@@ -4,7 +4,7 @@
     ZERO    all bytes are zero; nothing is stored
     HIGH16  every 32-bit word has a zero low half (fp32 that holds bf16 values, as autocast makes); the high halves are stored
     NONZERO most 32-bit words are zero (gradients of embeddings, of units that ReLU has switched off); the others are
-            stored, and behind them one bit for each word, the lowest bit of a byte first: 1 for a word that is stored
+            stored, and after them one bit for each word, the lowest bit of a byte first: 1 for a word that is stored
 
 Compression is bit-exact and never makes the data larger. Dense fp32 noise has an entropy of 26.6 bits of 32; a small sample
 recognises it, and it is stored as it is.

@@ -59,6 +59,7 @@ class Recovered:
         damaged: the names of checkpoints that were found damaged.
         parts: the parts of the boundary's body, as they lie in the log.
         last_unit: the unit behind `position`, which training is to compute again; None if it is not to compute any.
+        steps_lost: committed steps that no readable record leads to.
     """
 
     plan: RecoveryPlan
@@ -74,6 +75,12 @@ class Recovered:
     damaged: tuple[str, ...] = ()
     parts: dict[str, bytes] = field(default_factory=dict)
     last_unit: LastUnit | None = None
+    steps_lost: int = 0
+
+    @property
+    def is_damaged(self) -> bool:
+        """True if something of the run could not be read."""
+        return bool(self.notes)
 
     @property
     def end(self) -> Position:
@@ -142,6 +149,7 @@ def recover(
         recovered.damaged = tuple(planner.broken)
         committed, end = max(facts.watermarks.committed, planner.newest_step), recovered.end.step
         if step is None and sequence is None and end < committed:
+            recovered.steps_lost = committed - end
             again = f"{count(committed - end, 'step')} {'has' if committed - end == 1 else 'have'} to be trained again"
             recovered.notes.append(f"step {committed} had been committed, but the readable log ends at step {end}: {again}")
         return recovered
@@ -190,16 +198,19 @@ class _DamagePlanner:
         Raises:
             RecoveryError: there is no sound checkpoint, or `step` is not covered.
         """
-        return plan_recovery(
-            self._rows,
-            self._history,
-            self._limits,
-            timeline=self._facts.timeline,
-            step=step,
-            sequence=sequence,
-            broken=self.broken,
-            last_good=self._last_good,
-        )
+        try:
+            return plan_recovery(
+                self._rows,
+                self._history,
+                self._limits,
+                timeline=self._facts.timeline,
+                step=step,
+                sequence=sequence,
+                broken=self.broken,
+                last_good=self._last_good,
+            )
+        except RecoveryError as error:
+            raise RecoveryError(f"{self._folder}: {error}") from None
 
     def find_last_unit(self, plan: RecoveryPlan) -> LastUnit | None:
         """Return the newest unit with a step that a plan leads to; None if the log does not hold it."""

@@ -34,7 +34,7 @@ class RecoveryReport:
         rechecked: the number of steps that were computed again and are equal.
         seconds_recheck: the time in which they were compared with the log.
         forecast: for a new run, how much it writes and when its next checkpoint comes; else empty.
-        is_at_start: True if the state is that of the beginning, in front of the first batch.
+        is_at_start: True if the state is that of the beginning, before the first batch, and no record was lost.
         end: for a run whose script came to its end before, what that means for this start; else empty.
     """
 

@@ -67,7 +67,7 @@ class Absorbing(Protocol):
     def is_absorbing(self) -> bool: ...
 
     def absorb(self, entry: Entry) -> None:
-        """Add what a boundary adds. Called in order, for each boundary that lies behind the checkpoint.
+        """Add what a boundary adds. Called in order, for each boundary that lies after the checkpoint.
 
         Raises:
             CorruptRecord: the entry is damaged. Recovery restores a checkpoint again.

@@ -155,14 +155,11 @@ def _suggest_loop(loop: TrainingLoop | None) -> list[str]:
     loader, count = (loop.loader or "loader", loop.count) if loop is not None else ("loader", "")
     track = f"optimizer.track(loader={loader})  # and scheduler=..., scaler=...: what has state_dict"
     if loop is not None and form == "epochs":
-        stays = "  # stays" + (
-            "; epoch.enumerate() has the true numbers after a crash" if "enumerate(" in loop.data_loop else ""
-        )
         return [
             track,
             "optimizer.recover()",
             f"for epoch in optimizer.epochs({count or 'EPOCHS'}):  # in place of: {replaced}; counts from 0",
-            f"    {loop.data_loop}:{stays}",
+            f"    {loop.over_epoch()}" if loop.data else f"    {loop.data_loop}:  # over epoch, in place of the loader",
         ]
     if form == "steps":
         return [

@@ -20,7 +20,7 @@ from .processes.process_life import Life
 from .verdict import NotJudged, Outcome, Verdict
 
 _INDEX = re.compile(r"\[\d+\]")
-_BEHIND_EPOCH = 4  # units that are trained behind the end of an epoch, and in which a kill may come
+_BEHIND_EPOCH = 4  # units that are trained after the end of an epoch, and in which a kill may come
 
 
 def judge(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -26,6 +27,7 @@ class TrainingLoop:
         count: the number of its turns, in the script's words; "" if the script does not give it.
         loader: the name of the loader; "" if there is none.
         data_loop: with epochs, the first line of the loop over the loader.
+        data: the loader in the words of that line, where it may be a parameter of a function.
     """
 
     form: Form
@@ -33,6 +35,20 @@ class TrainingLoop:
     count: str = ""
     loader: str = ""
     data_loop: str = ""
+    data: str = ""
+
+    def over_epoch(self) -> str:
+        """Return the first line of the loop over the loader as a loop over the epoch, with what it takes the place of."""
+        name = "epoch" if self.data == self.loader else self.data
+        target, _, source = self.data_loop.partition(" in ")
+        source = source.replace(f"enumerate({self.data})", f"{name}.enumerate()")
+        data = rf"(?<![\w.]){re.escape(self.data)}(?!\w)"
+        line = f"{target} in {re.sub(data, name, source)}"
+        said = [f"in place of: {self.data_loop}"] if line != self.data_loop else ["stays"]
+        said += [f"give it epoch in place of {self.loader}"] if name != "epoch" else []
+        if "enumerate(" in source.replace(".enumerate()", ""):
+            said.append("epoch.enumerate() has the true numbers after a crash")
+        return f"{line}:  # {'; '.join(said)}"
 
 
 def find_training_loop(sources: Iterable[str]) -> TrainingLoop | None:
@@ -65,7 +81,8 @@ class _Script:
         outermost = [loop for loop in loops if id(loop) not in inner]
         for loop in outermost:
             if (data := next(filter(_is_over_data, self._find_inner(loop)), None)) is not None:
-                return TrainingLoop("epochs", _first_line(loop), _count_turns(loop), self._name_loader(data), _first_line(data))
+                loader, line = self._name_loader(data), _first_line(data)
+                return TrainingLoop("epochs", _first_line(loop), _count_turns(loop), loader, line, _name_data(data))
         for loop in outermost:
             if _is_over_data(loop):
                 return TrainingLoop("batches", _first_line(loop), loader=self._name_loader(loop))
@@ -156,6 +173,12 @@ def _unwrap_data(data: ast.expr) -> ast.expr:
     while isinstance(data, ast.Call) and data.args and _called_name(data) in _AROUND_DATA:
         data = data.args[0]
     return data
+
+
+def _name_data(loop: _Loop) -> str:
+    """Return the name of what a loop runs over, as the loop has it; "" if it has none."""
+    data = _unwrap_data(loop.iter) if isinstance(loop, ast.For) else None
+    return ast.unparse(data) if isinstance(data, (ast.Name, ast.Attribute)) else ""
 
 
 def _count_turns(loop: _Loop) -> str:

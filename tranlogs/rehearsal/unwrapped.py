@@ -27,7 +27,7 @@ class Loss:
 
 
 def judge_loss(first: Life, second: Life, written: Iterable[str], read: Iterable[str]) -> Loss:
-    """Say what was lost, from two lives of a script: one that was killed, and the next one. What they print first decides.
+    """Return the steps that were lost between a process that was killed and the next one. What they print decides first.
 
     Args:
         first: the life that was killed.

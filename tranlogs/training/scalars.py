@@ -29,7 +29,7 @@ class ScalarHistory:
             try:
                 self._pending[name] = float(getattr(value, "item", lambda v=value: v)())
             except (TypeError, ValueError, RuntimeError):
-                raise UsageError(f"log_scalars({name}=...): one number is wanted, not {value!r:.60}") from None
+                raise UsageError(f"log_scalars({name}=...): expected one number, not {value!r:.60}") from None
         if len(self._pending.keys() | self.curves.keys()) > SCALARS_MAX:
             raise UsageError(f"log_scalars(): more than {SCALARS_MAX} names")
 

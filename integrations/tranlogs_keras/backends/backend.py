@@ -323,7 +323,7 @@ class Tap(ABC):
         """Train one batch, or several; `fit` calls this function."""
         if self._watcher.is_expected():
             return self._steps(*arguments)
-        self._model.make_train_function()  # we are gone
+        self._model.make_train_function()  # the watched fit is over
         return self._model.train_function(*arguments)
 
     @abstractmethod

@@ -271,7 +271,7 @@ class WholeStep:
     Args:
         one: Keras's function of one step, with the gradients among its outputs.
         update: applies them.
-        reads: variables whose values are wanted behind the step; see `Watcher.reads`.
+        reads: variables whose values are wanted after the step; see `Watcher.reads`.
     """
 
     def __init__(self, one: Callable[[Any], Any], update: Callable[[Any], None], reads: Sequence[Any]) -> None:

@@ -34,7 +34,7 @@ class TensorFlowUpdates:
         self._optimizer, self._values_of, self._jit_compile = optimizer, values_of, jit_compile
         self.is_eager = False
         self._updates: dict[Any, Any] = {}  # by the form of the gradients
-        self._applies: dict[Any, tuple[Callable[[Any], Any], Any]] = {}  # by update, and what is read behind it
+        self._applies: dict[Any, tuple[Callable[[Any], Any], Any]] = {}  # by update, and what is read after it
 
     def apply(self, gradients: Gradients, reading: Sequence[Any] = ()) -> Sequence[Values]:
         """Compute the update, and return values of variables after it."""

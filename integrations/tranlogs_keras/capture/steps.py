@@ -46,7 +46,7 @@ class StepCapture:
 
     Attributes:
         writes: the search for writes that no step made.
-        looks_before_steps: whether anything may write between a boundary and the step behind it.
+        looks_before_steps: whether anything may write between a boundary and the step after it.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class StepCapture:
             watched: values of what may have been written, if they were just read.
             can_repeat: whether this step may be taken twice, to check that gradients are all that an update consumes.
         """
-        self._commit()  # there is a step without a boundary behind it where an execution has several
+        self._commit()  # where an execution has several steps, not each of them ends at a boundary
         self._began = time.perf_counter()
         if self._log_is_weights():
             self.backend.forget()  # the step's own record will hold whatever has changed
@@ -240,7 +240,7 @@ class StepCapture:
         self.state.fingerprint.fit_budget(time.perf_counter() - self._began)
 
     def note_unit(self, *, is_end: bool = False) -> Look:
-        """Look at the variables at a boundary, and log what was written behind the last step.
+        """Look at the variables at a boundary, and log what was written after the last step.
 
         Args:
             is_end: True at the end of an epoch or a fit, where callbacks of all kinds have run.
@@ -251,8 +251,8 @@ class StepCapture:
     # Writes of the train step.
 
     def _find_inner_writes(self) -> None:
-        """Whether the train step itself wrote to what the update changes: looked for at each step where that costs nothing,
-        else now and then."""
+        """Check whether the train step itself wrote to variables that the update changes: at each step where that costs
+        nothing, and at some steps otherwise."""
         if self._log_is_weights():  # each record holds whatever a step has changed
             return
         if self._repeated.is_due:

@@ -29,7 +29,7 @@ class WatchedWrites:
 
     Attributes:
         images: number of after-images that were logged.
-        looks_behind_steps: True if anything may write between a step and the boundary behind it.
+        looks_behind_steps: True if anything may write between a step and the boundary after it.
         frozen: the values that were last read of watched variables that no step changes.
     """
 
@@ -99,7 +99,7 @@ class WatchedWrites:
     # At a boundary.
 
     def look(self, after: Sequence[Values] | None, *, is_end: bool) -> Look:
-        """Look at the variables at a boundary, and log what was written behind the last step.
+        """Look at the variables at a boundary, and log what was written after the last step.
 
         Args:
             after: values that the last step has left of the variables that a boundary holds, if they are known.

@@ -127,7 +127,7 @@ class PyDatasetBatches(Source):
         if self._unreadable is not None:
             raise self._unreadable
         if self._is_open and self._opened is None:
-            self._opened = rng_now  # behind the first batch: opening draws, too (a DataLoader its seed)
+            self._opened = rng_now  # after the first batch: opening draws, too (a DataLoader its seed)
         elif self._is_open and not self._draws and rng.has_drawn(self._opened or {}, rng_now, self._backend):
             self._draws = True
         if self._is_open and not self._draws_own and self._entered_with:

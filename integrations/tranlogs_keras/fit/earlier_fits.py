@@ -60,7 +60,7 @@ class EarlierFits:
         return int(nothing.body["position"]["total"])
 
     def restore_end(self, number: int) -> bool:
-        """Give the model the weights with which a fit of the run ended, for the script's code behind the fit.
+        """Give the model the weights with which a fit of the run ended, for the script's code after the fit.
 
         Returns:
             False if no checkpoint has them.

@@ -119,7 +119,7 @@ class FitRun:
         return self.parts.report.current or RecoveryReport()
 
     def _enter_run(self, newest: NewestCheckpoint | None, identity: dict[str, Any], callbacks: CallbackStates) -> None:
-        """Recover the run, or begin this fit of it, or find that it lies behind the run."""
+        """Recover the run, or begin this fit of it, or find that the run is past this fit."""
         parts, settings, number = self.parts, self.settings, self.number
         earlier = EarlierFits(parts, settings.retention)
         before = newest.boundary if newest is not None else None
@@ -248,7 +248,7 @@ class FitRun:
         self._take_script_rates()
 
     def _set_back(self, found: Recovered) -> None:
-        """Set what the fit keeps besides the model to what the newest boundary holds; the iterator of data goes on."""
+        """Restore all state of the fit but the model and the iterator of data to the newest boundary."""
         body = self._recovery.body
         self._body.write_callbacks(body)
         rng.set_rng(found_under(RNG, body), self.parts.backend, but_python=not self.cursor.source.sets_rng)

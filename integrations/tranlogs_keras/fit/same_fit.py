@@ -44,8 +44,8 @@ def require_same_data(run: Path, recorded: dict[str, Any], now: dict[str, Any]) 
     """
     if recorded["kind"] != now["kind"]:
         raise UsageError(
-            f"{run}: the data were {recorded['kind']}, now they are {now['kind']}: a place in the one is none in the other. "
-            "Give fit the same kind of data, and TranLogsCallback the same data_order, as the run had"
+            f"{run}: the data were {recorded['kind']}, now they are {now['kind']}. A position in one kind has no meaning in "
+            "the other. Give fit the same kind of data, and TranLogsCallback the same data_order, as the run had"
         )
     return other_data(recorded, now)
 

@@ -14,7 +14,7 @@ from ..capture.steps import StepCapture
 from ..replay.replayable_state import ReplayableState
 
 
-class LoopState(ReplayableState):
+class ReplayableLoopState(ReplayableState):
     """The state of a loop of one's own.
 
     Attributes:
@@ -44,11 +44,11 @@ class LoopCapture(StepCapture):
         is_closed: whether steps are applied and not logged.
     """
 
-    state: LoopState
+    state: ReplayableLoopState
 
     def __init__(
         self,
-        state: LoopState,
+        state: ReplayableLoopState,
         journal: Journal,
         before_step: Callable[[], None],
         give_up: Callable[[str], None],

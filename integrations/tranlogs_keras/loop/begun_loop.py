@@ -12,7 +12,7 @@ from ..run.run_parts import RunParts
 from ..state import environment
 from ..state.architecture import describe_model
 from ..state.state import LogKind, plain_attributes
-from .apply_hooks import LoopCapture, LoopState
+from .apply_hooks import LoopCapture, ReplayableLoopState
 from .loop_members import LoopVariables, Members
 from .settings import LoopSettings
 from .untracked_variables import UntrackedVariables
@@ -45,7 +45,7 @@ class BegunLoop:
             self.taps.append(parts.backend.tap_optimizer(optimizer, name, self.capture, updates[name]))
 
 
-def make_loop_state(members: Members, log: LogKind, settings: LoopSettings) -> tuple[LoopState, Backend]:
+def make_loop_state(members: Members, log: LogKind, settings: LoopSettings) -> tuple[ReplayableLoopState, Backend]:
     """Return the state of a run, with what describes its models and its environment.
 
     Args:
@@ -56,7 +56,7 @@ def make_loop_state(members: Members, log: LogKind, settings: LoopSettings) -> t
     members.build()
     backend = make_backend()
     variables = LoopVariables(members, backend, is_whole=log == "weights")
-    state = LoopState(variables, backend, log, settings.shared.fingerprint)
+    state = ReplayableLoopState(variables, backend, log, settings.shared.fingerprint)
     state.updates = {name: backend.updates_of(optimizer) for name, optimizer in members.optimizers.items()}
     state.optimizer_attributes = plain_attributes(variables.optimizers)
     state.environment = environment.describe(members, backend, variables.optimizers)

@@ -11,7 +11,7 @@ import keras
 
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import Extension
-from tranlogs.training import LoopState, demand_storable
+from tranlogs.training import LoopState, demand_storable, path_of_remembered
 
 from .. import keras_internals
 from ..backends import arrays
@@ -147,6 +147,13 @@ class Members:
         """Set the namespace of the loop, if there is one, to a recorded state."""
         if REMEMBERED in states and REMEMBERED in self.tracked:
             self.tracked[REMEMBERED].load_state_dict(states[REMEMBERED])
+
+    def find_strangers(self, states: dict[str, Any]) -> set[str]:
+        """Return the paths in a boundary of what only the run has, or only the script: tracked objects, remembered values."""
+        found = {f"tracked.{name}" for name in states.keys() ^ self.tracked.keys()}
+        if REMEMBERED in states and REMEMBERED in self.tracked:
+            found |= {path_of_remembered(n) for n in self.tracked[REMEMBERED].names.difference(states[REMEMBERED]["given"])}
+        return found
 
     def write_tracked(self, states: dict[str, Any]) -> list[str]:
         """Set the tracked objects to recorded states.

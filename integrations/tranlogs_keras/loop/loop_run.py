@@ -13,6 +13,7 @@ from tranlogs.training import (
     CHANGED_NOW,
     UNKNOWN_DATA,
     LiveReport,
+    LoopState,
     Recovered,
     RecoveryReport,
     Remembered,
@@ -23,7 +24,6 @@ from tranlogs.training import (
     describe_script_change,
     path_of_remembered,
 )
-from tranlogs.training import LoopState as Namespace
 
 from .. import keras_internals
 from ..backends import arrays
@@ -88,7 +88,7 @@ class LoopRun:
         self._environment: dict[str, Any] = {}
         self._doubts = RecordedDoubts(self.report)
         self._begun: BegunLoop | None = None
-        self._loop_state: Namespace | None = None
+        self._loop_state: LoopState | None = None
         self._unkept = make_unkept_variables(self.report, members)
         self._is_waiting = False  # for the place at which the run stood
         self._changes: ScriptChanges | None = None  # made between recover() and the loop
@@ -194,7 +194,7 @@ class LoopRun:
     def remember(self, values: dict[str, Any]) -> Remembered:
         """Remember attributes of the loop's namespace."""
         if self._loop_state is None:
-            self._loop_state = Namespace(LoopValues(), self._doubts.add)
+            self._loop_state = LoopState(LoopValues(), self._doubts.add)
         self._loop_state.add(values)
         self.members.remember(self._loop_state)
         return self._loop_state.namespace
@@ -248,6 +248,7 @@ class LoopRun:
         body = begun.recovery.body
         begun.recovery.undo_writes()
         begun.parts.state.set_auxiliary(body)
+        begun.recovery.recheck.ignore(self.members.find_strangers(body["tracked"]))
         for name in self.members.write_tracked(body["tracked"]):
             self._doubts.add(
                 f"{name!r} was tracked by the run or is tracked now, and not both, or it is of another kind: it begins anew. "

@@ -152,7 +152,7 @@ class Loops:
             run.loop_end = "complete"
 
     def rest_of_epoch(self, until: int | None = None) -> Iterator[Any]:
-        """Yield the batches of the running epoch that are left, with a boundary behind each."""
+        """Yield the batches of the running epoch that are left, with a boundary after each."""
         if not self.run.is_looping or self._is_in_pass:
             raise UsageError("an epoch is iterated over once, inside the loop over optimizer.epochs(...)")
         if self._data is None:
@@ -189,7 +189,7 @@ class Loops:
             self._is_in_pass = False
 
     def _open(self, source: Source, *, is_resumed: bool) -> Iterator[Any]:
-        """Open the data behind the batches of the present pass that are done."""
+        """Open the data after the batches of the present pass that are done."""
         position = self.run.place.position
         batches: Iterator[Any] = iter(source.open(position.passes, position.seen))
         if is_resumed and position.seen:

@@ -104,7 +104,7 @@ class Recovery:
         if before_last_unit:
             try:
                 found = recover(folder, parts.state, progress=parts.progress(), spare=spare, before_last_unit=True)
-            except StateMismatch:  # the last unit has built an optimizer, and only the checkpoint behind it fits the model
+            except StateMismatch:  # the last unit has built an optimizer, and only the checkpoint after it fits the model
                 found = None
         if found is None:
             found = recover(folder, parts.state, progress=parts.progress(), spare=spare)
@@ -144,7 +144,7 @@ class Recovery:
             self._parts.report.current = self._report_of(self.landed, position["total"], position["epoch"])
 
     def undo_writes(self) -> None:
-        """Undo what was written since the recovery: the log has what came of it (a learning rate set before the loop)."""
+        """Undo writes made since the recovery, such as a learning rate set before the loop: the log contains their effects."""
         parts = self._parts
         for name, value in self._small.items():
             parts.backend.assign(parts.variables.by_name[name].variable, value)
@@ -182,7 +182,7 @@ class Recovery:
             timeline=parts.journal.timeline,
         )
         rechecked, seconds = self.recheck.compared
-        end = describe_end(parts.journal.former_loop_end) if parts.journal.was_finished else ""
+        end = describe_end(parts.journal.former_loop_end) if parts.journal.was_finished and not found.steps_lost else ""
         return replace(report, recheck=parts.report.recheck, rechecked=rechecked, seconds_recheck=seconds, end=end)
 
     def _compare_models(self) -> list[str]:

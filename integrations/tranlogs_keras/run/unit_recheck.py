@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tranlogs.training import (
+    REMEMBERED_NAMES,
     LastUnit,
     Recheck,
     RecomputedUnit,
@@ -23,7 +24,7 @@ from .run_parts import RunParts
 # Parts of a boundary that depend on the process. How steps are logged, and the constants of a compiled step, do not show
 # the numbers. The descriptions of fit and data are compared as the run is opened, in words that name the change. How a
 # former unit deviated is taken over from the record. What a script has changed before its loop is in that unit's steps.
-_OF_EACH_PROCESS = frozenset({"log", "traced", "identity", "data", "deviation", "script_changes"})
+_OF_EACH_PROCESS = frozenset({"log", "traced", "identity", "data", "deviation", "script_changes", REMEMBERED_NAMES})
 _CALLBACK = "callback."  # what callbacks keep may be times that they have measured
 
 
@@ -68,13 +69,18 @@ class UnitRecheck(RecomputedUnit):
         self.end: dict[str, Any] = {}
 
     def begin(self, found: Recovered) -> None:
-        """Let the journal compare the unit behind the position where recovery has landed, if there is one to be computed."""
+        """Let the journal compare the unit after the position where recovery has landed, if there is one to be computed."""
         if found.last_unit is None:
             return
         self._rules.ignored.update(_OF_EACH_PROCESS)
         recheck = Recheck(found.last_unit, self._rules.ignored, _CALLBACK)
         self._begin(recheck, found.position.step)
         self.end = self._parts.state.decode(recheck.end)
+
+    def ignore(self, paths: set[str]) -> None:
+        """Do not compare these paths in boundaries: what only the run has, or only the script, is named by itself."""
+        if self._recheck is not None:
+            self._recheck.ignore(paths)
 
     def take_over(self, deviation: tuple[str, bool] | None) -> None:
         """Take over that a former part of the run has deviated: what follows from it does, too."""

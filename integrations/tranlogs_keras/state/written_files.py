@@ -49,7 +49,7 @@ def restore_file(callback: Any, recorded: Any, *, is_complete: bool) -> None:
     Args:
         callback: the callback.
         recorded: what `read_file` returned at the boundary.
-        is_complete: whether nothing is left to train: what a table holds behind the record is then not this fit's.
+        is_complete: whether nothing is left to train: what a table holds after the record is then not this fit's.
     """
     if isinstance(callback, keras.callbacks.CSVLogger):
         if not (is_complete and callback.append):

@@ -1,5 +1,7 @@
-"""Which GradScaler steps an optimizer: one that nobody tracks starts anew after a crash, and one that knows two ids for one
-optimizer unscales twice."""
+"""Finds the GradScaler that steps an optimizer.
+
+One that is not tracked starts over after a crash. One that knows an optimizer by two ids unscales its gradients twice.
+"""
 
 from __future__ import annotations
 

@@ -61,6 +61,8 @@ class _RunningStep:
 class OptimizerHooks:
     """The hooks on one optimizer of a run: they log its steps.
 
+    It has more attributes than most classes: the parts of one step meet here, and each of them is a class of its own.
+
     Attributes:
         run: the run to which steps are logged.
         name: of the optimizer in the run.
@@ -107,7 +109,7 @@ class OptimizerHooks:
         self.order_hooks()
 
     def order_hooks(self) -> None:
-        """Ours last before and first after the step; users may have registered theirs since."""
+        """Keep the pre-hook last and the post-hook first, even if the script has registered hooks since."""
         before: Any = self.inner._optimizer_step_pre_hooks
         if self._pre.id not in before:  # released
             return
@@ -156,7 +158,7 @@ class OptimizerHooks:
         return norm  # type: ignore[no-any-return]
 
     def _log_weights(self, why: str) -> None:
-        """From this step on: gradients are not enough for a redo. Said once."""
+        """Log weights from this step on, because gradients are not enough for a redo. Warn once."""
         if self.log == "weights":
             return
         self.log = "weights"
@@ -322,7 +324,7 @@ class OptimizerHooks:
         self._clipping.forget()
 
     def _has_foreign_strides(self) -> bool:
-        """Fused kernels go by memory order: a gradient laid out otherwise than its parameter cannot be told from values."""
+        """Return True if a fused step has a gradient whose strides differ from its parameter's: such kernels follow memory."""
         return any(
             p.grad is not None and p.grad.layout is torch.strided and local(p.grad).stride() != local(p).stride()
             for group in self.inner.param_groups
@@ -332,7 +334,7 @@ class OptimizerHooks:
 
 
 def _seen_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """The hook, told whether the step that it stands before is traced: then this is, too, and the answer is compiled in."""
+    """Return the hook with one more argument: whether torch.compile traces the step. If so, the value is compiled in."""
 
     def told(inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return hook(inner, args, kwargs, torch.compiler.is_compiling())

@@ -40,7 +40,7 @@ def amp_of(optimizer: torch.optim.Optimizer, body: dict[str, Any]) -> Iterator[N
 
 @contextmanager
 def without_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Neither ours nor the user's hooks run, global ones included: what they did to the gradients is in the log."""
+    """Disable all hooks of an optimizer, global ones included. The log already has what they did to the gradients."""
     places: list[Any] = [
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,
@@ -65,7 +65,7 @@ def step_of(kind: type[torch.optim.Optimizer]) -> Callable[[Any], Any]:
 
 
 def can_nest(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its `step` may call that of a class above it, which has hooks of its own as soon as one of that is made."""
+    """Return True if `step` may call the `step` of a base class, which has hooks of its own once an optimizer of it exists."""
     return sum("step" in vars(kind) for kind in type(optimizer).__mro__) > 2  # its own, and the abstract one
 
 

@@ -1,7 +1,7 @@
 """State that is too large to be stored at each boundary, and that grows by a little between two: a replay buffer.
 
 A boundary holds what was added since the boundary before, a checkpoint holds all of it. Recovery loads what the checkpoint
-holds, and adds what each boundary behind it holds, in order.
+holds, and adds what each boundary after it holds, in order.
 """
 
 from __future__ import annotations

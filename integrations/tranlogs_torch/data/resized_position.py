@@ -1,8 +1,9 @@
 """The position in the data when another number of processes goes on: the rest of the epoch is divided anew.
 
 A DistributedSampler deals out one order of the epoch, which depends on its seed and the epoch alone: after k batches of b
-samples on each of W processes the first k·b·W of it are consumed. So W' processes go on with what is behind them, and each
-sample of the epoch comes once. Of any other sampler it is not known how it divides: the epoch goes on at the same part of it.
+samples on each of W processes the first k·b·W of it are consumed. The W' new processes divide the remaining
+samples, so that each sample of the epoch comes once. How another sampler divides an epoch is not known: the epoch goes on at
+the same part of it.
 """
 
 from __future__ import annotations

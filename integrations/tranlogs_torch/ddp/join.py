@@ -52,5 +52,5 @@ class _Watched(JoinHook):
         self._hook.main_hook()
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Share the weights of the last rank, except in a run recovered behind its last step, where all seem to be the last."""
+        """Share the weights of the last rank, except in a run recovered after its last step, where all seem to be the last."""
         self._hook.post_hook(is_last_joiner and not self._listener.came_back)

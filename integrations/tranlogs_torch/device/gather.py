@@ -47,7 +47,7 @@ def form_in_memory_order(tensor: torch.Tensor) -> Form:
 
 
 class TensorOffsets:
-    """Offsets of tensors of given forms that lie one behind the other.
+    """Offsets of tensors of given forms that lie one after the other.
 
     Attributes:
         forms: of the tensors.

@@ -1,6 +1,6 @@
 """A ring of bytes: space given out in order, and taken back in any order.
 
-Regions lie one behind the other, from the oldest that is still held to the newest. A region that is released while an older
+Regions lie one after the other, from the oldest that is still held to the newest. A region that is released while an older
 one is held becomes free together with that older one. A region that reaches the end of the ring goes on at its beginning, so
 the ring never loses space to fragments: any region fits as soon as enough bytes are free.
 """
@@ -47,7 +47,7 @@ class Ring:
         assert capacity % _ALIGNMENT == 0, f"a ring of {capacity} bytes"
         self.capacity = capacity
         self.waits, self.wait_seconds = 0, 0.0
-        self._regions: deque[Region] = deque()  # those that are held, and released ones behind them
+        self._regions: deque[Region] = deque()  # those that are held, and released ones after them
         self._head = 0  # where the next region begins, counted on over all rounds
         self._lock = WaitableLock()
 

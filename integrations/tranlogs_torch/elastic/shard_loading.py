@@ -129,7 +129,7 @@ class Assembly:
         return self._descriptions[self._donor]
 
     def _on_all(self, act: Callable[[], T]) -> T:
-        """Do what may fail; if it does on any process, none goes on."""
+        """Run a function that may fail on all processes; raise on all of them if it fails on one."""
         found, error = None, None
         try:
             found = act()

@@ -33,6 +33,8 @@ _log = logging.getLogger("tranlogs")
 class Boundaries:
     """Counts the steps of the running unit, and commits it at the boundary.
 
+    It has more attributes than most classes: whatever a boundary stores is asked for here, at the same moment.
+
     Args:
         parts: parts of the run.
         recovery: knows whether training has begun.

@@ -10,6 +10,7 @@ import torch
 
 from tranlogs.training import LibraryObject, LoopState, RecoveryReport, UnkeptVariables
 
+from ..data.position.epoch import Epoch
 from ..state import naming
 from .run_parts import RunParts
 
@@ -30,8 +31,8 @@ def make_unkept_variables(parts: RunParts) -> UnkeptVariables:
         return not any(value is one for one in kept)
 
     def is_kept(value: Any) -> bool:
-        """Return True for what is tracked, and for the optimizer and the report, which follow the run."""
-        if isinstance(value, (RecoveryReport, torch.optim.Optimizer)):
+        """Return True for what is tracked, and for the optimizer, the report and an epoch, which follow the run."""
+        if isinstance(value, (RecoveryReport, torch.optim.Optimizer, Epoch)):
             return True
         tracked = list(parts.auxiliary.tracked.values())
         tracked += [thing for state in tracked if isinstance(state, LoopState) for thing in state.objects]

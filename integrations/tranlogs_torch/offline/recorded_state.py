@@ -26,7 +26,7 @@ from .optimizer_classes import OptimizerClasses, make_optimizer
 
 
 class RecordedState(RecoverableState):
-    """The state that a checkpoint describes, whatever it is: made anew at `restore`.
+    """The state that a checkpoint describes. `restore` builds it from that description.
 
     Attributes:
         keys: for each model, the keys of its state dict and the tensor that each stands for.

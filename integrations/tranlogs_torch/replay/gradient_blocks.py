@@ -120,7 +120,7 @@ class GradientMemory:
         found: dict[Key, torch.Tensor] = {}
         for key, i, begin, end in places:
             spec = layout.tensors[i]
-            if (begin - first_byte) % ITEMSIZE[spec.dtype]:  # behind a tensor of another dtype
+            if (begin - first_byte) % ITEMSIZE[spec.dtype]:  # after a tensor of another dtype
                 return None
             data = self._memory[begin - first_byte : end - first_byte]
             found[key] = from_array(array_of(spec, data)) if isinstance(key, str) else _flat(data, spec.dtype)
@@ -236,7 +236,7 @@ class GradientBlocks:
         try:
             return memory.read(entry, span)
         except CorruptRecord:
-            for other, which in records:  # a span behind this one may be damaged in an earlier step
+            for other, which in records:  # a span after this one may be damaged in an earlier step
                 GradientMemory().read(other, Span(which, None, 0))
                 if other is entry:
                     break

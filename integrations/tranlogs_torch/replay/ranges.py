@@ -1,10 +1,11 @@
 """Division of tensors into ranges of elements that are redone together, with the same bits as whole tensors.
 
-A kernel processes full vectors of a tensor by vector instructions, and the elements behind the last full vector by scalar ones,
+A kernel processes full vectors of a tensor by vector instructions, and the elements after the last full vector by scalar ones,
 which may round otherwise. With several threads each thread has a part of a large tensor, and that part ends in the same way. So
 an element keeps its bits in another tensor if full vectors stay full vectors:
 
-- Tensors are merged, or a tensor is cut, at multiples of `VECTOR_BYTES` only. A tensor with elements behind that ends a range.
+- Tensors are merged, or a tensor is cut, at multiples of `VECTOR_BYTES` only. A tensor with elements after its last full vector
+  ends a range.
 - With several threads, each thread's part of a tensor and of a range consists of full vectors.
 """
 

@@ -81,7 +81,7 @@ class ByTensor:
     def _divide(self) -> list[SpannedBundles]:
         found: list[SpannedBundles] = []
         for which in self.optimizers:
-            groups = len(self.run[self.last[which]][1]["hyper"])  # a group behind these was added later
+            groups = len(self.run[self.last[which]][1]["hyper"])  # a group after these was added later
             records = [(entry, body) for entry, body in self.run if body["optimizer"] == which]
             found += Division(self.state, which, records, groups, _BUNDLE_ELEMENTS).spans()
         for bundle in [bundle for _, bundles in found for bundle in bundles]:

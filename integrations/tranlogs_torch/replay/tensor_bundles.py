@@ -134,7 +134,7 @@ class RangeBundle(Bundle):
 
     @property
     def is_last(self) -> bool:
-        """True if no part of its parameters comes behind it."""
+        """True if no part of its parameters comes after it."""
         return self.parts[-1].end == self._members[-1].numel()
 
     def _flattened(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -200,7 +200,7 @@ class RangeBundle(Bundle):
 
     def _write_state(self) -> None:
         for member in self._members:
-            self.whole.state[member]  # comes into being where it is missing, as in a step
+            self.whole.state[member]  # creates the entry if it is missing, as a step does
         for key, value in self.optimizer.state[self._flat].items():
             if isinstance(value, torch.Tensor) and value.shape == self._flat.shape:
                 self._write_back(key, value)

@@ -98,7 +98,7 @@ def write_state(named: NamedTensors, which: str, rest: dict[str, Any], read: Cal
 
 
 def write_groups(named: NamedTensors, which: str, names: list[list[str]], groups: Groups) -> None:
-    """Give an optimizer the recorded parameters and values of groups. Groups behind the recorded ones stay."""
+    """Give an optimizer the recorded parameters and values of groups. Groups after the recorded ones stay."""
     optimizer = named.optimizers[which]
     if which not in named.outers:  # an optimizer that has some of the parameters only keeps them in an order of its own
         for i, members in enumerate(names):

@@ -49,5 +49,5 @@ def run_engine(engine: Engine, optimizer: LoggedOptimizer, loader: DataLoader[An
     batches = optimizer.batches(loader, until=total)
     state = engine.run(batches, max_epochs=max_epochs, epoch_length=length)
     if state.iteration == total:
-        next(batches, None)  # the engine does not ask behind its last batch, and only then is that complete
+        next(batches, None)  # the engine does not ask after its last batch, and only then is that complete
     return state

@@ -3,7 +3,7 @@
 accelerate's loaders fetch one batch more than they give out, to know the last one. So when a step is complete the next batch
 lies there already, drawn (and augmented, and masked by its collator) under random numbers of a moment ago. The position of
 that moment, and the random state, are what is recorded. A resumed loop fetches that batch again as it was fetched then, and
-the random state of the boundary comes behind it.
+the random state of the boundary comes after it.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class TrainerPosition(LoaderPosition):
             number = self.batch
             self._fetched[number] = {**self._here(), "at_hand": self._rng.now()}
             data = self.take()
-            if later is not None:  # behind the batch that was at hand training goes on
+            if later is not None:  # after the batch that was at hand training goes on
                 set_rng(later)
             if data is END:
                 del self._fetched[number]

@@ -54,7 +54,7 @@ def compact(folder: Path, checkpoint: str, optimizers: list[str]) -> dict[str, A
     from dataclasses import asdict
 
     from tranlogs.base.clock import SystemClock
-    from tranlogs.cli.frameworks import open_offline_run
+    from tranlogs.frameworks import open_offline_run
     from tranlogs.journal import JournalPaths
     from tranlogs.recovery.derived_checkpoint import plan_derived_checkpoint, write_derived_checkpoint
 

@@ -115,7 +115,7 @@ def test_a_metric_that_nobody_tracks_is_named(tensorflow: Lab, tmp_path: Path) -
 def test_a_wrong_use_is_refused_with_what_to_do(backend: Lab, tmp_path: Path) -> None:
     found = backend.value("tests.public.keras.own_loop_inputs.refusals", run=str(tmp_path))
     words = {
-        "no optimizer": "an optimizer of keras.optimizers is wanted, not a str",
+        "no optimizer": "expected an optimizer of keras.optimizers, not a str",
         "no model": "model= must be a Keras model or a list of models, got None",
         "wrapped twice": "this optimizer is logged already; wrap the plain one",
         "logged already": "close that LoggedOptimizer first",

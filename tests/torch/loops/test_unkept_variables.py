@@ -232,6 +232,22 @@ def reached(attempt: Attempt) -> None:
     optimizer.close()
 
 
+def numbered(attempt: Attempt, *, form: str) -> None:
+    """The number of a batch decides when the epoch ends, or is printed only."""
+    model, optimizer, loader = _begin(attempt)
+    attempt.start(optimizer, loader=loader)
+    for epoch in optimizer.epochs(scripts.EPOCHS) if form.startswith("epoch") else range(scripts.EPOCHS):
+        data = {"loader": loader, "printed": loader, "epoch": epoch}.get(form)
+        for i, batch in enumerate(data) if data is not None else epoch.enumerate():
+            if i >= scripts.BATCHES - 1 and form != "printed":
+                break
+            _step(attempt, model, optimizer, batch)
+            if i % 2 == 0:
+                print(i)
+    attempt.keep(model=model)
+    optimizer.close()
+
+
 def resumed(script: Script, run: Path, tick: int, caplog: pytest.LogCaptureFixture) -> tuple[list[str], Any]:
     """Kill a script at a tick and start it again; return what is said of variables, and the report."""
     status = in_child(lambda: script(Attempt(run, tick)))
@@ -255,6 +271,8 @@ UNKEPT: dict[str, tuple[Script, str]] = {
     ),
     "what a method counts": (lambda attempt: Trainer(attempt).fit(), "self.n is a variable of the loop that starts over"),
     "a count": (turns, "count is a variable of the loop that starts over"),
+    "the number of a batch": (partial(numbered, form="loader"), "i starts over at each start: enumerate() counts from 0"),
+    "the number in an epoch": (partial(numbered, form="epoch"), "i starts over at each start: enumerate() counts from 0"),
     "a loop of the script's own": (outside, "since is a variable of the loop that starts over"),
 }
 
@@ -270,7 +288,8 @@ def test_variables_that_start_over_are_named_once(
     said, report = resumed(script, tmp_path / "run", 8, caplog)
     assert len(said) == 1
     assert text in said[0]
-    assert ("optimizer.track(stopper=stopper)" if name == "an object of a class" else "optimizer.remember(") in said[0]
+    line = {"an object of a class": "optimizer.track(stopper=stopper)"}.get(name, "optimizer.remember(")
+    assert (line if "number" not in name else "count i by epoch.enumerate()") in said[0]
     assert report.recheck == ("equal" if rechecks == "1" else "")
     assert report.exact is True or name == "a loop of the script's own"
 
@@ -282,6 +301,8 @@ KEPT: dict[str, Script] = {
     "remembered": partial(stopped, keeps="remembered"),
     "tracked data": partial(counted, keeps="data"),
     "saved data": partial(counted, keeps="saver"),
+    "true numbers": partial(numbered, form="epoch.enumerate()"),
+    "printed numbers": partial(numbered, form="printed"),
 }
 
 

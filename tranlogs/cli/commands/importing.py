@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ...frameworks import load_importer
 from ...recovery.progress_bar import progress_bar
-from ..frameworks import load_importer
 from ..options import FINE, Json, command
 from ..output import screen
 from ..output.json_values import print_json

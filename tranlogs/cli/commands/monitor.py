@@ -9,7 +9,7 @@ import typer
 
 from ...base.errors import UsageError
 from ...base.quantities import parse_seconds
-from ..frameworks import load_daemon
+from ...frameworks import load_daemon
 from ..monitor_options import BudgetOptions, CompactionOptions, DaemonOptions, DecayOptions, HttpOptions, ShippingOptions
 from ..option_groups import expand_option_groups
 from ..options import Json, command

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from ...base.errors import UsageError
+from ...frameworks import load_framework, open_offline_run
 from ...recovery.progress_bar import progress_bar
 from ...recovery.recover import require_covered
-from ..frameworks import load_framework, open_offline_run
 from ..options import FINE, PROBLEM, Json, Optimizers, Run, command
 from ..output import screen
 from ..output.json_values import print_json

@@ -214,7 +214,7 @@ def _describe_rest(found: Survey, lost: LostWork) -> str:
 
 
 def _find_synced_checkpoint(found: Survey) -> int | None:
-    """Return the step of the newest checkpoint if it lies behind the synced part of the log: published, it is on disk."""
+    """Return the step of the newest checkpoint if it lies after the synced part of the log: published, it is on disk."""
     machine = next(one for one in found.lost_work() if one.scope == "machine")
     return machine.safe_step if not found.in_memory and machine.safe_step > found.watermarks.synced else None
 

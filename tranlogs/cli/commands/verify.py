@@ -12,13 +12,13 @@ import typer
 
 from ...base.errors import CorruptCatalog, TranLogsError, UsageError
 from ...catalog.lineage import is_on_lineage, trace_lineage
+from ...frameworks import open_offline_run
 from ...journal import JournalPaths
 from ...recovery import RecoveryReport
 from ...recovery.journal_facts import read_catalog, read_facts
 from ...recovery.progress_bar import progress_bar
 from ...recovery.recover import Progress
 from ...verify import Checked, Problem, verify_journal
-from ..frameworks import open_offline_run
 from ..options import FINE, PROBLEM, Json, Optimizers, Run, command
 from ..output import screen
 from ..output.json_values import print_json

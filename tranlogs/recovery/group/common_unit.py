@@ -18,7 +18,7 @@ from .journal_access import Transport
 from .rank_plan import RankPlanner
 from .rank_role import RankRole
 
-FindObstacle = Callable[[Recovered], str]  # why training cannot compute again the unit behind a recovery; "" if it can
+FindObstacle = Callable[[Recovered], str]  # why training cannot compute again the unit after a recovery; "" if it can
 
 
 class CommonUnit:
@@ -47,7 +47,7 @@ class CommonUnit:
 
         Args:
             generations: the parts of the run, the newest first.
-            role: the role of this rank in an attempt that ends behind the unit.
+            role: the role of this rank in an attempt that ends after the unit.
             planner: plans that attempt.
             damage: what could not be read in earlier attempts.
         """
@@ -83,7 +83,7 @@ class CommonUnit:
         return self._find_obstacle(recovered)
 
     def is_refused(self, outcomes: Sequence[dict[str, Any]]) -> bool:
-        """Return True if a rank cannot compute the unit again; the next attempt then ends behind the unit."""
+        """Return True if a rank cannot compute the unit again; the next attempt then ends after the unit."""
         self._refusal = name_rank([outcome["obstacle"] for outcome in outcomes]) or self._refusal
         return bool(self._refusal) and self._found is not None
 

@@ -77,7 +77,7 @@ class GroupState(ReplayedState, Protocol):
 
         Args:
             sources: folders of checkpoints. The first one gives the state that all ranks share.
-            rank: the rank whose own state is wanted. One of the checkpoints may hold it.
+            rank: the rank whose own state is read. One of the checkpoints may hold it.
             is_start: True if no step was taken yet. State that no checkpoint holds then keeps its initial value.
 
         Returns:

@@ -40,6 +40,11 @@ class LoopState:
         self._reported: set[str] = set()
 
     @property
+    def names(self) -> frozenset[str]:
+        """The attributes that `remember` was given."""
+        return frozenset(self._names)
+
+    @property
     def objects(self) -> list[Any]:
         """The objects with a state that the script has given."""
         return list(self._given.objects.values())

@@ -65,8 +65,8 @@ class _NumberList:
         self._value, self._kind = value, kind
         self._items: list[Any] = []  # that are in the blocks
         self._merged: list[np.ndarray[Any, Any]] = []  # of `_MERGED` blocks each; they do not change
-        self._full: list[np.ndarray[Any, Any]] = []  # blocks behind them, which do not change either
-        self._last = np.zeros(BLOCK, _DTYPES[kind])  # the numbers behind these, and zeros
+        self._full: list[np.ndarray[Any, Any]] = []  # blocks after them, which do not change either
+        self._last = np.zeros(BLOCK, _DTYPES[kind])  # the numbers after these, and zeros
 
     def grow(self) -> bool:
         """Take up what was appended; return False if anything else was done to the list, or an item is of another kind."""
@@ -164,7 +164,7 @@ def _addresses_of(items: list[Any], count: int) -> np.ndarray[Any, np.dtype[np.u
     """Return the addresses of the first items, as a view of the list's memory that holds until the list changes."""
     if not count:
         return np.empty(0, np.uintp)
-    place = id(items) + object.__basicsize__ + ctypes.sizeof(ctypes.c_ssize_t)  # behind the head and the length
+    place = id(items) + object.__basicsize__ + ctypes.sizeof(ctypes.c_ssize_t)  # after the head and the length
     first = ctypes.c_void_p.from_address(place).value
     assert first is not None
     return np.ctypeslib.as_array((ctypes.c_size_t * count).from_address(first)).view(np.uintp)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..loop_state import Remembered
 from .called_code import CalledCode, ObjectState, method_of
-from .descriptions import Unkept, UnkeptIterator, UnkeptObject, UnkeptVariable
+from .descriptions import Unkept, UnkeptIterator, UnkeptNumber, UnkeptObject, UnkeptVariable
 from .emptied import emptied_by_turn, touched_by_turn
 from .flow import Loop, enclosing_loops
 from .objects.iterators import kind_of_iterator
@@ -25,6 +25,7 @@ from .objects.library_objects import LibraryObject
 from .objects.named import Named, Resolve, attribute_of
 from .source_names import Scope, writes
 from .sources import Source, Sources, frames_of_script
+from .turn_numbers import deciding_number
 
 _log = logging.getLogger("tranlogs")
 
@@ -134,13 +135,21 @@ class LoopVariables:
             is_empty = assignments.begins_with(name, line) in (None, *_EMPTY)
             return any(source.flow.is_carried(name, loop) and not (is_empty and name in names) for loop, names in emptied)
 
+        def is_data(name: str) -> bool:
+            """Return True for what the run keeps the place in, or gives: a tracked loader, an epoch, the optimizer itself."""
+            root = name.partition(".")[0]
+            found = attribute_of(Named(root, values[root]), name) if root in values else None
+            return any(map(self._is_kept, (values.get(root), found.value if found is not None else None)))
+
+        numbers = [UnkeptNumber(number) for loop in loops if (number := deciding_number(loop, is_data)) is not None]
         carried = source.flow.find_carried(loops)
         names = [name for name in carried if not assignments.is_time(name) and is_carried(name)]
-        return [
+        variables = [
             UnkeptVariable(name, assignments.begins_with(name, source.flow.find_carrier(name, loops).lineno))
             for name in names
             if self._is_unkept(name, values) and not self._has_kept_relative(source, name, line, values)
         ]
+        return [*variables, *numbers]
 
     def _visit_called(self, source: Source, loops: Sequence[Loop], values: dict[str, Any], called: CalledCode) -> None:
         """Look at the code that loops call. If that fails, the variables of the loops themselves are found all the same."""

@@ -64,7 +64,18 @@ class UnkeptIterator:
     kind: str
 
 
-Unkept = UnkeptVariable | UnkeptObject | UnkeptIterator
+@dataclass(frozen=True, slots=True)
+class UnkeptNumber:
+    """A variable by which `enumerate` numbers batches from 0 at each start, and by which the loop decides what a turn does.
+
+    Attributes:
+        name: the variable.
+    """
+
+    name: str
+
+
+Unkept = UnkeptVariable | UnkeptObject | UnkeptIterator | UnkeptNumber
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +101,12 @@ def describe_unkept(found: Sequence[Unkept]) -> str:
     parts += [_describe_objects(ones) for ones in objects]
     iterators = [one for one in found if isinstance(one, UnkeptIterator)]
     parts += [_describe_iterator(one) for one in iterators]
+    numbers = [one for one in found if isinstance(one, UnkeptNumber)]
+    parts += [_describe_number(one) for one in numbers]
     lines = [_remembering(variables)] if variables else []
     lines += [_tracking(ones) for ones in objects]
     lines += [_counting(iterators)] if iterators else []
+    lines += [_numbering(numbers)] if numbers else []
     it = "it" if len(found) == 1 else "them"
     return f"{'; '.join(parts)}.{_TO_KEEP}{it}: {'; '.join(lines)}"
 
@@ -146,6 +160,12 @@ def _describe_iterator(one: UnkeptIterator) -> str:
     return f"{one.name} ({one.kind}) starts {OVER_AT_EACH_START}: next({one.name}) gives its first value again"
 
 
+def _describe_number(one: UnkeptNumber) -> str:
+    return (
+        f"{one.name} starts {OVER_AT_EACH_START}: enumerate() counts from 0 in the rest of an epoch, and the loop decides by it"
+    )
+
+
 def _tracking(objects: Sequence[UnkeptObject]) -> str:
     """Return the line that lets the run keep objects of one class."""
     given = ", ".join(f"{key}={one.name}" for key, one in zip(_keys(objects), objects, strict=True))
@@ -166,6 +186,14 @@ def _counting(iterators: Sequence[UnkeptIterator]) -> str:
     given, nexts = ", ".join(f"{key}=0" for key in keys), listed([f"next({one.name})" for one in iterators])
     line = f"state = optimizer.remember({given}) before recover(), and state.{keys[0]} += 1 in the loop"
     return f"count in place of {nexts}: {line}"
+
+
+def _numbering(numbers: Sequence[UnkeptNumber]) -> str:
+    """Return the line by which the loop gets the true numbers of batches."""
+    return (
+        f"count {listed([one.name for one in numbers])} by epoch.enumerate() in a loop over optimizer.epochs(...), or by "
+        "optimizer.batches(..., enumerate=True)"
+    )
 
 
 def _remembering(variables: Sequence[UnkeptVariable]) -> str:

@@ -18,7 +18,7 @@ class CallEffects:
     """Effects of a call on the containers of its caller, by the names that the loop has for them.
 
     Attributes:
-        emptied: containers that are empty behind it.
+        emptied: containers that are empty after it.
         touched: names that it writes or changes in place.
     """
 

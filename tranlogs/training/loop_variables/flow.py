@@ -2,7 +2,7 @@
 
 A variable is carried if a turn may read it before it has written it, and if the loop writes it or changes it in place.
 Variables that each turn writes before it reads them (`loss`, `x`, `output`) are not. It is assumed that an inner loop makes a
-turn at least: what it writes and what is read behind it (the last loss of an epoch) is of the same turn of the outer loop.
+turn at least: what it writes and what is read after it (the last loss of an epoch) is of the same turn of the outer loop.
 What is written and read under the same condition (`if is_due: value = f()` and later `if is_due: print(value)`) is not carried.
 Meanwhile its name stands with the condition (`Under`).
 """
@@ -103,7 +103,7 @@ def _first_places(scope: Scope) -> dict[str, tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Exits:
-    """The variables that are read behind the places to which a block may jump."""
+    """The variables that are read after the places to which a block may jump."""
 
     on_break: Names = _NOTHING
     on_continue: Names = _NOTHING

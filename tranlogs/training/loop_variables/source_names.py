@@ -152,7 +152,7 @@ def _is_change(method: str) -> bool:
 
 
 def _walk_here(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node and all below it that run where it runs. Of a function made here, what it shares with its surroundings."""
+    """Yield a node and all below it that run where it runs. Of a nested function, yield only what it shares with its scope."""
     yield node
     if isinstance(node, (*FUNCTIONS, ast.Lambda)):
         if not isinstance(node, ast.Lambda):

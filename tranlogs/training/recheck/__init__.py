@@ -5,6 +5,7 @@ from .comparison import is_below
 from .messages import (
     NO_UNIT,
     PENDING,
+    REMEMBERED_NAMES,
     describe_difference,
     describe_equal,
     describe_not_computed,
@@ -21,6 +22,7 @@ __all__ = [
     "CHANGED_NOW",
     "NO_UNIT",
     "PENDING",
+    "REMEMBERED_NAMES",
     "Recheck",
     "RecomputedUnit",
     "describe_difference",

@@ -14,6 +14,7 @@ NO_UNIT = "the log does not hold the newest one with a step"
 
 _SETTING = re.compile(r"hyper\[(?P<group>\d+)\]\.(?P<name>.+)")
 _REMEMBERED = "tracked.remember(...).values."
+REMEMBERED_NAMES = "tracked.remember(...).given"  # the names that the script of a process gives: no state
 _FIRST_NAME = re.compile(r"\w+")  # of the path below it
 # A larger ratio is another batch or another state, and not another order of additions: some thousand times the rounding error.
 _ROUNDING_MAX = {"float64": 1e-12, "float32": 5e-4, "float16": 3e-2, "bfloat16": 1e-1}
@@ -63,14 +64,15 @@ def _tell_remembered(path: str, *, may_be_time: bool, is_outside: bool) -> str:
     name = _FIRST_NAME.match(path)
     key = path if name is None else name[0]
     cause = (
-        "It is remembered, so it came back. The script sets it again behind recover(), or computes it from something that "
-        f"starts anew: give its first value to optimizer.remember({key}=...) alone, and remember what it is computed from"
+        "It is remembered, so it came back. Either the script assigns it after recover(), or it is computed from something "
+        "that starts over, or it shares memory with a parameter, which each step changes: give its first value to "
+        f"optimizer.remember({key}=...) alone, remember what it is computed from, and remember a clone of a parameter"
     )
     if is_outside:
         cause = (
             "It is remembered, and a unit of a loop of the script's own ends at the forward pass of the next turn: after a "
             f"crash the loop changes once more what it changes before that pass. Change state.{key} behind optimizer.step(), "
-            f"or take turns from optimizer.steps(until=...). If the script sets it behind recover(), give its first value to "
+            f"or take turns from optimizer.steps(until=...). If the script sets it after recover(), give its first value to "
             f"optimizer.remember({key}=...) alone"
         )
     if may_be_time:

@@ -42,7 +42,8 @@ class Recheck:
     """
 
     def __init__(self, unit: LastUnit, ignored: Collection[str] = (), timed: str | None = None) -> None:
-        self.unit, self._ignored, self._timed = unit, ignored, timed
+        self._ignored = ignored if isinstance(ignored, set) else set(ignored)  # a set may grow meanwhile
+        self.unit, self._timed = unit, timed
         self.difference: Difference | None = None
         self.is_over = False
         self.steps, self.seconds = 0, 0.0
@@ -53,6 +54,10 @@ class Recheck:
     def read_ahead(self) -> None:
         """Read the recorded unit in another thread, while the script goes to its loop and computes."""
         self._recorded.read_ahead()
+
+    def ignore(self, paths: Collection[str]) -> None:
+        """Do not compare these paths in the bodies of boundaries."""
+        self._ignored.update(paths)
 
     @property
     def is_equal(self) -> bool:

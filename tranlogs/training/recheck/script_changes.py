@@ -22,6 +22,6 @@ def describe_moved(moved: Sequence[str]) -> str:
     more = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
     return (
         f"the script has changed {moved[0]}{more} where recover() has landed, and so did the run in its newest unit, before "
-        "the crash. Training continues behind that unit with the script's value. If the script makes the value from the one "
-        "that it finds, give recheck=False: recover() then lands behind that unit"
+        "the crash. Training continues after that unit with the script's value. If the script makes the value from the one "
+        "that it finds, give recheck=False: recover() then lands after that unit"
     )

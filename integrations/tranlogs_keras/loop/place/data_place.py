@@ -70,8 +70,8 @@ class DataPlace:
         self._data = now = describe_data(data.data_adapter, source)
         if recorded is not None and recorded["kind"] != now["kind"]:
             raise UsageError(
-                f"{run}: the data were {recorded['kind']}, now they are {now['kind']}: a place in the one is none in the "
-                "other. Give the loop the same kind of data as the run had"
+                f"{run}: the data were {recorded['kind']}, now they are {now['kind']}. A position in one kind has no meaning "
+                "in the other. Give the loop the same kind of data as the run had"
             )
         for text in [] if recorded is None else other_data(recorded, now):
             self._report.warn(text, True)

@@ -25,7 +25,7 @@ Place = tuple[Any, ...]
 
 
 class _Removed:
-    """Stands for the value of a key that is there no more."""
+    """Marks a key that was removed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class Recovery:
 
     Args:
         parts: of the run.
-        on_landed: called when the state is that of a boundary behind the first step.
+        on_landed: called when the state is that of a boundary after the first step.
         on_set_back: called when the recorded state was set back in the middle of a loop.
 
     Attributes:
@@ -141,7 +141,7 @@ class Recovery:
         return not self.recheck.obstacle
 
     def _find_obstacle(self, found: Recovered) -> str:
-        """Return why the unit behind a recovery is known to come out otherwise; "" if it may be equal."""
+        """Return why the unit after a recovery is known to come out otherwise; "" if it may be equal."""
         state = self._parts.state
         if state.redone.stale:
             return "the state of an optimizer was not logged"

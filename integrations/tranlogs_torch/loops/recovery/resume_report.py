@@ -94,5 +94,5 @@ class ResumeReport:
             timeline=parts.journal.timeline,
         )
         rechecked, seconds_recheck = self._recheck.compared
-        end = describe_end(parts.journal.former_loop_end) if self.is_at_end else ""
+        end = describe_end(parts.journal.former_loop_end) if self.is_at_end and not found.steps_lost else ""
         return replace(report, recheck=parts.report.recheck, rechecked=rechecked, seconds_recheck=seconds_recheck, end=end)

@@ -1,7 +1,7 @@
 """The newest unit before a crash, which the script's own loop computes again: what follows from the comparison.
 
-Several ranks conclude together. They ask each other at the first boundary behind a step, which all of them pass, and at those
-that follow until the unit is over. All go on behind the unit, or all set back what each has recorded.
+Several ranks conclude together. They ask each other at the first boundary after a step, which all of them pass, and at those
+that follow until the unit is over. All go on after the unit, or all set back what each has recorded.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tranlogs.training import (
+    REMEMBERED_NAMES,
     UNKNOWN_DATA,
     LastUnit,
     Recheck,
@@ -31,7 +32,10 @@ from .unit_verdict import UnitOutcome, UnitVerdict, conclude
 # next step (the gradients themselves are compared with each step), how an earlier unit differed, whether ranks have found out
 # at a checkpoint that they differ, whether the script has changed something before its loop, and what a rank keeps of another
 # one, which compares that itself.
-_OF_EACH_PROCESS = ("start_rng", "flags", "waiting", "deviation", "ddp.is_divided", "beside", "script_changes")
+_OF_EACH_PROCESS = (
+    *("start_rng", "flags", "waiting", "deviation", "ddp.is_divided", "beside", "script_changes"),
+    REMEMBERED_NAMES,
+)
 REFUTED = frozenset({UNKNOWN_DATA, CARRIED})  # doubts about what the loop keeps, which an equal unit removes
 
 
@@ -47,7 +51,7 @@ class UnitRecheck(RecomputedUnit):
         ignored: paths in the body of a boundary that are not compared: wall-clock times of a trainer, and what depends on the
             process.
         times: names of measured times among these.
-        obstacle: why no unit is computed again, although that is wanted; "" if one is.
+        obstacle: why no unit is computed again, although the settings ask for it; "" if one is.
         starts_timeline: True if a new timeline follows the unit, which all ranks begin together.
     """
 
@@ -63,7 +67,7 @@ class UnitRecheck(RecomputedUnit):
         return self._parts.coordinator.find_unit_obstacle(read_recorded)
 
     def begin(self, found: Recovered) -> None:
-        """Let the journal compare the unit behind the position where recovery has landed, if there is one to be computed."""
+        """Let the journal compare the unit after the position where recovery has landed, if there is one to be computed."""
         if found.last_unit is None:
             return
         # A resume may add to what is doubted of a loader (random numbers of its workers).
@@ -71,6 +75,11 @@ class UnitRecheck(RecomputedUnit):
         recheck = Recheck(found.last_unit, self.ignored | doubts)
         self._begin(recheck, found.position.step)
         self._parts.auxiliary.deviation = recheck.read_recorded("deviation")
+
+    def ignore(self, paths: set[str]) -> None:
+        """Do not compare these paths in boundaries: what only the run has, or only the script, is named by itself."""
+        if self._recheck is not None:
+            self._recheck.ignore(paths)
 
     def settle(self) -> bool:
         """Draw the conclusion at a boundary if the unit is over on all ranks; return True if it is."""

@@ -116,7 +116,7 @@ class UserLoops:
         """Report at the end of the script that its loops never came to the one in which the run stood."""
         if self.is_skipping and self.has_skipped and not self._run.loops:
             self._run.report.warn(
-                "the script ended before its loops reached the place at which the run had stopped. Either code behind a "
+                "the script ended before its loops reached the place at which the run had stopped. Either code after a "
                 "finished epoch, which ran again, left the loop (early stopping), or the script skips finished epochs itself "
                 "(range(start_epoch, epochs)), as the tracked loader does. Take the epochs from optimizer.epochs(...), which "
                 "skips finished ones",

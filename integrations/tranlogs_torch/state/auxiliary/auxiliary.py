@@ -127,11 +127,14 @@ class Auxiliary:
         """True after a recovery, until training resumes."""
         return self._landed is not None
 
-    def go_on(self) -> None:
-        """Training goes on: what is tracked from here on starts as it is."""
+    def go_on(self) -> set[str]:
+        """Note that recovery has ended. Objects that are tracked from here on keep their present state.
+
+        Returns:
+            Paths in a boundary of the objects that only the run has, or only the script.
+        """
         landed, self._landed, self._rng = self._landed, None, None
-        if landed is not None:
-            self._tracked.name_strangers(landed["tracked"])
+        return self._tracked.name_strangers(landed["tracked"]) if landed is not None else set()
 
     def open_loop(self) -> None:
         """Restore random states as a loop begins, since code after `recover()` may have drawn numbers."""
@@ -141,7 +144,7 @@ class Auxiliary:
             set_rng(rng)
 
     def pass_loop(self) -> None:
-        """Restore random states after a loop that had nothing left: code behind it draws as it did at that place of the run."""
+        """Restore random states after a loop that had nothing left: code after it draws as it did at that place of the run."""
         if self._rng is not None:
             set_rng(self._rng)
 

@@ -10,7 +10,7 @@ import torch
 
 from tranlogs.base.errors import UnencodableState, UsageError
 from tranlogs.records import tree
-from tranlogs.training import LoopState, Remembered, demand_storable
+from tranlogs.training import LoopState, Remembered, demand_storable, path_of_remembered
 
 from ...data.generators import trackable
 from ...data.other_loaders import advice_for_other_loader
@@ -129,14 +129,18 @@ class TrackedObjects:
                 del self.objects[name]
                 self._on_doubt(f"{name!r} is no longer tracked and is not recovered: {error}", False)
 
-    def name_strangers(self, recorded: Mapping[str, Any]) -> None:
-        """Name the objects that only the run has, or only the script."""
+    def name_strangers(self, recorded: Mapping[str, Any]) -> set[str]:
+        """Name the objects that only the run has, or only the script; return their paths in a boundary."""
         for name in recorded.keys() - self.objects.keys():
             self._on_doubt(
                 f"the run has the state of {name!r}, but nothing is tracked under that name, so it is not recovered", False
             )
         for name in self.objects.keys() - recorded.keys():
             self._on_doubt(f"{name!r} is tracked, but the run has no state of it, so it starts over", False)
+        strangers = {f"tracked.{name}" for name in recorded.keys() ^ self.objects.keys()}
+        if self._loop_state is not None and REMEMBERED in recorded:
+            strangers |= {path_of_remembered(name) for name in self._loop_state.names.difference(recorded[REMEMBERED]["given"])}
+        return strangers
 
     def untouched_base_rates(self) -> dict[str, Any]:
         """Return the LambdaLRs whose base rates are those that recovery has set, by name."""

@@ -48,7 +48,7 @@ class Loop:
         verbose: whether to print where training goes on.
 
     Attributes:
-        optimizer: while training and behind it; None before.
+        optimizer: while training and after it; None before.
         is_finished: whether nothing was left to train when this process began.
     """
 
@@ -95,7 +95,7 @@ class Loop:
         if self._verbose and self.trainer.is_world_process_zero():
             announce(self.run, self.optimizer.report, f"step {state.global_step}", is_finished=self.is_finished)
         if progress.is_stopped or state.global_step >= max_steps:
-            self.optimizer.training_run.auxiliary.open_loop()  # the trainer opens none: code behind it draws from here on
+            self.optimizer.training_run.auxiliary.open_loop()  # the trainer opens none: code after it draws from here on
             return num_train_epochs, 0
         return progress.epoch, progress.batches
 

@@ -95,7 +95,7 @@ class Progress:
                     setattr(callback, name, value)
 
     def go_on(self) -> None:
-        """Training goes on; what was loaded is of the past."""
+        """Discard the restored state: training has resumed."""
         self._subclass.settle()
         self._loaded = None
 

@@ -1,7 +1,6 @@
 """Plain attributes of a user's module or callback, as hooks and steps have set them.
 
-Amid an epoch Lightning does not call again what began it (`on_train_epoch_start`): an attribute which that has set would be as
-it was built.
+When an epoch is resumed, Lightning does not call `on_train_epoch_start` again. Attributes that it sets have to be restored.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class TranLogsLightningCallback(LoggingCallback, TranLogsCallback):
     # Hooks of Lightning
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Stand before all other callbacks, so that what they do at the beginning of an epoch lies behind the boundary."""
+        """Move this callback to the front, so that the boundary comes before what other callbacks do when an epoch begins."""
         callbacks: list[Any] = trainer.callbacks
         if any(isinstance(one, TranLogsLightningCallback) and one is not self for one in callbacks):
             raise UsageError(f"{self._run}: this trainer has two TranLogsLightningCallbacks; keep one")

@@ -1,6 +1,6 @@
 """Every name of Lightning's inside that TranLogs needs, and nothing else: what a new version can break is here.
 
-Lightning's loops can be restarted from their counters, but a restart in the middle of an epoch skips what comes behind a
+Lightning's loops can be restarted from their counters, but a restart in the middle of an epoch skips what comes after a
 validation and at the epoch's end (schedulers that look at a metric), counts some batches twice, and has made the iterator over
 the data before any callback is asked. What is used instead was read in the sources of Lightning 2.6, and is checked at import.
 """

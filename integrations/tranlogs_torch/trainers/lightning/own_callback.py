@@ -1,4 +1,4 @@
-"""By which class the other modules know the callback of TranLogs among those of a trainer."""
+"""The base class by which other modules recognize the callback of TranLogs among those of a trainer."""
 
 from __future__ import annotations
 

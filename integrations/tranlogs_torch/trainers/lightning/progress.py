@@ -89,7 +89,7 @@ class Progress:
         self._attributes.settle()
 
     def go_on_amid(self) -> None:
-        """Set what hooks had set by then, again: those that begin a training may have set it otherwise."""
+        """Restore attributes that hooks had set before the crash: hooks that begin a training may have set others."""
         if self._begun and self._epoch == self._trainer.current_epoch:
             self._trainer.accumulate_grad_batches = self._begun["accumulates"]
             self._attributes.write(self._begun["attributes"])

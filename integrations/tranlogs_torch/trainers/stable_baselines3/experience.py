@@ -99,7 +99,7 @@ class _Ring:
 
     def _read(self, start: int, count: int) -> dict[str, Any]:
         buffer = self._buffer
-        if count and buffer.optimize_memory_usage:  # the row behind the last holds its next observation
+        if count and buffer.optimize_memory_usage:  # the row after the last holds its next observation
             count = min(count + 1, buffer.buffer_size)
         found = {name: _rows(array, start, count) for name, array in self._arrays().items()} if count else {}
         at = {"start": start, "pos": buffer.pos, "full": bool(buffer.full), "timesteps": self._model.num_timesteps}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ...frameworks import load_demo
+from ....frameworks import load_demo
 from ...options import Json, command
 
 

@@ -11,14 +11,14 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..base.errors import CorruptCatalog, UsageError
-from ..catalog import Catalog
-from ..checkpoints import Snapshot
-from ..journal import JournalPaths
-from ..log.record_format import Position
-from ..rebuild_catalog import read_files
-from ..recovery import RecoveryReport
-from ..recovery.recover import Progress
+from .base.errors import CorruptCatalog, UsageError
+from .catalog import Catalog
+from .checkpoints import Snapshot
+from .journal import JournalPaths
+from .log.record_format import Position
+from .rebuild_catalog import read_files
+from .recovery import RecoveryReport
+from .recovery.recover import Progress
 
 
 class OfflineRun(Protocol):
