@@ -19,7 +19,8 @@ FACE = {"tranlogs", "tranlogs.training", "tranlogs.records", "tranlogs.ranks"}
 TRAINING = """
 Automatic CHANGED_NOW CheckpointPolicy Curve Decoded Digests Divergence EverySteps ExpectedWrites Fingerprint FIRST_UNITS
 FixedCache FROM_FIRST_EPOCH GRACE_SECONDS GradientLayout HostRng Journal LastUnit LibraryObject LiveReport LoopState Mode
-Monitor NO_UNIT NumberLists OfflineReplay OnSignal PENDING Place Progress Recheck RecomputedUnit Recovered RecoveryReport
+Monitor NO_UNIT NumberLists OfflineReplay OnSignal PENDING Place Progress REMEMBERED_NAMES Recheck RecomputedUnit Recovered
+RecoveryReport
 Remembered ReplayCheck RetentionPolicy RunOptions RunResources RunSettings ScalarHistory ScanSchedule StateDigests
 StepRecorder TurnData UnkeptVariables UNKNOWN_DATA Unstorable announce as_retention check_epochs compare_environments
 decode_entries demand_storable describe_difference describe_end describe_equal describe_moved describe_not_computed

@@ -26,7 +26,7 @@ def test_a_remembered_value_that_the_script_sets_again_is_told_by_its_name() -> 
     name = "tracked.remember(...).values.local_iter_num"
     text = describe_difference(Difference(73, "state", name, "is 1, and 73 in the record"))
     assert "and state.local_iter_num is 1, and 73 in the record. It is remembered, so it came back" in text
-    assert "the script assigns it after recover()" in text
+    assert "The script assigns it after recover()" in text
     assert "optimizer.remember(local_iter_num=...) alone" in text
     assert "name=" not in text
     item = describe_difference(Difference(73, "state", "tracked.remember(...).values.seen[1][0].a", "is 1.5", ratio=0.1))

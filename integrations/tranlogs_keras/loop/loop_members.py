@@ -152,7 +152,7 @@ class Members:
         """Return the paths in a boundary of what only the run has, or only the script: tracked objects, remembered values."""
         found = {f"tracked.{name}" for name in states.keys() ^ self.tracked.keys()}
         if REMEMBERED in states and REMEMBERED in self.tracked:
-            found |= {path_of_remembered(n) for n in self.tracked[REMEMBERED].names.difference(states[REMEMBERED]["given"])}
+            found |= set(map(path_of_remembered, self.tracked[REMEMBERED].strangers))
         return found
 
     def write_tracked(self, states: dict[str, Any]) -> list[str]:

@@ -183,6 +183,8 @@ class LoopRun:
         assert found is not None
         self._is_waiting = bool(body["position"]["total"] or body["position"]["epoch"] or found.position.step)
         self.members.write_remembered(body["tracked"])
+        for text in self._loop_state.differences if self._loop_state is not None else ():
+            self._doubts.add(text)
         self._take_scalars(recovery, found)
         self._doubts.take_over(body["doubts"], recovery.recheck.end.get("doubts", ()))
         place.land(body)

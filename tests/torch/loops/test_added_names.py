@@ -62,4 +62,4 @@ def test_a_name_that_only_the_run_has_or_only_the_script_makes_no_resume_wrong(
     attempt = Attempt(run)
     train(attempt, **after)
     report = attempt.final_report()
-    assert (report.recheck, report.exact) == ("equal", True), report
+    assert (report.recheck, report.exact) == ("equal", True), report.notes

@@ -232,15 +232,46 @@ def reached(attempt: Attempt) -> None:
     optimizer.close()
 
 
-def numbered(attempt: Attempt, *, form: str) -> None:
-    """The number of a batch decides when the epoch ends, or is printed only."""
+def numbered(attempt: Attempt, *, true: bool = False) -> None:
+    """The number of a batch of an epoch decides when that ends."""
+    model, optimizer, loader = _begin(attempt)
+    attempt.start(optimizer)
+    for epoch in optimizer.epochs(scripts.EPOCHS, loader):
+        if true:
+            for i, batch in epoch.enumerate():
+                if i >= scripts.BATCHES - 1:
+                    break
+                _step(attempt, model, optimizer, batch)
+        else:
+            for i, batch in enumerate(epoch):
+                if i >= scripts.BATCHES - 1:
+                    break
+                _step(attempt, model, optimizer, batch)
+    attempt.keep(model=model)
+    optimizer.close()
+
+
+def accumulated(attempt: Attempt) -> None:
+    """The number of a batch of a tracked loader decides when a step is taken."""
     model, optimizer, loader = _begin(attempt)
     attempt.start(optimizer, loader=loader)
-    for epoch in optimizer.epochs(scripts.EPOCHS) if form.startswith("epoch") else range(scripts.EPOCHS):
-        data = {"loader": loader, "printed": loader, "epoch": epoch}.get(form)
-        for i, batch in enumerate(data) if data is not None else epoch.enumerate():
-            if i >= scripts.BATCHES - 1 and form != "printed":
-                break
+    for _ in range(scripts.EPOCHS):
+        for i, batch in enumerate(loader):
+            _loss(model, batch).backward()
+            attempt.tick()
+            if (i + 1) % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    attempt.keep(model=model)
+    optimizer.close()
+
+
+def printed(attempt: Attempt) -> None:
+    """The number of a batch is printed only."""
+    model, optimizer, loader = _begin(attempt)
+    attempt.start(optimizer, loader=loader)
+    for _ in range(scripts.EPOCHS):
+        for i, batch in enumerate(loader):
             _step(attempt, model, optimizer, batch)
             if i % 2 == 0:
                 print(i)
@@ -271,8 +302,8 @@ UNKEPT: dict[str, tuple[Script, str]] = {
     ),
     "what a method counts": (lambda attempt: Trainer(attempt).fit(), "self.n is a variable of the loop that starts over"),
     "a count": (turns, "count is a variable of the loop that starts over"),
-    "the number of a batch": (partial(numbered, form="loader"), "i starts over at each start: enumerate() counts from 0"),
-    "the number in an epoch": (partial(numbered, form="epoch"), "i starts over at each start: enumerate() counts from 0"),
+    "the number of a batch": (accumulated, "i starts over at each start: enumerate() counts from 0"),
+    "the number in an epoch": (numbered, "i starts over at each start: enumerate() counts from 0"),
     "a loop of the script's own": (outside, "since is a variable of the loop that starts over"),
 }
 
@@ -301,8 +332,8 @@ KEPT: dict[str, Script] = {
     "remembered": partial(stopped, keeps="remembered"),
     "tracked data": partial(counted, keeps="data"),
     "saved data": partial(counted, keeps="saver"),
-    "true numbers": partial(numbered, form="epoch.enumerate()"),
-    "printed numbers": partial(numbered, form="printed"),
+    "true numbers": partial(numbered, true=True),
+    "printed numbers": printed,
 }
 
 

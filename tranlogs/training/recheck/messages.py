@@ -64,9 +64,9 @@ def _tell_remembered(path: str, *, may_be_time: bool, is_outside: bool) -> str:
     name = _FIRST_NAME.match(path)
     key = path if name is None else name[0]
     cause = (
-        "It is remembered, so it came back. Either the script assigns it after recover(), or it is computed from something "
-        "that starts over, or it shares memory with a parameter, which each step changes: give its first value to "
-        f"optimizer.remember({key}=...) alone, remember what it is computed from, and remember a clone of a parameter"
+        "It is remembered, so it came back. The script assigns it after recover(), or computes it from something that starts "
+        "over, or it is a part of a parameter: give its first value to "
+        f"optimizer.remember({key}=...) alone, and remember what it is computed from, or a clone of the parameter"
     )
     if is_outside:
         cause = (

@@ -111,7 +111,7 @@ class Auxiliary:
         return self._positions.of(loader, name, kind)
 
     def caveats(self) -> list[str]:
-        """Return what is known not to come back of loaders in the middle of an epoch, and of gradients."""
+        """Return what is known not to come back of loaders in the middle of an epoch, of gradients and of the loop's values."""
         found = self._positions.caveats(lambda generator: is_kept_generator(generator, self.tracked.values()))
         if self._orphans:
             found.append(
@@ -120,7 +120,7 @@ class Auxiliary:
             )
         if self.turns == "unknown":
             found.append(UNKNOWN_DATA)
-        return found
+        return found + self._tracked.loop_differences
 
     @property
     def has_landed(self) -> bool:

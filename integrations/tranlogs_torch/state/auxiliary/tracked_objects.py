@@ -72,6 +72,11 @@ class TrackedObjects:
         return self.load((name,), recorded or {})
 
     @property
+    def loop_differences(self) -> list[str]:
+        """What the script remembers and the run does not, or the other way round, in words."""
+        return self._loop_state.differences if self._loop_state is not None else []
+
+    @property
     def is_loop_remembered(self) -> bool:
         """True if the script keeps the state of its loop in `remember(...)`."""
         return REMEMBERED in self.objects
@@ -139,7 +144,7 @@ class TrackedObjects:
             self._on_doubt(f"{name!r} is tracked, but the run has no state of it, so it starts over", False)
         strangers = {f"tracked.{name}" for name in recorded.keys() ^ self.objects.keys()}
         if self._loop_state is not None and REMEMBERED in recorded:
-            strangers |= {path_of_remembered(name) for name in self._loop_state.names.difference(recorded[REMEMBERED]["given"])}
+            strangers |= set(map(path_of_remembered, self._loop_state.strangers))
         return strangers
 
     def untouched_base_rates(self) -> dict[str, Any]:
