@@ -38,7 +38,7 @@ def test_a_remembered_value_that_the_script_sets_again_is_told_by_its_name() -> 
 def test_a_remembered_value_that_a_turn_changes_before_its_forward_pass_is_told_where_to_change_it() -> None:
     name = "tracked.remember(...).values.it"
     text = describe_difference(Difference(6, "state", name, "is 8, and 7 in the record", ratio=0.1, is_outside=True))
-    assert "Change state.it behind optimizer.step(), or take turns from optimizer.steps(until=...)" in text
+    assert "Change state.it after optimizer.step(), or take turns from optimizer.steps(until=...)" in text
     assert "optimizer.remember_times(it=...)" in text
     assert len(text) < 720
 

@@ -72,5 +72,5 @@ def make_report(
         exact=exact,
         first_divergent_step=found.divergence.step if found.divergence else None,
         notes=tuple(dict.fromkeys(notes)),
-        is_at_start=found.position.sequence == 0 and exact is not False and not found.is_damaged,
+        is_at_start=found.position.sequence == 0 and exact is not False and not found.has_losses and not found.steps_lost,
     )

@@ -60,6 +60,7 @@ class Facts:
         watermarks: the watermarks in the catalog.
         notes: what is damaged or missing, one sentence each.
         torn_paths: files of sealed segments that miss entries or hold damaged ones.
+        lost_paths: files of segments in which no entry can be read.
     """
 
     checkpoints: list[CheckpointRow]
@@ -68,6 +69,7 @@ class Facts:
     watermarks: Watermarks = field(default_factory=Watermarks)
     notes: list[str] = field(default_factory=list)
     torn_paths: list[Path] = field(default_factory=list)
+    lost_paths: list[Path] = field(default_factory=list)
 
     @property
     def timeline(self) -> int:
@@ -106,7 +108,7 @@ def read_facts(folder: Path, *, index_use: IndexUse = "always", choose: SegmentF
     notes += found.notes
     timelines = {**found.timelines, **{row.number: row for row in known.timelines}}
     newest = max(timelines)
-    segments, torn = [], []
+    segments, torn, lost = [], [], []
     rows = [*known.segments, *found.segments]
     chosen = {row.ordinal for row in rows} if choose is None else choose(rows, trace_lineage(timelines.values(), newest))
     with IndexLookup(folder / "log", known.run_id, notes, index_use) as index:
@@ -115,10 +117,12 @@ def read_facts(folder: Path, *, index_use: IndexUse = "always", choose: SegmentF
                 segment = scan_segment(folder / "log" / row.file, row, notes, newest, index)
                 segments += [segment] if segment is not None else []
                 torn += [folder / "log" / row.file] if row.state == "sealed" and not _is_whole(segment, row) else []
+                is_lost = row.state != "ready" and (segment is None or not segment.locations)
+                lost += [folder / "log" / row.file] if is_lost else []
     checkpoints = [row for row in known.checkpoints if row.state == "published"] + found.checkpoints
     checkpoints.sort(key=lambda row: (row.timeline, row.sequence))
     ordered = [timelines[number] for number in sorted(timelines)]
-    return Facts(checkpoints, segments, ordered, known.watermarks, notes, torn)
+    return Facts(checkpoints, segments, ordered, known.watermarks, notes, torn, lost)
 
 
 def read_repaired_facts(folder: Path, spare: ReplacementSource | None, *, index_use: IndexUse = "always") -> Facts:

@@ -60,6 +60,7 @@ class Recovered:
         parts: the parts of the boundary's body, as they lie in the log.
         last_unit: the unit behind `position`, which training is to compute again; None if it is not to compute any.
         steps_lost: committed steps that no readable record leads to.
+        has_losses: True if a checkpoint or a whole segment of the run cannot be read.
     """
 
     plan: RecoveryPlan
@@ -76,11 +77,7 @@ class Recovered:
     parts: dict[str, bytes] = field(default_factory=dict)
     last_unit: LastUnit | None = None
     steps_lost: int = 0
-
-    @property
-    def is_damaged(self) -> bool:
-        """True if something of the run could not be read."""
-        return bool(self.notes)
+    has_losses: bool = False
 
     @property
     def end(self) -> Position:
@@ -147,6 +144,7 @@ def recover(
             planner.exclude_entry((*plan.links, *(unit.links if unit is not None else ())), damage)
             continue
         recovered.damaged = tuple(planner.broken)
+        recovered.has_losses = bool(planner.broken or facts.lost_paths)
         committed, end = max(facts.watermarks.committed, planner.newest_step), recovered.end.step
         if step is None and sequence is None and end < committed:
             recovered.steps_lost = committed - end

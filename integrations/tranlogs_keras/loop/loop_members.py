@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import keras
 
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import Extension
-from tranlogs.training import LoopState, demand_storable, path_of_remembered
+from tranlogs.training import LoopState, demand_storable, paths_of_remembered
 
 from .. import keras_internals
 from ..backends import arrays
@@ -152,7 +153,8 @@ class Members:
         """Return the paths in a boundary of what only the run has, or only the script: tracked objects, remembered values."""
         found = {f"tracked.{name}" for name in states.keys() ^ self.tracked.keys()}
         if REMEMBERED in states and REMEMBERED in self.tracked:
-            found |= set(map(path_of_remembered, self.tracked[REMEMBERED].strangers))
+            for name in itertools.chain(*self.tracked[REMEMBERED].names_apart(states[REMEMBERED])):
+                found.update(paths_of_remembered(name))
         return found
 
     def write_tracked(self, states: dict[str, Any]) -> list[str]:

@@ -41,7 +41,7 @@ from ..state.rarely_changed_parts import Parts, found_under
 from ..state.state import LogKind
 from .apply_hooks import LoopCapture
 from .begun_loop import BegunLoop, make_loop_state
-from .loop_members import Members
+from .loop_members import REMEMBERED, Members
 from .loop_values import LoopValues
 from .place import UNKNOWN_ITERABLE, DataPlace, LoopData
 from .recorded_doubts import RecordedDoubts
@@ -183,8 +183,9 @@ class LoopRun:
         assert found is not None
         self._is_waiting = bool(body["position"]["total"] or body["position"]["epoch"] or found.position.step)
         self.members.write_remembered(body["tracked"])
-        for text in self._loop_state.differences if self._loop_state is not None else ():
-            self._doubts.add(text)
+        if self._loop_state is not None and REMEMBERED in body["tracked"]:
+            for text in self._loop_state.describe_names_apart(body["tracked"][REMEMBERED]):
+                self.report.warn(text, False)
         self._take_scalars(recovery, found)
         self._doubts.take_over(body["doubts"], recovery.recheck.end.get("doubts", ()))
         place.land(body)
@@ -250,7 +251,10 @@ class LoopRun:
         body = begun.recovery.body
         begun.recovery.undo_writes()
         begun.parts.state.set_auxiliary(body)
-        begun.recovery.recheck.ignore(self.members.find_strangers(body["tracked"]))
+        recheck = begun.recovery.recheck
+        recheck.ignore(
+            self.members.find_strangers(body["tracked"]) | self.members.find_strangers(recheck.end.get("tracked", {}))
+        )
         for name in self.members.write_tracked(body["tracked"]):
             self._doubts.add(
                 f"{name!r} was tracked by the run or is tracked now, and not both, or it is of another kind: it begins anew. "

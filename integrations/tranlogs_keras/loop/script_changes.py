@@ -50,8 +50,9 @@ class ScriptChanges:
         self._remembered, self._objects = dict[str, Any](), None
         now, was = members.read_remembered(), recorded.get(REMEMBERED)
         if now is not None and was is not None:
+            added = {*ignored, *members.tracked[REMEMBERED].names_apart(was)[0]}
             for name, value in now["values"].items():
-                if name not in ignored and (name not in was["values"] or _encode(value) != _encode(was["values"][name])):
+                if name not in added and (name not in was["values"] or _encode(value) != _encode(was["values"][name])):
                     self._remembered[name] = copy.deepcopy(value)
             if _encode(now["objects"]) != _encode(was["objects"]):
                 self._objects = copy.deepcopy(now["objects"])

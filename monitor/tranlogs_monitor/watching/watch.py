@@ -141,7 +141,7 @@ class JournalWatch:
     Args:
         paths: the journal's.
         settings: the daemon's.
-        clock: for value_history.
+        clock: for evaluations.
         compactor: derives checkpoints, so that none is requested from the trainer; None to always request one.
     """
 

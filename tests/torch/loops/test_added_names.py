@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.torch.lab import Attempt, in_child
-from tests.torch.loops.recheck_scripts import TURNS, _begin, _step
+from tests.torch.loops.recheck_scripts import EPOCHS, TURNS, _begin, _step
 
 pytestmark = pytest.mark.crash
 
@@ -27,12 +30,21 @@ class Counter:
         self.count = state["count"]
 
 
-def train(attempt: Attempt, *, remembers: tuple[str, ...] = (), tracks: bool = False) -> None:
+def _batches(optimizer: Any, loader: Any, loop: str) -> Iterator[Any]:
+    if loop == "batches":
+        yield from optimizer.batches(loader, until=TURNS)
+    else:
+        for epoch in optimizer.epochs(EPOCHS, loader) if loop == "epochs" else range(EPOCHS):
+            yield from epoch if loop == "epochs" else loader
+
+
+def train(attempt: Attempt, loop: str, *, remembers: tuple[str, ...] = (), tracks: bool = False) -> None:
     model, optimizer, loader = _begin(attempt)
     state = optimizer.remember(**dict.fromkeys(remembers, 0)) if remembers else None
     counter = Counter()
-    attempt.start(optimizer, **({"counter": counter} if tracks else {}))
-    for batch in optimizer.batches(loader, until=TURNS):
+    given = {"counter": counter} if tracks else {}
+    attempt.start(optimizer, **given, **({"loader": loader} if loop == "plain" else {}))
+    for batch in _batches(optimizer, loader, loop):
         _step(attempt, model, optimizer, batch)
         counter.count += 1
         for name in remembers:
@@ -41,6 +53,7 @@ def train(attempt: Attempt, *, remembers: tuple[str, ...] = (), tracks: bool = F
     optimizer.close()
 
 
+@pytest.mark.parametrize("loop", ["batches", "epochs", "plain"])
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -53,13 +66,18 @@ def train(attempt: Attempt, *, remembers: tuple[str, ...] = (), tracks: bool = F
     ids=["first name", "another name", "a name less", "an object", "an object less"],
 )
 def test_a_name_that_only_the_run_has_or_only_the_script_makes_no_resume_wrong(
-    before: dict[str, object], after: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loop: str, before: dict[str, Any], after: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRANLOGS_RECHECK", "1")
     run = tmp_path / "run"
-    assert in_child(partial(train, Attempt(run, 5), **before)) == -signal.SIGKILL
-    assert in_child(partial(train, Attempt(run, 4), **after)) == -signal.SIGKILL
-    attempt = Attempt(run)
-    train(attempt, **after)
-    report = attempt.final_report()
-    assert (report.recheck, report.exact) == ("equal", True), report.notes
+    assert in_child(partial(train, Attempt(run, 8), loop, **before)) == -signal.SIGKILL
+    for die_at in (2, 4):  # in the first unit that the script with the other names logs, and later
+        assert in_child(partial(train, Attempt(run, die_at), loop, **after)) == -signal.SIGKILL
+        copy = tmp_path / f"copy {die_at}"
+        shutil.copytree(run, copy)
+        attempt = Attempt(copy)
+        train(attempt, loop, **after)
+        report = attempt.final_report()
+        assert report.recheck == "equal", report.notes
+        assert report.exact is not False, report.notes
+    assert report.exact is True, report.notes

@@ -125,4 +125,4 @@ def test_counter_that_a_turn_changes_before_its_forward_pass_is_told_where_to_ch
 
     assert in_child(lambda: train(dies=True)) == -signal.SIGKILL
     assert in_child(lambda: train(dies=False)) == 0
-    assert "Change state.number behind optimizer.step(), or take turns" in (tmp_path / "report").read_text()
+    assert "Change state.number after optimizer.step(), or take turns" in (tmp_path / "report").read_text()

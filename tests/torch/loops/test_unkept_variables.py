@@ -302,8 +302,8 @@ UNKEPT: dict[str, tuple[Script, str]] = {
     ),
     "what a method counts": (lambda attempt: Trainer(attempt).fit(), "self.n is a variable of the loop that starts over"),
     "a count": (turns, "count is a variable of the loop that starts over"),
-    "the number of a batch": (accumulated, "i starts over at each start: enumerate() counts from 0"),
-    "the number in an epoch": (numbered, "i starts over at each start: enumerate() counts from 0"),
+    "the number of a batch": (accumulated, "i starts over at each start: enumerate() counts anew"),
+    "the number in an epoch": (numbered, "i starts over at each start: enumerate() counts anew"),
     "a loop of the script's own": (outside, "since is a variable of the loop that starts over"),
 }
 

@@ -28,9 +28,6 @@ class LoopState:
 
     Attributes:
         namespace: the loop's.
-        strangers: attributes that `remember` was given only by the script of the state that was loaded last, or only by this
-            one.
-        differences: what that means for them, in words.
     """
 
     def __init__(self, framework: FrameworkValues, on_doubt: Callable[[str], None]) -> None:
@@ -41,8 +38,6 @@ class LoopState:
         self._names: set[str] = set()  # of attributes that `remember` was given
         self._lost: dict[str, str] = {}  # what is left out, by path, and why
         self._reported: set[str] = set()
-        self.strangers: set[str] = set()
-        self.differences: list[str] = []
 
     @property
     def objects(self) -> list[Any]:
@@ -112,17 +107,19 @@ class LoopState:
             self._tell(f"{missing}: it does not come back")
         for text in self._lost.values():
             self._tell(f"{text}. {_LOST}")
-        added, given = sorted(self._names - values.keys()), set(recorded["given"])
-        self.differences = [
-            f"state.{name} is remembered now, but the run has no value of it: it starts as it is"
-            for name in added
-            if f"state.{name}" not in self._lost
+
+    def names_apart(self, recorded: dict[str, Any]) -> tuple[list[str], list[str]]:
+        """Return the attributes that only `remember` is given now, and those that only a recorded state was given."""
+        added = [name for name in sorted(self._names - recorded["values"].keys()) if f"state.{name}" not in recorded["lost"]]
+        return added, sorted(set(recorded["given"]) - self._names)
+
+    def describe_names_apart(self, recorded: dict[str, Any]) -> list[str]:
+        """Return what it means for them, in words."""
+        added, dropped = self.names_apart(recorded)
+        return [
+            *(f"state.{name} is remembered now, but the run has no value of it: it starts as it is" for name in added),
+            *(f"state.{name} was given to remember(...) before, and is not now: it has its recorded value" for name in dropped),
         ]
-        self.differences += [
-            f"state.{name} was given to remember(...) before, and is not now: it has its recorded value"
-            for name in sorted(given - self._names)
-        ]
-        self.strangers = self._names ^ given
 
     def _tell(self, text: str) -> None:
         if text not in self._reported:

@@ -135,13 +135,6 @@ class LoopVariables:
             is_empty = assignments.begins_with(name, line) in (None, *_EMPTY)
             return any(source.flow.is_carried(name, loop) and not (is_empty and name in names) for loop, names in emptied)
 
-        def is_data(name: str) -> bool:
-            """Return True for what the run keeps the place in, or gives: a tracked loader, an epoch, the optimizer itself."""
-            root = name.partition(".")[0]
-            found = attribute_of(Named(root, values[root]), name) if root in values else None
-            return any(map(self._is_kept, (values.get(root), found.value if found is not None else None)))
-
-        numbers = [UnkeptNumber(number) for loop in loops if (number := deciding_number(loop, is_data)) is not None]
         carried = source.flow.find_carried(loops)
         names = [name for name in carried if not assignments.is_time(name) and is_carried(name)]
         variables = [
@@ -149,7 +142,23 @@ class LoopVariables:
             for name in names
             if self._is_unkept(name, values) and not self._has_kept_relative(source, name, line, values)
         ]
-        return [*variables, *numbers]
+        return [*variables, *self._find_numbers(values, loops)]
+
+    def _find_numbers(self, values: dict[str, Any], loops: Sequence[Loop]) -> list[UnkeptNumber]:
+        """Return the numbers of turns that start over. If that fails, the variables of the loops are found all the same."""
+
+        def is_data(name: str) -> bool:
+            """Return True for what the run keeps the place in, or what gives it: a tracked loader, an epoch, the optimizer."""
+            root = name.partition(".")[0]
+            found = attribute_of(Named(root, values[root]), name) if root in values else None
+            value = found.value if found is not None else None
+            return value is not None and any(map(self._is_kept, (value, getattr(value, "iterable", None))))  # of tqdm
+
+        try:
+            return [UnkeptNumber(number) for loop in loops if (number := deciding_number(loop, is_data)) is not None]
+        except Exception:  # as above
+            _log.debug("the numbers of turns are not known", exc_info=True)
+            return []
 
     def _visit_called(self, source: Source, loops: Sequence[Loop], values: dict[str, Any], called: CalledCode) -> None:
         """Look at the code that loops call. If that fails, the variables of the loops themselves are found all the same."""

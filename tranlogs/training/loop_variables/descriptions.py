@@ -162,7 +162,7 @@ def _describe_iterator(one: UnkeptIterator) -> str:
 
 def _describe_number(one: UnkeptNumber) -> str:
     return (
-        f"{one.name} starts {OVER_AT_EACH_START}: enumerate() counts from 0 in the rest of an epoch, and the loop decides by it"
+        f"{one.name} starts {OVER_AT_EACH_START}: enumerate() counts anew in the rest of an epoch, and the loop decides by it"
     )
 
 

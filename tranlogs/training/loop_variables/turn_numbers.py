@@ -6,64 +6,111 @@ import ast
 from collections.abc import Callable, Iterator
 
 from .flow import Loop
-from .source_names import reads, targets
+from .source_names import name_of, reads, targets
 
-_STEPS = frozenset(("step", "backward", "zero_grad", "apply", "apply_gradients"))  # methods that make a turn another one
-_JUMPS = (ast.Break, ast.Continue, ast.Return, ast.Raise)
-_BRANCHES = (ast.If, ast.While)
+_AROUND_DATA = frozenset(("tqdm", "trange", "iter", "track"))  # calls that hand on what their first argument yields
+_OPTIMIZERS = ("opt", "sched", "scaler")  # parts of the names of what takes steps of training
+_STEPS = frozenset(("step", "zero_grad", "apply"))
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_JUMPS_OF_LOOP = (ast.Break, ast.Continue)
+
+IsData = Callable[[str], bool]
 
 
-def deciding_number(loop: Loop, is_data: Callable[[str], bool]) -> str | None:
-    """Return the variable that numbers the turns of a loop from 0, if the loop decides by it.
+def deciding_number(loop: Loop, is_data: IsData) -> str | None:
+    """Return the variable that numbers the turns of a loop from its start, if the loop decides by it.
 
     A turn that prints every hundredth loss, or stores it, is the same turn with another number. One that jumps, or takes a
     step, by the number is not.
 
     Args:
         loop: a loop that is running.
-        is_data: returns True for the name of data that go on in the middle after a crash.
+        is_data: returns True for the name of what goes on in the middle after a crash: data, or what gives batches.
     """
-    number = _number_of(loop, is_data)
-    if number is None:
+    if not isinstance(loop, (ast.For, ast.AsyncFor)) or not _is_numbered(loop.iter, is_data):
         return None
-    names = _derived(loop, number)
-    return number if any(_decides(node, names) for part in loop.body for node in ast.walk(part)) else None
+    first = loop.target.elts[0] if isinstance(loop.target, (ast.Tuple, ast.List)) and loop.target.elts else None
+    if not isinstance(first, ast.Name) or any(first.id in _written(node) for node in _walk(loop.body)):
+        return None  # a number that the loop writes itself may be the true one
+    names = _derived(loop, first.id)
+    return first.id if any(_decides(node, names) for node in _walk(loop.body)) else None
 
 
-def _number_of(loop: Loop, is_data: Callable[[str], bool]) -> str | None:
-    call = loop.iter if isinstance(loop, (ast.For, ast.AsyncFor)) else None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "enumerate" or not call.args:
-        return None
+def _is_numbered(source: ast.expr, is_data: IsData) -> bool:
+    """Return True for `enumerate(data)`, with a constant start or none."""
+    call = _unwrap(source)
+    if not isinstance(call, ast.Call) or name_of(call.func) != "enumerate" or not call.args:
+        return False
     starts = [*call.args[1:], *(keyword.value for keyword in call.keywords)]
-    if not all(isinstance(start, ast.Constant) for start in starts) or not any(map(is_data, reads(call.args[0]))):
-        return None
-    target = loop.target if isinstance(loop, (ast.For, ast.AsyncFor)) else None
-    first = target.elts[0] if isinstance(target, (ast.Tuple, ast.List)) and target.elts else None
-    return first.id if isinstance(first, ast.Name) else None
+    data = _unwrap(call.args[0])
+    if isinstance(data, ast.Call):  # optimizer.batches(...)
+        data = data.func.value if isinstance(data.func, ast.Attribute) and data.func.attr == "batches" else data
+    name = name_of(data)
+    return name is not None and all(isinstance(start, ast.Constant) for start in starts) and is_data(name)
 
 
-def _derived(loop: Loop, number: str) -> set[str]:
+def _unwrap(source: ast.expr) -> ast.expr:
+    """Return what a progress bar or an iterator goes through."""
+    while isinstance(source, ast.Call) and source.args and _last_name(source.func) in _AROUND_DATA:
+        source = source.args[0]
+    return source
+
+
+def _last_name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _walk(body: list[ast.stmt], *, into_loops: bool = True) -> Iterator[ast.AST]:
+    """Yield all nodes of a body, but not those of functions that are made there; and not those of its loops, if not wanted."""
+    waiting: list[ast.AST] = list(body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, _FUNCTIONS) and (into_loops or not isinstance(node, _LOOPS)):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def _written(node: ast.AST) -> set[str]:
+    """Return the names that one node writes."""
+    if isinstance(node, ast.Assign):
+        return {name for target in node.targets for name in targets(target)}
+    if isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.NamedExpr, ast.For, ast.AsyncFor)):
+        return set(targets(node.target))
+    return set()
+
+
+def _derived(loop: ast.For | ast.AsyncFor, number: str) -> set[str]:
     """Return the number, and the variables of a turn that are computed from it."""
     found = {number}
-    while more := {name for part in loop.body for name in _computed_from(part, found)} - found:
+    while more := {name for node in _walk(loop.body) for name in _computed_from(node, found)} - found:
         found |= more
     return found
 
 
-def _computed_from(part: ast.stmt, names: set[str]) -> Iterator[str]:
-    for node in ast.walk(part):
-        if isinstance(node, ast.Assign) and names & reads(node.value):
-            for target in node.targets:
-                yield from targets(target) if isinstance(target, ast.Name) else ()
+def _computed_from(node: ast.AST, names: set[str]) -> set[str]:
+    value = getattr(node, "value", None)
+    is_assignment = isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr))
+    return _written(node) if is_assignment and value is not None and names & reads(value) else set()
 
 
 def _decides(node: ast.AST, names: set[str]) -> bool:
     """Return True for a branch on one of the names that jumps or takes a step, and for a step that gets one of them."""
-    if isinstance(node, _BRANCHES) and names & reads(node.test):
-        inside = [one for part in (*node.body, *node.orelse) for one in ast.walk(part)]
-        return any(isinstance(one, _JUMPS) or _is_step(one) for one in inside)
-    return isinstance(node, ast.Call) and _is_step(node) and any(names & reads(argument) for argument in node.args)
+    if isinstance(node, (ast.If, ast.While)) and names & reads(node.test):
+        body = [*node.body, *node.orelse]
+        jumps = isinstance(node, ast.If) and any(isinstance(one, _JUMPS_OF_LOOP) for one in _walk(body, into_loops=False))
+        return jumps or any(isinstance(one, (ast.Return, ast.Raise)) or _is_step(one) for one in _walk(body))
+    if not _is_step(node):
+        return False
+    assert isinstance(node, ast.Call)
+    return any(names & reads(given) for given in (*node.args, *(keyword.value for keyword in node.keywords)))
 
 
 def _is_step(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _STEPS
+    """Return True for `loss.backward()`, `optimizer.step()` and `scheduler.step()`, and not for the step of an environment."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    owner = ast.unparse(node.func.value).lower()
+    return node.func.attr in ("backward", "apply_gradients") or (
+        node.func.attr in _STEPS and any(part in owner for part in _OPTIMIZERS)
+    )

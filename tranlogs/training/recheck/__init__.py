@@ -12,6 +12,7 @@ from .messages import (
     describe_unfinished,
     is_rounding,
     path_of_remembered,
+    paths_of_remembered,
 )
 from .recheck import Recheck
 from .recomputed_unit import RecomputedUnit
@@ -36,4 +37,5 @@ __all__ = [
     "is_rounding",
     "is_set_as_a_whole",
     "path_of_remembered",
+    "paths_of_remembered",
 ]

@@ -14,6 +14,7 @@ NO_UNIT = "the log does not hold the newest one with a step"
 
 _SETTING = re.compile(r"hyper\[(?P<group>\d+)\]\.(?P<name>.+)")
 _REMEMBERED = "tracked.remember(...).values."
+_OBJECTS = "tracked.remember(...).objects."
 REMEMBERED_NAMES = "tracked.remember(...).given"  # the names that the script of a process gives: no state
 _FIRST_NAME = re.compile(r"\w+")  # of the path below it
 # A larger ratio is another batch or another state, and not another order of additions: some thousand times the rounding error.
@@ -71,7 +72,7 @@ def _tell_remembered(path: str, *, may_be_time: bool, is_outside: bool) -> str:
     if is_outside:
         cause = (
             "It is remembered, and a unit of a loop of the script's own ends at the forward pass of the next turn: after a "
-            f"crash the loop changes once more what it changes before that pass. Change state.{key} behind optimizer.step(), "
+            f"crash the loop changes once more what it changes before that pass. Change state.{key} after optimizer.step(), "
             f"or take turns from optimizer.steps(until=...). If the script sets it after recover(), give its first value to "
             f"optimizer.remember({key}=...) alone"
         )
@@ -117,6 +118,11 @@ def describe_unfinished(run: Path, unit: LastUnit) -> str:
 def path_of_remembered(name: str) -> str:
     """Return the path of a remembered attribute in the body of a boundary."""
     return _REMEMBERED + name
+
+
+def paths_of_remembered(name: str) -> tuple[str, str]:
+    """Return the paths of a remembered attribute, and of the object that it may be, in the body of a boundary."""
+    return _REMEMBERED + name, _OBJECTS + name
 
 
 def is_rounding(difference: Difference) -> bool:

@@ -76,6 +76,10 @@ class UnitRecheck(RecomputedUnit):
         self._begin(recheck, found.position.step)
         self._parts.auxiliary.deviation = recheck.read_recorded("deviation")
 
+    def read_tracked(self) -> Any:
+        """Return the states of tracked objects at the end of the unit; None if no unit is computed again."""
+        return self._recheck.read_recorded("tracked") if self._recheck is not None else None
+
     def ignore(self, paths: set[str]) -> None:
         """Do not compare these paths in boundaries: what only the run has, or only the script, is named by itself."""
         if self._recheck is not None:

@@ -6,7 +6,7 @@ which parameters train and which modules are in training mode, and gradients tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -120,21 +120,27 @@ class Auxiliary:
             )
         if self.turns == "unknown":
             found.append(UNKNOWN_DATA)
-        return found + self._tracked.loop_differences
+        return found + (self._tracked.describe_loop(self._landed["tracked"]) if self._landed is not None else [])
 
     @property
     def has_landed(self) -> bool:
         """True after a recovery, until training resumes."""
         return self._landed is not None
 
-    def go_on(self) -> set[str]:
+    def go_on(self, end: Callable[[], Mapping[str, Any] | None] = lambda: None) -> set[str]:
         """Note that recovery has ended. Objects that are tracked from here on keep their present state.
 
+        Args:
+            end: returns the states of tracked objects at the end of the unit that is computed again; None if none is.
+
         Returns:
-            Paths in a boundary of the objects that only the run has, or only the script.
+            Paths in boundaries of what only the script has, or only the run: where recovery has landed, or at that end.
         """
         landed, self._landed, self._rng = self._landed, None, None
-        return self._tracked.name_strangers(landed["tracked"]) if landed is not None else set()
+        if landed is None:
+            return set()
+        self._tracked.name_strangers(landed["tracked"])
+        return self._tracked.find_strangers(landed["tracked"]) | self._tracked.find_strangers(end() or {})
 
     def open_loop(self) -> None:
         """Restore random states as a loop begins, since code after `recover()` may have drawn numbers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from tranlogs.base.errors import UnencodableState, UsageError
 from tranlogs.records import tree
-from tranlogs.training import LoopState, Remembered, demand_storable, path_of_remembered
+from tranlogs.training import LoopState, Remembered, demand_storable, paths_of_remembered
 
 from ...data.generators import trackable
 from ...data.other_loaders import advice_for_other_loader
@@ -71,10 +72,11 @@ class TrackedObjects:
             self.built[name] = settings
         return self.load((name,), recorded or {})
 
-    @property
-    def loop_differences(self) -> list[str]:
-        """What the script remembers and the run does not, or the other way round, in words."""
-        return self._loop_state.differences if self._loop_state is not None else []
+    def describe_loop(self, recorded: Mapping[str, Any]) -> list[str]:
+        """Return which values of the loop the script remembers and a recorded state does not, or the other way round."""
+        if self._loop_state is None or REMEMBERED not in recorded:
+            return []
+        return self._loop_state.describe_names_apart(recorded[REMEMBERED])
 
     @property
     def is_loop_remembered(self) -> bool:
@@ -134,18 +136,24 @@ class TrackedObjects:
                 del self.objects[name]
                 self._on_doubt(f"{name!r} is no longer tracked and is not recovered: {error}", False)
 
-    def name_strangers(self, recorded: Mapping[str, Any]) -> set[str]:
-        """Name the objects that only the run has, or only the script; return their paths in a boundary."""
+    def name_strangers(self, recorded: Mapping[str, Any]) -> None:
+        """Name the objects, and values of the loop, that only the run has, or only the script."""
         for name in recorded.keys() - self.objects.keys():
             self._on_doubt(
                 f"the run has the state of {name!r}, but nothing is tracked under that name, so it is not recovered", False
             )
         for name in self.objects.keys() - recorded.keys():
             self._on_doubt(f"{name!r} is tracked, but the run has no state of it, so it starts over", False)
-        strangers = {f"tracked.{name}" for name in recorded.keys() ^ self.objects.keys()}
+        for text in self.describe_loop(recorded):
+            self._on_doubt(text, False)
+
+    def find_strangers(self, recorded: Mapping[str, Any]) -> set[str]:
+        """Return the paths in a boundary of what `name_strangers` names."""
+        found = {f"tracked.{name}" for name in recorded.keys() ^ self.objects.keys()}
         if self._loop_state is not None and REMEMBERED in recorded:
-            strangers |= set(map(path_of_remembered, self._loop_state.strangers))
-        return strangers
+            for name in itertools.chain(*self._loop_state.names_apart(recorded[REMEMBERED])):
+                found.update(paths_of_remembered(name))
+        return found
 
     def untouched_base_rates(self) -> dict[str, Any]:
         """Return the LambdaLRs whose base rates are those that recovery has set, by name."""
