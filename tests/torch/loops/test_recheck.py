@@ -232,16 +232,18 @@ def test_a_unit_that_is_known_to_come_out_otherwise_is_not_computed_again(tmp_pa
     assert any("was not logged" in note for note in ended["notes"])
 
 
-@pytest.mark.parametrize("is_declared", [False, True])
+@pytest.mark.parametrize("declared", ["before recover()", "after recover()", ""])
 def test_a_measured_time_is_left_out_if_it_is_declared(
-    is_declared: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    declared: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
 
     def script(attempt: Attempt) -> None:
         model, optimizer, loader = scripts._begin(attempt)
-        state = (optimizer.remember_times if is_declared else optimizer.remember)(elapsed=0.0)
+        remember = optimizer.remember_times if declared else optimizer.remember
+        state = remember(elapsed=0.0) if declared != "after recover()" else None
         attempt.start(optimizer)
+        state = state or remember(elapsed=0.0)
         for batch in optimizer.batches(loader, until=scripts.TURNS):
             start = time.perf_counter()
             scripts._step(attempt, model, optimizer, batch)
@@ -251,7 +253,7 @@ def test_a_measured_time_is_left_out_if_it_is_declared(
 
     kill(script, run, 10)
     _, ended, outcome = resume(script, run)
-    if is_declared:
+    if declared:
         assert (ended["recheck"], ended["exact"]) == ("equal", True), ended
         assert "all that the run keeps (without the times elapsed) are equal" in capsys.readouterr().err
         assert float(outcome["['elapsed']"][1]) > 0
