@@ -30,7 +30,7 @@ from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.catalog import Catalog, EvaluationRow
 from tranlogs.log.segments import segment_sizing
 from tranlogs.retention import KeepAll
-from tranlogs.retention.budget import Budget
+from tranlogs.retention.pruning_plan import Budget
 from tranlogs.retention.segment_value_rows import read_values
 
 _BUDGETS = (16, 32, 48)  # MiB

@@ -10,8 +10,8 @@ from tranlogs.base.threads import start_thread
 from tranlogs.journal import JournalPaths
 from tranlogs.journal.monitor_launch import EmbeddedMonitor
 from tranlogs.retention import Monitor
-from tranlogs.retention.budget import Budget
 from tranlogs.retention.compaction_policy import Compaction
+from tranlogs.retention.pruning_plan import Budget
 from tranlogs.shipping import LAG_SECONDS
 
 from .daemon import Daemon

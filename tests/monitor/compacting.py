@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.support.clock import FakeClock
 from tranlogs.cli.reading.find_journals import find_journals
-from tranlogs.retention.budget import Budget
 from tranlogs.retention.compaction_policy import Compaction
+from tranlogs.retention.pruning_plan import Budget
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import DaemonSettings
 

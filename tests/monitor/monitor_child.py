@@ -8,8 +8,8 @@ from typing import Any
 from tests.support.forking import serve
 from tranlogs.base import failpoints
 from tranlogs.cli.reading.find_journals import find_journals
-from tranlogs.retention.budget import Budget
 from tranlogs.retention.compaction_policy import Compaction
+from tranlogs.retention.pruning_plan import Budget
 from tranlogs.shipping import ShippingSettings
 from tranlogs.shipping.sending import archiver, failures
 from tranlogs_monitor.daemon import Daemon, find_watched_journals

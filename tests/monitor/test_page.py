@@ -20,7 +20,7 @@ from tests.support.toy_steps import killed
 from tranlogs.base.config import MIB
 from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import EvaluationRow, Incident, Watermarks
-from tranlogs.retention.budget import Budget, bytes_on_disk
+from tranlogs.retention.pruning_plan import Budget, bytes_on_disk
 from tranlogs.retention.segment_value_rows import read_values
 from tranlogs_monitor.dashboard.metrics import Metrics
 from tranlogs_monitor.dashboard.pages.board import Board

@@ -21,7 +21,7 @@ from tranlogs.catalog import Catalog, EvaluationRow, segment_key
 from tranlogs.cli.reading.find_journals import find_journals
 from tranlogs.journal import JournalPaths, abandoned_segments
 from tranlogs.retention import KeepAll
-from tranlogs.retention.budget import Budget
+from tranlogs.retention.pruning_plan import Budget
 from tranlogs.retention.segment_value_rows import read_values
 from tranlogs.retention.value_decay import Decay
 from tranlogs_monitor.daemon import Daemon, find_watched_journals

@@ -10,8 +10,8 @@ import typer
 
 from ..base.errors import UsageError
 from ..base.quantities import parse_bytes, parse_seconds
-from ..retention.budget import Budget
 from ..retention.compaction_policy import Compaction
+from ..retention.pruning_plan import Budget
 from ..retention.value_decay import Decay
 from ..shipping import ShippingSettings
 from .options import Optimizers, StoreCheckpoints, TakeOver, parse_store_checkpoints

@@ -21,8 +21,8 @@ from ..base.atomic_files import sync_folder
 from ..base.failpoints import hit
 from ..catalog import Catalog, CheckpointRow, CommonRow, PrunedRow, SegmentRow, Tables, TimelineRow, segment_key
 from ..catalog.lineage import is_on_lineage
-from .budget import Pruning, trace_newest_lineage
 from .keep_policy import RetentionPolicy
+from .pruning_plan import Pruning, trace_newest_lineage
 
 Decide = Callable[[Sequence[SegmentRow], Sequence[CheckpointRow], Sequence[TimelineRow]], Pruning]
 

@@ -25,8 +25,8 @@ from tranlogs.base.errors import TranLogsError, error_text
 from tranlogs.catalog import Catalog, CheckpointRow, SegmentRow, TimelineRow
 from tranlogs.checkpoints.derived import DerivedCheckpoint, delete_derived, publish
 from tranlogs.journal import JournalPaths
-from tranlogs.retention.budget import Pruning
 from tranlogs.retention.compaction_policy import Compaction, count_sealed_bytes_after
+from tranlogs.retention.pruning_plan import Pruning
 
 _log = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from tranlogs.journal import JournalPaths, Owner, read_owner
 from tranlogs.journal.abandoned_segments import seal_abandoned_segments
 from tranlogs.journal.file_system import is_in_memory
 from tranlogs.log.segments.retired_files import unlink_retired
-from tranlogs.retention.budget import Pruning, bytes_on_disk, is_protected, plan_pruning, trace_newest_lineage
 from tranlogs.retention.prune import delete_retired, prune
+from tranlogs.retention.pruning_plan import Pruning, bytes_on_disk, is_protected, plan_pruning, trace_newest_lineage
 from tranlogs.retention.segment_value_rows import read_newest_row, read_values
 from tranlogs.retention.value_decay import SegmentValues, evaluate
 

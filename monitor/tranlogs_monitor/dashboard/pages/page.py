@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from tranlogs import __version__
-from tranlogs.retention.budget import bytes_on_disk
+from tranlogs.retention.pruning_plan import bytes_on_disk
 
 from ...watching.watch import Evaluation
 from .board import JournalView
