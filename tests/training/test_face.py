@@ -26,7 +26,7 @@ StepRecorder TurnData UnkeptVariables UNKNOWN_DATA Unstorable announce as_retent
 decode_entries demand_storable describe_difference describe_end describe_equal describe_moved describe_not_computed
 describe_replacement describe_script_change digest_of find_changed_elements forecast_writes full_digests is_below
 is_rounding is_same is_same_state is_set_as_a_whole judge_exactness make_report numpy_state path_of_remembered
-paths_of_remembered prepare_run_id progress_bar python_state read_facts read_memory_of recover redo_in_order
+prepare_run_id progress_bar python_state read_facts read_memory_of recover redo_in_order
 restore_numbers set_host_rng
 some_bytes when_full window_of
 """

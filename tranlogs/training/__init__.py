@@ -39,7 +39,6 @@ from .recheck import (
     is_rounding,
     is_set_as_a_whole,
     path_of_remembered,
-    paths_of_remembered,
 )
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
@@ -126,7 +125,6 @@ __all__ = [
     "make_report",
     "numpy_state",
     "path_of_remembered",
-    "paths_of_remembered",
     "prepare_run_id",
     "progress_bar",
     "python_state",

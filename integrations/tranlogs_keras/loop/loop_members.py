@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ import keras
 
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import Extension
-from tranlogs.training import LoopState, demand_storable, paths_of_remembered
+from tranlogs.training import LoopState, demand_storable
 
 from .. import keras_internals
 from ..backends import arrays
@@ -148,14 +147,6 @@ class Members:
         """Set the namespace of the loop, if there is one, to a recorded state."""
         if REMEMBERED in states and REMEMBERED in self.tracked:
             self.tracked[REMEMBERED].load_state_dict(states[REMEMBERED])
-
-    def find_strangers(self, states: dict[str, Any]) -> set[str]:
-        """Return the paths in a boundary of what only the run has, or only the script: tracked objects, remembered values."""
-        found = {f"tracked.{name}" for name in states.keys() ^ self.tracked.keys()}
-        if REMEMBERED in states and REMEMBERED in self.tracked:
-            for name in itertools.chain(*self.tracked[REMEMBERED].names_apart(states[REMEMBERED])):
-                found.update(paths_of_remembered(name))
-        return found
 
     def write_tracked(self, states: dict[str, Any]) -> list[str]:
         """Set the tracked objects to recorded states.

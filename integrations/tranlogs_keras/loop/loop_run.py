@@ -252,9 +252,7 @@ class LoopRun:
         begun.recovery.undo_writes()
         begun.parts.state.set_auxiliary(body)
         recheck = begun.recovery.recheck
-        recheck.ignore(
-            self.members.find_strangers(body["tracked"]) | self.members.find_strangers(recheck.end.get("tracked", {}))
-        )
+        recheck.ignore_strangers(body["tracked"], recheck.end.get("tracked", {}), self.members.tracked)
         for name in self.members.write_tracked(body["tracked"]):
             self._doubts.add(
                 f"{name!r} was tracked by the run or is tracked now, and not both, or it is of another kind: it begins anew. "

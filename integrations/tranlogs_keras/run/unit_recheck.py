@@ -77,11 +77,6 @@ class UnitRecheck(RecomputedUnit):
         self._begin(recheck, found.position.step)
         self.end = self._parts.state.decode(recheck.end)
 
-    def ignore(self, paths: set[str]) -> None:
-        """Do not compare these paths in boundaries: what only the run has, or only the script, is named by itself."""
-        if self._recheck is not None:
-            self._recheck.ignore(paths)
-
     def take_over(self, deviation: tuple[str, bool] | None) -> None:
         """Take over that a former part of the run has deviated: what follows from it does, too."""
         self.deviation = deviation

@@ -72,7 +72,8 @@ class LoggedSteps:
             )
         if self.auxiliary.is_waiting and not self._loops.running:  # no loop was opened, which would have compared them
             self._loops.note_early_writes()
-        self._recovery.recheck.ignore(self.auxiliary.go_on(self._recovery.recheck.read_tracked))
+        if self.auxiliary.has_landed:
+            self._recovery.recheck.name_strangers()
         self._boundaries.commit_implicit(is_before_forward=False)
         self._boundaries.note_writes("before a step")
 

@@ -56,4 +56,4 @@ class Tracking:
     def ignore_in_recheck(self, path: str) -> None:
         """Leave a value of boundaries ("tracked.learning") out when a unit is computed again: it holds wall-clock times."""
         self._recovery.recheck.ignored.add(path)
-        self._recovery.recheck.ignore({path})  # also where the script calls this after recover()
+        self._recovery.recheck.ignore(path)  # also where the script calls this after recover()

@@ -12,7 +12,6 @@ from .messages import (
     describe_unfinished,
     is_rounding,
     path_of_remembered,
-    paths_of_remembered,
 )
 from .recheck import Recheck
 from .recomputed_unit import RecomputedUnit
@@ -37,5 +36,4 @@ __all__ = [
     "is_rounding",
     "is_set_as_a_whole",
     "path_of_remembered",
-    "paths_of_remembered",
 ]

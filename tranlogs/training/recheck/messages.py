@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from ...recovery.last_unit import LastUnit
 from .comparison import Difference
@@ -13,6 +14,7 @@ PENDING = "the newest unit before the crash is being computed again, to prove th
 NO_UNIT = "the log does not hold the newest one with a step"
 
 _SETTING = re.compile(r"hyper\[(?P<group>\d+)\]\.(?P<name>.+)")
+_NAMESPACE = "remember(...)"  # the name under which the namespace of a loop is tracked
 _REMEMBERED = "tracked.remember(...).values."
 _OBJECTS = "tracked.remember(...).objects."
 REMEMBERED_NAMES = "tracked.remember(...).given"  # the names that the script of a process gives: no state
@@ -120,9 +122,18 @@ def path_of_remembered(name: str) -> str:
     return _REMEMBERED + name
 
 
-def paths_of_remembered(name: str) -> tuple[str, str]:
-    """Return the paths of a remembered attribute, and of the object that it may be, in the body of a boundary."""
-    return _REMEMBERED + name, _OBJECTS + name
+def find_strangers(recorded: Mapping[str, Any], tracked: Mapping[str, Any]) -> set[str]:
+    """Return the paths, in the body of a boundary, of tracked objects and remembered attributes that one of both lacks.
+
+    Args:
+        recorded: states of the tracked objects of a boundary, by name.
+        tracked: the objects that the script tracks, by name.
+    """
+    found = {f"tracked.{name}" for name in recorded.keys() ^ tracked.keys()}
+    if _NAMESPACE in recorded and _NAMESPACE in tracked:
+        for names in tracked[_NAMESPACE].names_apart(recorded[_NAMESPACE]):
+            found.update(part + name for name in names for part in (_REMEMBERED, _OBJECTS))
+    return found
 
 
 def is_rounding(difference: Difference) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from ...journal import Journal
 from ...recovery.last_unit import LastUnit
 from ...recovery.recover import Recovered
 from ..live_report import LiveReport
-from .messages import describe_unfinished
+from .messages import describe_unfinished, find_strangers
 from .recheck import Recheck
 from .script_changes import CHANGED_BEFORE
 
@@ -55,6 +55,22 @@ class RecomputedUnit:
     def _find_other_obstacle(self, read_recorded: Callable[[str], Any]) -> str:
         """Return what the framework has against it, given a function that reads parts of the recorded boundary."""
         return ""
+
+    def ignore(self, path: str) -> None:
+        """Do not compare a path in boundaries."""
+        if self._recheck is not None:
+            self._recheck.ignore((path,))
+
+    def ignore_strangers(self, landed: Mapping[str, Any], end: Mapping[str, Any], tracked: Mapping[str, Any]) -> None:
+        """Do not compare what only the script has, or only the run: it starts over, or does not come back, and is named.
+
+        Args:
+            landed: recorded states of tracked objects where recovery has landed.
+            end: those at the end of the unit, which another script than the present one may have written.
+            tracked: the objects that the script tracks.
+        """
+        if self._recheck is not None:
+            self._recheck.ignore(find_strangers(landed, tracked) | find_strangers(end, tracked))
 
     def _begin(self, recheck: Recheck, step: int) -> None:
         """Let the journal compare the unit behind `step`."""

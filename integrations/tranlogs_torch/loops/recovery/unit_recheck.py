@@ -76,14 +76,12 @@ class UnitRecheck(RecomputedUnit):
         self._begin(recheck, found.position.step)
         self._parts.auxiliary.deviation = recheck.read_recorded("deviation")
 
-    def read_tracked(self) -> Any:
-        """Return the states of tracked objects at the end of the unit; None if no unit is computed again."""
-        return self._recheck.read_recorded("tracked") if self._recheck is not None else None
-
-    def ignore(self, paths: set[str]) -> None:
-        """Do not compare these paths in boundaries: what only the run has, or only the script, is named by itself."""
-        if self._recheck is not None:
-            self._recheck.ignore(paths)
+    def name_strangers(self) -> None:
+        """Name what only the script has, or only the run, before the first step after a recovery, and do not compare it."""
+        auxiliary = self._parts.auxiliary
+        landed = auxiliary.go_on()
+        if landed is not None and self._recheck is not None and self.is_pending:
+            self.ignore_strangers(landed, self._recheck.read_recorded("tracked") or {}, auxiliary.tracked)
 
     def settle(self) -> bool:
         """Draw the conclusion at a boundary if the unit is over on all ranks; return True if it is."""

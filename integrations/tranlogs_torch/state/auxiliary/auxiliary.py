@@ -127,20 +127,18 @@ class Auxiliary:
         """True after a recovery, until training resumes."""
         return self._landed is not None
 
-    def go_on(self, end: Callable[[], Mapping[str, Any] | None] = lambda: None) -> set[str]:
+    def go_on(self) -> Mapping[str, Any] | None:
         """Note that recovery has ended. Objects that are tracked from here on keep their present state.
 
-        Args:
-            end: returns the states of tracked objects at the end of the unit that is computed again; None if none is.
-
         Returns:
-            Paths in boundaries of what only the script has, or only the run: where recovery has landed, or at that end.
+            The states of tracked objects at which recovery has landed; None if training was going on already.
         """
         landed, self._landed, self._rng = self._landed, None, None
         if landed is None:
-            return set()
-        self._tracked.name_strangers(landed["tracked"])
-        return self._tracked.find_strangers(landed["tracked"]) | self._tracked.find_strangers(end() or {})
+            return None
+        tracked: dict[str, Any] = landed["tracked"]
+        self._tracked.name_strangers(tracked)
+        return tracked
 
     def open_loop(self) -> None:
         """Restore random states as a loop begins, since code after `recover()` may have drawn numbers."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 
 from tranlogs.base.errors import UnencodableState, UsageError
 from tranlogs.records import tree
-from tranlogs.training import LoopState, Remembered, demand_storable, paths_of_remembered
+from tranlogs.training import LoopState, Remembered, demand_storable
 
 from ...data.generators import trackable
 from ...data.other_loaders import advice_for_other_loader
@@ -146,14 +145,6 @@ class TrackedObjects:
             self._on_doubt(f"{name!r} is tracked, but the run has no state of it, so it starts over", False)
         for text in self.describe_loop(recorded):
             self._on_doubt(text, False)
-
-    def find_strangers(self, recorded: Mapping[str, Any]) -> set[str]:
-        """Return the paths in a boundary of what `name_strangers` names."""
-        found = {f"tracked.{name}" for name in recorded.keys() ^ self.objects.keys()}
-        if self._loop_state is not None and REMEMBERED in recorded:
-            for name in itertools.chain(*self._loop_state.names_apart(recorded[REMEMBERED])):
-                found.update(paths_of_remembered(name))
-        return found
 
     def untouched_base_rates(self) -> dict[str, Any]:
         """Return the LambdaLRs whose base rates are those that recovery has set, by name."""
