@@ -1,15 +1,12 @@
-"""The structure of the product: imports point downwards only, and no folder is too long to be looked over."""
+"""The structure of the product: no module and no package imports another in a circle."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 
 import pytest
 
 from experiments.structure_picture import imports_of, read_modules
-
-FILES_MAX = 13  # of a folder, besides __init__.py
 
 Graph = Mapping[str, set[str]]
 
@@ -79,8 +76,3 @@ def test_no_package_imports_another_in_a_circle(depth: int) -> None:
         return f"{box} itself" if box == name and name in packages else box  # its __init__ names what others in it define
 
     assert circles(merged(graph, box_of)) == []
-
-
-def test_no_folder_has_more_files_than_a_reader_can_look_over() -> None:
-    counts = Counter(path.parent for path in read_modules().values() if path.name != "__init__.py")
-    assert {str(folder): count for folder, count in counts.items() if count > FILES_MAX} == {}
