@@ -16,7 +16,7 @@ EXPERIMENTS ?=
 # Of `make bench`: --quick.
 BENCH ?=
 
-.PHONY: demo test test-variants test-most test-beside test-ranks test-rest check lint alluxio bench experiments soak clean
+.PHONY: demo test test-variants test-most test-beside test-ranks test-rest check lint alluxio bench experiments gpu-wheels soak clean
 
 demo: $(VENV)/.usable
 	$(BIN)/tranlogs demo
@@ -63,6 +63,12 @@ bench: $(VENV)/.ready
 # All experiments, and docs/results.md from what they find: an hour or more.
 experiments: $(VENV)/.ready
 	$(BIN)/python experiments/run.py $(EXPERIMENTS)
+
+# What a machine with a GPU lacks besides Python 3.12, torch, numpy and xxhash, as wheels to be carried there: experiments/gpu.py.
+gpu-wheels: $(VENV)/.usable
+	$(BIN)/python -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
+		$(foreach n,28 27 17,--platform manylinux_2_$(n)_x86_64) --platform manylinux2014_x86_64 -d gpu-wheels \
+		'lmdb >= 3.0, < 4' 'zstandard >= 0.23'
 
 soak: $(VENV)/.ready
 	$(BIN)/python -m tests.crash.soak --minutes $(SOAK_MINUTES) --kills $(KILLS)
