@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tranlogs_demo.model import GPT, GPT_10M, GPT_TINY
-from tranlogs_demo.reference_text import TextWindows, read_topics
+from tranlogs_demo.training import TextWindows, read_topics
 
 BATCH = 16
 _RESAMPLES = 2000

@@ -26,7 +26,7 @@ from pictures import draw_recovered_quality
 from torch import Tensor, nn
 from workloads import NAMES, Workload, loss_of, optimizer_of, workload
 
-from tranlogs_demo.child import plain_batches
+from tranlogs_demo.training import plain_batches
 from tranlogs_torch import LoggedOptimizer
 
 PLACES = ("in the forward pass", "behind the backward pass", "behind the optimizer's step")

@@ -23,7 +23,7 @@ import pytest
 import tranlogs
 from tests.demo.test_demo import TINY, demand_exact
 from tests.support import campaign
-from tranlogs_demo.table import commands
+from tranlogs_demo.demo import commands
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_ROOTS = (ROOT, ROOT / "integrations", ROOT / "monitor")

@@ -15,13 +15,9 @@ from tests.support import campaign
 from tranlogs.base.errors import UsageError
 from tranlogs.cli import app
 from tranlogs_demo import run_demo
-from tranlogs_demo.child_process import Account, ChildFailed, follow
-from tranlogs_demo.compare import compare
-from tranlogs_demo.figures import Acts, judge
-from tranlogs_demo.job import Job
+from tranlogs_demo.demo import Life, ProcessFailed, commands, compare, follow, judge
 from tranlogs_demo.model import GPT_TINY, build_gpt
-from tranlogs_demo.reference_text import TextWindows, read_topics
-from tranlogs_demo.table import commands
+from tranlogs_demo.training import Job, TextWindows, read_topics
 
 # Text and model.
 
@@ -50,8 +46,8 @@ def test_score_depends_on_no_later_character() -> None:
 
 def test_first_weights_depend_on_the_seed_alone() -> None:
     one, same, other = (build_gpt(GPT_TINY, 11, seed).state_dict() for seed in (1, 1, 2))
-    assert compare("weights", "{}", one, same).is_equal
-    assert not compare("weights", "{}", one, other).is_equal
+    assert not compare("weights", "{}", one, same).differences
+    assert compare("weights", "{}", one, other).differences
 
 
 # The comparison.
@@ -62,21 +58,20 @@ def test_one_other_bit_is_found_and_named() -> None:
     other = {"a": torch.ones(3), "b": [torch.tensor([0.0, -0.0]), 0.5]}
     assert torch.equal(one["b"][0], other["b"][0])
     found = compare("weights", "{} values", one, other)
-    assert not found.is_equal
-    assert found.differences == ("weights: b[0] differs",)
+    assert found.differences == ["weights: b[0] differs"]
     assert found.extent == "3 values"
 
 
 def test_value_of_one_run_only_is_named() -> None:
     found = compare("optimizer", "{}", {"state": {0: {"step": 1, "exp_avg": 2.0}}}, {"state": {0: {"step": 1}}})
-    assert found.differences == ("optimizer: state[0]['exp_avg'] is in one run only",)
+    assert found.differences == ["optimizer: state[0]['exp_avg'] is in one run only"]
 
 
-def _acts(folder: Path, weight: float, *, landed: int, rechecked: str = "equal", **report: Any) -> Acts:
-    """A run of 12 batches, killed in its fifth; what it ended with beside `weight`, and what became of a rechecked unit."""
-    digests = list("abcdefghijkl")
+def _judged(folder: Path, weight: float, *, landed: int, rechecked: str = "equal", **report: Any) -> dict[str, Any]:
+    """Judge a run of 12 batches, killed in its fifth. It ended with `weight`; `rechecked` is what became of a rechecked unit."""
+    order = report.pop("order", "abcdefghijkl")
     names = ("reference", "killed", "recovered")
-    jobs = tuple(Job(name, str(folder), GPT_TINY, 1, 12, 12, None, 0, 1, str(folder / "run")) for name in names)
+    jobs = [Job(name, str(folder), GPT_TINY, 1, 12, 12, 0, None, str(folder / "run")) for name in names]
     for job, value in zip(jobs, (1.0, 0.0, weight), strict=True):
         state = {"weights": {"head": torch.tensor([value])}, "optimizer": {}, "scheduler": {}, "random": {}, "loss": {}}
         torch.save(state, job.state)
@@ -93,47 +88,43 @@ def _acts(folder: Path, weight: float, *, landed: int, rechecked: str = "equal",
         "recheck": "",
     } | report
     final = told if not told["recheck"] else {**told, "exact": rechecked == "equal", "recheck": rechecked}
-    reference = Account(built, digests=digests, began_at=times)
-    killed = Account(built, digests=digests[:5], began_at=times[:5], died_in="backward")
-    recovered = Account(built, told, {"log_bytes": 8, "report": final}, digests=digests[landed:], began_at=times[landed:])
-    return Acts((jobs[0], jobs[1], jobs[2]), reference, killed, recovered)
+    reference = Life(jobs[0], built, digests=list("abcdefghijkl"), began_at=times)
+    killed = Life(jobs[1], built, digests=list("abcde"), began_at=times[:5], was_killed=True)
+    digests, began_at = list(order[landed:]), times[landed:]
+    recovered = Life(jobs[2], built, told, {"log_bytes": 8, "report": final}, digests=digests, began_at=began_at)
+    return judge(reference, killed, recovered)
 
 
 def test_equal_ends_are_exact(tmp_path: Path) -> None:
-    figures = judge(0, _acts(tmp_path, 1.0, landed=4))
-    assert figures.is_exact, figures.differences
-    crash = figures.crash
-    assert (crash.steps_lost, crash.steps_replayed, crash.killed_in_batch) == (1, 1, 5)
+    figures = _judged(tmp_path, 1.0, landed=4)
+    assert figures["is_exact"], figures["differences"]
+    assert (figures["steps_lost"], figures["steps_replayed"], figures["killed_in_batch"]) == (1, 1, 5)
 
 
 def test_a_batch_that_was_computed_again_is_not_lost(tmp_path: Path) -> None:
-    figures = judge(0, _acts(tmp_path, 1.0, landed=3, recheck="pending", exact=None))
-    assert figures.is_exact, figures.differences
-    assert (figures.crash.steps_lost, figures.crash.killed_in_batch) == (1, 5)
+    figures = _judged(tmp_path, 1.0, landed=3, recheck="pending", exact=None)
+    assert figures["is_exact"], figures["differences"]
+    assert (figures["steps_lost"], figures["killed_in_batch"]) == (1, 5)
 
 
-def test_a_batch_that_came_out_otherwise_is_not_exact(tmp_path: Path) -> None:
-    found = judge(0, _acts(tmp_path, 1.0, landed=3, recheck="pending", exact=None, rechecked="different")).differences
-    assert "the last batch before the crash was not computed again, or came out otherwise" in found
-
-
-def test_another_weight_is_not_exact(tmp_path: Path) -> None:
-    assert judge(0, _acts(tmp_path, 1.5, landed=4)).differences == ("weights: head differs",)
-
-
-def test_a_lost_finished_batch_is_not_exact(tmp_path: Path) -> None:
-    assert judge(0, _acts(tmp_path, 1.0, landed=1)).differences == ("recovery came to batch 1, and 5 had begun",)
-
-
-def test_a_replay_that_was_not_verified_is_not_exact(tmp_path: Path) -> None:
-    figures = judge(0, _acts(tmp_path, 1.0, landed=4, exact=None, notes=["no fingerprints"]))
-    assert figures.differences == ("recovery did not find itself exact: no fingerprints",)
-
-
-def test_another_order_of_batches_is_not_exact(tmp_path: Path) -> None:
-    acts = _acts(tmp_path, 1.0, landed=4)
-    acts.recovered.digests[1:3] = reversed(acts.recovered.digests[1:3])
-    assert judge(0, acts).differences[0] == "order of batches: [5] differs"
+@pytest.mark.parametrize(
+    ("facts", "difference"),
+    [
+        ({"weight": 1.5, "landed": 4}, "weights: head differs"),
+        ({"landed": 1}, "recovery came to batch 1, and 5 had begun"),
+        ({"landed": 4, "exact": None, "notes": ["no fingerprints"]}, "recovery did not find itself exact: no fingerprints"),
+        ({"landed": 4, "order": "abcdegfhijkl"}, "order of batches: [5] differs"),
+        (
+            {"landed": 3, "recheck": "pending", "exact": None, "rechecked": "different"},
+            "the last batch before the crash was not computed again, or came out otherwise",
+        ),
+    ],
+    ids=["weight", "lost batch", "not verified", "order", "recheck"],
+)
+def test_what_differs_is_not_exact(facts: dict[str, Any], difference: str, tmp_path: Path) -> None:
+    figures = _judged(tmp_path, **{"weight": 1.0} | facts)
+    assert not figures["is_exact"]
+    assert difference in figures["differences"]
 
 
 # The whole.
@@ -153,28 +144,29 @@ def test_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
 
 def test_child_that_fails_is_told_in_one_sentence(tmp_path: Path) -> None:
-    job = Job("broken", str(tmp_path), GPT_TINY, 0, 1, 1, None, 0, 1)  # a batch of nothing
-    with pytest.raises(ChildFailed, match=r"'broken' ended with exit code 1: ValueError: .*batch_size.*broken\.log"):
-        follow(job, lambda account: None)
+    job = Job("broken", str(tmp_path), GPT_TINY, 0, 1, 1, 0)  # a batch of nothing
+    with pytest.raises(ProcessFailed, match=r"'broken' ended with exit code 1: ValueError: .*batch_size.*broken\.log"):
+        follow(job)
 
 
 def test_a_child_that_was_killed_behind_its_last_batch_ends_with_the_loss_of_the_run(tmp_path: Path) -> None:
     """It has nothing left to train. (Seen once on a slow machine: IndexError, and a demo that failed.)"""
     ends = []
     for name in ("first", "again"):
-        job = Job(name, str(tmp_path), GPT_TINY, 2, 3, 3, None, 0, 1, str(tmp_path / "run"), 2)
-        ends.append(follow(job, lambda account: None))
-    assert ends[1].recovered["batch"] == 3
+        job = Job(name, str(tmp_path), GPT_TINY, 2, 3, 3, 0, None, str(tmp_path / "run"), 2)
+        ends.append(follow(job))
+    assert ends[1].landed == 3
     assert ends[1].digests == []
     assert ends[1].finished["loss"] == ends[0].finished["loss"]
 
 
 TINY = """
 from dataclasses import replace
-from tranlogs_demo import __main__, story
+from tranlogs.cli import app
+from tranlogs_demo import demo
 from tranlogs_demo.model import GPT_TINY
-story.QUICK = replace(story.QUICK, config=GPT_TINY, until=40)
-raise SystemExit(__main__.main())
+demo.QUICK = replace(demo.QUICK, config=GPT_TINY, until=40)
+app(prog_name="tranlogs")
 """
 
 
@@ -198,8 +190,8 @@ def demand_exact(figures: dict[str, Any], *, rechecked: int) -> None:
 @pytest.mark.soak  # the gate runs it from the wheel (tests/test_wheel.py), with the same demands and the same commands
 def test_quick_demo_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "demo"
-    python = [sys.executable, "-m", "tranlogs_demo"] if campaign.is_soak() else [sys.executable, "-c", TINY]
-    command = [*python, "--quick", "--json", "--seed", "20", "--folder", str(folder)]
+    python = [sys.executable, "-m", "tranlogs"] if campaign.is_soak() else [sys.executable, "-c", TINY]
+    command = [*python, "demo", "--quick", "--json", "--seed", "20", "--folder", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(done.stdout)
