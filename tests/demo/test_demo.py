@@ -68,7 +68,7 @@ def test_value_of_one_run_only_is_named() -> None:
 
 
 def _judged(folder: Path, weight: float, *, landed: int, rechecked: str = "equal", **report: Any) -> dict[str, Any]:
-    """Judge a run of 12 batches, killed in its fifth. It ended with `weight`; `rechecked` is what became of a rechecked unit."""
+    """Judge a run of 12 batches, killed in its fifth. It ended with `weight`; `rechecked` is what became of the proof."""
     order = report.pop("order", "abcdefghijkl")
     names = ("reference", "killed", "recovered")
     jobs = [Job(name, str(folder), GPT_TINY, 1, 12, 12, 0, None, str(folder / "run")) for name in names]
