@@ -249,7 +249,7 @@ def test_packages_come_from_the_wheel_and_the_checkout_is_unknown(installed: Ins
 
 def test_the_command_line_is_there(installed: Installed) -> None:
     help_text = installed("tranlogs", "--help")
-    for name in ("demo", "status", "log", "verify", "replay", "export", "import", "repair", "monitor", "push", "pull", "store"):
+    for name in ("demo", "status", "log", "verify", "replay", "import", "monitor", "push", "pull"):
         assert f"\n  {name} " in help_text
     assert tranlogs.__version__ in installed("tranlogs", "--version")
     installed("tranlogs", "status", "none", code=2)
@@ -273,7 +273,7 @@ def test_the_demo_is_exact(installed: Installed) -> None:
 def test_a_pytorch_script_that_is_killed_goes_on_exactly(installed: Installed) -> None:
     prove_exact(installed, "torch", TORCH, "torch torch._dynamo tranlogs_torch")
     out = installed.work / "torch.pt"
-    installed("tranlogs", "replay", "torch-killed", "--to", UNTIL - 3, "--out", out)
+    installed("tranlogs", "replay", "torch-killed", "--step", UNTIL - 3, "--out", out)
     assert out.is_file()
 
 

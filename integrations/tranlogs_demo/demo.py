@@ -332,7 +332,8 @@ def _broken_promises(killed: Life, recovered: Life) -> list[str]:
 
 def commands(run: str, steps: int) -> tuple[str, ...]:
     """Return commands that show the last step of a run. Its only checkpoint is of its middle, so the log holds that step."""
-    return (f"status {run}", f"log {run} --step {steps}", f"verify {run} --replay", f"replay {run} --to {steps} --out state.pt")
+    words = "status {0}", "log {0} --step {1}", "verify {0} --replay", "replay {0} --step {1} --out state.pt"
+    return tuple(word.format(run, steps) for word in words)
 
 
 def _print(console: Console, f: dict[str, Any]) -> None:

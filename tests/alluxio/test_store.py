@@ -108,7 +108,7 @@ def test_an_under_store_that_cannot_be_written(alluxio: Cluster, store: Store) -
 
 
 def problem_of(store: Store, words: str) -> str:
-    """The property that `tranlogs store check` names first for its problem, which begins with some words."""
+    """The property that `tranlogs verify URL` names first for its problem, which begins with some words."""
     finding = check_store(store, nbytes=1000, patience_seconds=1).findings[-1]
     assert not finding.is_good
     assert finding.what.startswith(words), finding

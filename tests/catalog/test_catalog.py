@@ -196,7 +196,7 @@ def test_processes_killed_while_they_read_do_not_use_up_the_readers(tmp_path: Pa
 
 
 def test_a_missing_catalog_is_corrupt_for_readers_and_made_by_writers(tmp_path: Path) -> None:
-    with pytest.raises(CorruptCatalog, match=f"{CATALOG_NAME}: the catalog is missing.*tranlogs repair"):
+    with pytest.raises(CorruptCatalog, match=f"{CATALOG_NAME}: the catalog is missing.*tranlogs verify RUN --repair"):
         Catalog.open(tmp_path)
     Catalog.open(tmp_path, writable=True).close()
     Catalog.open(tmp_path).close()

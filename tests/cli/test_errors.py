@@ -20,7 +20,7 @@ COMMANDS = {
     "verify": ["verify"],
     "verify --replay": ["verify", "--replay"],
     "replay": ["replay", "--out", "OUT"],
-    "repair": ["repair"],
+    "verify --repair": ["verify", "--repair"],
 }
 
 

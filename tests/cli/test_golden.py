@@ -105,8 +105,8 @@ def test_commands_on_a_run_of_a_pytorch_script(cli: Cli, tmp_path: Path) -> None
             shown(cli, "verify", run),
             shown(cli, "verify", run, "--replay"),
             shown(cli, "replay", run, "--out", out),
-            shown(cli, "replay", run, "--to", 8, "--out", out),
-            shown(cli, "replay", run, "--to", 999, "--out", out, "--force"),
+            shown(cli, "replay", run, "--step", 8, "--out", out),
+            shown(cli, "replay", run, "--step", 999, "--out", out, "--force"),
         ]
     )
     compare("torch", mask(found, (str(run), "RUN"), (str(tmp_path), "FOLDER"), (socket.gethostname(), "HOST")))

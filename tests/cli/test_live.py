@@ -62,7 +62,7 @@ def test_a_live_run_is_read_while_it_is_written(cli: Cli, trainer: subprocess.Po
     assert cli("verify", run, "--replay").code == 0
     replayed = cli("replay", run, "--out", tmp_path / "state.pt", "--json")
     assert (replayed.code, replayed.json["step"], replayed.json["exact"]) == (0, 5, True)
-    assert cli("repair", run).code == 2
+    assert cli("verify", run, "--repair").code == 2
 
     _finish(trainer)
     right, end = train(tmp_path / "right", 10).state_dict(), torch.load(tmp_path / "end.pt", weights_only=True)

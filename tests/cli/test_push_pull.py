@@ -50,33 +50,33 @@ def test_what_people_see(cli: Cli, run: Path, tmp_path: Path) -> None:
 def test_a_store_shows_what_it_holds(cli: Cli, run: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.mkdir()
-    assert "the store holds no runs" in cli("store", "list", store).out
+    assert "the store holds no runs" in cli("status", store.as_uri()).out
     cli("push", run, store)
     shutil.copytree(run, tmp_path / "other")
     cli("push", tmp_path / "other", store, "--take-over")
-    called = cli("store", "list", store.as_uri(), "--json")
+    called = cli("status", store.as_uri(), "--json")
     assert called.code == 0
     assert [(one["name"], one["ranks"], one["step"]) for one in called.json["runs"]] == [
         ("other", 1, STEPS),
         (run.name, 1, STEPS),
     ]
-    shown = cli("store", "list", store).out
+    shown = cli("status", store.as_uri()).out
     assert all(words in shown for words in ("other", run.name, str(STEPS)))
     called = cli("pull", store.as_uri(), tmp_path / "b")
     assert called.code == 2
     assert f"several runs: other, {run.name}" in called.err
     for manifest in (store / "other/rank0/manifests").iterdir():
         manifest.write_bytes(b"{}")
-    called = cli("store", "list", store, "--json")
+    called = cli("status", store.as_uri(), "--json")
     assert called.code == 1
     assert [one["step"] for one in called.json["runs"]] == [None, STEPS]
-    assert "problem: " in cli("store", "list", store).out
+    assert "problem: " in cli("status", store.as_uri()).out
 
 
 def test_an_address_is_no_folder_of_a_run(cli: Cli) -> None:
-    called = cli("status", "alluxio://host/runs/gpt")
+    called = cli("log", "alluxio://host/runs/gpt")
     assert called.code == 2
-    assert "tranlogs store list" in called.err
+    assert "`tranlogs status URL` lists its runs" in called.err
 
 
 def test_a_run_that_is_there_is_not_overwritten(cli: Cli, run: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_every_reading_command_works(cli: Cli, frozen: Path, tmp_path: Path) -> 
     assert cli("log", frozen, "--step", 5).code == 0
     assert cli("verify", frozen).code == 0
     assert cli("verify", frozen, "--replay").code == 0
-    replayed = cli("replay", frozen, "--to", 6, "--out", tmp_path / "state.pt", "--json")
+    replayed = cli("replay", frozen, "--step", 6, "--out", tmp_path / "state.pt", "--json")
     assert (replayed.code, replayed.json["step"], replayed.json["exact"]) == (0, 6, True)
 
 
@@ -42,6 +42,6 @@ def test_training_is_refused_in_words(frozen: Path) -> None:
 
 
 def test_repair_is_refused_in_words(cli: Cli, frozen: Path) -> None:
-    refused = cli("repair", frozen, "--force")
+    refused = cli("verify", frozen, "--repair")
     assert refused.code in (1, 2)
     assert "Read-only file system" in refused.out + refused.err

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
 
 from .conftest import STEPS, Cli, train
 
@@ -29,7 +31,7 @@ def test_replay_writes_the_newest_state(cli: Cli, run: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("step", [0, 3, 4, 7])
 def test_replay_to_a_step(cli: Cli, run: Path, tmp_path: Path, step: int) -> None:
-    assert cli("replay", run / "rank0", "--to", step, "-o", tmp_path / "state.pt").code == 0
+    assert cli("replay", run / "rank0", "--step", step, "-o", tmp_path / "state.pt").code == 0
     content = torch.load(tmp_path / "state.pt", weights_only=True)
     assert content["step"] == step
     if step:
@@ -47,7 +49,7 @@ def test_replay_tells_in_words(cli: Cli, run: Path, tmp_path: Path) -> None:
 
 
 def test_an_uncovered_step_names_the_nearest(cli: Cli, run: Path, tmp_path: Path) -> None:
-    called = cli("replay", run, "--to", STEPS + 5, "--out", tmp_path / "state.pt")
+    called = cli("replay", run, "--step", STEPS + 5, "--out", tmp_path / "state.pt")
     assert called.code == 1
     assert f"the nearest is {STEPS}" in called.err
     assert not (tmp_path / "state.pt").exists()
@@ -57,7 +59,7 @@ def test_an_uncovered_step_is_refused_before_the_framework_is_imported(
     cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tranlogs.frameworks.entry_points", lambda **_: pytest.fail("the framework is looked for"))
-    called = cli("replay", run, "--to", STEPS + 5, "--out", tmp_path / "state.pt")
+    called = cli("replay", run, "--step", STEPS + 5, "--out", tmp_path / "state.pt")
     assert called.code == 1
     assert f"step {STEPS + 5} is not covered" in called.err
     assert f"the nearest is {STEPS}" in called.err
@@ -81,7 +83,7 @@ def test_all_files_have_the_mode_of_new_files(cli: Cli, run: Path, tmp_path: Pat
     try:
         for name in ("state.pt", "state.safetensors"):
             assert cli("replay", run, "--out", tmp_path / name).code == 0
-        assert cli("export", run, "--to", "dcp", tmp_path / "dcp").code == 0
+        assert cli("replay", run, "--format", "dcp", "--out", tmp_path / "dcp").code == 0
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if run not in (path, *path.parents)}
@@ -159,6 +161,42 @@ def test_a_state_that_differs_from_the_run_exits_with_1(
         return right(self, closure)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", wrong)
-    called = cli("replay", run, "--to", 7, "--out", tmp_path / "state.pt", "--json")
+    called = cli("replay", run, "--step", 7, "--out", tmp_path / "state.pt", "--json")
     assert called.code == 1
     assert (called.json["exact"], called.json["first_divergent_step"]) == (False, 5)
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors", "dcp"])
+def test_each_format_holds_the_weights_of_the_step(cli: Cli, run: Path, tmp_path: Path, form: str) -> None:
+    """tests/torch/offline/test_export_dcp.py has what is in a folder of torch.distributed.checkpoint."""
+    right, out = train(tmp_path / "right", 3).state_dict(), tmp_path / "out"
+    called = cli("replay", run, "--format", form, "--out", out, "--step", 3, "--json")
+    assert (called.code, called.json["step"], called.json["exact"]) == (0, 3, True), called.err
+    assert called.json["bytes"] == sum(path.stat().st_size for path in ([out] if form != "dcp" else out.iterdir()))
+    if form == "pt":
+        found = torch.load(out, weights_only=True)["model"]
+    elif form == "safetensors":
+        found = load_file(out)
+    else:
+        found = {name: torch.empty_like(tensor) for name, tensor in right.items()}
+        dcp.load({"model": found}, checkpoint_id=out, no_dist=True)
+    assert all(torch.equal(found[name], right[name]) for name in right)
+
+
+@pytest.mark.parametrize("form", ["pt", "dcp"])
+def test_what_is_there_is_not_replaced(cli: Cli, run: Path, tmp_path: Path, form: str) -> None:
+    (tmp_path / "out").write_text("mine")
+    called = cli("replay", run, "--format", form, "--out", tmp_path / "out", *(["--force"] if form == "dcp" else []))
+    assert (called.code, "out exists already" in called.err) == (2, True)
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_formats_are_named(cli: Cli, run: Path, tmp_path: Path) -> None:
+    called = cli("replay", run, "--format", "onnx", "--out", tmp_path / "out")
+    assert (called.code, "can be written as dcp, pt, safetensors" in called.err) == (2, True)
+    assert cli("replay", run, "--format", "dcp", "--out", tmp_path / "no" / "out").code == 2
+
+
+def test_an_uncovered_step_writes_no_folder(cli: Cli, run: Path, tmp_path: Path) -> None:
+    called = cli("replay", run, "--format", "dcp", "--out", tmp_path / "out", "--step", STEPS + 5)
+    assert (called.code, (tmp_path / "out").exists()) == (1, False)

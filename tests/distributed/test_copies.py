@@ -132,7 +132,7 @@ def test_another_number_of_processes_goes_on_without_a_lost_disk(
     crash(launcher, 2, run, 20, "copies resized")
     assert landed(run, 2) == [[18, state]] * 2
     for step in (19, 16):  # of the two, and of the four before them
-        found = cli("replay", run, "--to", step, "--out", tmp_path / "out.pt", "--force", "--json")
+        found = cli("replay", run, "--step", step, "--out", tmp_path / "out.pt", "--force", "--json")
         assert (found.code, found.json["step"], found.json["exact"]) == (0, step, True), found.err
 
 

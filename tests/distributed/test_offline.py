@@ -34,7 +34,7 @@ def test_an_export_is_loaded_by_sharded_models_with_every_bit(
     divided: Path, launcher: Launcher, cli: Cli, tmp_path: Path
 ) -> None:
     for form in ("pt", "dcp"):
-        found = cli("export", divided, "--to", form, tmp_path / form, "--json")
+        found = cli("replay", divided, "--format", form, "--out", tmp_path / form, "--json")
         assert (found.code, found.json["step"], found.json["exact"]) == (0, STEPS, True), found.err
     content = torch.load(tmp_path / "pt", weights_only=True)
     state = content["optimizers"]["main"]
@@ -100,7 +100,7 @@ def test_a_damaged_share_is_named_and_worked_around(copied: Path, cli: Cli, tmp_
     for rank in range(3):  # so that the damage lies before no checkpoint
         for name in sorted((copied / f"rank{rank}" / "checkpoints").iterdir())[-1:]:
             shutil.rmtree(name)
-    assert cli("replay", copied, "--to", 42, "--out", tmp_path / "right.pt").code == 0
+    assert cli("replay", copied, "--step", 42, "--out", tmp_path / "right.pt").code == 0
     (segment,) = sorted((copied / "rank1" / "log").glob("*.seg"))[:1]
     data = bytearray(segment.read_bytes())
     where = _last_gradient(copied / "rank1")

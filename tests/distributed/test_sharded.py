@@ -125,7 +125,7 @@ def test_replay_without_the_script_gives_whole_weights(sharded: tuple[Path, Outc
         )
         state = content["optimizers"]["main"]["state"]
         assert [tuple(one["exp_avg"].shape) for one in state.values()] == [tuple(p.shape) for p in _parameters(content)]
-    assert cli("replay", run, "--to", 25, "--out", tmp_path / "out.safetensors", "--json").json["step"] == 25
+    assert cli("replay", run, "--step", 25, "--out", tmp_path / "out.safetensors", "--json").json["step"] == 25
 
 
 def _parameters(content: dict[str, Any]) -> list[torch.Tensor]:

@@ -17,7 +17,7 @@ from tranlogs.verify import Problem
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "run-format-1.tar.xz"
 WHAT = "format version 1, and this TranLogs reads version 2"
-ADVICE = "start a new run from the export in another folder"
+ADVICE = "start a new run from the file in another folder"
 
 
 @pytest.fixture

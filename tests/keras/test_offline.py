@@ -21,7 +21,7 @@ REPLAY_AND_LIST_MODULES = """
 import sys
 from tranlogs.cli import app
 try:
-    app(["replay", sys.argv[1], "--to", "99", "--out", sys.argv[2]])
+    app(["replay", sys.argv[1], "--step", "99", "--out", sys.argv[2]])
 except SystemExit as end:
     print(end.code, *sorted({"keras", "tensorflow", "torch", "jax"} & sys.modules.keys()))
 """
@@ -56,7 +56,7 @@ def test_weights_that_load_weights_reads(backend: Lab, options: dict[str, Any], 
 def test_a_step_in_the_past_and_the_whole_model(torch: Lab, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert torch.run("fit", run=str(run), die=["batch", 13]).was_killed
-    told = ask(torch, "replay", run, "--to", 9, "--out", tmp_path / "state.keras")
+    told = ask(torch, "replay", run, "--step", 9, "--out", tmp_path / "state.keras")
     assert told["step"] == 9
     assert torch.value("loads_model", path=str(tmp_path / "state.keras")) == [13, 10]
     assert ask(torch, "verify", run, "--replay")["problems"] == []
@@ -81,7 +81,7 @@ def test_names_of_files_are_checked_first(torch: Lab, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode != 0
     assert "must end in .weights.h5" in " ".join((done.stderr + done.stdout).split())
-    command = [COMMAND, "export", str(tmp_path / "run"), "--to", "dcp", str(tmp_path / "out")]
+    command = [COMMAND, "replay", str(tmp_path / "run"), "--format", "dcp", "--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert "this is a Keras run" in done.stderr

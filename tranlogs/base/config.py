@@ -64,7 +64,7 @@ DIGEST_BYTES = 32 * MIB  # bytes of tensors on a GPU that are digested in one ba
 PART_BYTES_MAX = 64 * MIB  # size of an object in a store; a larger file becomes several objects
 STORE_CONNECT_SECONDS = 20.0  # time to connect to a store, and for the store to accept the next bytes
 STORE_ANSWER_SECONDS = 60.0  # time for the next bytes of an answer
-STORE_CHECK_SECONDS = 30.0  # time for an object to become durable in `tranlogs store check`
+STORE_CHECK_SECONDS = 30.0  # time for an object to become durable in `tranlogs verify URL`
 STORE_COPIES_MAX = 16
 
 # Several processes.

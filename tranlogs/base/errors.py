@@ -218,11 +218,11 @@ class CorruptCheckpoint(DataError):
 
 
 class CorruptCatalog(DataError):
-    """The catalog cannot be read. `tranlogs repair RUN` rebuilds it from the segments and checkpoints."""
+    """The catalog cannot be read. `tranlogs verify RUN --repair` rebuilds it from the segments and checkpoints."""
 
     def __init__(self, path: object, why: str) -> None:
         self.why = why
-        super().__init__(path, f"{why}. `tranlogs repair RUN` rebuilds the catalog from segments and checkpoints")
+        super().__init__(path, f"{why}. `tranlogs verify RUN --repair` rebuilds the catalog from segments and checkpoints")
 
 
 class CorruptObject(DataError):
@@ -242,7 +242,7 @@ class UnknownFormat(DataError):
         if isinstance(version, int) and version < known:
             advice = (
                 "that version was never released and is no longer read. Continue with the TranLogs that wrote the run, or "
-                "export its state there (`tranlogs export`) and start a new run from the export in another folder"
+                "write its state there (`tranlogs replay RUN --out FILE`) and start a new run from the file in another folder"
             )
         self.why = f"it is in format version {version}, and this TranLogs reads version {known}: {advice}"
         super().__init__(path, self.why)

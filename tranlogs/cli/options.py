@@ -20,6 +20,10 @@ FINE, PROBLEM, USAGE = 0, 1, 2
 Run = Annotated[
     Path, typer.Argument(metavar="RUN", show_default=False, help="Folder of the run, or of one of its ranks (RUN/rank0).")
 ]
+RunOrUrl = Annotated[
+    str,
+    typer.Argument(metavar="RUN|URL", show_default=False, help="Folder of the run or a rank, or URL of a store."),
+]
 Optimizers = Annotated[
     list[str] | None,
     typer.Option(

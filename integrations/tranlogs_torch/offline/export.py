@@ -71,7 +71,7 @@ def check_target(path: Path, form: str | None = None) -> None:
     if form is None and path.suffix not in (".pt", ".safetensors"):
         raise UsageError(
             f"{path}: the name must end in .safetensors or .pt (for a folder of torch.distributed.checkpoint: "
-            "`tranlogs export RUN --to dcp FOLDER`)"
+            "`tranlogs replay RUN --format dcp --out FOLDER`)"
         )
     if _format_of(path, form) == "safetensors" and importlib.util.find_spec("safetensors") is None:
         raise UsageError(f"{path}: this format needs a package: pip install safetensors")

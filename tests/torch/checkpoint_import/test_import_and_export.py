@@ -33,7 +33,7 @@ def in_plain_torch(*arguments: object) -> None:
 def test_out_of_a_log_and_into_another_with_every_bit(cli: Cli, tmp_path: Path) -> None:
     first, second, folder = tmp_path / "first", tmp_path / "second", tmp_path / "folder"
     assert in_child(lambda: logged(first, LAST, 7, tmp_path / "never")) == -signal.SIGKILL
-    called = cli("export", first, "--to", "dcp", folder, "--json")
+    called = cli("replay", first, "--format", "dcp", "--out", folder, "--json")
     assert (called.code, called.json["step"], called.json["exact"]) == (0, 7, True)
     in_plain_torch(folder, 7, LAST, tmp_path / "plain")
 

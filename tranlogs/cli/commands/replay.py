@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,9 +21,11 @@ from ..reading.find_journals import find_journal, is_alone
 @command
 def replay(
     run: Run,
-    out: Annotated[Path, typer.Option("--out", "-o", show_default=False, help="File to write: .safetensors or .pt.")],
-    to: Annotated[
-        int | None, typer.Option("--to", min=0, metavar="STEP", help="The step to rebuild (default: the newest step).")
+    out: Annotated[Path, typer.Option("--out", "-o", show_default=False, help="File to write (for --format dcp: folder).")],
+    step: Annotated[int | None, typer.Option("--step", min=0, help="The step to rebuild (default: the newest step).")] = None,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help="pt, safetensors, dcp or keras (default: by the name of the file)."),
     ] = None,
     optimizer: Optimizers = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
@@ -32,45 +33,28 @@ def replay(
 ) -> int:
     """Rebuild the state at a step without the script, as a file.
 
-    Only checkpoint and log are needed; each redone step is compared with the run. A .pt file holds state_dicts of model,
-    optimizers and tracked objects for torch.load(weights_only=True); a .safetensors file holds the tensors under the names
-    that model.load_state_dict expects.
+    Only checkpoint and log are needed; each redone step is compared with the run, and the output is read back and compared
+    before it gets its name. pt holds state_dicts of model, optimizers and tracked objects for torch.load(weights_only=True);
+    safetensors holds the tensors under the names that model.load_state_dict expects; dcp is a folder that plain
+    torch.distributed.checkpoint.load reads on any number of processes. A Keras run is written as .keras or .weights.h5.
     """
-    if os.path.lexists(out) and not force:
-        raise UsageError(f"{out} exists already: use --force to replace it, or another name")
-    return rebuild(run, out, None, to, optimizer or (), as_json=as_json)
-
-
-def rebuild(run: Path, target: Path, form: str | None, step: int | None, optimizers: Sequence[str], *, as_json: bool) -> int:
-    """Replay a run, write its state, report what was done, and return the exit code.
-
-    Args:
-        run: folder of the run.
-        target: file or folder to write.
-        form: name of the format; None to derive it from the target's name.
-        step: the step to replay to; None for the newest.
-        optimizers: the user's own optimizer classes.
-        as_json: True to print JSON.
-
-    Raises:
-        UsageError: the target cannot be written, or the run cannot be replayed.
-        RecoveryError: the step is not covered.
-    """
+    if os.path.lexists(out) and (not force or form == "dcp"):
+        raise UsageError(f"{out} exists already: use {'' if form == 'dcp' else '--force to replace it, or '}another name")
     paths = find_journal(run)
     if step is not None and is_alone(paths):
         require_covered(paths.folder, step)  # before a framework is imported, which takes seconds
-    load_framework(paths).check_target(target, form)
-    offline = open_offline_run(paths, optimizers)
+    load_framework(paths).check_target(out, form)
+    offline = open_offline_run(paths, optimizer or ())
     with progress_bar() as progress:
         report = offline.replay(step=step, progress=progress)
         about = {**report.as_dict(), "file": None, "bytes": 0}
         if report.exact is False:  # wrong weights are never written
             first = report.first_divergent_step
             until = "" if first is None else f": step {first - 1} is the last one that is known to be exact"
-            about["notes"] = [*report.notes, f"{target} was not written{until}"]
+            about["notes"] = [*report.notes, f"{out} was not written{until}"]
         else:
-            about["notes"] = [*report.notes, *offline.export(target, form, progress)]
-            about |= {"file": target, "bytes": _nbytes(target)}
+            about["notes"] = [*report.notes, *offline.export(out, form, progress)]
+            about |= {"file": out, "bytes": _nbytes(out)}
     if as_json:
         print_json(about)
     else:

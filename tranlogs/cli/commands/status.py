@@ -16,7 +16,8 @@ from rich.live import Live
 from ...base.errors import NotARun, NotBegun, UsageError
 from ...base.quantities import parse_seconds
 from ...retention.lost_work import LostWork, has_store
-from ..options import FINE, PROBLEM, Json, Run, command
+from ...stores import is_address
+from ..options import FINE, PROBLEM, Json, command
 from ..output import screen
 from ..output.json_values import print_json
 from ..reading.find_journals import find_journals
@@ -35,15 +36,22 @@ _ROWS_WATCHED_MAX = 4  # with --watch, where all must fit the window, and for ea
 
 @command
 def status(
-    run: Run,
+    target: Annotated[
+        str, typer.Argument(metavar="RUN|FOLDER|URL", show_default=False, help="Run, rank, folder of runs, or URL of a store.")
+    ],
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
     interval: Annotated[str, typer.Option(help="With --watch: time between two refreshes.")] = "2s",
     as_json: Json = False,
 ) -> int:
     """Show the newest steps of a run, and what a crash now would lose.
 
-    For a folder that contains runs, print one line for each run.
+    For a folder that contains runs, and for the URL of a store, print one line for each run.
     """
+    if is_address(target):
+        from .store import show_runs  # imports what ships runs, which no other status needs
+
+        return show_runs(target, as_json=as_json)
+    run = Path(target)
     seconds = parse_seconds(interval, "--interval")
     if seconds <= 0:
         raise UsageError(f"--interval must be positive, got {interval}")

@@ -1,39 +1,17 @@
-"""`tranlogs store list` and `tranlogs store check`: the runs in a store, and whether the store is usable."""
+"""What `tranlogs status URL` and `tranlogs verify URL` print: the runs in a store, and whether the store is usable."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from ...base.quantities import parse_bytes, parse_seconds
 from ...shipping import list_runs
 from ...stores import STALL_SECONDS, TimeoutStore, open_store
 from ...stores.check import StoreReport, check_store
-from ..options import FINE, PROBLEM, Json, command
+from ..options import FINE, PROBLEM
 from ..output import screen
 from ..output.json_values import print_json
 
-store = typer.Typer(
-    name="store", no_args_is_help=True, help="List the runs in a store, or check a store.", rich_markup_mode=None
-)
 
-
-@store.callback()
-def _group() -> None:
-    """List the runs in a store, or check a store."""
-
-
-@store.command("list")
-@command
-def list_(
-    url: Annotated[str, typer.Argument(metavar="URL", show_default=False, help="Address of the store.")],
-    as_json: Json = False,
-) -> int:
-    """List the runs in a store: how far each has been shipped, and when.
-
-    `tranlogs pull URL/RUN` fetches one of them.
-    """
+def show_runs(url: str, *, as_json: bool) -> int:
+    """Print the runs in a store: how far each has been shipped, and when. Return the exit code."""
     runs = list_runs(url)
     if as_json:
         print_json({"runs": [{name: getattr(run, name) for name in run.__slots__} for run in runs]})
@@ -57,28 +35,10 @@ def list_(
     return FINE if not any(run.problems for run in runs) else PROBLEM
 
 
-@store.command()
-@command
-def check(
-    url: Annotated[
-        str,
-        typer.Argument(
-            metavar="URL",
-            show_default=False,
-            help="alluxio://HOST:39999/path[?replication=N], s3://bucket/path, file:///path, or a folder.",
-        ),
-    ],
-    size: Annotated[str, typer.Option("--size", help="Size of the object that is written and read.")] = "32MiB",
-    patience: Annotated[str, typer.Option("--patience", help="How long to wait until the object is durable.")] = "30s",
-    as_json: Json = False,
-) -> int:
-    """Check a store by using it: write, look up, read back, wait until durable, delete.
-
-    Reports what is wrong, and which property to set.
-    """
-    nbytes, patience_seconds = parse_bytes(size, "--size"), parse_seconds(patience, "--patience")
+def check(url: str, *, as_json: bool) -> int:
+    """Check a store by using it: write, look up, read back, wait until durable, delete. Return the exit code."""
     with TimeoutStore(open_store(url), STALL_SECONDS) as opened:
-        report = check_store(opened, nbytes=nbytes, patience_seconds=patience_seconds)
+        report = check_store(opened)
     if as_json:
         print_json({"is_usable": report.is_usable, **_fields(report)})
     else:

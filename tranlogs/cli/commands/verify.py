@@ -18,11 +18,13 @@ from ...recovery import RecoveryReport
 from ...recovery.journal_facts import read_catalog, read_facts
 from ...recovery.progress_bar import progress_bar
 from ...recovery.recover import Progress
+from ...stores import is_address
 from ...verify import Checked, Problem, verify_journal
-from ..options import FINE, PROBLEM, Json, Optimizers, Run, command
+from ..options import FINE, PROBLEM, Json, Optimizers, RunOrUrl, command
 from ..output import screen
 from ..output.json_values import print_json
 from ..reading.find_journals import find_journals, read_consistently
+from .repair import repair_journal
 
 _MIB = 1 << 20
 _PROBLEMS_SHOWN_MAX = 50
@@ -39,6 +41,7 @@ class Verified:
         tensors: tensors that were read.
         problems: what is wrong.
         replays: reports of the replays.
+        repaired: what --repair did, a sentence each.
     """
 
     folder: Path
@@ -47,12 +50,18 @@ class Verified:
     tensors: int = 0
     problems: list[Problem] = field(default_factory=list)
     replays: list[RecoveryReport] = field(default_factory=list)
+    repaired: list[str] = field(default_factory=list)
 
 
 @command
 def verify(
-    run: Run,
+    target: RunOrUrl,
     replay: Annotated[bool, typer.Option("--replay", help="Also redo all steps and compare every fingerprint.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Replace what is damaged; nobody may be training.")] = False,
+    store: Annotated[
+        str | None,
+        typer.Option("--store", metavar="URL", help="With --repair: the store with intact copies (default: the run's own)."),
+    ] = None,
     optimizer: Optimizers = None,
     as_json: Json = False,
 ) -> int:
@@ -62,13 +71,29 @@ def verify(
 
     With --replay, all steps after the oldest checkpoint are redone, and the state after each is compared with the run's
     fingerprint.
+
+    With --repair, a damaged catalog is rebuilt from segments and checkpoints, and kept under another name; a damaged segment or
+    checkpoint is replaced by the store's copy.
+
+    A store is checked by using it: write, look up, read back, wait until durable, delete.
     """
+    if is_address(target):
+        if replay or repair:
+            raise UsageError("--replay and --repair are for a run on this machine: fetch it by `tranlogs pull` first")
+        from .store import check  # imports what ships runs
+
+        return check(target, as_json=as_json)
+    run = Path(target)
+    if store is not None and not repair:
+        raise UsageError("--store requires --repair: it names where intact copies come from")
     if optimizer and not replay:
         raise UsageError("--optimizer requires --replay: without --replay no step is redone")
     found = []
     for paths in find_journals(run):
         with progress_bar() as progress:
+            repaired = repair_journal(paths, store) if repair else []
             about = check_journal(paths, progress)
+            about.repaired = repaired
             if replay:
                 redo = partial(_replay, paths, optimizer or (), bool(about.problems), progress)
                 about.replays, problems = read_consistently(paths.folder, redo, lambda found: found[1])
@@ -161,6 +186,7 @@ def _show(found: Sequence[Verified]) -> None:
                 )
             )
             rows += [("note", note) for note in report.notes]
+        rows += [("repaired", line) for line in about.repaired]
         rows.append(("result", screen.count(len(about.problems), "problem") if about.problems else "intact"))
         out.print(screen.facts(rows))
         for problem in about.problems[:_PROBLEMS_SHOWN_MAX]:

@@ -33,7 +33,7 @@ def find_journals(run: Path) -> list[JournalPaths]:
     if not run.is_dir():
         if is_address(str(run)):
             raise UsageError(
-                f"{run} is the address of a store: `tranlogs store list URL` lists its runs, `tranlogs pull` fetches one"
+                f"{run} is the address of a store: `tranlogs status URL` lists its runs, `tranlogs pull` fetches one"
             )
         raise NotARun(run, "it is not a folder" if run.exists() else "the folder does not exist")
     found = [path for path in run.glob("rank*") if path.name[4:].isdigit() and is_journal(path)]

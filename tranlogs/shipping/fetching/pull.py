@@ -75,10 +75,10 @@ def find_run(url: str) -> tuple[str, list[str]]:
         found = set(find_prefixes(store, name))
     runs = {prefix.rpartition("/")[0] for prefix in found}
     if not found:
-        raise UsageError(f"{url}: the store holds no run at this address; `tranlogs store list URL` lists the runs of a store")
+        raise UsageError(f"{url}: the store holds no run at this address; `tranlogs status URL` lists the runs of a store")
     if len(runs) > 1:
         names = ", ".join(sorted(run.removeprefix(f"{name}/") for run in runs))
-        raise UsageError(f"{url} holds several runs: {names}. Use the address of one of them; `tranlogs store list` lists them")
+        raise UsageError(f"{url} holds several runs: {names}. Use the address of one of them; `tranlogs status URL` lists them")
     if "" in runs:
         raise UsageError(f"{url} is one rank of a run; use the address of the run: {base}")
     if runs != {name}:  # the address of a folder that contains the run
