@@ -166,6 +166,7 @@ def test_a_state_that_differs_from_the_run_exits_with_1(
     assert (called.json["exact"], called.json["first_divergent_step"]) == (False, 5)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # said of each load in one process
 @pytest.mark.parametrize("form", ["pt", "safetensors", "dcp"])
 def test_each_format_holds_the_weights_of_the_step(cli: Cli, run: Path, tmp_path: Path, form: str) -> None:
     """tests/torch/offline/test_export_dcp.py has what is in a folder of torch.distributed.checkpoint."""
