@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import socket
@@ -157,8 +158,10 @@ def test_a_folder_without_an_owner_has_none(tmp_path: Path) -> None:
 def test_a_damaged_note_of_the_owner_does_no_harm(tmp_path: Path, content: str) -> None:
     process = holder(tmp_path)
     (tmp_path / "owner.json").write_text(content)
-    assert read_owner(tmp_path) is None
-    with pytest.raises(RunInUse):
+    found = read_owner(tmp_path)
+    assert found is not None
+    assert (found.pid, found.is_alive) == (process.pid, True)  # the kernel knows
+    with pytest.raises(RunInUse, match=f"process {process.pid} on host"):
         OwnerLock(tmp_path)
     end(process, kill=True)
     OwnerLock(tmp_path).release()
@@ -170,9 +173,11 @@ def test_where_the_note_cannot_be_written_the_lock_holds_all_the_same(tmp_path: 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(json, "dumps", full)
     lock = OwnerLock(tmp_path)
-    assert read_owner(tmp_path) is None  # not the one before
+    found = read_owner(tmp_path)
+    assert found is not None
+    assert (found.pid, found.is_alive) == (os.getpid(), True)  # not the one before
     assert take_elsewhere(tmp_path) == f"{socket.gethostname()} {os.getpid()}"  # the kernel knows
     lock.release()
 

@@ -38,7 +38,12 @@ _open_lock = threading.Lock()
 
 
 class Catalog:
-    """The catalog of one journal."""
+    """The catalog of one journal.
+
+    Attributes:
+        demand_writer: called inside each write transaction, set by the journal's writer; raises if another process has become
+            the writer, so that nothing of this one is committed beside it.
+    """
 
     def __init__(self, path: Path, env: lmdb.Environment, *, writable: bool) -> None:
         self.path, self.writable = path, writable
@@ -54,6 +59,7 @@ class Catalog:
         self._is_closed = False
         self._write_count = 0  # write transactions so far
         self._users = 1
+        self.demand_writer: Callable[[], None] = lambda: None
 
     @classmethod
     def open(cls, folder: Path, *, writable: bool = False) -> Catalog:
@@ -114,6 +120,7 @@ class Catalog:
             self._write_count += 1
             try:
                 with self._begin(write=True) as txn:
+                    self.demand_writer()
                     yield Tables(txn, self.path, self._cache, txn.id() - 1)
                     hit("catalog.before_commit")
                 hit("catalog.after_commit")

@@ -231,7 +231,7 @@ def _describe_writer(found: Survey) -> str:
     owner = found.owner
     if owner is None:
         return "nobody"
-    who = f"process {owner.pid} on {owner.host}, since {screen.moment(owner.since)}"
+    who = f"process {owner.pid} on {owner.host}" + (f", since {screen.moment(owner.since)}" if owner.since else "")
     if owner.is_alive:
         return who
     if not owner.has_closed:
