@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 from collections.abc import Sequence
 from datetime import datetime
@@ -59,6 +60,9 @@ __all__ = [
 ]
 
 
+_LIMIT = "the limit on the size of a file (ulimit -f)"
+
+
 class TranLogsError(Exception):
     """Base class of all errors of TranLogs."""
 
@@ -67,7 +71,25 @@ def error_text(error: BaseException | None) -> str:
     """Return the message of an error, or the name of its class if it has no message."""
     if isinstance(error, MemoryError) and not str(error):
         return "memory is used up"
-    return str(error) or type(error).__name__
+    text = str(error) or type(error).__name__
+    limit = file_size_limit(error)
+    if limit is None or _LIMIT in text:
+        return text
+    return f"{text}: {_LIMIT} for this process is {limit:,} bytes"
+
+
+def file_size_limit(error: BaseException | None) -> int | None:
+    """Return the limit on the size of a file, if an error or one of its causes comes from it; else None.
+
+    LMDB does not tell a file that is too large from a failing disk.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    while error is not None and limit != resource.RLIM_INFINITY:
+        is_of_lmdb = type(error).__module__ == "lmdb" and os.strerror(errno.EIO) in str(error)
+        if is_of_lmdb or (isinstance(error, OSError) and error.errno == errno.EFBIG):
+            return limit
+        error = error.__cause__
+    return None
 
 
 class UsageError(TranLogsError):

@@ -23,7 +23,14 @@ from ..base.config import CATALOG_BYTES, CATALOG_BYTES_GROWN_MAX, FORMAT_VERSION
 from ..base.errors import CannotRead, CorruptCatalog, LogUnavailable, UnknownFormat
 from ..base.failpoints import hit
 from ..base.threads import WaitableLock
-from .lmdb_environment import list_readers, open_environment, reserve_space, verify_file
+from .lmdb_environment import (
+    close_environment,
+    has_lost_lock_file,
+    list_readers,
+    open_environment,
+    reserve_space,
+    verify_file,
+)
 from .rows import CheckpointRow, Incident, RunRow, SegmentRow, TimelineRow, Watermarks
 from .tables import RowCache, Tables
 
@@ -118,6 +125,7 @@ class Catalog:
         """
         with self._lock:
             self._write_count += 1
+            self._needs_reopening |= self.has_lost_lock_file()
             try:
                 with self._begin(write=True) as txn:
                     self.demand_writer()
@@ -127,6 +135,10 @@ class Catalog:
             except (lmdb.Error, OSError) as error:
                 self._needs_reopening = True
                 raise LogUnavailable(f"{self.path}: {error}") from error
+
+    def has_lost_lock_file(self) -> bool:
+        """Return True if LMDB's lock file was deleted, so that the catalog must be opened again."""
+        return self._env is not None and has_lost_lock_file(self._env, self.path)
 
     def read(self, query: Callable[[Tables], Any]) -> Any:
         """Return the result of `query` on one consistent snapshot.
@@ -220,7 +232,7 @@ class Catalog:
     def _reopen(self, *, writable: bool) -> None:
         """Open the file again. No thread may have a transaction."""
         if self._env is not None:
-            self._env.close()
+            close_environment(self._env)
             self._env = None
         try:
             verify_file(self.path)
@@ -240,7 +252,7 @@ class Catalog:
                 return False
             self._is_closed = True
             if self._env is not None:
-                self._env.close()
+                close_environment(self._env)
                 self._env = None
             return True
 

@@ -231,6 +231,8 @@ def _describe_writer(found: Survey) -> str:
     owner = found.owner
     if owner is None:
         return "nobody"
+    if not owner.pid:
+        return "a process that cannot be named from here (its owner.json is missing)"
     who = f"process {owner.pid} on {owner.host}" + (f", since {screen.moment(owner.since)}" if owner.since else "")
     if owner.is_alive:
         return who

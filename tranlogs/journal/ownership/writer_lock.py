@@ -177,6 +177,7 @@ class OwnerLock:
         owner = read_owner(self._folder, self._role)
         who = f"process {owner.pid} on host {owner.host}" if owner is not None and owner.pid else "another process"
         verb = "writes" if owner is None or owner.is_alive else "has written"
+        verb = verb if self._role == "owner" else f"is the {self._role} of"
         return RunLost(f"{who} {verb} this run now, because this process has lost its lock", "")
 
     def check_folder(self) -> None:
@@ -200,13 +201,13 @@ class OwnerLock:
         )
 
     def demand(self) -> None:
-        """Check that this process may write the journal: `keep`, then `check_folder`.
+        """Check that this process may write the journal: `check_folder`, then `keep`.
 
         Raises:
             RunLost: it may not.
         """
-        self.keep()
         self.check_folder()
+        self.keep()
 
     def find_loss(self) -> RunLost | None:
         """Return why this process may not write the journal any more; None if it may."""

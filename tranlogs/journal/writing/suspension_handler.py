@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Callable
 from typing import Any
 
 from ...base.atomic_files import is_disk_full
 from ...base.clock import Clock
-from ...base.errors import LogUnavailable, RunLost, UnencodableState, error_text
+from ...base.errors import LogUnavailable, RunLost, UnencodableState, error_text, file_size_limit
 from ...checkpoints import Snapshot
 from ...encoding import tree
 from ...log.layout import NO_TENSORS
@@ -150,6 +151,8 @@ def _outlook(error: BaseException) -> str:
         when = "the state can be stored again"
     elif isinstance(error, RunLost):
         when = error.resumes_when
+    elif file_size_limit(error) is not None:
+        when = f"the limit is raised (prlimit --fsize --pid {os.getpid()})"
     if not when:
         return "Logging does not resume: stop this process, unless it is to end without a log"
     return f"Logging resumes by itself, from a fresh checkpoint, when {when}"
