@@ -1,12 +1,14 @@
-"""A trainer that does what it is told: `python commanded_child.py RUN DURABILITY`, with commands on stdin, an answer to each.
+"""A trainer that does what it is told: `python commanded_child.py RUN DURABILITY`.
 
-train N      trains N more steps; the answer is the newest committed step, or "suspended"
-copy PATH    copies the run with shutil.copytree, within this process
-reopen       opens and closes each file of the run
-closeall     closes all descriptors from 3 on, as a daemon does
-fork         forks a child that sleeps; the answer is its number
-exec         starts a program that sleeps; the answer is its number
-close        closes the journal
+Commands come on stdin, and each has an answer:
+
+* `train N`: train N more steps. The answer is the newest committed step, or "suspended".
+* `copy PATH`: copy the run with shutil.copytree, within this process.
+* `reopen`: open and close each file of the run.
+* `closeall`: close all descriptors from 3 on, as a daemon does, and stop.
+* `fork`: fork a child that sleeps. The answer is its number.
+* `exec`: start a program that sleeps. The answer is its number.
+* `close`: close the journal.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -50,6 +53,7 @@ def main(run: str, durability: str) -> None:
                     path.open("rb").close()
         elif command == "closeall":
             os.closerange(3, 256)
+            os.kill(os.getpid(), signal.SIGSTOP)
         elif command == "fork":
             answer = os.fork()
             if answer == 0:

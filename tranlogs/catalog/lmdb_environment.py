@@ -96,7 +96,8 @@ def reserve_space(path: Path, env: lmdb.Environment) -> None:
 
 
 class _LockFile(NamedTuple):
-    identity: tuple[int, int]
+    identity: tuple[int, int] | None
+    data_identity: tuple[int, int] | None
     guard: int  # descriptor with a lock of its own; -1 for a reader
 
 
@@ -122,7 +123,7 @@ def _guard_lock_file(env: lmdb.Environment, path: Path, *, writable: bool) -> No
     mutex and readers again, and write beside the writer. An open-file-description lock on the same byte prevents that.
     """
     guard = os.open(f"{path}-lock", os.O_RDWR | os.O_CLOEXEC) if writable else -1
-    _lock_files[env] = _LockFile(_identity(os.stat(f"{path}-lock")), guard)
+    _lock_files[env] = _LockFile(_identity(f"{path}-lock"), _identity(path), guard)
     if writable:
         fcntl.fcntl(guard, fcntl.F_OFD_SETLK, _GUARD)
 
@@ -141,13 +142,16 @@ def has_lost_lock_file(env: lmdb.Environment, path: Path) -> bool:
     The environment must be opened again. A writer asks before each transaction.
     """
     found = _lock_files.get(env)
+    if found is None or _identity(f"{path}-lock") == found.identity:
+        return False
+    return _identity(path) == found.data_identity  # Otherwise the whole folder was moved or deleted.
+
+
+def _identity(path: str | Path) -> tuple[int, int] | None:
     try:
-        return found is not None and _identity(os.stat(f"{path}-lock")) != found.identity
-    except FileNotFoundError:
-        return True
-
-
-def _identity(found: os.stat_result) -> tuple[int, int]:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     return found.st_dev, found.st_ino
 
 

@@ -94,7 +94,7 @@ class OwnerLock:
         self.is_held = True
         _held.add(self)
         self.former, self.has_finished, self.loop_end = _read_info(folder, role), False, ""
-        self._since = self._touched_at = time.time()
+        self._since, self._named_at, self._touched_at = time.time(), 0.0, time.monotonic()
         self._write_owner()
 
     def _take(self) -> bool:
@@ -121,6 +121,7 @@ class OwnerLock:
                     os.close(fd)
                     return -1
                 if _identity_at(self._name, folder_fd) == _identity(os.fstat(fd)):
+                    _lock_name(fd)
                     return fd
             except BaseException:
                 os.close(fd)
@@ -148,9 +149,9 @@ class OwnerLock:
                 raise RunLost(str(self._loss), "")
 
     def _keep_files(self) -> bool:
-        if _identity_of(self._fd) != self._file_id or _identity_of(self._folder_fd) != self._folder_id:
+        if _identity_of(self._fd) != self._file_id:
             # This process has closed all its descriptors, and so dropped its locks. The numbers may be other files' by now.
-            self._fd = self._folder_fd = -1
+            self._close_descriptors()
             if not self._take():
                 return False
             if not self._is_note_own():
@@ -165,15 +166,23 @@ class OwnerLock:
             self._write_owner()
         elif not _lock(self._fd):
             return False
+        if (now := time.monotonic()) > self._named_at + _NAME_SECONDS / 2:
+            self._named_at = now
+            self._keep_name(now)
+        return True
+
+    def _keep_name(self, now: float) -> None:
+        """Let others find the name of this process: its lock on the second byte, and its note."""
+        _lock_name(self._fd)
         if _identity_at(f"{self._role}.json", self._folder_fd) is None:
             self._write_owner()
-        if (now := time.time()) > self._touched_at + _TOUCH_SECONDS:
+        if now > self._touched_at + _TOUCH_SECONDS:
             self._touched_at = now
             os.utime(self._fd)
             os.utime(f"{self._role}.json", dir_fd=self._folder_fd)
-        return True
 
     def _explain_loss(self) -> RunLost:
+        self._close_descriptors()
         owner = read_owner(self._folder, self._role)
         who = f"process {owner.pid} on host {owner.host}" if owner is not None and owner.pid else "another process"
         verb = "writes" if owner is None or owner.is_alive else "has written"
@@ -267,7 +276,7 @@ class OwnerLock:
 
     def is_of(self, folder: Path, role: str) -> bool:
         """Return True if this is the lock of a role in the journal in a folder."""
-        return self._role == role and _identity_at(folder) == self._folder_id
+        return self._fd >= 0 and self._role == role and _identity_at(folder) == self._folder_id
 
 
 def _close_in_child() -> None:
@@ -326,9 +335,12 @@ def _lock(fd: int) -> bool:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             return False
         raise
+    return True
+
+
+def _lock_name(fd: int) -> None:
     with suppress(OSError):  # It only names the process.
         fcntl.fcntl(fd, fcntl.F_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _PID_BYTE, 1, 0))
-    return True
 
 
 def _query(fd: int, command: int, byte: int) -> int | None:
