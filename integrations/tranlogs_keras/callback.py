@@ -57,8 +57,6 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         grace_seconds: seconds that this may take, from the signal to the end of the process.
         recheck: whether the fit computes the newest batch before a crash again, and the resume is called exact only if that
             equals the log; default: the variable TRANLOGS_RECHECK, else True.
-        take_over: whether another process on this machine that writes the run is ended (SIGTERM, the time of grace, SIGKILL);
-            default: the variable TRANLOGS_TAKE_OVER, else False.
         accept_changes: whether the run continues although the model, the settings of `compile`, the optimizer or the data are
             not those that it has recorded. By default such a fit is refused. The learning rate is then the script's; other
             settings of the optimizer stay those of the run. More epochs are no change.
@@ -93,7 +91,6 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         store: str | None = None,
         on_signal: OnSignal | None = "seal",
         grace_seconds: float = GRACE_SECONDS,
-        take_over: bool | None = None,
         accept_changes: bool = False,
         recheck: bool | None = None,
     ) -> None:
@@ -115,7 +112,6 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             "store": store,
             "on_signal": on_signal,
             "grace_seconds": grace_seconds,
-            "take_over": take_over,
             "accept_changes": accept_changes,
             "recheck": recheck,
         }

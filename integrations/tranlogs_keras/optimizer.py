@@ -45,7 +45,7 @@ class LoggedOptimizer:
         fingerprint: "full" (every byte after each step), "sample", or "auto".
         segment_bytes: size of a log file; by default it fits the model.
         writer: "direct" (records are written on the training thread) or "thread".
-        monitor, budget, store, on_signal, grace_seconds, take_over: as for `TranLogsCallback`.
+        monitor, budget, store, on_signal, grace_seconds: as for `TranLogsCallback`.
         recheck: whether the loop computes the newest batch before a crash again, and the resume is called exact only if that
             equals the log; default: the variable TRANLOGS_RECHECK, else True.
 
@@ -73,7 +73,6 @@ class LoggedOptimizer:
         store: str | None = None,
         on_signal: OnSignal | None = "seal",
         grace_seconds: float = GRACE_SECONDS,
-        take_over: bool | None = None,
         recheck: bool | None = None,
     ) -> None:
         settings = LoopSettings.checked(
@@ -91,7 +90,6 @@ class LoggedOptimizer:
             store=store,
             on_signal=on_signal,
             grace_seconds=grace_seconds,
-            take_over=take_over,
             recheck=recheck,
         )
         _check(optimizer)

@@ -81,8 +81,6 @@ class LoggedOptimizer(Optimizer):
         grace_seconds: seconds that this may take, from the signal to the end of the process.
         recheck: whether the script's loop computes the newest unit before a crash again, and the resume is called exact only if
             that equals the log; default: the variable TRANLOGS_RECHECK, else True.
-        take_over: whether another process on this machine that writes the run is ended (SIGTERM, the time of grace, SIGKILL);
-            default: the variable TRANLOGS_TAKE_OVER, else False.
 
     Raises:
         RunInUse: another live process trains on this run.
@@ -116,7 +114,6 @@ class LoggedOptimizer(Optimizer):
         copies: int = 1,
         on_signal: OnSignal | None = "seal",
         grace_seconds: float = GRACE_SECONDS,
-        take_over: bool | None = None,
         recheck: bool | None = None,
     ) -> None:
         _check(optimizer, log)
@@ -133,7 +130,6 @@ class LoggedOptimizer(Optimizer):
             store=store,
             on_signal=on_signal,
             grace_seconds=grace_seconds,
-            take_over=take_over,
             recheck=recheck,
         )
         settings = RunSettings.of(options, processes=local_world())

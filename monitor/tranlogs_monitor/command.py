@@ -72,6 +72,8 @@ def watch(
         finally:
             daemon.close()
     if not evaluation and not failed:
+        if daemon.obstacles:
+            raise UsageError("; ".join(daemon.obstacles))
         raise NotARun(roots[0])
     show(evaluation)
     return 1 if failed else 0

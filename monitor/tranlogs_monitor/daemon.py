@@ -98,6 +98,7 @@ class Daemon:
         self._stop = threading.Event()
         self._has_reported_no_runs = False
         self._refused: dict[Path, str] = {}  # journals that cannot be watched, and why
+        self._unreadable: dict[Path, str] = {}  # roots that cannot be read, and why
 
     def stop(self) -> None:
         """Make `run` return after the current evaluation. Any thread or signal handler may call it."""
@@ -118,6 +119,11 @@ class Daemon:
                 self._stop.wait(self._seconds_to_next())
         finally:
             self.close()
+
+    @property
+    def obstacles(self) -> list[str]:
+        """Why roots cannot be read, or journals cannot be watched."""
+        return [*self._unreadable.values(), *self._refused.values()]
 
     @property
     def is_settled(self) -> bool:
@@ -161,7 +167,7 @@ class Daemon:
             self._watched.pop(folder).close()
             self._on_removed(folder)
             _log.info("%s: does not exist any more", folder)
-        if not found and not self._has_reported_no_runs:
+        if not found and not self._unreadable and not self._has_reported_no_runs:
             self._has_reported_no_runs = True
             _log.warning("%s: no run found yet; looking again at each evaluation", ", ".join(map(str, self._roots)))
         for folder in found.keys() - self._watched.keys():
@@ -170,10 +176,12 @@ class Daemon:
     def _find_all(self) -> dict[Path, JournalPaths]:
         """Return the journals below all roots, by folder. If a root cannot be read, the known journals stay."""
         found: dict[Path, JournalPaths] = {}
+        self._unreadable.clear()
         for root in self._roots:
             try:
                 found |= {paths.folder: paths for paths in self._find(root)}
             except OSError as error:
+                self._unreadable[root] = f"{root}: it cannot be read ({error_text(error)})"
                 _log.warning("%s: cannot be read now: %s", root, error_text(error))
                 found |= {folder: watched.watch.paths for folder, watched in self._watched.items()}
         return found
@@ -221,6 +229,8 @@ class Daemon:
     def _evaluate(self, folder: Path, watched: _Watched) -> bool:
         problem, took, is_idle = "", 0.0, is_ownerless(folder)
         try:
+            if watched.lock is not None:
+                watched.lock.keep()
             evaluation = watched.watch.evaluate()
             took = evaluation.seconds
             if evaluation.sealed and watched.archiver is not None:  # Ship the log of a dead trainer at once.

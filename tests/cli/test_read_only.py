@@ -45,3 +45,10 @@ def test_repair_is_refused_in_words(cli: Cli, frozen: Path) -> None:
     refused = cli("verify", frozen, "--repair")
     assert refused.code in (1, 2)
     assert "Read-only file system" in refused.out + refused.err
+
+
+def test_a_monitor_is_refused_in_words(cli: Cli, frozen: Path) -> None:
+    refused = cli("monitor", frozen, "--once")
+    assert refused.code == 2
+    assert "this process may not write in the folder (Read-only file system)" in " ".join(refused.err.split())
+    assert "no run is there" not in refused.out + refused.err

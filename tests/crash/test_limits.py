@@ -49,6 +49,26 @@ def test_training_goes_on_when_a_limit_is_reached(memory_path: Path, what: str, 
     assert judged["problems"] == []
 
 
+@pytest.mark.parametrize(("what", "kib"), [("a segment", 700), ("the index", 1060)])
+def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str, kib: int) -> None:
+    clock, limits = FakeClock(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    config = JournalConfig(segment_bytes=1 << 20, durability="machine")
+    trainer = open_toy(tmp_path / "run", sizes=(10,), config=config, policy=EverySteps(10**6), clock=clock)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (kib << 10, limits[1]))
+        trainer.recover()
+        while not trainer.journal.is_suspended:
+            trainer.train(trainer.journal.step + 50)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert f"the limit on the size of a file (ulimit -f) for this process is {kib << 10:,} bytes" in caplog.text
+    assert "Logging resumes by itself, from a fresh checkpoint, when the limit is raised" in caplog.text
+    clock.advance(1000)
+    trainer.train(trainer.journal.step + 1)
+    assert not trainer.journal.is_suspended
+    trainer.journal.close()
+
+
 @pytest.mark.parametrize("leave", range(12))
 def test_recovery_without_handles_is_refused_and_gives_nothing_up(memory_path: Path, leave: int) -> None:
     """It must not take what it cannot open for damaged, and go on from an older step."""

@@ -16,11 +16,9 @@ from tests.crash.signal_child import SIZES, STEPS
 from tests.support.forking import ForkServer
 from tests.support.toy import open_toy, uninterrupted
 from tranlogs.base.config import JournalConfig
-from tranlogs.base.errors import RunInUse, UsageError
+from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths, read_owner
-from tranlogs.journal.ownership.takeover import VARIABLE, end_former_ranks, is_takeover_wanted
-from tranlogs.journal.ownership.writer_lock import lock_holder
 from tranlogs.journal.process import signals
 from tranlogs.journal.process.shutdown import ShutdownHandler
 
@@ -232,49 +230,3 @@ def test_wrong_settings_are_refused(tmp_path: Path, on_signal: Any, grace_second
     with pytest.raises(UsageError, match="on_signal must" if grace_seconds == 5.0 else "grace_seconds must"):
         ShutdownHandler(trainer.journal, lambda step, seconds: None, on_signal, grace_seconds)
     trainer.journal.close()
-
-
-# Taking over.
-
-
-@pytest.mark.parametrize("is_stopped", [False, True])
-def test_a_run_is_taken_over_from_a_live_process(server: Server, tmp_path: Path, is_stopped: bool) -> None:
-    trainer = server.begin(tmp_path, "collective")
-    trainer.wait_for("ready")
-    with pytest.raises(RunInUse, match=rf"process {trainer.pid} on host .*, since 20.*TRANLOGS_TAKE_OVER=1"):
-        open_toy(tmp_path, sizes=SIZES)
-    if is_stopped:
-        os.kill(trainer.pid, signal.SIGSTOP)
-    taker = open_toy(tmp_path, sizes=SIZES, take_over=0.3 if is_stopped else 60.0)
-    assert trainer.ended() == (-signal.SIGKILL if is_stopped else -signal.SIGTERM)
-    assert taker.recover().step == STEPS
-    taker.journal.close()
-    assert (f"ship {STEPS}" in trainer.said) == (not is_stopped)
-
-
-def test_ranks_that_a_smaller_group_has_no_more_are_ended(server: Server, tmp_path: Path) -> None:
-    trainer = server.begin(tmp_path, "collective", rank=2)
-    trainer.wait_for("ready")
-    end_former_ranks(tmp_path, 3, 60.0)
-    assert lock_holder(tmp_path / "rank2") == trainer.pid
-    end_former_ranks(tmp_path, 2, 60.0)
-    assert trainer.ended() == -signal.SIGTERM
-    assert lock_holder(tmp_path / "rank2") is None
-
-
-def test_a_run_of_this_process_is_not_taken_over(tmp_path: Path) -> None:
-    trainer = open_toy(tmp_path, sizes=SIZES)
-    with pytest.raises(RunInUse, match="this process writes"):
-        open_toy(tmp_path, sizes=SIZES, take_over=1.0)
-    trainer.journal.close()
-
-
-def test_who_takes_over_is_said_by_setting_or_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (is_takeover_wanted(None), is_takeover_wanted(True), is_takeover_wanted(False)) == (False, True, False)
-    monkeypatch.setenv(VARIABLE, "1")
-    assert (is_takeover_wanted(None), is_takeover_wanted(False)) == (True, False)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert (is_takeover_wanted(None), is_takeover_wanted(True)) == (False, False)
-    monkeypatch.setenv(VARIABLE, "maybe")
-    with pytest.raises(UsageError, match=VARIABLE):
-        is_takeover_wanted(None)

@@ -1,4 +1,4 @@
-"""A group that hangs or has lost its agent: it ends with its log sealed, or is ended by the one that takes its run over."""
+"""A group that hangs or has lost its agent ends with its log sealed. A start beside a process that still writes is refused."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -63,9 +64,10 @@ def sealed(run: Path, rank: int) -> int:
         catalog.close()
 
 
-def test_a_group_that_hangs_is_told_to_end_or_taken_over(tmp_path: Path) -> None:
+def test_a_group_that_hangs_is_told_to_end_and_the_next_one_is_refused_until_all_have_ended(tmp_path: Path) -> None:
     run = tmp_path / "run"
     old = pair(run, _STEPS, hangs=True)
+    refused: list[subprocess.Popen[str]] = []
     new: list[subprocess.Popen[str]] = []
     try:
         for process in old:
@@ -75,15 +77,21 @@ def test_a_group_that_hangs_is_told_to_end_or_taken_over(tmp_path: Path) -> None
         assert old[0].returncode == -signal.SIGTERM, said
         assert f"SIGTERM: steps up to {_STEPS} are safe (the log is sealed and synced)" in said
         assert sealed(run, 0) == _STEPS
-        new = pair(run, _STEPS + 3, hangs=False, TRANLOGS_TAKE_OVER="1")  # rank 1 is stopped, and holds its journal
+        refused = pair(run, _STEPS + 3, hangs=False)  # rank 1 is stopped, and holds its journal
+        said = refused[1].communicate(timeout=_SECONDS_MAX)[1]
+        assert refused[1].returncode
+        assert f"process {old[1].pid} on host {socket.gethostname()} writes this run" in said
+        refused[0].kill()
+        refused[0].communicate()
+        old[1].kill()
+        assert old[1].wait(_SECONDS_MAX) == -signal.SIGKILL
+        new = pair(run, _STEPS + 3, hangs=False)
         told = [process.communicate(timeout=_SECONDS_MAX) for process in new]
         assert [process.returncode for process in new] == [0, 0], told
         assert [out for out, _ in told] == [f"recovered {_STEPS}\n"] * 2
-        assert f"ending process {old[1].pid}, which writes this run" in told[1][1]
-        assert old[1].wait(_SECONDS_MAX) == -signal.SIGKILL
         assert sealed(run, 1) == _STEPS + 3
     finally:
-        for process in [*old, *new]:
+        for process in [*old, *refused, *new]:
             process.kill()
             process.communicate()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.toy import open_toy
-from tranlogs.base.errors import RunInUse, UsageError
+from tranlogs.base.errors import RunInUse, RunLost, UsageError
 from tranlogs.journal import read_owner
 from tranlogs.journal.ownership.writer_lock import OwnerLock
 from tranlogs.log.layout import Payload
@@ -22,7 +23,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from tranlogs.journal.ownership.writer_lock import OwnerLock
-lock = OwnerLock(Path(sys.argv[1]))
+lock = OwnerLock(Path(sys.argv[1]), *sys.argv[2:])
 print("held", flush=True)
 sys.stdin.readline()
 """
@@ -38,6 +39,7 @@ try:
 except RunInUse as error:
     print(error.host, error.pid)
 """
+SAY = TAKE.replace("error.host, error.pid", "error")
 
 
 def holder(folder: Path) -> subprocess.Popen[str]:
@@ -157,8 +159,10 @@ def test_a_folder_without_an_owner_has_none(tmp_path: Path) -> None:
 def test_a_damaged_note_of_the_owner_does_no_harm(tmp_path: Path, content: str) -> None:
     process = holder(tmp_path)
     (tmp_path / "owner.json").write_text(content)
-    assert read_owner(tmp_path) is None
-    with pytest.raises(RunInUse):
+    found = read_owner(tmp_path)
+    assert found is not None
+    assert (found.pid, found.is_alive) == (process.pid, True)  # the kernel knows
+    with pytest.raises(RunInUse, match=f"process {process.pid} on host"):
         OwnerLock(tmp_path)
     end(process, kill=True)
     OwnerLock(tmp_path).release()
@@ -170,9 +174,11 @@ def test_where_the_note_cannot_be_written_the_lock_holds_all_the_same(tmp_path: 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(json, "dumps", full)
     lock = OwnerLock(tmp_path)
-    assert read_owner(tmp_path) is None  # not the one before
+    found = read_owner(tmp_path)
+    assert found is not None
+    assert (found.pid, found.is_alive) == (os.getpid(), True)  # not the one before
     assert take_elsewhere(tmp_path) == f"{socket.gethostname()} {os.getpid()}"  # the kernel knows
     lock.release()
 
@@ -190,9 +196,9 @@ def in_child(work: object) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def refused(folder: Path) -> bool:
+def refused(folder: Path, role: str = "owner") -> bool:
     try:
-        OwnerLock(folder)
+        OwnerLock(folder, role)
     except RunInUse as error:
         return error.pid == os.getppid()
     return False
@@ -258,3 +264,54 @@ def test_a_folder_where_nothing_can_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match="the run's folder cannot be created"):
         open_toy(tmp_path / "file" / "run")
+
+
+@pytest.mark.root
+def test_the_first_process_of_another_container_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    """Both have the number 1, and the host's name."""
+    container = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c"]
+    first = subprocess.Popen([*container, HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        second = subprocess.run([*container, SAY, str(tmp_path)], capture_output=True, text=True, check=True)
+        assert f"process 1 on host {socket.gethostname()} (in another container) writes this run" in second.stdout
+    finally:
+        first.communicate("\n")
+
+
+def test_opening_a_run_twice_in_one_process_says_so(tmp_path: Path) -> None:
+    lock = OwnerLock(tmp_path)
+    with pytest.raises(RunInUse, match="this process writes this run already"):
+        OwnerLock(tmp_path)
+    (tmp_path / "owner.lock").unlink()
+    with pytest.raises(RunInUse, match="this process writes this run already"):
+        OwnerLock(tmp_path)
+    lock.release()
+    assert take_elsewhere(tmp_path) == "taken"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("role", ["monitor", "shipper"])
+def test_the_other_roles_keep_their_lock_and_notice_its_loss(tmp_path: Path, role: str) -> None:
+    lock = OwnerLock(tmp_path, role)
+    (tmp_path / f"{role}.lock").open("rb").close()
+    with pytest.raises(RunInUse):
+        OwnerLock(tmp_path, role)
+    assert in_child(lambda: refused(tmp_path, role))
+    (tmp_path / f"{role}.lock").unlink()
+    lock.keep()
+    assert in_child(lambda: refused(tmp_path, role))
+    (tmp_path / f"{role}.lock").unlink()
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path), role], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    with pytest.raises(RunLost, match=f"process {process.pid} on host"):
+        lock.keep()
+    lock.release()
+    found = read_owner(tmp_path, role)
+    assert found is not None
+    assert (found.pid, found.is_alive) == (process.pid, True)
+    end(process, kill=True)

@@ -19,6 +19,7 @@
     │   └── UnknownFormat          the file has a format version that this TranLogs does not read
     ├── RecoveryError              there is no intact checkpoint, or the requested step is not covered
     ├── LogUnavailable             the log cannot be written now (disk full, I/O error)
+    │   └── RunLost                another process writes the run, or its folder was moved or deleted
     └── StoreUnavailable           a store does not answer correctly now; a retry may help
 
 A message names the place (file, step, tensor, setting) and the next action.
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 from collections.abc import Sequence
 from datetime import datetime
@@ -47,6 +49,7 @@ __all__ = [
     "NotRecovered",
     "RecoveryError",
     "RunInUse",
+    "RunLost",
     "StateMismatch",
     "StoreRefused",
     "StoreUnavailable",
@@ -57,6 +60,9 @@ __all__ = [
 ]
 
 
+_LIMIT = "the limit on the size of a file (ulimit -f)"
+
+
 class TranLogsError(Exception):
     """Base class of all errors of TranLogs."""
 
@@ -65,7 +71,25 @@ def error_text(error: BaseException | None) -> str:
     """Return the message of an error, or the name of its class if it has no message."""
     if isinstance(error, MemoryError) and not str(error):
         return "memory is used up"
-    return str(error) or type(error).__name__
+    text = str(error) or type(error).__name__
+    limit = file_size_limit(error)
+    if limit is None or _LIMIT in text:
+        return text
+    return f"{text}: {_LIMIT} for this process is {limit:,} bytes"
+
+
+def file_size_limit(error: BaseException | None) -> int | None:
+    """Return the limit on the size of a file, if an error or one of its causes comes from it; else None.
+
+    LMDB does not tell a file that is too large from a failing disk.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    while error is not None and limit != resource.RLIM_INFINITY:
+        is_of_lmdb = type(error).__module__ == "lmdb" and os.strerror(errno.EIO) in str(error)
+        if is_of_lmdb or (isinstance(error, OSError) and error.errno == errno.EFBIG):
+            return limit
+        error = error.__cause__
+    return None
 
 
 class UsageError(TranLogsError):
@@ -75,19 +99,19 @@ class UsageError(TranLogsError):
 class RunInUse(UsageError):
     """Another live process writes this run."""
 
-    def __init__(self, run: Path, host: str, pid: int, since: float | None = None) -> None:
+    def __init__(self, run: Path, host: str, pid: int, since: float | None = None, *, is_this_process: bool = False) -> None:
         self.run, self.host, self.pid, self.since = run, host, pid, since
-        if pid == os.getpid() and host == socket.gethostname():
+        if is_this_process:
             super().__init__(
                 f"{run}: this process writes this run already. Call close() on the object that opened the run first (in a "
                 "notebook: before the cell runs again)"
             )
             return
+        who = f"process {pid} on host {host}" if pid else "a process that cannot be seen from here"
+        if pid == os.getpid() and host == socket.gethostname():
+            who += " (in another container)"
         when = "" if since is None else f", since {datetime.fromtimestamp(since):%Y-%m-%d %H:%M:%S}"
-        super().__init__(
-            f"{run}: process {pid} on host {host} writes this run{when}. Stop that process, start with TRANLOGS_TAKE_OVER=1 "
-            "(or take_over=True), which stops it and continues the run, or use another run folder"
-        )
+        super().__init__(f"{run}: {who} writes this run{when}. Stop that process, or use another run folder")
 
 
 class StateMismatch(UsageError):
@@ -254,6 +278,19 @@ class RecoveryError(TranLogsError):
 
 class LogUnavailable(TranLogsError):
     """The log cannot be written now. The journal suspends logging, and training continues."""
+
+
+class RunLost(LogUnavailable):
+    """This process can no longer write the run: another process does, or the folder was moved or deleted.
+
+    Attributes:
+        resumes_when: what has to happen so that logging resumes; "" if nothing can.
+        is_deleted: True if the folder was deleted.
+    """
+
+    def __init__(self, why: str, resumes_when: str, *, is_deleted: bool = False) -> None:
+        self.resumes_when, self.is_deleted = resumes_when, is_deleted
+        super().__init__(why)
 
 
 class StoreUnavailable(TranLogsError):

@@ -23,7 +23,14 @@ from ..base.config import CATALOG_BYTES, CATALOG_BYTES_GROWN_MAX, FORMAT_VERSION
 from ..base.errors import CannotRead, CorruptCatalog, LogUnavailable, UnknownFormat
 from ..base.failpoints import hit
 from ..base.threads import WaitableLock
-from .lmdb_environment import list_readers, open_environment, reserve_space, verify_file
+from .lmdb_environment import (
+    close_environment,
+    has_lost_lock_file,
+    list_readers,
+    open_environment,
+    reserve_space,
+    verify_file,
+)
 from .rows import CheckpointRow, Incident, RunRow, SegmentRow, TimelineRow, Watermarks
 from .tables import RowCache, Tables
 
@@ -38,7 +45,12 @@ _open_lock = threading.Lock()
 
 
 class Catalog:
-    """The catalog of one journal."""
+    """The catalog of one journal.
+
+    Attributes:
+        demand_writer: called inside each write transaction, set by the journal's writer; raises if another process has become
+            the writer, so that nothing of this one is committed beside it.
+    """
 
     def __init__(self, path: Path, env: lmdb.Environment, *, writable: bool) -> None:
         self.path, self.writable = path, writable
@@ -54,6 +66,7 @@ class Catalog:
         self._is_closed = False
         self._write_count = 0  # write transactions so far
         self._users = 1
+        self.demand_writer: Callable[[], None] = lambda: None
 
     @classmethod
     def open(cls, folder: Path, *, writable: bool = False) -> Catalog:
@@ -112,14 +125,20 @@ class Catalog:
         """
         with self._lock:
             self._write_count += 1
+            self._needs_reopening |= self.has_lost_lock_file()
             try:
                 with self._begin(write=True) as txn:
+                    self.demand_writer()
                     yield Tables(txn, self.path, self._cache, txn.id() - 1)
                     hit("catalog.before_commit")
                 hit("catalog.after_commit")
             except (lmdb.Error, OSError) as error:
                 self._needs_reopening = True
                 raise LogUnavailable(f"{self.path}: {error}") from error
+
+    def has_lost_lock_file(self) -> bool:
+        """Return True if LMDB's lock file was deleted, so that the catalog must be opened again."""
+        return self._env is not None and has_lost_lock_file(self._env, self.path)
 
     def read(self, query: Callable[[Tables], Any]) -> Any:
         """Return the result of `query` on one consistent snapshot.
@@ -213,7 +232,7 @@ class Catalog:
     def _reopen(self, *, writable: bool) -> None:
         """Open the file again. No thread may have a transaction."""
         if self._env is not None:
-            self._env.close()
+            close_environment(self._env)
             self._env = None
         try:
             verify_file(self.path)
@@ -233,7 +252,7 @@ class Catalog:
                 return False
             self._is_closed = True
             if self._env is not None:
-                self._env.close()
+                close_environment(self._env)
                 self._env = None
             return True
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lmdb
 import lmdb.verify
@@ -94,6 +95,66 @@ def reserve_space(path: Path, env: lmdb.Environment) -> None:
                 os.close(fd)
 
 
+class _LockFile(NamedTuple):
+    identity: tuple[int, int] | None
+    data_identity: tuple[int, int] | None
+    guard: int  # descriptor with a lock of its own; -1 for a reader
+
+
+_lock_files: dict[lmdb.Environment, _LockFile] = {}  # of the environments that are open
+_GUARD = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0)  # the byte that LMDB locks, too
+
+
+def _close_guards() -> None:
+    for found in _lock_files.values():
+        if found.guard >= 0:
+            os.close(found.guard)
+    _lock_files.clear()
+
+
+os.register_at_fork(after_in_child=_close_guards)
+
+
+def _guard_lock_file(env: lmdb.Environment, path: Path, *, writable: bool) -> None:
+    """Remember the lock file of an environment, and for a writer lock it once more.
+
+    LMDB holds a POSIX lock on its lock file, which the kernel drops when the process closes any descriptor of the file, for
+    example in a copy of the run. The next process to open the environment would then find itself the only one, initialise
+    mutex and readers again, and write beside the writer. An open-file-description lock on the same byte prevents that.
+    """
+    guard = os.open(f"{path}-lock", os.O_RDWR | os.O_CLOEXEC) if writable else -1
+    _lock_files[env] = _LockFile(_identity(f"{path}-lock"), _identity(path), guard)
+    if writable:
+        fcntl.fcntl(guard, fcntl.F_OFD_SETLK, _GUARD)
+
+
+def close_environment(env: lmdb.Environment) -> None:
+    """Close an environment. Its lock file is closed last: that drops LMDB's own lock."""
+    env.close()
+    found = _lock_files.pop(env, None)
+    if found is not None and found.guard >= 0:
+        os.close(found.guard)
+
+
+def has_lost_lock_file(env: lmdb.Environment, path: Path) -> bool:
+    """Return True if the lock file of an environment was deleted or replaced: other processes share no lock with this one.
+
+    The environment must be opened again. A writer asks before each transaction.
+    """
+    found = _lock_files.get(env)
+    if found is None or _identity(f"{path}-lock") == found.identity:
+        return False
+    return _identity(path) == found.data_identity  # Otherwise the whole folder was moved or deleted.
+
+
+def _identity(path: str | Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
+
+
 def open_environment(path: Path, writable: bool, map_bytes: int) -> lmdb.Environment:
     """Open an LMDB file. With `writable`, create it if it does not exist.
 
@@ -107,14 +168,17 @@ def open_environment(path: Path, writable: bool, map_bytes: int) -> lmdb.Environ
             allocate_lock_file(path)
             env = lmdb.open(str(path), sync=True, lock=True, **options)
             try:
+                _guard_lock_file(env, path, writable=True)
                 env.reader_check()  # frees the slots of readers that were killed
                 sync_folder(path.parent)  # the file may be new, or from a process that was killed before this line
             except BaseException:
-                env.close()
+                close_environment(env)
                 raise
             return env
         try:
-            return lmdb.open(str(path), readonly=True, lock=True, **options)
+            env = lmdb.open(str(path), readonly=True, lock=True, **options)
+            _guard_lock_file(env, path, writable=False)
+            return env
         except (lmdb.Error, OSError):  # the lock file cannot be written, so no other process can be writing either
             return lmdb.open(str(path), readonly=True, lock=False, **options)
     except _DAMAGE as error:

@@ -1,4 +1,4 @@
-"""Catalog for long-lived readers: opened again when a trainer has replaced its file."""
+"""Catalog for long-lived readers: opened again when its file, or LMDB's lock file, was replaced."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ReopeningCatalog:
             OSError: the journal has no catalog.
         """
         inode = os.stat(self._folder / CATALOG_NAME).st_ino
-        if self._catalog is not None and inode != self._inode:
+        if self._catalog is not None and (inode != self._inode or self._catalog.has_lost_lock_file()):
             self.close()
         if self._catalog is None:
             self._catalog, self._inode = Catalog.open(self._folder, writable=self._writable), inode

@@ -64,7 +64,6 @@ class Journal(JournalState):
         policy: CheckpointPolicy | None = None,
         retention: RetentionPolicy | None = None,
         clock: Clock | None = None,
-        take_over: float | None = None,
     ) -> Journal:
         """Open a run for writing; create it if there is none.
 
@@ -77,14 +76,13 @@ class Journal(JournalState):
             policy: when a checkpoint is due (default: every 500 steps).
             retention: which checkpoints are kept (default: the newest two).
             clock: returns the time (default: the machine's).
-            take_over: if another process writes the run, end that process; the number of seconds between SIGTERM and SIGKILL.
 
         Raises:
             RunInUse: another live process writes the run.
             UnknownFormat: a newer version of TranLogs wrote the run.
             UsageError: the folder cannot hold a run.
         """
-        opened = open_for_writing(run, rank, framework, {} if environment is None else environment, take_over)
+        opened = open_for_writing(run, rank, framework, {} if environment is None else environment)
         return cls(
             opened, config or JournalConfig(), policy or EverySteps(500), retention or KeepLatest(2), clock or SystemClock()
         )

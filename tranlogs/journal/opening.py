@@ -21,7 +21,6 @@ from ..log.record_format import Position
 from ..rebuild_catalog import is_superseded, list_files, read_files, rebuild_catalog
 from ..retention.prune import delete_retired
 from .file_system import refuse_network_file_system
-from .ownership.takeover import take_lock
 from .ownership.writer_lock import OwnerLock, read_owner
 from .paths import JournalPaths
 
@@ -68,9 +67,7 @@ class OpenedJournal:
         }
 
 
-def open_for_writing(
-    run: str | os.PathLike[str], rank: int, framework: str, environment: dict[str, Any], take_over: float | None
-) -> OpenedJournal:
+def open_for_writing(run: str | os.PathLike[str], rank: int, framework: str, environment: dict[str, Any]) -> OpenedJournal:
     """Open a rank's journal; create the run if there is none. The arguments are those of `Journal.open`.
 
     Raises:
@@ -78,7 +75,7 @@ def open_for_writing(
         UnknownFormat: a newer version of TranLogs wrote the run.
         UsageError: the folder cannot hold a run.
     """
-    paths = JournalPaths.of(run, rank)
+    paths = JournalPaths.of(os.path.abspath(run), rank)  # The script may change its working folder.
     refuse_inner_folder(paths.folder.parent)
     try:
         make_folder(paths.log)
@@ -87,9 +84,10 @@ def open_for_writing(
         raise UsageError(f"{run}: the run's folder cannot be created ({error}); choose a folder that can be written") from None
     notes = refuse_network_file_system(paths.folder)
     try:
-        lock = take_lock(paths.folder, take_over)
+        lock = OwnerLock(paths.folder)
         try:
             catalog, row = open_catalog(paths, rank, framework, notes)
+            catalog.demand_writer = lock.keep
         except BaseException:
             lock.release()
             raise

@@ -27,7 +27,13 @@ from ..base.config import CATALOG_BYTES_RESERVED, FORMAT_VERSION, INDEX_BYTES, I
 from ..base.errors import CorruptCatalog, LogUnavailable
 from ..base.failpoints import hit
 from ..base.threads import WaitableLock
-from ..catalog.lmdb_environment import open_environment, reserve_space, verify_file
+from ..catalog.lmdb_environment import (
+    close_environment,
+    has_lost_lock_file,
+    open_environment,
+    reserve_space,
+    verify_file,
+)
 from .record_format import HEAD, Location, unpack_head
 
 INDEX_NAME = "records.lmdb"
@@ -90,7 +96,7 @@ class LogIndex:
             try:
                 index._claim(run_id)
             except BaseException:
-                index._env.close()
+                close_environment(index._env)
                 raise
             _open_here[real] = index
             return index
@@ -98,7 +104,7 @@ class LogIndex:
     def _make_writable(self) -> None:
         """Reopen the environment for writing. Its readers in this process continue with the new environment."""
         with self._reading:
-            self._env.close()
+            close_environment(self._env)
             self._env = open_environment(self.path, True, INDEX_BYTES)
             self.writable = True
 
@@ -130,7 +136,7 @@ class LogIndex:
         with _open_lock:
             self._users -= 1
             if self._users == 0:
-                self._env.close()
+                close_environment(self._env)
                 real = os.path.realpath(self.path)
                 if _open_here.get(real) is self:
                     del _open_here[real]
@@ -166,6 +172,8 @@ class LogIndex:
             LogUnavailable: the disk is full or fails.
         """
         try:
+            if has_lost_lock_file(self._env, self.path):
+                self._make_writable()
             while True:
                 try:
                     with self._begin() as txn:

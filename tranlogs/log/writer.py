@@ -6,6 +6,7 @@ After a failure in any thread, `begin` raises LogUnavailable, and the journal su
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class WriteAheadLog:
         writes_watermarks: False if the checkpoint at `position` is not published yet, because the log continues after a gap.
             The log then writes no watermark until the journal sets `writes_watermarks`.
         reserve: disk space that fresh segments leave free.
+        demand_writer: called before records are made durable; raises if this process must not write the journal any more.
 
     Attributes:
         position: after the newest record.
@@ -66,6 +68,7 @@ class WriteAheadLog:
         *,
         writes_watermarks: bool = True,
         reserve: SpaceReserve = NO_RESERVE,
+        demand_writer: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder, self._segment_header = folder, segment_header
         self.position = position
@@ -87,6 +90,7 @@ class WriteAheadLog:
             SyncState(self._lock, clock, position, syncs=config.durability == "machine"),
             writes_watermarks=writes_watermarks,
             on_idle=self._seal_old,
+            demand_writer=demand_writer,
         )
         self._preallocator = Preallocator(folder, catalog, clock, config.segment_bytes, reserve)
         self._sizing = SegmentSizing(self._preallocator, config.segment_bytes)

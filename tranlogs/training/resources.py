@@ -10,7 +10,6 @@ from ..base.quantities import format_bytes
 from ..encoding.tree import Adapt
 from ..journal import Journal, JournalPaths
 from ..journal.monitor_launch import shipping_store, start_embedded_monitor
-from ..journal.ownership.takeover import end_former_ranks
 from ..journal.process.shutdown import ShutdownHandler
 from ..recovery.group.journal_access import read_run_id
 from ..recovery.progress_bar import progress_bar
@@ -68,18 +67,14 @@ class RunResources:
             while rank == 0 and was_fetched:
                 was_fetched = fetch_missing_journal(url, JournalPaths.of(settings.run, former), progress) is not None
                 former += 1
-        take_over = settings.grace_seconds if settings.takes_over else None
         opening = {
             "framework": framework,
             "environment": environment,
             "config": self.config,
             "policy": settings.policy,
             "retention": settings.retention,
-            "take_over": take_over,
         }
         self.journal = open_journal(settings.run, rank, opening)
-        if rank == 0 and take_over is not None:
-            end_former_ranks(settings.run, world, take_over)
         self.journal.adapt = adapt
         self._monitor = start_embedded_monitor(settings.monitor, self.journal.paths)
         self._shipping = start_shipping(url if is_own else None, self.journal.paths)

@@ -10,7 +10,6 @@ from typing import Any, get_args
 
 from ..base.errors import UsageError
 from ..journal.monitor_launch import parse_monitor
-from ..journal.ownership.takeover import is_takeover_wanted
 from ..journal.process.shutdown import OnSignal, check_shutdown_settings
 from ..retention import CheckpointPolicy, Monitor, RetentionPolicy, as_policy, as_retention
 from ..retention.keep_policy import KeepAll
@@ -36,7 +35,6 @@ class RunOptions:
     store: Any
     on_signal: Any
     grace_seconds: Any
-    take_over: bool | None
     recheck: bool | None = None
 
 
@@ -56,7 +54,6 @@ class RunSettings:
         store: URL of the store to which the run is shipped; None for no store.
         on_signal: what SIGTERM does: "seal", or None for nothing.
         grace_seconds: time from the signal to the end of the process.
-        takes_over: True to end another process that writes the run.
         rechecks: True to compute the newest unit again after a crash, and to compare it with its record.
     """
 
@@ -71,7 +68,6 @@ class RunSettings:
     store: str | None
     on_signal: OnSignal | None
     grace_seconds: float
-    takes_over: bool
     rechecks: bool
 
     @classmethod
@@ -103,7 +99,6 @@ class RunSettings:
             store=options.store,
             on_signal=options.on_signal,
             grace_seconds=check_shutdown_settings(options.on_signal, options.grace_seconds),
-            takes_over=is_takeover_wanted(options.take_over),
             rechecks=_is_recheck_wanted(options.recheck),
         )
         return settings._rehearsed()
@@ -114,7 +109,7 @@ class RunSettings:
         if rehearsal is None:
             return self
         run = rehearsal.redirect(self.run)
-        return replace(self, run=run, retention=KeepAll(), monitor=None, store=None, takes_over=False)
+        return replace(self, run=run, retention=KeepAll(), monitor=None, store=None)
 
 
 def check_epochs(count: object) -> None:

@@ -239,7 +239,9 @@ def _describe_writer(found: Survey) -> str:
     owner = found.owner
     if owner is None:
         return "nobody"
-    who = f"process {owner.pid} on {owner.host}, since {screen.moment(owner.since)}"
+    if not owner.pid:
+        return "a process that cannot be named from here (its owner.json is missing)"
+    who = f"process {owner.pid} on {owner.host}" + (f", since {screen.moment(owner.since)}" if owner.since else "")
     if owner.is_alive:
         return who
     if not owner.has_closed:

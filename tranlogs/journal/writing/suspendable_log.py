@@ -91,6 +91,7 @@ class SuspendableLog:
                 describe,
                 writes_watermarks=writes_watermarks,
                 reserve=self._disk_space,
+                demand_writer=opened.lock.demand,
             )
         except BaseException:
             index.close()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Callable
 from typing import Any
 
 from ...base.atomic_files import is_disk_full
 from ...base.clock import Clock
-from ...base.errors import LogUnavailable, UnencodableState, error_text
+from ...base.errors import LogUnavailable, RunLost, UnencodableState, error_text, file_size_limit
 from ...checkpoints import Snapshot
 from ...encoding import tree
 from ...log.layout import NO_TENSORS
@@ -47,18 +48,18 @@ class SuspensionHandler:
             error: why logging is suspended, or could not be resumed.
             step: the newest step of the training.
         """
+        error = self._opened.lock.find_loss() or error  # It explains the errors that followed from it.
         self._journal_log.close(truncates=False)
         now = self._clock.monotonic()
         if self.current is None:
             self.current = Suspension.begin(error_text(error), step, self._clock.now(), now, self._previous_suspension)
             _log.warning(
-                "%s: logging is suspended at step %d: %s. Training continues; a crash now would go back to step %d. Logging "
-                "resumes by itself, from a fresh checkpoint, when %s",
+                "%s: logging is suspended at step %d: %s. Training continues; %s. %s",
                 self._opened.paths.folder,
                 step,
                 error_text(error),
-                self._journal_log.committed,
-                "the state can be stored again" if isinstance(error, UnencodableState) else "the disk can be written again",
+                _consequence(error, self._journal_log.committed),
+                _outlook(error),
             )
         else:  # an attempt to resume failed
             self.current.postpone(now)
@@ -85,6 +86,10 @@ class SuspensionHandler:
         suspension, checkpoints = self.current, self._checkpoints
         assert suspension is not None
         if self._clock.monotonic() < suspension.next_try or checkpoints.is_busy:
+            return
+        loss = self._opened.lock.find_loss()
+        if loss is not None:
+            self.suspend(loss, step)
             return
         # A new chain begins: only the checkpoint links the log after the gap with the log before it.
         end = self._journal_log.end
@@ -132,3 +137,22 @@ class SuspensionHandler:
         wal.append(EntryKind.BOUNDARY, step, NO_TENSORS, wal.encoder.parts(body, adapt))
         if not wal.wait_synced():
             raise LogUnavailable(error_text(wal.failure) if wal.failure else "the log cannot be synced")
+
+
+def _consequence(error: BaseException, committed: int) -> str:
+    if isinstance(error, RunLost) and error.is_deleted:
+        return "a crash now would lose all of it"
+    return f"a crash now would go back to step {committed}"
+
+
+def _outlook(error: BaseException) -> str:
+    when = "the disk can be written again"
+    if isinstance(error, UnencodableState):
+        when = "the state can be stored again"
+    elif isinstance(error, RunLost):
+        when = error.resumes_when
+    elif file_size_limit(error) is not None:
+        when = f"the limit is raised (prlimit --fsize --pid {os.getpid()})"
+    if not when:
+        return "Logging does not resume: stop this process, unless it is to end without a log"
+    return f"Logging resumes by itself, from a fresh checkpoint, when {when}"

@@ -36,6 +36,7 @@ class GroupCommit:
         state: the state that the log and the thread share.
         writes_watermarks: False if no watermark may be written yet.
         on_idle: called after each group, and every few seconds while there is nothing to sync.
+        demand_writer: called before each group is made durable; raises if this process must not write the journal any more.
 
     Attributes:
         state: the state that the log and the thread share.
@@ -53,8 +54,10 @@ class GroupCommit:
         *,
         writes_watermarks: bool,
         on_idle: Callable[[], None],
+        demand_writer: Callable[[], None],
     ) -> None:
         self._catalog, self._clock, self._lock, self._on_idle = catalog, clock, lock, on_idle
+        self._demand_writer = demand_writer
         self.state = state
         self.feed = IndexFeed(index, catalog, clock)
         self.watermarks = WatermarkWriter(catalog, clock, is_enabled=writes_watermarks)
@@ -154,6 +157,7 @@ class GroupCommit:
                 segment.sync()
             if work.segment is not None and work.records:
                 work.segment.sync()
+        self._demand_writer()  # also without records: a deleted lock file is made again while training pauses
         if work.records:
             self.feed.add(work.records)  # commit point of `synced`
         if work.syncs:
