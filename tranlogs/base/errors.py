@@ -14,11 +14,13 @@
     │   ├── CorruptRecord          a record in the middle of the log is damaged
     │   │   └── MissingShard       another rank's gradient shard of a record is missing or damaged
     │   ├── CorruptCheckpoint      a file of a checkpoint is missing or differs from the manifest
-    │   ├── CorruptCatalog         the catalog cannot be read
+    │   ├── CorruptCatalog         the catalog is missing or damaged
     │   ├── CorruptObject          an object in a store is missing or differs from what was sent
     │   └── UnknownFormat          the file has a format version that this TranLogs does not read
     ├── RecoveryError              there is no intact checkpoint, or the requested step is not covered
     ├── LogUnavailable             the log cannot be written now (disk full, I/O error)
+    │   └── CatalogUnavailable     the catalog cannot be used now; it is not damaged
+    │       └── CatalogBusy        another process holds a write transaction of the catalog
     └── StoreUnavailable           a store does not answer correctly now; a retry may help
 
 A message names the place (file, step, tensor, setting) and the next action.
@@ -35,6 +37,8 @@ from pathlib import Path
 
 __all__ = [
     "CannotRead",
+    "CatalogBusy",
+    "CatalogUnavailable",
     "CorruptCatalog",
     "CorruptCheckpoint",
     "CorruptObject",
@@ -218,7 +222,7 @@ class CorruptCheckpoint(DataError):
 
 
 class CorruptCatalog(DataError):
-    """The catalog cannot be read. `tranlogs repair RUN` rebuilds it from the segments and checkpoints."""
+    """The catalog is missing or damaged. `tranlogs repair RUN` rebuilds it from the segments and checkpoints."""
 
     def __init__(self, path: object, why: str) -> None:
         self.why = why
@@ -254,6 +258,28 @@ class RecoveryError(TranLogsError):
 
 class LogUnavailable(TranLogsError):
     """The log cannot be written now. The journal suspends logging, and training continues."""
+
+
+class CatalogUnavailable(LogUnavailable):
+    """The catalog cannot be used now: LMDB has no reader slot or lock for this process, or rights are missing."""
+
+    def __init__(self, path: object, why: str) -> None:
+        self.path, self.why = path, why
+        super().__init__(f"{path}: {why}")
+
+
+class CatalogBusy(CatalogUnavailable):
+    """Another process holds a write transaction of the catalog. `pid` is its number, 0 if it is not known."""
+
+    def __init__(self, path: object, pid: int) -> None:
+        self.pid = pid
+        if pid:
+            who = f"process {pid} holds a write transaction of the catalog"
+            remedy = f"If it is stopped, let it go on (kill -CONT {pid}) or end it"
+        else:
+            who = "another process holds a write transaction of the catalog"
+            remedy = "Look for a stopped `tranlogs monitor` or debugger, and let it go on or end it"
+        super().__init__(path, f"{who} and does not end it. {remedy}")
 
 
 class StoreUnavailable(TranLogsError):

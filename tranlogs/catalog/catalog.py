@@ -1,8 +1,8 @@
 """The catalog of a journal: its segments, checkpoints, timelines and watermarks, and the run that it belongs to.
 
 The catalog is a small LMDB environment, which trainer, monitor and command line share through its transactions. A row is JSON
-under a key like `segment/0000000004`, preceded by a checksum of key and JSON. Only background threads write to the catalog;
-the training thread never waits for it. All rows but requests, incidents and watermarks can be rebuilt from the segments and
+under a key like `segment/0000000004`, preceded by a checksum of key and JSON. No transaction waits without bound for another
+process: it fails, and the log, whose bytes are in the segments, goes on and repeats it later. All rows but requests, incidents and watermarks can be rebuilt from the segments and
 checkpoints, which describe themselves (`rebuild_catalog.py`).
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,31 +20,41 @@ from typing import Any
 
 import lmdb
 
-from ..base.config import CATALOG_BYTES, CATALOG_BYTES_GROWN_MAX, FORMAT_VERSION, THREAD_SECONDS_MAX
-from ..base.errors import CannotRead, CorruptCatalog, LogUnavailable, UnknownFormat
+from ..base.config import CATALOG_BYTES, CATALOG_BYTES_GROWN_MAX, CATALOG_TURN_SECONDS, FORMAT_VERSION, THREAD_SECONDS_MAX
+from ..base.errors import CannotRead, CatalogBusy, CatalogUnavailable, CorruptCatalog, LogUnavailable, UnknownFormat
 from ..base.failpoints import hit
 from ..base.threads import WaitableLock
-from .lmdb_environment import list_readers, open_environment, reserve_space, verify_file
+from .lmdb_environment import DAMAGE, advise, list_readers, open_environment, reserve_space, verify_file
 from .rows import CheckpointRow, Incident, RunRow, SegmentRow, TimelineRow, Watermarks
 from .tables import RowCache, Tables
+from .write_turn import WriteTurn
 
 _log = logging.getLogger("tranlogs")
 
 CATALOG_NAME = "catalog.lmdb"
 
 _READER_CHECK = 256  # write transactions between two searches for readers that were killed
+_TURN_POLL_SECONDS = 0.005  # between two attempts to take the turn to write
+_HELD_SECONDS = 0.05  # the wait for another process that has not ended its transaction in CATALOG_TURN_SECONDS
 
 _open_here: dict[str, Catalog] = {}  # LMDB allows one environment for each file and process
 _open_lock = threading.Lock()
 
 
 class Catalog:
-    """The catalog of one journal."""
+    """The catalog of one journal.
+
+    Attributes:
+        is_held: True if another process has held a write transaction for CATALOG_TURN_SECONDS, when this one last tried.
+    """
 
     def __init__(self, path: Path, env: lmdb.Environment, *, writable: bool) -> None:
         self.path, self.writable = path, writable
         self._inode = os.stat(path).st_ino
         self._env: lmdb.Environment | None = env  # None if the last attempt to open it again failed
+        self._turn = WriteTurn(path) if writable else None
+        self.is_held = False
+        self._held_since: float | None = None  # when a write transaction that failed began to wait; None after a success
         self._map_bytes = CATALOG_BYTES
         # After a failed write of its meta page, LMDB refuses all transactions until the file is opened again.
         self._needs_reopening = False
@@ -104,34 +115,65 @@ class Catalog:
                 del _open_here[os.path.realpath(self.path)]
 
     @contextmanager
-    def transaction(self) -> Iterator[Tables]:
+    def transaction(self, seconds: float = CATALOG_TURN_SECONDS) -> Iterator[Tables]:
         """Begin a write transaction. At the end of the block all of it becomes durable, or nothing if the block raises.
 
+        Args:
+            seconds: how long to wait for a transaction of another process. While `is_held`, the wait is a moment.
+
         Raises:
+            CatalogBusy: another process does not end its transaction.
             LogUnavailable: the disk is full or fails.
         """
-        with self._lock:
-            self._write_count += 1
-            try:
-                with self._begin(write=True) as txn:
-                    yield Tables(txn, self.path, self._cache, txn.id() - 1)
-                    hit("catalog.before_commit")
-                hit("catalog.after_commit")
-            except (lmdb.Error, OSError) as error:
-                self._needs_reopening = True
-                raise LogUnavailable(f"{self.path}: {error}") from error
+        start = time.monotonic()
+        end = start + (_HELD_SECONDS if self.is_held else seconds)
+        has_begun = False
+        while True:
+            with self._lock:  # Not held during the wait: so it is held only by a transaction of this process.
+                self._write_count += 1
+                try:
+                    with self._begin(write=True) as txn:
+                        has_begun = True
+                        self._note_turn()
+                        yield Tables(txn, self.path, self._cache, txn.id() - 1)
+                        hit("catalog.before_commit")
+                    hit("catalog.after_commit")
+                    return
+                except CatalogBusy as error:
+                    if has_begun or time.monotonic() >= end:
+                        self._note_held(error, start)
+                        raise
+                except (lmdb.Error, OSError) as error:
+                    self._needs_reopening = True
+                    raise LogUnavailable(f"{self.path}: {error}") from error
+            time.sleep(_TURN_POLL_SECONDS)
+
+    def _note_held(self, error: CatalogBusy, start: float) -> None:
+        self._held_since = start if self._held_since is None else self._held_since
+        if not self.is_held and time.monotonic() - self._held_since >= CATALOG_TURN_SECONDS:
+            self.is_held = True
+            _log.warning("%s. Meanwhile steps are logged and survive a crash, and what `status` shows lags behind", error)
+
+    def _note_turn(self) -> None:
+        self._held_since = None
+        if self.is_held:
+            self.is_held = False
+            _log.warning("%s: the catalog can be written again", self.path)
 
     def read(self, query: Callable[[Tables], Any]) -> Any:
         """Return the result of `query` on one consistent snapshot.
 
         Raises:
-            CorruptCatalog: a row is damaged, or the disk fails.
+            CorruptCatalog: a row or the structure of the file is damaged.
+            CatalogUnavailable: LMDB cannot begin a transaction now.
         """
         try:
             with self._begin() as txn:
                 return query(Tables(txn, self.path, self._cache, txn.id()))
-        except (lmdb.Error, LogUnavailable, ValueError, KeyError, TypeError) as error:
+        except DAMAGE as error:
             raise CorruptCatalog(self.path, f"it cannot be read ({error})") from error
+        except lmdb.Error as error:
+            raise CatalogUnavailable(self.path, f"it cannot be read now, and is not damaged: {advise(error)}") from error
 
     @contextmanager
     def _begin(self, *, write: bool = False) -> Iterator[lmdb.Transaction]:
@@ -145,6 +187,8 @@ class Catalog:
             with txn:
                 yield txn
         finally:
+            if write and self._turn is not None:
+                self._turn.give_back()
             self._leave()
 
     def _begin_transaction(self, write: bool) -> lmdb.Transaction:
@@ -153,7 +197,15 @@ class Catalog:
             if write and self._write_count % _READER_CHECK == 1:  # including the first one
                 env.reader_check()  # a reader that was killed would pin its snapshot for ever
                 reserve_space(self.path, env)
-            return env.begin(write=write)
+            if not write:
+                return env.begin()
+            assert self._turn is not None, "the catalog was opened for reading"
+            self._turn.take()  # after all else that opens the file: closing it would give the turn back
+            try:
+                return env.begin(write=True)
+            except BaseException:
+                self._turn.give_back()
+                raise
         except BaseException:
             self._leave()
             raise
@@ -212,14 +264,13 @@ class Catalog:
 
     def _reopen(self, *, writable: bool) -> None:
         """Open the file again. No thread may have a transaction."""
-        if self._env is not None:
-            self._env.close()
-            self._env = None
+        self._close_files()
         try:
             verify_file(self.path)
         except CannotRead as error:
             raise LogUnavailable(str(error)) from error
         self._env, self.writable = open_environment(self.path, writable, self._map_bytes), writable
+        self._turn = WriteTurn(self.path) if writable else None
         self._inode = os.stat(self.path).st_ino
         self._cache.clear()  # transaction numbers are valid for one file only
         self._needs_reopening = False
@@ -232,10 +283,16 @@ class Catalog:
             except LogUnavailable:
                 return False
             self._is_closed = True
-            if self._env is not None:
-                self._env.close()
-                self._env = None
+            self._close_files()
             return True
+
+    def _close_files(self) -> None:
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+        if self._turn is not None:
+            self._turn.close()
+            self._turn = None
 
     # Common queries.
 

@@ -96,11 +96,12 @@ class OwnerLock:
         """True until `release`."""
         return self._fd >= 0
 
-    def release(self) -> None:
-        """Release the lock, and record that this process did not die."""
+    def release(self, *, has_closed: bool = True) -> None:
+        """Release the lock, and record that this process did not die, if what it holds the lock for was closed in order."""
         if self._fd >= 0:
-            end = self.loop_end if self.has_finished else ""
-            _write_owner(self._folder, self._role, has_closed=True, has_finished=self.has_finished, loop_end=end)
+            has_finished = has_closed and self.has_finished
+            end = self.loop_end if has_finished else ""
+            _write_owner(self._folder, self._role, has_closed=has_closed, has_finished=has_finished, loop_end=end)
             _owned_here.discard(self._path)
             fd, self._fd = self._fd, -1  # Never close it twice: the number may be another file's by then.
             with suppress(OSError):  # The lock is released even if `close` fails, and nothing was written.
