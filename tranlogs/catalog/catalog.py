@@ -54,7 +54,8 @@ class Catalog:
         self._env: lmdb.Environment | None = env  # None if the last attempt to open it again failed
         self._turn = WriteTurn(path) if writable else None
         self.is_held = False
-        self._held_since: float | None = None  # when a write transaction that failed began to wait; None after a success
+        self._turn_at = 0.0  # when the last write transaction began
+        self._held_since: float | None = None  # when the first write transaction after it began to wait
         self._map_bytes = CATALOG_BYTES
         # After a failed write of its meta page, LMDB refuses all transactions until the file is opened again.
         self._needs_reopening = False
@@ -149,13 +150,13 @@ class Catalog:
             time.sleep(_TURN_POLL_SECONDS)
 
     def _note_held(self, error: CatalogBusy, start: float) -> None:
-        self._held_since = start if self._held_since is None else self._held_since
+        self._held_since = max(start, self._turn_at) if self._held_since is None else self._held_since
         if not self.is_held and time.monotonic() - self._held_since >= CATALOG_TURN_SECONDS:
             self.is_held = True
             _log.warning("%s. Meanwhile steps are logged and survive a crash, and what `status` shows lags behind", error)
 
     def _note_turn(self) -> None:
-        self._held_since = None
+        self._turn_at, self._held_since = time.monotonic(), None
         if self.is_held:
             self.is_held = False
             _log.warning("%s: the catalog can be written again", self.path)

@@ -75,7 +75,16 @@ def list_readers(env: lmdb.Environment) -> Iterator[str]:
             yield pid
 
 
-DAMAGE = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError)  # LMDB's own words for it
+# What LMDB raises over damaged files. All other errors are of locks, readers, rights, memory or the disk.
+DAMAGE = (
+    lmdb.InvalidError,
+    lmdb.CorruptedError,
+    lmdb.VersionMismatchError,
+    lmdb.PageNotFoundError,
+    lmdb.CursorFullError,
+    lmdb.PageFullError,
+    lmdb.IncompatibleError,
+)
 
 _ADVICE: dict[type[lmdb.Error], str] = {
     lmdb.ReadersFullError: "126 processes and threads read it at once; end some of them, and try again",

@@ -71,7 +71,7 @@ class Tables:
         """Return the keys under a prefix, in order."""
         cursor, start = self._txn.cursor(), prefix.encode()
         found = cast("Iterator[bytes]", cursor.iternext(values=False)) if cursor.set_range(start) else iter(())
-        return [key.decode() for key in takewhile(lambda key: key.startswith(start), found)]
+        return [key.decode(errors="replace") for key in takewhile(lambda key: key.startswith(start), found)]
 
     def check(self) -> None:
         """Check every row.

@@ -22,9 +22,7 @@ def record_opened(tables: Tables, segment: SegmentFile, created_at: float) -> No
     row = tables.get(segment_key(segment.ordinal), SegmentRow)
     if row is None:
         name = segment.path.name
-        row = SegmentRow(
-            segment.ordinal, f"{segment.segment_id:016x}", name, segment.size, "ready", created_at=created_at
-        )
+        row = SegmentRow(segment.ordinal, f"{segment.segment_id:016x}", name, segment.size, "ready", created_at=created_at)
     row = replace(row, state="open", timeline=base.timeline, base_sequence=base.sequence, base_step=base.step)
     tables.put(segment_key(segment.ordinal), row)
 
