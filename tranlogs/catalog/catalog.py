@@ -1,9 +1,11 @@
 """The catalog of a journal: its segments, checkpoints, timelines and watermarks, and the run that it belongs to.
 
 The catalog is a small LMDB environment, which trainer, monitor and command line share through its transactions. A row is JSON
-under a key like `segment/0000000004`, preceded by a checksum of key and JSON. No transaction waits without bound for another
-process: it fails, and the log, whose bytes are in the segments, goes on and repeats it later. All rows but requests, incidents and watermarks can be rebuilt from the segments and
-checkpoints, which describe themselves (`rebuild_catalog.py`).
+under a key like `segment/0000000004`, preceded by a checksum of key and JSON. All rows but requests, incidents and watermarks
+can be rebuilt from the segments and checkpoints, which describe themselves (`rebuild_catalog.py`).
+
+No transaction waits without bound for another process: it fails, and the log, whose bytes are in the segments, goes on and
+repeats it later.
 """
 
 from __future__ import annotations

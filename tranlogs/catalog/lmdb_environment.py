@@ -14,7 +14,7 @@ import lmdb.verify
 
 from ..base.atomic_files import allocate_lock_file, sync_folder
 from ..base.config import CATALOG_BYTES_RESERVED
-from ..base.errors import CannotRead, CatalogUnavailable, CorruptCatalog, LogUnavailable
+from ..base.errors import CannotRead, CatalogUnavailable, CorruptCatalog
 
 
 def verify_file(path: Path) -> None:
@@ -121,8 +121,7 @@ def open_environment(path: Path, writable: bool, map_bytes: int) -> lmdb.Environ
 
     Raises:
         CorruptCatalog: the file is damaged.
-        CatalogUnavailable: the file cannot be opened for reading now (missing rights or handles).
-        LogUnavailable: the file cannot be opened for writing (full disk, missing rights).
+        CatalogUnavailable: the file cannot be opened now (full disk, missing rights, no free reader).
     """
     options: dict[str, Any] = {"subdir": False, "map_size": map_bytes, "max_dbs": 0, "lib_version": 0}
     try:
@@ -142,8 +141,7 @@ def open_environment(path: Path, writable: bool, map_bytes: int) -> lmdb.Environ
     except DAMAGE as error:
         raise CorruptCatalog(path, f"it cannot be opened ({error})") from error
     except (lmdb.Error, OSError) as error:
-        if writable:  # a full disk or a missing right, which a rebuilt catalog would not cure
-            raise LogUnavailable(f"{path}: it cannot be opened ({error})") from error
+        # A full disk, a missing right or no free reader, which a rebuilt catalog would not cure.
         raise CatalogUnavailable(path, f"it cannot be opened now, and is not damaged: {advise(error)}") from error
 
 

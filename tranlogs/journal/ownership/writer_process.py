@@ -31,7 +31,9 @@ class WriterProcess:
         return os.getpid() == self.pid
 
     def end(self, work: Callable[[], bool]) -> None:
-        """Run `work`, which returns True if the journal is closed in order, and release the lock, once. Nothing is done in a forked child, or after the lock was released.
+        """Run `work` and release the lock, once. Nothing is done in a forked child, or after the lock was released.
+
+        `work` returns True if the journal was closed in order.
 
         A Ctrl-C is raised when the work is done. A second Ctrl-C is raised at once; `end` may then be called again.
         """

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ...base.clock import Clock
@@ -142,6 +143,8 @@ class Archiver:
                 self.run_once()
             except Exception as error:
                 self._note_failure("turn", error)
+                with suppress(Exception):  # the same error again; the next turn writes it
+                    self._ledger.write_problem(self._retries.problem)
             with self._changed:
                 self._changed.wait_for(self._has_work, _TURN_SECONDS)
                 self._is_woken = False
