@@ -9,7 +9,7 @@ from typing import Any
 
 from ...base.atomic_files import is_disk_full
 from ...base.clock import Clock
-from ...base.errors import LogUnavailable, UnencodableState, error_text
+from ...base.errors import CatalogBusy, LogUnavailable, UnencodableState, error_text
 from ...checkpoints import Snapshot
 from ...encoding import tree
 from ...log.layout import NO_TENSORS
@@ -23,6 +23,12 @@ from .suspendable_log import SuspendableLog
 from .suspension import Suspension, end_incident, note_incident
 
 _log = logging.getLogger("tranlogs")
+
+
+def _describe_remedy(error: BaseException) -> str:
+    if isinstance(error, UnencodableState):
+        return "the state can be stored again"
+    return "that process goes on" if isinstance(error, CatalogBusy) else "the disk can be written again"
 
 
 class SuspensionHandler:
@@ -58,7 +64,7 @@ class SuspensionHandler:
                 step,
                 error_text(error),
                 self._journal_log.committed,
-                "the state can be stored again" if isinstance(error, UnencodableState) else "the disk can be written again",
+                _describe_remedy(error),
             )
         else:  # an attempt to resume failed
             self.current.postpone(now)
