@@ -153,9 +153,11 @@ def _salvage_rows(folder: Path) -> dict[str, Any]:
         for prefix, kind in _ONLY_IN_CATALOG.items():
             for key in tables.keys(prefix):
                 try:
-                    kept[key] = tables.get(key, kind)
+                    row = tables.get(key, kind)
                 except CorruptCatalog:
                     continue
+                if row is not None:  # else the key itself is damaged
+                    kept[key] = row
 
     try:
         catalog = Catalog.open(folder)

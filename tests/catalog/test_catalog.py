@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 
 from tests.support.faults import failing
 from tranlogs.base.config import FORMAT_VERSION
@@ -335,3 +336,22 @@ def test_keys_are_those_under_the_prefix(catalog: Catalog) -> None:
             tables.put(key, SEGMENT)
     assert catalog.read(lambda tables: tables.keys("evaluation/")) == ["evaluation/1", "evaluation/2"]
     assert catalog.read(lambda tables: tables.keys("x")) == []
+
+
+@pytest.mark.parametrize("error", [TypeError, KeyError, ValueError])
+def test_an_error_in_a_query_is_raised_as_it_is(catalog: Catalog, error: type[Exception]) -> None:
+    def wrong(_: Tables) -> None:
+        raise error("a mistake")
+
+    with pytest.raises(error, match="a mistake"):
+        catalog.read(wrong)
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{}", b"no JSON", b"\xff"])
+def test_a_row_that_is_none_is_damage(catalog: Catalog, content: bytes) -> None:
+    key = segment_key(3).encode()
+    assert catalog._env is not None
+    with catalog._env.begin(write=True) as txn:
+        txn.put(key, xxhash.xxh3_64_digest(key + content) + content)
+    with pytest.raises(CorruptCatalog, match="segment/0000000003"):
+        catalog.segments()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,8 @@ import pytest
 from tests.support.toy import ToyTrainer, open_toy, uninterrupted
 from tests.support.verify import verify_run
 from tranlogs.base.config import JournalConfig
-from tranlogs.base.errors import CorruptCatalog
-from tranlogs.catalog import CATALOG_NAME, Catalog, CommonRow, Incident
+from tranlogs.base.errors import CatalogUnavailable, CorruptCatalog, UsageError
+from tranlogs.catalog import CATALOG_NAME, Catalog, CommonRow, Incident, Tables
 from tranlogs.log.record_format import HEAD
 from tranlogs.rebuild_catalog import rebuild_catalog
 from tranlogs.recovery.journal_facts import CatalogContents, read_catalog, read_facts
@@ -192,3 +194,45 @@ def test_unlisted_files_are_found_beside_a_stale_catalog(run: Path) -> None:
     assert any("the catalog does not list it" in note for note in facts.notes)
     goes_on(run, 64)
     assert read_catalog(run / "rank0").timelines[-1].number == 3
+
+
+READERS = """
+import sys, lmdb
+env = lmdb.open(sys.argv[1], subdir=False, map_size=1 << 28, lib_version=0, readonly=True)
+held = []
+try:
+    while True:
+        held.append(env.begin())
+except lmdb.ReadersFullError:
+    print(len(held), flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_sound_catalog_without_a_free_reader_is_not_rebuilt(run: Path) -> None:
+    catalog = run / "rank0" / CATALOG_NAME
+    before = catalog.stat().st_ino
+    command = [sys.executable, "-c", READERS, str(catalog)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as readers:
+        assert readers.stdout is not None
+        assert int(readers.stdout.readline()) > 100
+        with pytest.raises(UsageError, match=r"not damaged: .*READERS_FULL.*end some of them"):
+            open_toy(run)
+        with pytest.raises(CatalogUnavailable, match="not damaged"):
+            read_catalog(run / "rank0")
+        readers.communicate("\n")
+    assert catalog.stat().st_ino == before
+    assert not list((run / "rank0").glob("*.broken-*"))
+    goes_on(run, 66)
+
+
+def test_a_mistake_in_the_program_does_not_rebuild_a_sound_catalog(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(_: Tables) -> None:
+        raise TypeError("a mistake")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tables, "check", wrong)
+        with pytest.raises(TypeError, match="a mistake"):
+            open_toy(run)
+    assert not list((run / "rank0").glob("*.broken-*"))
+    goes_on(run, 66)

@@ -13,6 +13,8 @@ from tests.support.clock import FakeClock
 from tests.support.faults import failing
 from tests.support.toy import ToyTrainer
 from tests.support.toy_steps import boundary_of, checkpoint_steps, killed, patiently, state_at, step_of
+from tranlogs.catalog import Incident
+from tranlogs.journal import read_owner
 from tranlogs.retention import CheckpointFacts, EverySteps
 
 
@@ -237,3 +239,39 @@ def test_a_clean_close_says_that_all_is_safe(toy: Callable[..., ToyTrainer], cap
     trainer.journal.close()
     assert "closed; steps up to 4 are safe" in caplog.records[-1].getMessage()
     assert (trainer.journal.committed, trainer.journal.synced) == (4, 4)
+
+
+def test_an_incident_replaces_no_other_after_a_row_was_lost(toy: Callable[..., ToyTrainer]) -> None:
+    clock = FakeClock()
+    trainer = toy(clock=clock)
+    trainer.recover()
+    catalog = trainer.journal.catalog
+    with catalog.transaction() as tables:  # as a rebuilt catalog has them: the second row was damaged
+        for number in (1, 3):
+            tables.put(f"incident/{number:06d}", Incident(number, "the disk was full", 1, 1.0, 2, 2.0))
+    suspended(trainer, 5)
+    clock.advance(100)
+    trainer.train(8)
+    assert not trainer.journal.is_suspended
+    found = [(row.number, row.from_step, row.to_step) for row in catalog.incidents()]
+    assert found[:2] == [(1, 1, 2), (3, 1, 2)]
+    assert [number for number, *_ in found] == [1, 3, 4]
+
+
+def test_a_journal_that_could_not_be_closed_does_not_count_as_closed(tmp_path: Path, toy: Callable[..., ToyTrainer]) -> None:
+    trainer = toy(durability="machine")
+    trainer.recover()
+    trainer.train(5)
+    trainer.journal.note_finished("complete")
+    with failing("log.seal=eio"):
+        trainer.journal.close()
+    owner = read_owner(trainer.journal.paths.folder)
+    assert owner is not None
+    assert (owner.is_alive, owner.has_closed, owner.has_finished) == (False, False, False)
+    again = toy()
+    assert not again.journal.was_finished
+    assert again.recover().step == 5
+    again.journal.close()
+    owner = read_owner(trainer.journal.paths.folder)
+    assert owner is not None
+    assert owner.has_closed

@@ -255,3 +255,27 @@ def test_rows_go_before_bytes(tmp_path: Path) -> None:
     assert (tmp_path / rows[0].name / "state").exists()
     assert [row.state for row in catalog.segments()] == ["retired"]
     catalog.close()
+
+
+def test_retiring_revives_no_row_that_was_deleted_meanwhile(tmp_path: Path) -> None:
+    catalog = Catalog.open(tmp_path, writable=True)
+    checkpoints = [CheckpointRow(f"step-{step}", step, step, "00", 1, 10, 0.0) for step in (5, 9)]
+    segments = [SegmentRow(n, f"{n:016x}", f"{n}.seg", 10, "sealed", 1, n - 1, n - 1, n, n, 10) for n in (1, 2)]
+    with catalog.transaction() as tables:
+        for checkpoint in checkpoints:
+            tables.put(f"checkpoint/{checkpoint.name}", checkpoint)
+        for segment in segments:
+            tables.put(segment_key(segment.ordinal), segment)
+
+    class Meanwhile:
+        def kept(self, steps: Sequence[int]) -> Collection[int]:
+            with catalog.transaction() as tables:  # as a monitor does that prunes the same rows
+                tables.delete(segment_key(1))
+                tables.delete("checkpoint/step-5")
+            return steps[-1:]
+
+    retire(catalog, tmp_path, Meanwhile())
+    assert [(row.ordinal, row.state) for row in catalog.segments()] == [(2, "retired")]
+    assert [row.step for row in catalog.checkpoints()] == [9]
+    assert catalog.read(lambda tables: tables.keys("checkpoint/")) == ["checkpoint/step-9"]
+    catalog.close()

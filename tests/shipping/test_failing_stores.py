@@ -14,6 +14,7 @@ from tests.shipping.ships import archiver, assert_comes_back, drain, marks, ship
 from tests.support.faulty_store import FaultyStore
 from tranlogs.shipping import read_newest
 from tranlogs.shipping.inventory import durability
+from tranlogs.shipping.sending import failures
 
 
 @pytest.mark.parametrize("method", ["put", "stat", "names", "get", "delete"])
@@ -246,3 +247,35 @@ def test_a_store_that_hangs_holds_nobody(memory_path: Path) -> None:
     finally:
         store.hangs.set()
         made.close()
+
+
+@pytest.mark.parametrize("method", ["names", "put", "stat"])
+def test_an_error_of_the_program_is_recorded_and_shipping_goes_on(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 27)
+    monkeypatch.setattr(failures, "RETRY_SECONDS_MIN", 0.05)
+    problem = threading.Event()
+    call = getattr(store, method)
+
+    def wrong(*arguments: object) -> object:
+        if not problem.is_set():
+            raise TypeError("a mistake")
+        return call(*arguments)
+
+    monkeypatch.setattr(store, method, wrong)
+    made = archiver(run, store)
+    made.start()
+    try:
+        while (row := store_row(run)) is None or "error in TranLogs (TypeError: a mistake)" not in row.problem:
+            made.wait(0.02)
+        problem.set()
+        while made.progress().archived < 27:
+            made.wake()
+            made.wait(0.02)
+        while (row := store_row(run)) is None or row.problem:
+            made.wait(0.02)
+    finally:
+        made.close()
+    assert_comes_back(store, "a/rank0", memory_path / "b", 27)

@@ -57,10 +57,10 @@ def test_a_process_that_dies_behind_the_cut_of_its_last_segment_leaves_a_sound_r
     copies: list[Path] = []
     seal = group_commit.record_sealed
 
-    def copied_first(*arguments: Any) -> None:
+    def copied_first(*arguments: Any, **named: Any) -> None:
         copies.append(memory_path / f"copy{len(copies)}")
         copy_live(memory_path / "run", copies[-1])
-        seal(*arguments)
+        seal(*arguments, **named)
 
     monkeypatch.setattr(group_commit, "record_sealed", copied_first)
     trainer = open_run(memory_path / "run")

@@ -40,6 +40,7 @@ SEGMENT_BYTES_FITTING = 1 * MIB, 128 * MIB  # within these limits.
 RECORD_SLACK_BYTES = 64 * KIB  # space for the description of a record; a longer description enlarges the file
 SPARE_FILES_MAX = 2  # retired files that are kept for recycling if the last interval did not need more
 GROUP_SECONDS = 0.01  # time between two groups that are made durable, because each group delays the training thread a little
+CATALOG_TURN_SECONDS = 5.0  # time that a write transaction waits for one of another process
 CATALOG_SECONDS = 0.5  # minimum time between two writes of the watermarks
 
 # Writing.

@@ -14,12 +14,14 @@
     │   ├── CorruptRecord          a record in the middle of the log is damaged
     │   │   └── MissingShard       another rank's gradient shard of a record is missing or damaged
     │   ├── CorruptCheckpoint      a file of a checkpoint is missing or differs from the manifest
-    │   ├── CorruptCatalog         the catalog cannot be read
+    │   ├── CorruptCatalog         the catalog is missing or damaged
     │   ├── CorruptObject          an object in a store is missing or differs from what was sent
     │   └── UnknownFormat          the file has a format version that this TranLogs does not read
     ├── RecoveryError              there is no intact checkpoint, or the requested step is not covered
     ├── LogUnavailable             the log cannot be written now (disk full, I/O error)
-    │   └── RunLost                another process writes the run, or its folder was moved or deleted
+    │   ├── RunLost                another process writes the run, or its folder was moved or deleted
+    │   └── CatalogUnavailable     the catalog cannot be used now; it is not damaged
+    │       └── CatalogBusy        another process holds a write transaction of the catalog
     └── StoreUnavailable           a store does not answer correctly now; a retry may help
 
 A message names the place (file, step, tensor, setting) and the next action.
@@ -37,6 +39,8 @@ from pathlib import Path
 
 __all__ = [
     "CannotRead",
+    "CatalogBusy",
+    "CatalogUnavailable",
     "CorruptCatalog",
     "CorruptCheckpoint",
     "CorruptObject",
@@ -242,7 +246,7 @@ class CorruptCheckpoint(DataError):
 
 
 class CorruptCatalog(DataError):
-    """The catalog cannot be read. `tranlogs verify RUN --repair` rebuilds it from the segments and checkpoints."""
+    """The catalog is missing or damaged. `tranlogs verify RUN --repair` rebuilds it from the segments and checkpoints."""
 
     def __init__(self, path: object, why: str) -> None:
         self.why = why
@@ -291,6 +295,28 @@ class RunLost(LogUnavailable):
     def __init__(self, why: str, resumes_when: str, *, is_deleted: bool = False) -> None:
         self.resumes_when, self.is_deleted = resumes_when, is_deleted
         super().__init__(why)
+
+
+class CatalogUnavailable(LogUnavailable):
+    """The catalog cannot be used now: LMDB has no reader slot or lock for this process, or rights are missing."""
+
+    def __init__(self, path: object, why: str) -> None:
+        self.path, self.why = path, why
+        super().__init__(f"{path}: {why}")
+
+
+class CatalogBusy(CatalogUnavailable):
+    """Another process holds a write transaction of the catalog. `pid` is its number, 0 if it is not known."""
+
+    def __init__(self, path: object, pid: int) -> None:
+        self.pid = pid
+        if pid:
+            who = f"process {pid} holds a write transaction of the catalog"
+            remedy = f"If it is stopped, let it go on (kill -CONT {pid}) or end it"
+        else:
+            who = "another process holds a write transaction of the catalog"
+            remedy = "Look for a stopped `tranlogs monitor` or debugger, and let it go on or end it"
+        super().__init__(path, f"{who} and does not end it. {remedy}")
 
 
 class StoreUnavailable(TranLogsError):

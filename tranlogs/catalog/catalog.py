@@ -1,9 +1,11 @@
 """The catalog of a journal: its segments, checkpoints, timelines and watermarks, and the run that it belongs to.
 
 The catalog is a small LMDB environment, which trainer, monitor and command line share through its transactions. A row is JSON
-under a key like `segment/0000000004`, preceded by a checksum of key and JSON. Only background threads write to the catalog;
-the training thread never waits for it. All rows but requests, incidents and watermarks can be rebuilt from the segments and
-checkpoints, which describe themselves (`rebuild_catalog.py`).
+under a key like `segment/0000000004`, preceded by a checksum of key and JSON. All rows but requests, incidents and watermarks
+can be rebuilt from the segments and checkpoints, which describe themselves (`rebuild_catalog.py`).
+
+No transaction waits without bound for another process: it fails, and the log, whose bytes are in the segments, goes on and
+repeats it later.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,11 +22,13 @@ from typing import Any
 
 import lmdb
 
-from ..base.config import CATALOG_BYTES, CATALOG_BYTES_GROWN_MAX, FORMAT_VERSION, THREAD_SECONDS_MAX
-from ..base.errors import CannotRead, CorruptCatalog, LogUnavailable, UnknownFormat
+from ..base.config import CATALOG_BYTES, CATALOG_BYTES_GROWN_MAX, CATALOG_TURN_SECONDS, FORMAT_VERSION, THREAD_SECONDS_MAX
+from ..base.errors import CannotRead, CatalogBusy, CatalogUnavailable, CorruptCatalog, LogUnavailable, UnknownFormat
 from ..base.failpoints import hit
 from ..base.threads import WaitableLock
 from .lmdb_environment import (
+    DAMAGE,
+    advise,
     close_environment,
     has_lost_lock_file,
     list_readers,
@@ -33,12 +38,15 @@ from .lmdb_environment import (
 )
 from .rows import CheckpointRow, Incident, RunRow, SegmentRow, TimelineRow, Watermarks
 from .tables import RowCache, Tables
+from .write_turn import WriteTurn
 
 _log = logging.getLogger("tranlogs")
 
 CATALOG_NAME = "catalog.lmdb"
 
 _READER_CHECK = 256  # write transactions between two searches for readers that were killed
+_TURN_POLL_SECONDS = 0.005  # between two attempts to take the turn to write
+_HELD_SECONDS = 0.05  # the wait for another process that has not ended its transaction in CATALOG_TURN_SECONDS
 
 _open_here: dict[str, Catalog] = {}  # LMDB allows one environment for each file and process
 _open_lock = threading.Lock()
@@ -50,12 +58,17 @@ class Catalog:
     Attributes:
         demand_writer: called inside each write transaction, set by the journal's writer; raises if another process has become
             the writer, so that nothing of this one is committed beside it.
+        is_held: True if another process has held a write transaction for CATALOG_TURN_SECONDS, when this one last tried.
     """
 
     def __init__(self, path: Path, env: lmdb.Environment, *, writable: bool) -> None:
         self.path, self.writable = path, writable
         self._inode = os.stat(path).st_ino
         self._env: lmdb.Environment | None = env  # None if the last attempt to open it again failed
+        self._turn = WriteTurn(path) if writable else None
+        self.is_held = False
+        self._turn_at = 0.0  # when the last write transaction began
+        self._held_since: float | None = None  # when the first write transaction after it began to wait
         self._map_bytes = CATALOG_BYTES
         # After a failed write of its meta page, LMDB refuses all transactions until the file is opened again.
         self._needs_reopening = False
@@ -117,24 +130,52 @@ class Catalog:
                 del _open_here[os.path.realpath(self.path)]
 
     @contextmanager
-    def transaction(self) -> Iterator[Tables]:
+    def transaction(self, seconds: float = CATALOG_TURN_SECONDS) -> Iterator[Tables]:
         """Begin a write transaction. At the end of the block all of it becomes durable, or nothing if the block raises.
 
+        Args:
+            seconds: how long to wait for a transaction of another process. While `is_held`, the wait is a moment.
+
         Raises:
+            CatalogBusy: another process does not end its transaction.
             LogUnavailable: the disk is full or fails.
         """
-        with self._lock:
-            self._write_count += 1
-            self._needs_reopening |= self.has_lost_lock_file()
-            try:
-                with self._begin(write=True) as txn:
-                    self.demand_writer()
-                    yield Tables(txn, self.path, self._cache, txn.id() - 1)
-                    hit("catalog.before_commit")
-                hit("catalog.after_commit")
-            except (lmdb.Error, OSError) as error:
-                self._needs_reopening = True
-                raise LogUnavailable(f"{self.path}: {error}") from error
+        start = time.monotonic()
+        end = start + (_HELD_SECONDS if self.is_held else seconds)
+        has_begun = False
+        while True:
+            with self._lock:  # Not held during the wait: so it is held only by a transaction of this process.
+                self._write_count += 1
+                self._needs_reopening |= self.has_lost_lock_file()
+                try:
+                    with self._begin(write=True) as txn:
+                        has_begun = True
+                        self._note_turn()
+                        self.demand_writer()
+                        yield Tables(txn, self.path, self._cache, txn.id() - 1)
+                        hit("catalog.before_commit")
+                    hit("catalog.after_commit")
+                    return
+                except CatalogBusy as error:
+                    if has_begun or time.monotonic() >= end:
+                        self._note_held(error, start)
+                        raise
+                except (lmdb.Error, OSError) as error:
+                    self._needs_reopening = True
+                    raise LogUnavailable(f"{self.path}: {error}") from error
+            time.sleep(_TURN_POLL_SECONDS)
+
+    def _note_held(self, error: CatalogBusy, start: float) -> None:
+        self._held_since = max(start, self._turn_at) if self._held_since is None else self._held_since
+        if not self.is_held and time.monotonic() - self._held_since >= CATALOG_TURN_SECONDS:
+            self.is_held = True
+            _log.warning("%s. Meanwhile steps are logged and survive a crash, and what `status` shows lags behind", error)
+
+    def _note_turn(self) -> None:
+        self._turn_at, self._held_since = time.monotonic(), None
+        if self.is_held:
+            self.is_held = False
+            _log.warning("%s: the catalog can be written again", self.path)
 
     def has_lost_lock_file(self) -> bool:
         """Return True if LMDB's lock file was deleted, so that the catalog must be opened again."""
@@ -144,13 +185,16 @@ class Catalog:
         """Return the result of `query` on one consistent snapshot.
 
         Raises:
-            CorruptCatalog: a row is damaged, or the disk fails.
+            CorruptCatalog: a row or the structure of the file is damaged.
+            CatalogUnavailable: LMDB cannot begin a transaction now.
         """
         try:
             with self._begin() as txn:
                 return query(Tables(txn, self.path, self._cache, txn.id()))
-        except (lmdb.Error, LogUnavailable, ValueError, KeyError, TypeError) as error:
+        except DAMAGE as error:
             raise CorruptCatalog(self.path, f"it cannot be read ({error})") from error
+        except lmdb.Error as error:
+            raise CatalogUnavailable(self.path, f"it cannot be read now, and is not damaged: {advise(error)}") from error
 
     @contextmanager
     def _begin(self, *, write: bool = False) -> Iterator[lmdb.Transaction]:
@@ -164,6 +208,8 @@ class Catalog:
             with txn:
                 yield txn
         finally:
+            if write and self._turn is not None:
+                self._turn.give_back()
             self._leave()
 
     def _begin_transaction(self, write: bool) -> lmdb.Transaction:
@@ -172,7 +218,15 @@ class Catalog:
             if write and self._write_count % _READER_CHECK == 1:  # including the first one
                 env.reader_check()  # a reader that was killed would pin its snapshot for ever
                 reserve_space(self.path, env)
-            return env.begin(write=write)
+            if not write:
+                return env.begin()
+            assert self._turn is not None, "the catalog was opened for reading"
+            self._turn.take()  # after all else that opens the file: closing it would give the turn back
+            try:
+                return env.begin(write=True)
+            except BaseException:
+                self._turn.give_back()
+                raise
         except BaseException:
             self._leave()
             raise
@@ -231,14 +285,13 @@ class Catalog:
 
     def _reopen(self, *, writable: bool) -> None:
         """Open the file again. No thread may have a transaction."""
-        if self._env is not None:
-            close_environment(self._env)
-            self._env = None
+        self._close_files()
         try:
             verify_file(self.path)
         except CannotRead as error:
             raise LogUnavailable(str(error)) from error
         self._env, self.writable = open_environment(self.path, writable, self._map_bytes), writable
+        self._turn = WriteTurn(self.path) if writable else None
         self._inode = os.stat(self.path).st_ino
         self._cache.clear()  # transaction numbers are valid for one file only
         self._needs_reopening = False
@@ -251,10 +304,16 @@ class Catalog:
             except LogUnavailable:
                 return False
             self._is_closed = True
-            if self._env is not None:
-                close_environment(self._env)
-                self._env = None
+            self._close_files()
             return True
+
+    def _close_files(self) -> None:
+        if self._env is not None:
+            close_environment(self._env)
+            self._env = None
+        if self._turn is not None:
+            self._turn.close()
+            self._turn = None
 
     # Common queries.
 

@@ -15,7 +15,7 @@ import lmdb.verify
 
 from ..base.atomic_files import allocate_lock_file, sync_folder
 from ..base.config import CATALOG_BYTES_RESERVED
-from ..base.errors import CannotRead, CorruptCatalog, LogUnavailable
+from ..base.errors import CannotRead, CatalogUnavailable, CorruptCatalog
 
 
 def verify_file(path: Path) -> None:
@@ -76,7 +76,29 @@ def list_readers(env: lmdb.Environment) -> Iterator[str]:
             yield pid
 
 
-_DAMAGE = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError)
+# What LMDB raises over damaged files. All other errors are of locks, readers, rights, memory or the disk.
+DAMAGE = (
+    lmdb.InvalidError,
+    lmdb.CorruptedError,
+    lmdb.VersionMismatchError,
+    lmdb.PageNotFoundError,
+    lmdb.CursorFullError,
+    lmdb.PageFullError,
+    lmdb.IncompatibleError,
+)
+
+_ADVICE: dict[type[lmdb.Error], str] = {
+    lmdb.ReadersFullError: "126 processes and threads read it at once; end some of them, and try again",
+    lmdb.MapResizedError: "another process enlarged it; try again",
+    lmdb.LockError: "its lock file is in use; try again",
+    lmdb.ReadonlyError: "give this process permission to read the file and to write its lock file",
+}
+
+
+def advise(error: lmdb.Error | OSError) -> str:
+    """Return the text of an error that is no damage, and what to do."""
+    advice = next((text for kind, text in _ADVICE.items() if isinstance(error, kind)), "try again")
+    return f"{error}; {advice}"
 
 
 def reserve_space(path: Path, env: lmdb.Environment) -> None:
@@ -159,8 +181,8 @@ def open_environment(path: Path, writable: bool, map_bytes: int) -> lmdb.Environ
     """Open an LMDB file. With `writable`, create it if it does not exist.
 
     Raises:
-        CorruptCatalog: the file is damaged or, without `writable`, cannot be opened.
-        LogUnavailable: the file cannot be opened for writing (full disk, missing rights).
+        CorruptCatalog: the file is damaged.
+        CatalogUnavailable: the file cannot be opened now (full disk, missing rights, no free reader).
     """
     options: dict[str, Any] = {"subdir": False, "map_size": map_bytes, "max_dbs": 0, "lib_version": 0}
     try:
@@ -175,15 +197,21 @@ def open_environment(path: Path, writable: bool, map_bytes: int) -> lmdb.Environ
                 close_environment(env)
                 raise
             return env
-        try:
-            env = lmdb.open(str(path), readonly=True, lock=True, **options)
+        # If this process cannot write the lock file, it reads without a lock. A lock that fails otherwise is an error: reading
+        # without one beside a writer can end the process.
+        has_lock = _can_lock(path)
+        env = lmdb.open(str(path), readonly=True, lock=has_lock, **options)
+        if has_lock:
             _guard_lock_file(env, path, writable=False)
-            return env
-        except (lmdb.Error, OSError):  # the lock file cannot be written, so no other process can be writing either
-            return lmdb.open(str(path), readonly=True, lock=False, **options)
-    except _DAMAGE as error:
+        return env
+    except DAMAGE as error:
         raise CorruptCatalog(path, f"it cannot be opened ({error})") from error
     except (lmdb.Error, OSError) as error:
-        if writable:  # a full disk or a missing right, which a rebuilt catalog would not cure
-            raise LogUnavailable(f"{path}: it cannot be opened ({error})") from error
-        raise CorruptCatalog(path, f"it cannot be opened ({error})") from error
+        # A full disk, a missing right or no free reader, which a rebuilt catalog would not cure.
+        raise CatalogUnavailable(path, f"it cannot be opened now, and is not damaged: {advise(error)}") from error
+
+
+def _can_lock(path: Path) -> bool:
+    """Return True if this process can write the lock file of an environment."""
+    lock = path.with_name(f"{path.name}-lock")
+    return os.access(lock, os.R_OK | os.W_OK) if lock.exists() else os.access(path.parent, os.W_OK)

@@ -71,7 +71,7 @@ class Tables:
         """Return the keys under a prefix, in order."""
         cursor, start = self._txn.cursor(), prefix.encode()
         found = cast("Iterator[bytes]", cursor.iternext(values=False)) if cursor.set_range(start) else iter(())
-        return [key.decode() for key in takewhile(lambda key: key.startswith(start), found)]
+        return [key.decode(errors="replace") for key in takewhile(lambda key: key.startswith(start), found)]
 
     def check(self) -> None:
         """Check every row.
@@ -96,7 +96,7 @@ class Tables:
     def request(self, name: str) -> dict[str, Any] | None:
         """Return a request from the monitor to the trainer; None if there is none."""
         raw = self._txn.get(f"request/{name}".encode())
-        return None if raw is None else json.loads(_verify_checksum(bytes(raw), self._path, f"request/{name}".encode()))
+        return None if raw is None else _parse(bytes(raw), self._path, f"request/{name}".encode())
 
     def put_request(self, name: str, content: dict[str, Any]) -> None:
         """Add or replace a request from the monitor to the trainer."""
@@ -113,16 +113,34 @@ class Tables:
         return takewhile(lambda item: item[0].startswith(start), found)
 
     def _decode(self, raw: bytes, kind: type[Row], key: bytes) -> Row:
-        content = json.loads(_verify_checksum(raw, self._path, key).decode())
+        content = _parse(raw, self._path, key)
         names = _list_fields(kind)  # type: ignore[arg-type]
         if not names.issuperset(content):  # a newer version wrote the row
             content = {name: value for name, value in content.items() if name in names}
-        return kind(**content)
+        try:
+            return kind(**content)
+        except TypeError as error:
+            raise CorruptCatalog(self._path, f"row {key.decode(errors='replace')}: {error}") from error
 
 
 @functools.cache
 def _list_fields(kind: type[Any]) -> frozenset[str]:
     return frozenset(f.name for f in fields(kind))
+
+
+def _parse(raw: bytes, path: Path, key: bytes) -> dict[str, Any]:
+    """Return the content of a row.
+
+    Raises:
+        CorruptCatalog: the checksum differs, or the row is not a JSON object.
+    """
+    try:
+        content = json.loads(_verify_checksum(raw, path, key))
+    except ValueError as error:
+        raise CorruptCatalog(path, f"row {key.decode(errors='replace')}: it is not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise CorruptCatalog(path, f"row {key.decode(errors='replace')}: it is not a JSON object")
+    return content
 
 
 def _verify_checksum(raw: bytes, path: Path, key: bytes) -> bytes:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..base.clock import Clock, SystemClock
 from ..base.config import JournalConfig
-from ..base.errors import LogUnavailable, NotRecovered
+from ..base.errors import CatalogBusy, LogUnavailable, NotRecovered
 from ..base.failpoints import hit
 from ..catalog import CheckpointRow
 from ..checkpoints import Snapshot
@@ -293,6 +293,8 @@ class Journal(JournalState):
         if self._open_writer() is None or not checkpoints.is_started or (checkpoints.is_busy and not wait):
             return False
         checkpoints.wait()
+        if checkpoints.is_busy:  # The one before waits for another process that holds the catalog.
+            return False
         failure = log.drain()
         if failure is not None:  # The boundary at which the snapshot was taken is not in the log.
             self._suspend(failure)
@@ -320,7 +322,7 @@ class Journal(JournalState):
         return True
 
     def wait_checkpoint(self) -> None:
-        """Wait for the checkpoint that is being written."""
+        """Wait for the checkpoint that is being written, unless it waits for another process that holds the catalog."""
         self.checkpoints.wait()
 
     # The end.
@@ -352,7 +354,8 @@ class Journal(JournalState):
             return True
         self.log.demand_sync()
         failure = self.log.close()
-        self._process.lock.mark_closed()
+        if failure is None:
+            self._process.lock.mark_closed()
         return failure is None
 
     def note_finished(self, loop_end: str = "") -> None:
@@ -373,17 +376,22 @@ class Journal(JournalState):
         atexit.unregister(self.close)
         self._process.end(self._end)
 
-    def _end(self) -> None:
+    def _end(self) -> bool:
+        """Close all but the lock; return True if the log was closed in order, so that the journal counts as closed."""
+        unlisted: BaseException | None = None
         try:
             failure = self.log.close()
             self.log.stop_thread()
-            self.wait_checkpoint()
+            unlisted = self.checkpoints.close()
         finally:
             self.catalog.close()
         folder, committed = self.paths.folder, self.committed
+        if isinstance(unlisted, CatalogBusy):
+            _log.warning("%s: the last checkpoint is complete, and is listed when the run is opened next: %s", folder, unlisted)
         if self._suspensions.current is not None:
             _log.warning("%s: closed while logging was suspended; steps after %d are lost", folder, committed)
         elif failure is not None:
             _log.warning("%s: the log could not be closed cleanly: %s; steps up to %d are safe", folder, failure, committed)
         else:
             _log.info("%s: closed; steps up to %d are safe", folder, committed)
+        return failure is None and self._suspensions.current is None

@@ -24,10 +24,12 @@ from typing import NamedTuple, TypeVar
 import lmdb
 
 from ..base.config import CATALOG_BYTES_RESERVED, FORMAT_VERSION, INDEX_BYTES, INDEX_BYTES_GROWN_MAX
-from ..base.errors import CorruptCatalog, LogUnavailable
+from ..base.errors import CatalogUnavailable, CorruptCatalog, LogUnavailable
 from ..base.failpoints import hit
 from ..base.threads import WaitableLock
 from ..catalog.lmdb_environment import (
+    DAMAGE,
+    advise,
     close_environment,
     has_lost_lock_file,
     open_environment,
@@ -126,8 +128,10 @@ class LogIndex:
                 hit("log.index")
                 self._change(lambda txn: txn.put(_RUN, wanted))
                 found = wanted
-        except (lmdb.Error, ValueError, KeyError) as error:
+        except DAMAGE as error:
             raise CorruptCatalog(self.path, f"it cannot be read ({error})") from error
+        except lmdb.Error as error:
+            raise CatalogUnavailable(self.path, f"it cannot be read now, and is not damaged: {advise(error)}") from error
         if found != wanted:
             raise CorruptCatalog(self.path, "it belongs to another run, or to another version of TranLogs")
 
@@ -229,7 +233,8 @@ class LogIndex:
         """Call a function with a cursor of a read transaction.
 
         Raises:
-            CorruptCatalog: the environment is damaged, or the disk fails.
+            CorruptCatalog: the environment is damaged.
+            CatalogUnavailable: LMDB cannot begin a transaction now.
         """
         try:
             with self._reading:
@@ -240,8 +245,10 @@ class LogIndex:
                     self._env.set_mapsize(0)
                     with self._env.begin() as txn, txn.cursor() as cursor:
                         return query(cursor)
-        except (lmdb.Error, ValueError, struct.error) as error:
+        except DAMAGE as error:
             raise CorruptCatalog(self.path, f"it cannot be read ({error})") from error
+        except lmdb.Error as error:
+            raise CatalogUnavailable(self.path, f"it cannot be read now, and is not damaged: {advise(error)}") from error
 
     def newest(self, segment_id: int) -> Location | None:
         """Return the newest record of a segment; None if it has none.
@@ -300,7 +307,7 @@ def indexed_locations(folder: Path, segment_id: int) -> list[Location]:
         return []
     try:
         return index.locations(segment_id)
-    except CorruptCatalog:
+    except (CorruptCatalog, CatalogUnavailable):
         return []
     finally:
         index.close()

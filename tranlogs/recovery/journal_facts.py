@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..base.atomic_files import ReadFile
-from ..base.errors import CorruptCatalog, CorruptRecord
+from ..base.errors import CatalogUnavailable, CorruptCatalog, CorruptRecord
 from ..catalog import CATALOG_NAME, Catalog, CheckpointRow, PrunedRow, RunRow, SegmentRow, Tables, TimelineRow, Watermarks
 from ..catalog.lineage import Limits, trace_lineage
 from ..log.index import LogIndex, open_if_sound
@@ -186,7 +186,7 @@ class IndexLookup:
             return []
         try:
             return self._index.locations(segment_id)
-        except CorruptCatalog as error:
+        except (CorruptCatalog, CatalogUnavailable) as error:
             self._notes.append(f"{error}; the segment was scanned instead")
             return []
 

@@ -82,16 +82,27 @@ def plan_retirement(
 
 
 def retire(catalog: Catalog, folder: Path, policy: RetentionPolicy) -> Retirement:
-    """Apply a policy to a journal. Files of retired segments are kept: the log recycles them."""
-    common = catalog.read(lambda tables: tables.get("common", CommonRow))
-    plan = plan_retirement(policy, catalog.checkpoints(), catalog.segments(), catalog.timelines(), common)
+    """Apply a policy to a journal. Files of retired segments are kept: the log recycles them.
+
+    The policy, which may be the user's own, is called outside of the transaction. A row that another process has changed or
+    deleted since it was read is left alone.
+    """
+
+    def read(tables: Tables) -> tuple[list[CheckpointRow], list[SegmentRow], list[TimelineRow], CommonRow | None]:
+        published = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
+        segments, timelines = tables.rows("segment/", SegmentRow), tables.rows("timeline/", TimelineRow)
+        return published, segments, timelines, tables.get("common", CommonRow)
+
+    plan = plan_retirement(policy, *catalog.read(read))
     if plan.checkpoints or plan.segments:
         hit("log.retire")
         with catalog.transaction() as tables:  # commit point: later plans do not use them
             for checkpoint in plan.checkpoints:
-                tables.put(f"checkpoint/{checkpoint.name}", replace(checkpoint, state="retired"))
+                if tables.get(f"checkpoint/{checkpoint.name}", CheckpointRow) == checkpoint:
+                    tables.put(f"checkpoint/{checkpoint.name}", replace(checkpoint, state="retired"))
             for segment in plan.segments:
-                tables.put(segment_key(segment.ordinal), replace(segment, state="retired"))
+                if tables.get(segment_key(segment.ordinal), SegmentRow) == segment:
+                    tables.put(segment_key(segment.ordinal), replace(segment, state="retired"))
     delete_retired(catalog, folder)
     return plan
 

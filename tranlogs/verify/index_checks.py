@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..base.errors import CorruptCatalog, LogUnavailable
+from ..base.errors import CatalogUnavailable, CorruptCatalog, LogUnavailable
 from ..catalog import SegmentRow
 from ..log.index import INDEX_NAME, LogIndex
 from ..log.record_format import EntryKind, checksum_of
@@ -33,6 +33,8 @@ def verify_index(folder: Path, known: CatalogContents) -> Iterator[Finding]:
         yield Checked(path, path.stat().st_size)
     except CorruptCatalog as error:
         yield Problem(path, error.why)
+    except CatalogUnavailable:
+        return
     finally:
         index.close()
 

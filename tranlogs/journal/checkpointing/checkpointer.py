@@ -8,19 +8,23 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...base.atomic_files import is_disk_full, sync_folder
 from ...base.clock import Clock
-from ...base.errors import CorruptCheckpoint, LogUnavailable
+from ...base.config import CATALOG_SECONDS
+from ...base.errors import CatalogBusy, CorruptCheckpoint, LogUnavailable
 from ...base.failpoints import hit
 from ...base.threads import start_thread
-from ...catalog import Catalog, CheckpointRow
+from ...catalog import Catalog, CheckpointRow, Tables
 from ...checkpoints import Checkpoint, Snapshot, SnapshotPool, checkpoint_name, write_checkpoint
 from ...encoding.tree import Adapt
 from ...log.record_format import Position
 
 _log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_JOIN_SECONDS = 0.1  # between two looks at whether another process holds the catalog
 
 
 class Checkpointer:
@@ -51,6 +55,9 @@ class Checkpointer:
         self._on_published, self._make_room = on_published, make_room
         self._pool = SnapshotPool()
         self._thread: threading.Thread | None = None
+        self._is_ending = threading.Event()
+        self._is_patient = False  # the checkpoint is written in the background, and may wait for another process
+        self._is_blocked = False  # it waits for another process that holds the catalog
         self.failure: BaseException | None = None
 
     @property
@@ -62,7 +69,7 @@ class Checkpointer:
         """Copy a snapshot of the state at `position`, and write it in the background, or in this thread if `wait` is True."""
         assert not self.is_busy
         hit("checkpoint.snapshot")
-        self.failure = None
+        self.failure, self._is_patient, self._is_blocked = None, not wait, False
         snapshot.encode(adapt)
         self._pool.hold(snapshot)
         if wait:
@@ -94,8 +101,7 @@ class Checkpointer:
             row = CheckpointRow(
                 name, position.step, position.sequence, about["chain"], position.timeline, nbytes, about["created_at"], seconds
             )
-            with self._catalog.transaction() as tables:
-                tables.put(f"checkpoint/{name}", row)
+            self._change_catalog(lambda tables: tables.put(f"checkpoint/{name}", row))
             self._on_published(row)
         except Exception as error:  # The journal checks for a failure at the next boundary.
             self.failure = error
@@ -127,12 +133,28 @@ class Checkpointer:
 
     def _is_listed(self, row: CheckpointRow) -> bool:
         """Return True if the catalog lists a checkpoint as published, after adding it if it was missing."""
-        with self._catalog.transaction() as tables:
+
+        def list_if_missing(tables: Tables) -> bool:
             known = tables.get(f"checkpoint/{row.name}", CheckpointRow)
             if known is None:
                 sync_folder(self._folder)  # The name may not be durable yet.
                 tables.put(f"checkpoint/{row.name}", row)
-        return known is None or known.state == "published"
+            return known is None or known.state == "published"
+
+        return self._change_catalog(list_if_missing)
+
+    def _change_catalog(self, change: Callable[[Tables], _T]) -> _T:
+        """Change the catalog. In the background, wait for another process that holds the catalog, until `close`."""
+        while True:
+            try:
+                with self._catalog.transaction() as tables:
+                    result = change(tables)
+                self._is_blocked = False
+                return result
+            except CatalogBusy:
+                self._is_blocked = True
+                if not self._is_patient or self._is_ending.wait(CATALOG_SECONDS):
+                    raise
 
     def reserve(self, nbytes: int) -> None:
         """Allocate the memory for snapshots of about `nbytes`, in the background."""
@@ -149,7 +171,14 @@ class Checkpointer:
             _log.debug("could not allocate memory for snapshots ahead of time: %s", error)
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written."""
+        """Wait for the checkpoint that is being written, unless it waits for another process that holds the catalog."""
+        while self._thread is not None and self._thread.is_alive() and not self._is_blocked:
+            self._thread.join(_JOIN_SECONDS)
+
+    def close(self) -> BaseException | None:
+        """Wait as `wait` does, and end the thread. Return why the last checkpoint is not in the catalog; None if it is."""
+        self.wait()
+        self._is_ending.set()
         if self._thread is not None:
             self._thread.join()
-            self._thread = None
+        return self.failure

@@ -6,7 +6,7 @@ import logging
 
 from ...base.clock import Clock
 from ...base.config import RESERVE_BYTES_MIN
-from ...base.errors import CorruptCatalog, LogUnavailable, error_text
+from ...base.errors import CatalogBusy, CatalogUnavailable, CorruptCatalog, LogUnavailable, error_text
 from ...catalog import CheckpointRow
 from ...checkpoints import Snapshot
 from ...encoding import tree
@@ -119,9 +119,13 @@ class JournalCheckpoints:
             raise LogUnavailable(error_text(self.checkpointer.failure)) from self.checkpointer.failure
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written."""
+        """Wait for the checkpoint that is being written, unless it waits for another process that holds the catalog."""
         if self.checkpointer is not None:
             self.checkpointer.wait()
+
+    def close(self) -> BaseException | None:
+        """Wait as `wait` does, and end the thread. Return why the last checkpoint is not in the catalog; None if it is."""
+        return None if self.checkpointer is None else self.checkpointer.close()
 
     # Failures.
 
@@ -141,7 +145,7 @@ class JournalCheckpoints:
         try:
             if not self._catalog.checkpoints():
                 return failure
-        except CorruptCatalog as error:
+        except (CorruptCatalog, CatalogUnavailable) as error:
             return error
         if not self._has_warned_failed:  # warn once, until a checkpoint is written
             self._has_warned_failed = True
@@ -167,6 +171,8 @@ class JournalCheckpoints:
             retire(self._catalog, self._paths.checkpoints, self._retention)
             if self.disk_space.take_published():
                 self.retire_older()
+        except CatalogBusy as error:  # The catalog itself warns, once.
+            _log.debug("%s: could not delete expired segments and checkpoints: %s", self._paths.folder, error)
         except Exception as error:  # the policy may be the user's own
             _log.warning(
                 "%s: could not delete expired segments and checkpoints (%s: %s); retrying at the next checkpoint",

@@ -7,7 +7,7 @@ import logging
 from ...base.atomic_files import free_bytes
 from ...base.clock import Clock
 from ...base.config import CATALOG_SECONDS
-from ...base.errors import CorruptCatalog
+from ...base.errors import CatalogUnavailable, CorruptCatalog
 from ...catalog import Catalog
 from ...retention import CheckpointFacts, CheckpointPolicy, EverySteps
 from .recovery_speed import RecoverySpeed
@@ -79,6 +79,6 @@ class CheckpointSchedule:
         self._request_read_at = now
         try:
             request = self._catalog.read(lambda tables: tables.request("checkpoint"))
-        except CorruptCatalog:
+        except (CorruptCatalog, CatalogUnavailable):
             return False
         return bool(request) and request.get("step", 0) > self._step

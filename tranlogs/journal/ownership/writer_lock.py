@@ -230,12 +230,13 @@ class OwnerLock:
         """Record that this process ends in order, and keep the lock."""
         self._write_owner(has_closed=True)
 
-    def release(self) -> None:
-        """Release the lock, and record that this process did not die."""
+    def release(self, *, has_closed: bool = True) -> None:
+        """Release the lock, and record that this process did not die, if what it holds the lock for was closed in order."""
         if not self.is_held:
             return
-        end = self.loop_end if self.has_finished else ""
-        self._write_owner(has_closed=True, has_finished=self.has_finished, loop_end=end)
+        has_finished = has_closed and self.has_finished
+        end = self.loop_end if has_finished else ""
+        self._write_owner(has_closed=has_closed, has_finished=has_finished, loop_end=end)
         self._close()
 
     def _close(self) -> None:

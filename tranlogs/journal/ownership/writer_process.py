@@ -30,8 +30,10 @@ class WriterProcess:
         """True in the process that opened the journal, False in a child that was forked from it."""
         return os.getpid() == self.pid
 
-    def end(self, work: Callable[[], None]) -> None:
+    def end(self, work: Callable[[], bool]) -> None:
         """Run `work` and release the lock, once. Nothing is done in a forked child, or after the lock was released.
+
+        `work` returns True if the journal was closed in order.
 
         A Ctrl-C is raised when the work is done. A second Ctrl-C is raised at once; `end` may then be called again.
         """
@@ -40,10 +42,11 @@ class WriterProcess:
         self.is_closed = True
         run_uninterrupted("tranlogs-end", lambda: self._end_once(work))
 
-    def _end_once(self, work: Callable[[], None]) -> None:
+    def _end_once(self, work: Callable[[], bool]) -> None:
         with self._ending:
             if self.lock.is_held:
+                has_closed = False
                 try:
-                    work()
+                    has_closed = work()
                 finally:
-                    self.lock.release()
+                    self.lock.release(has_closed=has_closed)

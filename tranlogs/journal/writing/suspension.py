@@ -65,7 +65,7 @@ def note_incident(catalog: Catalog, suspension: Suspension) -> None:
         known = tables.rows("incident/", Incident)
         if known and known[-1].to_step is None:
             return
-        number = len(known) + 1
+        number = _next_number(known)
         tables.put(f"incident/{number:06d}", Incident(number, suspension.why, suspension.step, suspension.since))
 
 
@@ -82,12 +82,19 @@ def end_incident(catalog: Catalog, step: int, now: float, suspension: Suspension
     Raises:
         LogUnavailable: the disk is full or fails.
     """
-    rows = catalog.incidents()
-    if rows and rows[-1].to_step is None:
-        ended = replace(rows[-1], to_step=step, to_time=now)
-    elif suspension is not None:
-        ended = Incident(len(rows) + 1, suspension.why, suspension.step, suspension.since, step, now)
-    else:
+    if suspension is None and not any(row.to_step is None for row in catalog.incidents()[-1:]):
         return
     with catalog.transaction() as tables:
+        rows = tables.rows("incident/", Incident)
+        if rows and rows[-1].to_step is None:
+            ended = replace(rows[-1], to_step=step, to_time=now)
+        elif suspension is not None:
+            ended = Incident(_next_number(rows), suspension.why, suspension.step, suspension.since, step, now)
+        else:
+            return
         tables.put(f"incident/{ended.number:06d}", ended)
+
+
+def _next_number(known: list[Incident]) -> int:
+    """Return the number of the next incident. A row before the last one may be missing, if the catalog was rebuilt."""
+    return known[-1].number + 1 if known else 1

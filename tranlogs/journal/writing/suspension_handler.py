@@ -10,7 +10,7 @@ from typing import Any
 
 from ...base.atomic_files import is_disk_full
 from ...base.clock import Clock
-from ...base.errors import LogUnavailable, RunLost, UnencodableState, error_text, file_size_limit
+from ...base.errors import CatalogBusy, LogUnavailable, RunLost, UnencodableState, error_text, file_size_limit
 from ...checkpoints import Snapshot
 from ...encoding import tree
 from ...log.layout import NO_TENSORS
@@ -149,6 +149,8 @@ def _outlook(error: BaseException) -> str:
     when = "the disk can be written again"
     if isinstance(error, UnencodableState):
         when = "the state can be stored again"
+    elif isinstance(error, CatalogBusy):
+        when = "that process goes on"
     elif isinstance(error, RunLost):
         when = error.resumes_when
     elif file_size_limit(error) is not None:

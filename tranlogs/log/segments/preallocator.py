@@ -1,7 +1,8 @@
 """Preallocation of segments. A thread prepares the next segment, so that the training thread does not wait for one.
 
 The thread recycles a retired file if there is one, and creates a new file otherwise. The catalog lists a prepared segment as
-`ready` before its first record can be written, so that recovery reads it.
+`ready` before its first record can be written, so that recovery reads it. If another process holds the catalog, the segment is
+used without a row: the sync thread adds the row later, and after a crash the next opening finds the file (`opening.clean_up`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Protocol
 
 from ...base.atomic_files import is_disk_full
 from ...base.clock import Clock
-from ...base.config import SPARE_FILES_MAX
-from ...base.errors import LogUnavailable, error_text
+from ...base.config import CATALOG_SECONDS, SPARE_FILES_MAX
+from ...base.errors import CatalogBusy, LogUnavailable, error_text
 from ...base.failpoints import hit
 from ...base.threads import WaitableLock, start
 from ...catalog import Catalog, SegmentRow, segment_key
@@ -71,7 +72,8 @@ class Preallocator:
         self._live_max = 0  # segments that were in use before a checkpoint last retired some
         rows = catalog.segments()
         self._known = {row.ordinal for row in rows if row.state == "retired"}
-        self._ordinal = max((row.ordinal for row in rows), default=0)
+        named = (files.parse_segment_name(name) for name in os.listdir(folder))  # A file may be missing in the catalog.
+        self._ordinal = max([0, *(row.ordinal for row in rows), *(found[0] for found in named if found is not None)])
         self._thread = threading.Thread(target=self._work, name="tranlogs-prepare", daemon=True)
         try:
             start(self._thread)
@@ -130,9 +132,10 @@ class Preallocator:
 
     def _discard(self, segment: files.SegmentFile) -> None:
         segment.close()
-        segment.path.unlink(missing_ok=True)
-        with self._catalog.transaction() as tables:
-            tables.delete(segment_key(segment.ordinal))
+        with suppress(CatalogBusy):  # The next opening deletes a file without a row, and retires one that was not written.
+            with self._catalog.transaction(CATALOG_SECONDS) as tables:
+                tables.delete(segment_key(segment.ordinal))
+            segment.path.unlink(missing_ok=True)
 
     def _work(self) -> None:
         while True:
@@ -165,11 +168,13 @@ class Preallocator:
             made = files.create(path, self._ordinal, segment_id, size)
         row = SegmentRow(self._ordinal, f"{segment_id:016x}", path.name, made.size, "ready", created_at=self._clock.now())
         try:
-            with self._catalog.transaction() as tables:
+            with self._catalog.transaction(CATALOG_SECONDS) as tables:
                 tables.put(segment_key(row.ordinal), row)
                 if used is not None:
                     tables.delete(segment_key(used.ordinal))
             self._delete_surplus(size)
+        except CatalogBusy:
+            pass
         except (LogUnavailable, OSError):
             made.close()
             path.unlink(missing_ok=True)
@@ -223,7 +228,7 @@ class Preallocator:
 
     def _delete(self, row: SegmentRow) -> None:
         delete_segment(self._folder, row)
-        with self._catalog.transaction() as tables:
+        with self._catalog.transaction(CATALOG_SECONDS) as tables:
             tables.delete(segment_key(row.ordinal))
 
 

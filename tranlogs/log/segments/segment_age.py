@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...base.clock import Clock
 from ...base.config import CATALOG_SECONDS
-from ...base.errors import CorruptCatalog
+from ...base.errors import CatalogUnavailable, CorruptCatalog
 from ...catalog import Catalog
 
 
@@ -44,7 +44,7 @@ class SegmentAgeLimit:
         try:
             request = self._catalog.read(lambda tables: tables.request("seal")) or {}
             asked = float(request["age_seconds"]) if float(request.get("until", 0.0)) > self._clock.now() else None
-        except (CorruptCatalog, KeyError, TypeError, ValueError):
+        except (CorruptCatalog, CatalogUnavailable, KeyError, TypeError, ValueError):
             asked = None
         found = [age for age in (self._configured, asked) if age is not None and age > 0]
         self.age_seconds = min(found, default=None)

@@ -3,6 +3,8 @@
 A group is synced in this order: `fdatasync` of the segments that hold its records, then one transaction of the index, which
 LMDB syncs itself. That commit is the commit point of `synced`. With durability="process" nothing waits for the disk, and
 the thread adds records to the index every few seconds.
+
+While another process holds the catalog, groups are made durable as always. Changes of segment rows wait in order.
 """
 
 from __future__ import annotations
@@ -11,13 +13,15 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from ...base.clock import Clock
-from ...base.config import CATALOG_SECONDS, GROUP_SECONDS
+from ...base.config import CATALOG_SECONDS, CATALOG_TURN_SECONDS, GROUP_SECONDS
+from ...base.errors import CatalogBusy
 from ...base.failpoints import hit
 from ...base.threads import WaitableLock, start
-from ...catalog import Catalog
+from ...catalog import Catalog, Tables
 from ..index import LogIndex
 from ..segments.segment_rows import record_opened, record_sealed, record_size
 from .index_feed import IndexFeed
@@ -61,6 +65,7 @@ class GroupCommit:
         self.state = state
         self.feed = IndexFeed(index, catalog, clock)
         self.watermarks = WatermarkWriter(catalog, clock, is_enabled=writes_watermarks)
+        self._changes: list[Callable[[Tables], None]] = []  # of segment rows, that are not in the catalog yet
         self._synced_at = -GROUP_SECONDS
         self._thread = threading.Thread(target=self._work, name="tranlogs-sync", daemon=True)
 
@@ -117,7 +122,8 @@ class GroupCommit:
                 work = self.state.take_work(with_records=self.feed.is_late(CATALOG_SECONDS))
             try:
                 for segment in work.opened:
-                    record_opened(self._catalog, segment)
+                    self._changes.append(partial(record_opened, segment=segment, created_at=self._clock.now()))
+                self._write_changes(CATALOG_SECONDS)
                 self._commit_group(work)
                 self._update_catalog(work)
                 self._on_idle()
@@ -169,13 +175,34 @@ class GroupCommit:
         for segment, last in work.sealing:
             hit("log.seal")
             if state.is_stopped and state.truncates:
-                record_size(self._catalog, segment, segment.used_bytes)
-                segment.truncate()
-            record_sealed(self._catalog, self._clock, segment, last)
-        self.feed.delete_pruned(starts=bool(work.sealing))
+                self._changes.append(partial(record_size, segment=segment, size=segment.used_bytes))
+                if self._write_changes(CATALOG_TURN_SECONDS):
+                    segment.truncate()
+            segment.close()
+            self._changes.append(partial(record_sealed, clock=self._clock, segment=segment, last=last))
+        is_listed = self._write_changes(CATALOG_TURN_SECONDS if work.is_last else CATALOG_SECONDS)
+        if is_listed:  # Records of a segment without a row would be taken for records of a pruned one.
+            self.feed.delete_pruned(starts=bool(work.sealing))
         watermarks = self.watermarks
-        if watermarks.is_due(state.boundary.step, CATALOG_SECONDS) or (watermarks.is_enabled and state.is_stopped):
-            watermarks.write(work.boundary.step, state.synced.step if state.syncs else None)
+        with suppress(CatalogBusy):
+            if watermarks.is_due(state.boundary.step, CATALOG_SECONDS) or (watermarks.is_enabled and state.is_stopped):
+                watermarks.write(work.boundary.step, state.synced.step if state.syncs else None)
+        if work.is_last and not is_listed:
+            self._write_changes(0.0, must_succeed=True)
+
+    def _write_changes(self, seconds: float, *, must_succeed: bool = False) -> bool:
+        """Write the changes of segment rows to the catalog; return False if another process holds it, and they wait."""
+        try:
+            if self._changes:
+                with self._catalog.transaction(seconds) as tables:
+                    for change in self._changes:
+                        change(tables)
+                self._changes = []
+        except CatalogBusy:
+            if must_succeed:
+                raise
+            return False
+        return True
 
     def _wait_for_stop(self) -> None:
         with self._lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...base.clock import Clock
+from ...base.config import CATALOG_SECONDS
 from ...catalog import Catalog, Watermarks
 
 
@@ -33,11 +34,13 @@ class WatermarkWriter:
             synced: the newest step that survives power loss; None keeps the value in the catalog.
 
         Raises:
+            CatalogBusy: another process holds the catalog.
             LogUnavailable: the disk is full or fails.
         """
-        self._written_at, self._written_step = self._clock.monotonic(), committed
-        with self._catalog.transaction() as tables:
+        self._written_at = self._clock.monotonic()
+        with self._catalog.transaction(CATALOG_SECONDS) as tables:
             known = tables.get("watermarks", Watermarks) or Watermarks()
             synced = known.synced if synced is None else synced
             now = self._clock.now()
             tables.put("watermarks", replace(known, committed=committed, synced=min(synced, committed), at=now))
+        self._written_step = committed

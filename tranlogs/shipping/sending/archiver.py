@@ -4,13 +4,15 @@ In each turn the deciding thread reads the catalog, schedules uploads, publishes
 the store which objects are durable, and deletes objects that the store need not keep. The catalog follows the store: the
 watermarks `archived` and `persisted` and the rows `shipped/` are never ahead of the newest manifest.
 
-A store that fails is tried again after pauses that grow. Training and pruning never wait for it.
+A store that fails is tried again after pauses that grow. Training and pruning never wait for it. Any other error, which is
+one of this program, is recorded in the same way, so that no thread ends before `close`.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ...base.clock import Clock
@@ -31,7 +33,7 @@ from .upload import Upload
 
 _log = logging.getLogger(__name__)
 
-_FAILURES = (TranLogsError, OSError, MemoryError)  # errors that do not end shipping
+_FAILURES = (TranLogsError, OSError, MemoryError)  # of stores, disks and memory; others are errors of this program
 _TURN_SECONDS = 1.0
 
 
@@ -137,7 +139,12 @@ class Archiver:
 
     def _run(self) -> None:
         while not self._is_stopped:
-            self.run_once()
+            try:
+                self.run_once()
+            except Exception as error:
+                self._note_failure("turn", error)
+                with suppress(Exception):  # the same error again; the next turn writes it
+                    self._ledger.write_problem(self._retries.problem)
             with self._changed:
                 self._changed.wait_for(self._has_work, _TURN_SECONDS)
                 self._is_woken = False
@@ -147,12 +154,12 @@ class Archiver:
 
     def run_once(self) -> ShippingProgress:
         """Take one turn, and return the progress. Errors of the store are logged and recorded, not raised."""
-        if self._clock.monotonic() >= self._retries.resume_at:
-            try:
+        try:
+            if self._clock.monotonic() >= self._retries.resume_at:
                 self._run_turn()
                 self._note_success("turn")
-            except _FAILURES as error:
-                self._note_failure("turn", error)
+        except _FAILURES as error:
+            self._note_failure("turn", error)
         self._ledger.write_problem(self._retries.problem)
         return self.progress()
 
@@ -198,6 +205,7 @@ class Archiver:
                 name = row.file if isinstance(row, SegmentRow) else row.name
                 self._uploads[name] = before.pop(name) if name in before else Upload(row, self._paths.folder)
             self._uploads |= {name: upload for name, upload in before.items() if upload.is_complete}
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
             while self._uploads and len(self._threads) < self._throttle.senders + 1:
                 self._threads.append(start_thread("tranlogs-send", self._send))
             self._changed.notify_all()
@@ -214,24 +222,31 @@ class Archiver:
     # The sending threads.
 
     def _send(self) -> None:
-        while (found := self._next()) is not None:
-            upload, claimed = found
+        while not self._is_stopped:
             try:
-                if claimed is None:
-                    upload.open()
-                else:
-                    with self._throttle.slot():
-                        upload.send(claimed, self._store, self._prefix, self._ledger.writer, self._throttle)
-                    self._note_success("send")
-            except (CorruptRecord, CorruptCheckpoint, FileNotFoundError) as error:
-                self._exclude(upload, error)
-            except _FAILURES as error:
-                if claimed is None:
-                    self._exclude(upload, error)
-                else:
-                    self._note_failure("send", error)
+                if (found := self._next()) is not None:
+                    self._send_part(*found)
+            except Exception as error:
+                self._note_failure("send", error)
             with self._changed:
                 self._changed.notify_all()
+
+    def _send_part(self, upload: Upload, claimed: tuple[int, FilePart] | None) -> None:
+        """Send a part of an upload, or open the upload if there is no part."""
+        try:
+            if claimed is None:
+                upload.open()
+            else:
+                with self._throttle.slot():
+                    upload.send(claimed, self._store, self._prefix, self._ledger.writer, self._throttle)
+                self._note_success("send")
+        except (CorruptRecord, CorruptCheckpoint, FileNotFoundError) as error:
+            self._exclude(upload, error)
+        except Exception as error:
+            if claimed is None:
+                self._exclude(upload, error)
+            if claimed is not None or not isinstance(error, _FAILURES):
+                raise
 
     def _next(self) -> tuple[Upload, tuple[int, FilePart] | None] | None:
         """Wait for the next piece of work, and return an upload with the part to send; None to stop.
@@ -277,7 +292,8 @@ class Archiver:
             is_new = self._retries.note_failure(activity, error, self._clock.monotonic())
             problem = self._retries.problem
         if is_new:
-            _log.warning("%s: cannot ship now, trying again later: %s", self._paths.folder, problem)
+            trace = None if isinstance(error, _FAILURES) else error
+            _log.warning("%s: cannot ship now, trying again later: %s", self._paths.folder, problem, exc_info=trace)
 
     def progress(self) -> ShippingProgress:
         """Return the progress of shipping, without taking a turn."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from ...base.config import RETRY_SECONDS_MAX, RETRY_SECONDS_MIN
-from ...base.errors import StoreRefused, error_text
+from ...base.errors import StoreRefused, TranLogsError, error_text
 
 _DOUBLINGS_MAX = 10
 _EXCLUDED_SECONDS = 600.0  # an item that could not be opened is tried again after this time
@@ -39,8 +39,10 @@ class RetryState:
     def note_failure(self, activity: Activity, error: BaseException, now: float) -> bool:
         """Record a failure at the time `now`. Return True if it is not a repetition of the last one."""
         is_refused = isinstance(error, StoreRefused)
-        is_new = self._failing != activity or self._failures == 0 or (is_refused and self.problem != error_text(error))
-        self._failing, self.problem, self.is_refused = activity, error_text(error), is_refused
+        is_known = isinstance(error, (TranLogsError, OSError, MemoryError))
+        problem = error_text(error) if is_known else f"error in TranLogs ({type(error).__name__}: {error})"
+        is_new = self._failing != activity or self._failures == 0 or (is_refused and self.problem != problem)
+        self._failing, self.problem, self.is_refused = activity, problem, is_refused
         self._failures += 1
         doublings = min(self._failures - 1, _DOUBLINGS_MAX)
         pause = min(RETRY_SECONDS_MIN * 2**doublings, RETRY_SECONDS_MAX) * random.uniform(0.5, 1.0)

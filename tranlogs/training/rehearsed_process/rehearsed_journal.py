@@ -72,11 +72,12 @@ class RehearsedJournal(Journal):
         ordered = require().orders.step
         self._is_over = ordered is not None and self.step >= ordered
 
-    def _end(self) -> None:
+    def _end(self) -> bool:
         rehearsal = require()
         rehearsal.send_reports(self.run.rank)
-        super()._end()
+        has_closed = super()._end()
         rehearsal.send("closed", self.run.rank, run=self.paths.folder.parent.name, step=self.step)
+        return has_closed
 
     def _wait_for_the_end(self) -> None:
         """Report that the ordered unit is committed, and wait until the rehearsal kills this process."""
