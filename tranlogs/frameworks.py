@@ -13,9 +13,7 @@ from typing import Any, Protocol
 
 from .base.errors import CorruptCatalog, UsageError
 from .catalog import Catalog
-from .checkpoints import Snapshot
 from .journal import JournalPaths
-from .log.record_format import Position
 from .rebuild_catalog import read_files
 from .recovery import RecoveryReport
 from .recovery.recover import Progress
@@ -39,19 +37,10 @@ class OfflineRun(Protocol):
         self,
         *,
         step: int | None = None,
-        sequence: int | None = None,
         checkpoint: str | None = None,
         progress: Progress | None = None,
     ) -> RecoveryReport:
-        """Bring the state to a step, or to the entry `sequence`; the newest if neither is given."""
-        ...
-
-    def snapshot(self, position: Position) -> Snapshot:
-        """Return the state as the run's own checkpoint at `position` would contain it, byte for byte.
-
-        Raises:
-            UsageError: that is not certain.
-        """
+        """Bring the state to a step; the newest if none is given."""
         ...
 
     def export(self, path: Path, form: str | None = None, progress: Progress | None = None) -> list[str]:

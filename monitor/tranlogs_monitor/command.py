@@ -68,7 +68,6 @@ def watch(
         daemon = Daemon(roots, settings, find=find, on_evaluation=note)
         try:
             failed = daemon.evaluate()
-            daemon.finish()
         finally:
             daemon.close()
     if not evaluation and not failed:

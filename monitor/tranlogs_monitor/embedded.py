@@ -10,7 +10,6 @@ from tranlogs.base.threads import start_thread
 from tranlogs.journal import JournalPaths
 from tranlogs.journal.monitor_launch import EmbeddedMonitor
 from tranlogs.retention import Monitor
-from tranlogs.retention.compaction_policy import Compaction
 from tranlogs.retention.pruning_plan import Budget
 from tranlogs.shipping import LAG_SECONDS
 
@@ -43,7 +42,6 @@ class MonitorThread:
         settings = DaemonSettings(
             Budget(monitor.budget_bytes),
             interval_seconds=monitor.interval_seconds,
-            compaction=Compaction() if monitor.compact else None,
         )
         self._folder = paths.folder
         self._daemon = Daemon([paths.folder], settings, find=lambda _: [paths])
@@ -74,8 +72,6 @@ class MonitorProcess:
         command = [sys.executable, "-m", "tranlogs", "monitor", str(folder), "--until-closed", "--interval", monitor.interval]
         if monitor.budget_bytes is not None:
             command += ["--budget", str(monitor.budget_bytes)]
-        if monitor.compact:
-            command += ["--compact"]
         if monitor.store is not None:
             command += ["--store", monitor.store, "--max-lag", f"{LAG_SECONDS:g}s"]
         with open(folder / LOG_NAME, "ab") as log:

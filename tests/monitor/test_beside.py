@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.monitor.compacting import ROOT
+from tests.support.launcher import ROOT
 from tests.support.toy import ToyTrainer
 from tests.support.toy_steps import killed
 from tranlogs import Monitor
@@ -67,7 +67,7 @@ def test_settings_as_users_write_them() -> None:
     assert parse_monitor(None) is None
     assert parse_monitor("thread", "20GiB") == Monitor("thread", "20GiB")
     assert Monitor(budget="20GiB").budget_bytes == 20 << 30
-    assert parse_monitor(Monitor("process", compact=True, interval="1min")) == Monitor("process", None, True, None, "1min")
+    assert parse_monitor(Monitor("process", interval="1min")) == Monitor("process", None, None, "1min")
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,12 @@ class Monitor:
         mode: "thread" ends with the trainer's process. "process" outlives it, seals the segment that a killed trainer left
             open, and ends by itself once the trainer has closed the run, or is dead and nothing is left to do.
         budget: bytes on disk for this rank, like "20GiB"; None prunes nothing.
-        compact: True to derive checkpoints from the log, so that the trainer need not stop for them.
         store: URL of the store to which sealed segments and checkpoints are shipped.
         interval: time between two evaluations, like "10s".
     """
 
     mode: Literal["thread", "process"] = "thread"
     budget: str | int | None = None
-    compact: bool = False
     store: str | None = None
     interval: str = "10s"
 
