@@ -384,7 +384,7 @@ class Recovery:
             parts.environment.update(coordinator.first_timeline_ids())
         journal.start()
         parts.auxiliary.note_start()
-        body = parts.auxiliary.whole(parts.auxiliary.read())
+        body = parts.auxiliary.read()
         for caveat in coordinator.find_caveats():
             _log.warning("%s: %s", run, caveat)
         body["scalars"] = parts.scalars.pack()
