@@ -88,14 +88,6 @@ def open_offline_run(paths: JournalPaths, optimizers: Sequence[str] = ()) -> Off
     return offline_run(paths.folder, optimizers=optimizers)
 
 
-def load_importer(name: str) -> Callable[[Path, Path | None, dict[str, Any], Progress | None], dict[str, Any]]:
-    """Load the function that reads a framework's checkpoints, and prepares the folder of a new run from one."""
-    importer: Callable[..., dict[str, Any]] = _load(
-        "tranlogs.frameworks", name, f"reading such files requires {name}"
-    ).import_source
-    return importer
-
-
 def load_demo(name: str) -> Callable[..., int]:
     """Load the demo of a framework."""
     found: Callable[..., int] = _load("tranlogs.demos", name, f"the demo requires {name}")

@@ -29,7 +29,6 @@ from tranlogs.training import (
 
 from .capture.optimizer_hooks import LogKind, OptimizerHooks
 from .capture.replay_check import nested
-from .checkpoint_import import StartFrom
 from .data.position.epoch import Epoch
 from .distributed.process_group import local_world
 from .loops.log_sizes import fit_segment
@@ -249,25 +248,24 @@ class LoggedOptimizer(Optimizer):
         """Remember times that the script measures: attributes of the same namespace, which the proof of a resume leaves out."""
         return self.training_run.tracking.remember_times(values)
 
-    def recover(self, step: int | None = None, *, start_from: StartFrom | str | Path | None = None) -> RecoveryReport:
+    def recover(self, step: int | None = None) -> RecoveryReport:
         """Bring model, optimizers and all that is tracked back to the newest boundary, or to `step`.
 
-        On a fresh run it writes the first checkpoint. Training on from an older step starts a new timeline.
+        A fresh run starts from what the script has built or loaded, and writes its first checkpoint. Training on from an older
+        step starts a new timeline.
 
         Args:
             step: where to land.
-            start_from: a .pt or .safetensors file, or a folder of torch.distributed.checkpoint, that a fresh run starts from:
-                its weights, and the states of optimizers and of what is tracked where they are in it. Else it is not looked at.
 
         Raises:
-            UsageError: what is to be started from cannot be read, or does not fit; nothing was touched.
+            UsageError: training has begun.
             StateMismatch: what was built does not fit the run; nothing was touched.
             RecoveryError: no sound checkpoint is left, or `step` is not covered.
         """
         from tranlogs.training import progress_bar
 
         with progress_bar() as progress:
-            return self.training_run.recover(step, progress, start_from)
+            return self.training_run.recover(step, progress)
 
     @property
     def run_id(self) -> str:

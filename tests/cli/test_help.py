@@ -10,7 +10,7 @@ from tranlogs.cli.app import SUBCOMMANDS, load_subcommand
 
 from .conftest import Cli
 
-COMMANDS = ("demo", "status", "log", "verify", "replay", "rehearse", "export", "import", "repair", "monitor")
+COMMANDS = ("demo", "status", "log", "verify", "replay", "rehearse", "export", "repair", "monitor")
 COMMANDS += ("push", "pull", "store")
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 CLIENTS = ("alluxio", "fsspec", "requests", "starlette", "uvicorn")

@@ -31,8 +31,8 @@ restore_numbers set_host_rng
 some_bytes when_full window_of
 """
 RECORDS = """
-Checkpoint Entry EntryKind Fixed Layout NO_TENSORS Payload Snapshot SnapshotPool SparseForm Tensor
-array_of spec_of to_numpy tree write_checkpoint
+Checkpoint Entry EntryKind Fixed Layout NO_TENSORS Payload Snapshot SparseForm Tensor
+array_of spec_of to_numpy tree
 """
 RANKS = """
 Damage FindObstacle FormerState GradientShards GroupRecovered GroupRecovery JoinedEntry ReplacementSource SingleReader Transport

@@ -40,7 +40,6 @@ SUBCOMMANDS = {
     "replay": Subcommand("replay", "replay", "Rebuild the state at a step without the script, as a file."),
     "rehearse": Subcommand("training.rehearse", "rehearse", "Kill a training script, and check whether it resumes exactly."),
     "export": Subcommand("export", "export", "Write a PyTorch run's state for other programs."),
-    "import": Subcommand("importing", "import_", "Start a run from a checkpoint of another program."),
     "repair": Subcommand("repair", "repair", "Repair damaged files from intact ones or from a store."),
     "monitor": Subcommand("monitor", "monitor", "Watch runs, and keep their logs within a budget."),
     "push": Subcommand("push", "push", "Ship a run to a store, once."),

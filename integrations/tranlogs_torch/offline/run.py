@@ -15,7 +15,6 @@ from tranlogs.ranks import SingleReader, is_of_group, is_sharded, read_environme
 from tranlogs.records import Checkpoint
 from tranlogs.training import OfflineReplay, Progress, Recovered, recover
 
-from ..checkpoint_import.imported import import_source
 from ..state.caveats import lost_attributes, verdict
 from . import export
 from .merged_ranks import recover_joined
@@ -32,7 +31,6 @@ class OfflineRun(OfflineReplay[RecordedState]):
     """
 
     check_target = staticmethod(export.check_target)
-    import_source = staticmethod(import_source)
 
     def __init__(self, folder: Path, *, optimizers: Sequence[str] = ()) -> None:
         self._classes = OptimizerClasses(optimizers)
