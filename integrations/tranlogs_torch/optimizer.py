@@ -67,8 +67,8 @@ class LoggedOptimizer(Optimizer):
         worker_seeds: "batch" seeds torch, numpy and Python in DataLoader workers anew for each batch, so that augmentation and
             collating there are exact, too. The numbers are then others than without. For all loaders of the run.
         writer: "direct" writes on the training thread, "thread" hands over to a writer; by default chosen by device.
-        monitor: brings a monitor along, one for each rank: "thread" (ends with this process), "process" (outlives it, and ends
-            once the run is closed or settled), or a `tranlogs.Monitor`.
+        monitor: "process" starts a monitor, one for each rank, which outlives this process and ends once the run is closed or
+            settled; or a `tranlogs.Monitor`.
         budget: what the run may take on this machine's disk, like "20GiB"; kept by the monitor. Ranks share it evenly.
         store: URL where the run is shipped to, below its folder's name, by the monitor if there is one, else by this process.
             A run that is not here is brought from there before training begins.
@@ -109,7 +109,7 @@ class LoggedOptimizer(Optimizer):
         segment_bytes: int | None = None,
         writer: Literal["direct", "thread"] | None = None,
         worker_seeds: Literal["batch"] | None = None,
-        monitor: Literal["thread", "process"] | Monitor | None = None,
+        monitor: Literal["process"] | Monitor | None = None,
         budget: str | int | None = None,
         store: str | None = None,
         copies: int = 1,
