@@ -84,7 +84,7 @@ $(VENV)/.usable: setup.cfg pyproject.toml
 $(VENV)/.ready: $(VENV)/.usable
 	$(BIN)/python -m pip install -qq -e '.[dev,keras]'
 	$(BIN)/python -m pip install -qq --no-deps --target $(VENV)/keras-oldest 'keras==$(OLDEST_KERAS)'
-	# Apart from the rest: where it is installed, torch, Lightning and Stable-Baselines3 import TensorFlow.
+	# Apart from the rest: where it is installed, torch and Lightning import TensorFlow.
 	$(BIN)/python -m pip install -qq --no-deps --target $(VENV)/tensorboard 'tensorboard >= 2.18'
 	# Tests put it at the end of the path, so that none of what comes along shadows what is installed.
 	$(BIN)/python -m pip install -qq --target $(VENV)/trackers 'mlflow-skinny >= 3.4' 'wandb >= 0.21'

@@ -1,6 +1,6 @@
 """What the monitor costs: beside a training run, beside nothing, for very long runs, and while it prunes.
 
-    slowdown    a training step with `tranlogs monitor` beside it over one without, also with --store and with --compact
+    slowdown    a training step with `tranlogs monitor` beside it over one without, also with --store
     idle        CPU seconds an hour and memory of a daemon whose run nobody trains
     evaluation  seconds of one evaluation of 100,000 segments
     pruning     bytes a second that go
@@ -48,19 +48,14 @@ def slowdown(*, quick: bool) -> dict[str, Any]:
     for model, title in (_MODELS_QUICK if quick else _MODELS).items():
         pairs, seconds = (1, 1.0) if quick else (12, 1.0) if model == "small" else (6, 3.0)
         print(f"{title}; ratio of step time to that without a daemon, median [quartiles] over {pairs} pairs of blocks")
-        with (
-            measured_folder() as place,
-            Trainer(model, Path(place) / "often", "24") as often,
-            Trainer(model, Path(place) / "never", "never") as never,
-        ):
+        with measured_folder() as place, Trainer(model, Path(place) / "run", "24") as trainer:
             store = f"file://{place}/store"
             found[title] = {
                 name: _compared(name, trainer, options, pairs, seconds)
-                for name, trainer, options in (
-                    ("no daemon, again (noise)", often, None),
-                    ("daemon", often, []),
-                    ("daemon, --store", often, ["--store", store]),
-                    ("daemon, --compact", never, ["--compact"]),
+                for name, options in (
+                    ("no daemon, again (noise)", None),
+                    ("daemon", []),
+                    ("daemon, --store", ["--store", store]),
                 )
             }
     return found

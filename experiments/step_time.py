@@ -78,7 +78,7 @@ class Logged:
         """A fresh model under the log."""
         model = work.model(seed)
         return model, LoggedOptimizer(
-            optimizer_of(model), self.run, model, checkpoint_every="never", durability="process", **self.settings
+            optimizer_of(model), self.run, model, checkpoint_every=10**9, durability="process", **self.settings
         )
 
     def train(self, work: Workload, steps: int) -> None:

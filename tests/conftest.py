@@ -156,12 +156,11 @@ def trainers() -> Iterator[Trainers]:
 
 
 @pytest.fixture(scope="module")
-def monitors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitors]:
-    """Monitors that are killed; they can read what toy trainers log."""
-    from tests.monitor.compacting import install_toy
+def monitors() -> Iterator[Monitors]:
+    """Monitors that are killed."""
     from tests.monitor.monitors import Monitors
 
-    with closing(Monitors(PYTHONPATH=install_toy(tmp_path_factory.mktemp("site")))) as made:
+    with closing(Monitors()) as made:
         yield made
 
 

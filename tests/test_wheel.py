@@ -249,7 +249,7 @@ def test_packages_come_from_the_wheel_and_the_checkout_is_unknown(installed: Ins
 
 def test_the_command_line_is_there(installed: Installed) -> None:
     help_text = installed("tranlogs", "--help")
-    for name in ("demo", "status", "log", "verify", "replay", "import", "monitor", "push", "pull"):
+    for name in ("demo", "status", "log", "verify", "replay", "rehearse", "monitor", "push", "pull"):
         assert f"\n  {name} " in help_text
     assert tranlogs.__version__ in installed("tranlogs", "--version")
     installed("tranlogs", "status", "none", code=2)

@@ -13,9 +13,7 @@ from typing import Any, Protocol
 
 from .base.errors import CorruptCatalog, UsageError
 from .catalog import Catalog
-from .checkpoints import Snapshot
 from .journal import JournalPaths
-from .log.record_format import Position
 from .rebuild_catalog import read_files
 from .recovery import RecoveryReport
 from .recovery.recover import Progress
@@ -39,19 +37,10 @@ class OfflineRun(Protocol):
         self,
         *,
         step: int | None = None,
-        sequence: int | None = None,
         checkpoint: str | None = None,
         progress: Progress | None = None,
     ) -> RecoveryReport:
-        """Bring the state to a step, or to the entry `sequence`; the newest if neither is given."""
-        ...
-
-    def snapshot(self, position: Position) -> Snapshot:
-        """Return the state as the run's own checkpoint at `position` would contain it, byte for byte.
-
-        Raises:
-            UsageError: that is not certain.
-        """
+        """Bring the state to a step; the newest if none is given."""
         ...
 
     def export(self, path: Path, form: str | None = None, progress: Progress | None = None) -> list[str]:
@@ -97,14 +86,6 @@ def open_offline_run(paths: JournalPaths, optimizers: Sequence[str] = ()) -> Off
     if optimizers and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     return offline_run(paths.folder, optimizers=optimizers)
-
-
-def load_importer(name: str) -> Callable[[Path, Path | None, dict[str, Any], Progress | None], dict[str, Any]]:
-    """Load the function that reads a framework's checkpoints, and prepares the folder of a new run from one."""
-    importer: Callable[..., dict[str, Any]] = _load(
-        "tranlogs.frameworks", name, f"reading such files requires {name}"
-    ).import_source
-    return importer
 
 
 def load_demo(name: str) -> Callable[..., int]:

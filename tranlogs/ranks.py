@@ -10,7 +10,7 @@ from .recovery.group.journal_access import Transport
 from .recovery.group.outcome import GroupRecovered
 from .recovery.group.single_process_recovery import SingleReader
 from .recovery.group.summary.log_summary import list_journals, read_environment, read_generations
-from .recovery.group.summary.recorded_environment import get_world, is_of_group, is_sharded
+from .recovery.group.summary.recorded_environment import is_of_group, is_sharded
 from .recovery.group.summary.timeline_ids import extend_timeline_ids, get_first_timeline_id, new_timeline_id
 from .recovery.state_protocol import ReplacementSource
 
@@ -28,7 +28,6 @@ __all__ = [
     "agree",
     "extend_timeline_ids",
     "get_first_timeline_id",
-    "get_world",
     "is_of_group",
     "is_sharded",
     "list_journals",

@@ -1,6 +1,6 @@
 """Records, checkpoints and their encoding, as an integration reads and writes them. Names only; nothing is defined here."""
 
-from .checkpoints import Checkpoint, Snapshot, SnapshotPool, write_checkpoint
+from .checkpoints import Checkpoint, Snapshot
 from .encoding import tree
 from .encoding.tree import Fixed, to_numpy
 from .log.decoded_record import Entry
@@ -17,12 +17,10 @@ __all__ = [
     "Layout",
     "Payload",
     "Snapshot",
-    "SnapshotPool",
     "SparseForm",
     "Tensor",
     "array_of",
     "spec_of",
     "to_numpy",
     "tree",
-    "write_checkpoint",
 ]

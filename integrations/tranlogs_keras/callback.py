@@ -46,8 +46,8 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         segment_bytes: size of a log file; by default it fits the model (1 to 128 MiB).
         writer: "direct" (records are written on the training thread) or "thread".
         verbose: whether to print where training goes on.
-        monitor: brings a monitor along: "thread" (ends with each fit), "process" (outlives this one, and ends once the run is
-            closed or settled), or a `tranlogs.Monitor`.
+        monitor: "process" starts a monitor, which outlives this process and ends once the run is closed or settled; or a
+            `tranlogs.Monitor`.
         budget: what the run may take on disk, like "20GiB"; kept by the monitor.
         store: URL where the run is shipped to, below its folder's name, by the monitor if there is one, else by this process.
             A run that is not here is brought from there before training begins.
@@ -86,7 +86,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         segment_bytes: int | None = None,
         writer: str | None = None,
         verbose: bool = True,
-        monitor: Literal["thread", "process"] | Monitor | None = None,
+        monitor: Literal["process"] | Monitor | None = None,
         budget: str | int | None = None,
         store: str | None = None,
         on_signal: OnSignal | None = "seal",

@@ -68,7 +68,7 @@ class LoggedOptimizer:
         fingerprint: Mode = "auto",
         segment_bytes: int | None = None,
         writer: Literal["direct", "thread"] | None = None,
-        monitor: Literal["thread", "process"] | Monitor | None = None,
+        monitor: Literal["process"] | Monitor | None = None,
         budget: str | int | None = None,
         store: str | None = None,
         on_signal: OnSignal | None = "seal",

@@ -2,7 +2,6 @@
 
 from tranlogs.training import RecoveryReport
 
-from .checkpoint_import import StartFrom
 from .optimizer import LoggedOptimizer
 
-__all__ = ["LoggedOptimizer", "RecoveryReport", "StartFrom"]
+__all__ = ["LoggedOptimizer", "RecoveryReport"]

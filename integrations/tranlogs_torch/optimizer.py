@@ -29,7 +29,6 @@ from tranlogs.training import (
 
 from .capture.optimizer_hooks import LogKind, OptimizerHooks
 from .capture.replay_check import nested
-from .checkpoint_import import StartFrom
 from .data.position.epoch import Epoch
 from .distributed.process_group import local_world
 from .loops.log_sizes import fit_segment
@@ -68,8 +67,8 @@ class LoggedOptimizer(Optimizer):
         worker_seeds: "batch" seeds torch, numpy and Python in DataLoader workers anew for each batch, so that augmentation and
             collating there are exact, too. The numbers are then others than without. For all loaders of the run.
         writer: "direct" writes on the training thread, "thread" hands over to a writer; by default chosen by device.
-        monitor: brings a monitor along, one for each rank: "thread" (ends with this process), "process" (outlives it, and ends
-            once the run is closed or settled), or a `tranlogs.Monitor`.
+        monitor: "process" starts a monitor, one for each rank, which outlives this process and ends once the run is closed or
+            settled; or a `tranlogs.Monitor`.
         budget: what the run may take on this machine's disk, like "20GiB"; kept by the monitor. Ranks share it evenly.
         store: URL where the run is shipped to, below its folder's name, by the monitor if there is one, else by this process.
             A run that is not here is brought from there before training begins.
@@ -108,7 +107,7 @@ class LoggedOptimizer(Optimizer):
         segment_bytes: int | None = None,
         writer: Literal["direct", "thread"] | None = None,
         worker_seeds: Literal["batch"] | None = None,
-        monitor: Literal["thread", "process"] | Monitor | None = None,
+        monitor: Literal["process"] | Monitor | None = None,
         budget: str | int | None = None,
         store: str | None = None,
         copies: int = 1,
@@ -245,25 +244,24 @@ class LoggedOptimizer(Optimizer):
         """Remember times that the script measures: attributes of the same namespace, which the proof of a resume leaves out."""
         return self.training_run.tracking.remember_times(values)
 
-    def recover(self, step: int | None = None, *, start_from: StartFrom | str | Path | None = None) -> RecoveryReport:
+    def recover(self, step: int | None = None) -> RecoveryReport:
         """Bring model, optimizers and all that is tracked back to the newest boundary, or to `step`.
 
-        On a fresh run it writes the first checkpoint. Training on from an older step starts a new timeline.
+        A fresh run starts from what the script has built or loaded, and writes its first checkpoint. Training on from an older
+        step starts a new timeline.
 
         Args:
             step: where to land.
-            start_from: a .pt or .safetensors file, or a folder of torch.distributed.checkpoint, that a fresh run starts from:
-                its weights, and the states of optimizers and of what is tracked where they are in it. Else it is not looked at.
 
         Raises:
-            UsageError: what is to be started from cannot be read, or does not fit; nothing was touched.
+            UsageError: training has begun.
             StateMismatch: what was built does not fit the run; nothing was touched.
             RecoveryError: no sound checkpoint is left, or `step` is not covered.
         """
         from tranlogs.training import progress_bar
 
         with progress_bar() as progress:
-            return self.training_run.recover(step, progress, start_from)
+            return self.training_run.recover(step, progress)
 
     @property
     def run_id(self) -> str:

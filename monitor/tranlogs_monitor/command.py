@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 
 from tranlogs.base.errors import NotARun, UsageError
 from tranlogs.journal import JournalPaths
-from tranlogs.journal.monitor_launch import EmbeddedMonitor
 
 from .daemon import Daemon, find_watched_journals, is_ownerless
 from .dashboard.access.access_rules import Access
 from .dashboard.access.listening import address_of
 from .dashboard.http_settings import HttpSettings
-from .embedded import start_embedded_monitor
+from .detached import start_monitor
 from .json_log import JsonFormatter
 from .settings import DaemonSettings
 from .watching.watch import Evaluation
@@ -68,7 +67,6 @@ def watch(
         daemon = Daemon(roots, settings, find=find, on_evaluation=note)
         try:
             failed = daemon.evaluate()
-            daemon.finish()
         finally:
             daemon.close()
     if not evaluation and not failed:
@@ -155,10 +153,10 @@ class Command(NamedTuple):
     watch: Callable[..., int]
     settings: Callable[..., DaemonSettings]
     http_settings: Callable[..., HttpSettings]
-    start_embedded_monitor: Callable[..., EmbeddedMonitor]
+    start_monitor: Callable[..., int]
 
 
-COMMAND = Command(watch, DaemonSettings.of, HttpSettings.of, start_embedded_monitor)
+COMMAND = Command(watch, DaemonSettings.of, HttpSettings.of, start_monitor)
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from tranlogs.journal import JournalPaths, read_owner
 from tranlogs.journal.ownership.writer_lock import OwnerLock
 from tranlogs.shipping import Archiver
 
-from .compaction.compactor import Compactor
 from .settings import DaemonSettings
 from .watching.archiving import ArchiverFactory
 from .watching.lock import lock_journal
@@ -93,8 +92,6 @@ class Daemon:
         self._watched: dict[Path, _Watched] = {}
         store = None if settings.is_dry_run else settings.store
         self._archivers = None if store is None else ArchiverFactory(store, self._clock)
-        compaction = None if settings.is_dry_run else settings.compaction
-        self._compactor = None if compaction is None else Compactor(compaction, self._clock)
         self._stop = threading.Event()
         self._has_reported_no_runs = False
         self._refused: dict[Path, str] = {}  # journals that cannot be watched, and why
@@ -136,8 +133,6 @@ class Daemon:
         Raises:
             UsageError: another monitor watches a journal, and waiting for it is not allowed.
         """
-        if self._compactor is not None:
-            self._compactor.poll()
         self._update_watched()
         failed = 0
         for paths, watched in list(self._watched.items()):
@@ -145,15 +140,8 @@ class Daemon:
                 failed += not self._evaluate(paths, watched)
         return failed
 
-    def finish(self) -> None:
-        """Wait for the checkpoint that is being derived."""
-        if self._compactor is not None:
-            self._compactor.wait()
-
     def close(self) -> None:
         """Release all journals."""
-        if self._compactor is not None:
-            self._compactor.close()
         for watched in self._watched.values():
             watched.close()
         self._watched.clear()
@@ -206,7 +194,7 @@ class Daemon:
                 _log.warning("%s: cannot watch: %s", folder, error_text(error))
             return
         self._refused.pop(folder, None)
-        watch = JournalWatch(paths, self._settings, self._clock, self._compactor)
+        watch = JournalWatch(paths, self._settings, self._clock)
         self._watched[folder] = _Watched(watch, lock, archiver)
         _log.info("%s: watching", folder)
 
@@ -237,10 +225,6 @@ class Daemon:
                 watched.archiver.wake()
             is_idle = is_idle and evaluation.did_nothing
             self._on_evaluation(evaluation, watched.watch.paths)
-            if self._compactor is not None:
-                self._compactor.consider(
-                    watched.watch.paths, evaluation.rows.segments, evaluation.anchor, evaluation.rows.timelines
-                )
         except (TranLogsError, OSError, MemoryError) as error:
             problem = error_text(error)
             self._on_evaluation(problem, watched.watch.paths)
@@ -249,7 +233,7 @@ class Daemon:
         elif watched.problem and not problem:
             _log.info("%s: watching again", folder)
         watched.problem = problem
-        is_idle = is_idle and not watched.is_shipping and (self._compactor is None or not self._compactor.is_busy)
+        is_idle = is_idle and not watched.is_shipping
         watched.settled = watched.settled + 1 if is_idle else 0
         watched.next_at = self._clock.monotonic() + max(self._settings.interval_seconds, took / _SHARE_MAX)
         return not problem

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tranlogs.retention.compaction_policy import Compaction
 from tranlogs.retention.pruning_plan import Budget
 from tranlogs.retention.value_decay import Decay
 from tranlogs.shipping import ShippingSettings
@@ -42,7 +41,6 @@ class DaemonSettings:
         is_dry_run: True to change nothing, and only report.
         waits: True to wait for journals that another monitor watches.
         store: the store to which journals are shipped; None for no store.
-        compaction: settings of compaction; None to derive no checkpoints from the log.
         until_closed: True to end the daemon once no trainer is running and nothing is left to do.
     """
 
@@ -52,7 +50,6 @@ class DaemonSettings:
     is_dry_run: bool = False
     waits: bool = False
     store: StoreSettings | None = None
-    compaction: Compaction | None = None
     until_closed: bool = False
 
     @classmethod
@@ -64,7 +61,6 @@ class DaemonSettings:
         is_dry_run: bool,
         waits: bool,
         store: dict[str, Any] | None,
-        compaction: Compaction | None,
         until_closed: bool,
     ) -> DaemonSettings:
         """Make settings from the values of the command line. `store` holds the arguments of `StoreSettings`."""
@@ -75,6 +71,5 @@ class DaemonSettings:
             is_dry_run,
             waits,
             None if store is None else StoreSettings(**store),
-            compaction,
             until_closed,
         )

@@ -232,9 +232,8 @@ def test_a_proxy_that_keeps_silent_is_unavailable_in_bounded_time(proxy: Proxy, 
 def test_nobody_listens(store: AlluxioStore, proxy: Proxy) -> None:
     closed = AlluxioStore("127.0.0.1", 1, "/root")
     for call in CALLS.values():
-        with pytest.raises(StoreUnavailable, match="refused") as raised:
+        with pytest.raises(StoreUnavailable, match="refused"):
             call(closed)
-        assert "alluxio-start.sh proxy" in closed.advise(str(raised.value))
 
 
 def test_a_proxy_of_the_environment_is_not_asked(proxy: Proxy, store: AlluxioStore, monkeypatch: pytest.MonkeyPatch) -> None:

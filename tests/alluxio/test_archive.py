@@ -18,9 +18,9 @@ from tests.alluxio.cluster import Cluster
 from tests.alluxio.trainer import CHECKPOINT_EVERY, Training
 from tests.keras.conftest import torch as keras
 from tests.keras.lab import Lab
-from tests.monitor.compacting import ROOT
 from tests.monitor.test_beside import is_running
 from tests.shipping.ships import marks
+from tests.support.launcher import ROOT
 from tranlogs.journal import read_owner
 from tranlogs.stores import ObjectStatus, open_store
 

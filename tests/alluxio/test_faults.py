@@ -17,7 +17,7 @@ import pytest
 
 from tests.alluxio.cluster import Cluster
 from tests.alluxio.test_archive import tranlogs
-from tests.alluxio.test_store import is_durable, problem_of
+from tests.alluxio.test_store import demand_problem, is_durable
 from tests.shipping.ships import archiver, marks, store_row, toy, trained
 from tests.support import campaign
 from tests.support.stores import MIB, put, read
@@ -202,7 +202,7 @@ def test_with_too_few_workers_there_are_fewer_copies_which_are_made_up_for(
     alluxio.wait(lambda: alluxio.workers() == 1, "the master knows that a worker is away", "master")
     name = send(alluxio, twice, names)
     assert status_of(twice, name).copies == 1
-    assert problem_of(twice, "1 of 2 copies in the memory of workers") == "alluxio.worker.hostname"
+    demand_problem(twice, "1 of 2 copies in the memory of workers")
     with closing(archiver(run, twice)) as made:
         alluxio.wait(lambda: made.run_once().archived == 15 and under_replicated(run) > 0, "archived, with fewer copies")
         assert copies_of(twice, run) == {1}
@@ -223,7 +223,7 @@ def test_the_job_master_comes_back(alluxio: Cluster, store: Store) -> None:
     put(store, "segment", CONTENT)
     status = status_of(store, "segment")
     assert (status.is_complete, status.is_durable, status.is_lost) == (True, False, False)
-    assert problem_of(store, "the object is not durable") == "alluxio.job.master.hostname"
+    demand_problem(store, "the object is not durable")
     alluxio.restart("job-master")
     persisted(alluxio, store, "segment")
     report = check_store(store, nbytes=MIB)
@@ -236,9 +236,8 @@ def test_the_master_dies_before_a_file_is_persisted(alluxio: Cluster, store: Sto
     alluxio.kill("job-master")
     put(store, "segment", CONTENT)
     alluxio.kill("master")
-    with pytest.raises(StoreUnavailable) as raised:
+    with pytest.raises(StoreUnavailable, match="connect to master"):
         store.stat("segment")
-    assert "alluxio.master.hostname" in store.advise(str(raised.value))
     alluxio.restart("master")
     alluxio.restart("job-master")
     assert read(store, persisted(alluxio, store, "segment")) == CONTENT
@@ -250,7 +249,7 @@ def test_memory_is_lost_before_it_is_persisted(
 ) -> None:
     run, run_twice = tmp_path / "one", tmp_path / "two"
     alluxio.kill("job-worker-0", "job-worker-1")  # nothing is persisted now
-    assert problem_of(store, "the object is not durable") == "alluxio.job.master.hostname"
+    demand_problem(store, "the object is not durable")
     for each in (run, run_twice):
         trained(each, 15)
     made, other = archiver(run, store), archiver(run_twice, twice)
@@ -273,7 +272,7 @@ def test_memory_is_lost_before_it_is_persisted(
         read(store, "one copy")
     with pytest.raises(NotARun, match="the store has lost it"):
         pull(store, "one/rank0", tmp_path / "nothing/rank0")
-    assert problem_of(store, f"store {store.url}: ") == "alluxio.worker.hostname"
+    demand_problem(store, f"store {store.url}: ")
     alluxio.wait(lambda: made.run_once().archived < 15, "what is lost does not count")
     assert "the store has lost" in caplog.text
     assert marks(run).archived < 15
@@ -394,7 +393,6 @@ def test_full_memory_refuses_until_files_are_persisted(alluxio: Cluster, store: 
         return any("space" in why for why in refused.values())
 
     alluxio.wait(is_full, "memory is full", "proxy")
-    assert "alluxio.worker.ramdisk.size" in store.advise(next(why for why in refused.values() if "space" in why))
     assert [name for name in refused if store.stat(name) is not None] == []  # nothing of them is left over
     for number in (0, 1):
         alluxio.restart(f"job-worker-{number}")
@@ -407,7 +405,7 @@ def test_full_memory_refuses_until_files_are_persisted(alluxio: Cluster, store: 
 def test_a_proxy_without_rights_or_rest_api_is_refused_with_the_property_to_set(alluxio: Cluster) -> None:
     alluxio.restart("proxy", alluxio_security_login_username="nobody")
     alluxio.wait_ready()
-    assert problem_of(open_store(alluxio.url("/nothing")), "store alluxio://") == "alluxio.security.login.username"
+    demand_problem(open_store(alluxio.url("/nothing")), "store alluxio://")
 
     alluxio.restart("proxy", alluxio_proxy_s3_v2_version_enabled="true")
     store = open_store(alluxio.url("/nothing"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -81,17 +80,17 @@ def test_names_that_alluxio_takes_for_others_are_refused(store: Store, name: str
 
 
 @pytest.mark.parametrize(
-    ("write_type", "words", "named"),
+    ("write_type", "words"),
     [
-        ("THROUGH", "0 of 1 copies in the memory of workers", "alluxio.worker.ramdisk.size"),
-        ("MUST_CACHE", "the write type is not honoured", "alluxio.user.file.writetype.default"),
+        ("THROUGH", "0 of 1 copies in the memory of workers"),
+        ("MUST_CACHE", "the write type is not honoured"),
     ],
 )
 def test_a_cluster_that_does_something_else_than_asynchronous_persistence(
-    alluxio: Cluster, write_type: str, words: str, named: str
+    alluxio: Cluster, write_type: str, words: str
 ) -> None:
     with AlluxioStore("127.0.0.1", alluxio.settings.ports["proxy.web"], "/check", write_type=write_type) as store:
-        assert problem_of(store, words) == named
+        demand_problem(store, words)
 
 
 def test_an_under_store_that_cannot_be_written(alluxio: Cluster, store: Store) -> None:
@@ -99,7 +98,7 @@ def test_an_under_store_that_cannot_be_written(alluxio: Cluster, store: Store) -
     shutil.rmtree(place, ignore_errors=True)
     place.touch()
     try:
-        assert problem_of(store, "the object is not durable") == "alluxio.job.master.hostname"
+        demand_problem(store, "the object is not durable")
         put(store, "object", b"1")
         assert not is_durable(store, "object")
     finally:
@@ -107,14 +106,11 @@ def test_an_under_store_that_cannot_be_written(alluxio: Cluster, store: Store) -
     alluxio.wait(lambda: is_durable(store, "object"), "persisted")
 
 
-def problem_of(store: Store, words: str) -> str:
-    """The property that `tranlogs verify URL` names first for its problem, which begins with some words."""
+def demand_problem(store: Store, words: str) -> None:
+    """Check that `tranlogs verify URL` finds a problem that begins with some words."""
     finding = check_store(store, nbytes=1000, patience_seconds=1).findings[-1]
     assert not finding.is_good
     assert finding.what.startswith(words), finding
-    named = re.search(r"alluxio(\.[a-z.]+)+[a-z]", finding.remedy)
-    assert named is not None, finding
-    return named[0]
 
 
 def is_durable(store: Store, name: str) -> bool:

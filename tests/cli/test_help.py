@@ -10,7 +10,7 @@ from tranlogs.cli.app import SUBCOMMANDS, load_subcommand
 
 from .conftest import Cli
 
-COMMANDS = ("demo", "status", "log", "verify", "replay", "rehearse", "import", "monitor", "push", "pull")
+COMMANDS = ("demo", "status", "log", "verify", "replay", "rehearse", "monitor", "push", "pull")
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 CLIENTS = ("alluxio", "fsspec", "requests", "starlette", "uvicorn")
 HEAVY = (*FRAMEWORKS, *CLIENTS, "numpy", "lmdb", "rich", "zstandard", "xxhash")

@@ -305,26 +305,3 @@ def test_one_run_of_a_folder_is_watched(cli: Cli, run: Path, tmp_path: Path) -> 
     found = cli("status", tmp_path, "--watch")
     assert found.code == 2
     assert str(run) in found.err
-
-
-def test_imported_weights_are_no_run_yet(cli: Cli, trained: Path, tmp_path: Path) -> None:
-    source, new = tmp_path / "weights.pt", tmp_path / "new"
-    assert cli("replay", trained, "--out", source).code == 0
-    assert cli("import", source, new, "--only-weights").code == 0
-    called = cli("status", new)
-    words = " ".join(called.out.split())
-    assert (called.code, called.err) == (0, "")
-    assert f"run {new}: imported weights, no step yet" in words
-    assert "begins with the first recover() of the training script" in words
-    told = cli("status", new, "--json").json
-    assert (told["problems"], told["ranks"]) == ([], [])
-    assert told["imported"]["nbytes"] == sum(path.stat().st_size for path in (new / "start").iterdir())
-    refused = cli("log", new)
-    assert refused.code == 2
-    assert "holds imported weights and no step yet: the run begins with the first recover()" in refused.err
-    listed = cli("status", tmp_path, "--json").json["runs"]
-    assert [(Path(line["run"]).name, line["state"], line["ranks"]) for line in listed] == [("new", "imported", 0)]
-    (new / "start" / "manifest.json").write_text("{}")
-    damaged = cli("status", new)
-    assert damaged.code == 1
-    assert str(new / "start") in "".join(damaged.out.split())

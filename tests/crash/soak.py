@@ -95,7 +95,6 @@ def parts(kills: int) -> list[Part]:
             [
                 crash,
                 "tests/monitor/test_kills.py",
-                "tests/monitor/test_compaction_kills.py",
                 "tests/shipping/test_kills.py",
                 *(f"--ignore={crash}/{name}" for name in ALONE),
             ],

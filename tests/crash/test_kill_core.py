@@ -20,7 +20,7 @@ from tranlogs.verify import Problem
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("small_segments")]
 
 IN_RECOVERY = [point for point in POINTS if point.startswith("recovery.")]
-IN_TRAINING = [point for point in POINTS if point.partition(".")[0] not in ("recovery", "derived", "ship", "pull")]
+IN_TRAINING = [point for point in POINTS if point.partition(".")[0] not in ("recovery", "ship", "pull")]
 
 
 def assert_nothing_is_lost(run: Path, said: int, *, keep: int = 2, between: Callable[[], None] = lambda: None) -> None:

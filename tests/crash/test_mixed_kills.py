@@ -1,5 +1,5 @@
 """Kills of all kinds, mixed: runs that live many lives, each ended at a fault point or at any moment, by a trainer that may be
-wound back, lose its disk for a while or its clock, under a monitor that prunes, compacts and ships, and dies as often. Now and
+wound back, lose its disk for a while or its clock, under a monitor that prunes and ships, and dies as often. Now and
 then the whole machine is lost, and the run comes back from the store.
 """
 
@@ -65,8 +65,6 @@ IN_MONITOR = (
     "checkpoint.delete",
     "catalog.before_commit",
     "catalog.after_commit",
-    "derived.publish",
-    "derived.renamed",
     "ship.sent",
     "ship.manifest",
     "ship.published",
@@ -106,7 +104,7 @@ class Run:
         self.run.parent.mkdir()
         self._chance, self._trainers, self._monitors = chance, trainers, monitors
         self._is_watched = chance.random() < 0.6
-        self._ships, self._compacts = chance.random() < 0.6, chance.random() < 0.4
+        self._ships = chance.random() < 0.6
         self._writer = chance.choice(["direct", "thread"])
         self.lines, self.kills, self.story = [Line()], 0, list[str]()
         self._faults: set[str] = set()  # since the last recovery
@@ -189,14 +187,13 @@ class Run:
             self._chance.choice([3, 6, 12]) * MIB,
             failpoints=point,
             store=self.store if self._ships else None,
-            compacts=self._compacts,
         )
 
     def _end_watch(self) -> None:
         if self._chance.random() < 0.5:
             signal.sigtimedwait([], self._chance.random() * 0.1)  # alone with what the trainer left
         self._monitors.kill()
-        self._note("SIGKILL of a monitor that prunes, ships or compacts")
+        self._note("SIGKILL of a monitor that prunes or ships")
 
     def lose_machine(self) -> None:
         """All that is here is gone; what the store has comes back, as far as the catalog said."""

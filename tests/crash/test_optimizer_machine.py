@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tests.crash import tally
 from tests.crash.plain_twin import BODIES, Boundary, Kind, Script, Twin
-from tests.monitor.compacting import daemon
+from tests.monitor.monitors import watching_daemon
 from tests.shipping.ships import marks, ship
 from tests.support import campaign
 from tests.support.abandon import abandoned_copy, copy_of_written
@@ -307,7 +307,7 @@ class OptimizerMachine(RuleBasedStateMachine):
 
     @rule(checkpoints=st.integers(1, 2), segments=st.integers(0, 2), nbytes=st.sampled_from([None, 1 << 20, 4 << 20]))
     def monitor(self, checkpoints: int, segments: int, nbytes: int | None) -> None:
-        watching = daemon(self.run, None, clock=CLOCK, checkpoints_max=checkpoints, segments_max=segments, nbytes=nbytes)
+        watching = watching_daemon(self.run, CLOCK, checkpoints_max=checkpoints, segments_max=segments, nbytes=nbytes)
         try:
             assert watching.evaluate() == 0
         finally:

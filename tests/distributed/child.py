@@ -254,7 +254,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
     if "wide" in name:  # which fills segments
         segment_sizing.SEGMENT_RECORDS_WANTED = 1
     model = Looked() if name == "sparse sgd" else Net(200 if "wide" in name else 40)
-    if name == "started" and run == "-":  # what the logged one finds in its run's folder
+    if name == "started":
         model.load_state_dict(started())
     seed = 100 + dist_rank()
     torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)

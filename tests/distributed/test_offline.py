@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.cli.conftest import Cli
-from tests.distributed.child import STEPS, started
+from tests.distributed.child import STEPS
 from tests.distributed.conftest import Launcher
 from tranlogs.base.errors import RunInUse, StateMismatch, UsageError
 from tranlogs.journal.ownership.writer_lock import OwnerLock
@@ -50,9 +50,7 @@ def state_names(content: dict[str, Any]) -> list[str]:
     return [name for name in content["model"] if "running" not in name and "num_batches" not in name]
 
 
-def test_all_ranks_start_from_what_was_imported_and_come_back_from_a_kill(launcher: Launcher, cli: Cli, tmp_path: Path) -> None:
-    torch.save({"model": {f"module.{name}": value for name, value in started().items()}}, tmp_path / "old.pt")
-    assert cli("import", tmp_path / "old.pt", tmp_path / "run").code == 0
+def test_all_ranks_start_from_what_the_script_has_loaded_and_come_back_from_a_kill(launcher: Launcher, tmp_path: Path) -> None:
     found = launcher.run(3, "started", tmp_path / "run", [[1, -1, 0], [2, 9, 0]])
     told = launcher.told()
     assert found == launcher.reference(3, "started")

@@ -8,7 +8,6 @@ from typing import Any
 from tests.support.forking import serve
 from tranlogs.base import failpoints
 from tranlogs.cli.reading.find_journals import find_journals
-from tranlogs.retention.compaction_policy import Compaction
 from tranlogs.retention.pruning_plan import Budget
 from tranlogs.shipping import ShippingSettings
 from tranlogs.shipping.sending import archiver, failures
@@ -27,7 +26,6 @@ def watch(job: dict[str, Any]) -> None:
         interval_seconds=job["interval"],
         waits=True,
         store=store,
-        compaction=Compaction(1) if job["compacts"] else None,
     )
     Daemon([Path(job["root"])], settings, find=lambda root: find_watched_journals(root, find_journals)).run()
 

@@ -5,9 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.support.clock import FakeClock
 from tests.support.forking import ForkServer
+from tranlogs.cli.reading.find_journals import find_journals
+from tranlogs.retention.pruning_plan import Budget
+from tranlogs_monitor.daemon import Daemon, find_watched_journals
+from tranlogs_monitor.settings import DaemonSettings
 
 CHILD = Path(__file__).with_name("monitor_child.py")
+
+
+def watching_daemon(root: Path, clock: FakeClock | None = None, **budget: Any) -> Daemon:
+    """Return a daemon of this process for the runs in a folder."""
+    settings = DaemonSettings(Budget(**budget))
+    return Daemon([root], settings, find=lambda root: find_watched_journals(root, find_journals), clock=clock)
 
 
 class Monitors:
@@ -25,10 +36,9 @@ class Monitors:
         failpoints: str = "",
         interval: float = 0.005,
         store: Path | None = None,
-        compacts: bool = False,
         **limits: Any,
     ) -> None:
-        """Watch from here on, ship to `store` if there is one, and make checkpoints from the log if it `compacts`."""
+        """Watch from here on, ship to `store` if there is one."""
         self._pid = self._server.start(
             {
                 "root": str(root),
@@ -37,7 +47,6 @@ class Monitors:
                 "interval": interval,
                 "limits": limits,
                 "store": str(store) if store is not None else "",
-                "compacts": compacts,
             }
         )
 

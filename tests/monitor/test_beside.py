@@ -1,4 +1,4 @@
-"""A monitor that a trainer starts: settings, threads and processes; none of them touches training."""
+"""A monitor that a trainer starts: settings and processes; none of them touches training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from tests.monitor.compacting import ROOT
+from tests.support.launcher import ROOT
 from tests.support.toy import ToyTrainer
 from tests.support.toy_steps import killed
 from tranlogs import Monitor
 from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths, monitor_launch, read_owner
-from tranlogs.journal.monitor_launch import parse_monitor, start_embedded_monitor
+from tranlogs.journal.monitor_launch import parse_monitor, start_monitor
 from tranlogs_monitor.watching.lock import lock_journal
 
 Toy = Callable[..., ToyTrainer]
@@ -65,18 +64,18 @@ def is_watched(journal: Path) -> bool:
 
 def test_settings_as_users_write_them() -> None:
     assert parse_monitor(None) is None
-    assert parse_monitor("thread", "20GiB") == Monitor("thread", "20GiB")
+    assert parse_monitor("process", "20GiB") == Monitor("20GiB")
     assert Monitor(budget="20GiB").budget_bytes == 20 << 30
-    assert parse_monitor(Monitor("process", compact=True, interval="1min")) == Monitor("process", None, True, None, "1min")
+    assert parse_monitor(Monitor(interval="1min")) == Monitor(None, None, "1min")
 
 
 @pytest.mark.parametrize(
     ("monitor", "budget", "why"),
     [
         (None, "1GiB", "needs a monitor"),
-        ("fork", None, 'must be "thread", "process"'),
-        ("thread", "much", "give a size"),
-        ("thread", 0, "at least 1 byte"),
+        ("thread", None, 'must be "process"'),
+        ("process", "much", "give a size"),
+        ("process", 0, "at least 1 byte"),
         (Monitor(), "1GiB", "given twice"),
     ],
 )
@@ -88,64 +87,32 @@ def test_wrong_settings_are_refused(monitor: Any, budget: Any, why: str) -> None
 def test_a_monitor_that_is_not_installed_is_said_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor_launch, "entry_points", lambda **_: [])
     with pytest.raises(UsageError, match=r"pip install 'tranlogs\[monitor\]'"):
-        parse_monitor("thread")
-
-
-def test_a_thread_evaluates_and_ends_with_the_run(run: ToyTrainer) -> None:
-    paths = run.journal.paths
-    made = start_embedded_monitor(Monitor("thread", "1GiB", interval="0.01s"), paths)
-    wait_until(lambda: evaluations(paths.folder), "an evaluation")
-    assert is_watched(paths.folder)
-    run.train(9)
-    assert read_owner(paths.folder) is not None
-    assert read_owner(paths.folder).is_alive, "the trainer's lock was dropped"  # type: ignore[union-attr]
-    made.close()
-    assert not is_watched(paths.folder)
-    assert "tranlogs-monitor" not in [thread.name for thread in threading.enumerate()]
-    run.train(12)
-
-
-def test_a_forked_child_has_no_part_in_it(run: ToyTrainer) -> None:
-    paths = run.journal.paths
-    made = start_embedded_monitor(Monitor("thread", interval="0.01s"), paths)
-    wait_until(lambda: is_watched(paths.folder), "the monitor's lock")
-    child = os.fork()
-    if child == 0:
-        made.close()
-        os._exit(len(threading.enumerate()) - 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert is_watched(paths.folder)
-    made.close()
+        parse_monitor("process")
 
 
 def test_another_monitor_is_said_once_and_left_alone(run: ToyTrainer, caplog: pytest.LogCaptureFixture) -> None:
     held = lock_journal(run.journal.paths.folder)
-    for mode in ("thread", "process"):
-        start_embedded_monitor(Monitor(mode), run.journal.paths).close()  # type: ignore[arg-type]
+    start_monitor(Monitor(), run.journal.paths)
     held.release()
-    assert caplog.text.count("monitors this journal already") == 2
+    assert caplog.text.count("monitors this journal already") == 1
     assert not (run.journal.paths.folder / "monitor.log").exists()
 
 
 def test_one_that_fails_is_a_warning(
     run: ToyTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("tranlogs_monitor.daemon.Daemon.evaluate", fail)
-    made = start_embedded_monitor(Monitor("thread"), run.journal.paths)
-    wait_until(lambda: "the monitor has failed (ZeroDivisionError: a bug)" in caplog.text, "the warning")
-    made.close()
-    monkeypatch.setattr("tranlogs_monitor.embedded.MonitorProcess", fail)
-    start_embedded_monitor(Monitor("process"), run.journal.paths).close()
+    monkeypatch.setattr("tranlogs_monitor.detached.subprocess.run", fail)
+    start_monitor(Monitor(), run.journal.paths)
     assert "the monitor could not be started (ZeroDivisionError: a bug)" in caplog.text
     run.train(9)
 
 
 def test_a_process_prunes_and_ends_when_the_run_is_closed(run: ToyTrainer) -> None:
     paths = run.journal.paths
-    start_embedded_monitor(Monitor("process", "1GiB", interval="0.05s"), paths).close()
+    start_monitor(Monitor("1GiB", interval="0.05s"), paths)
     wait_until(lambda: evaluations(paths.folder), "an evaluation")
     monitor = read_owner(paths.folder, "monitor")
     assert monitor is not None
@@ -167,7 +134,7 @@ def is_running(pid: int) -> bool:
 def test_a_process_ships_what_a_dead_trainer_left_before_it_ends(run: ToyTrainer, tmp_path: Path) -> None:
     copy = JournalPaths(killed(run, tmp_path / "copy") / "rank0")
     store = tmp_path / "store"
-    start_embedded_monitor(Monitor("process", store=store.as_uri(), interval="0.1s"), copy).close()
+    start_monitor(Monitor(store=store.as_uri(), interval="0.1s"), copy)
     wait_until(lambda: is_watched(copy.folder), "the monitor")
     monitor = read_owner(copy.folder, "monitor")
     assert monitor is not None
@@ -193,8 +160,8 @@ def test_until_closed_waits_for_what_a_dead_trainer_left(run: ToyTrainer, tmp_pa
 
 
 def test_ranks_on_a_machine_share_the_budget_of_the_run() -> None:
-    shared = parse_monitor("thread", "3GiB", budget_sharers=3)
-    own = parse_monitor(Monitor("thread", "3GiB"), budget_sharers=3)
+    shared = parse_monitor("process", "3GiB", budget_sharers=3)
+    own = parse_monitor(Monitor("3GiB"), budget_sharers=3)
     assert shared is not None
     assert own is not None
     assert (shared.budget_bytes, own.budget_bytes) == (1 << 30, 3 << 30)

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.monitor.asking import ask
-from tests.monitor.compacting import ROOT
 from tests.monitor.test_watch import run
+from tests.support.launcher import ROOT
 from tests.support.toy import ToyTrainer
 from tranlogs_monitor.dashboard.access.tokens import ENVIRONMENT_NAME
 

@@ -126,7 +126,6 @@ def test_loop_of_the_script_decides_which_loop_takes_its_place(source: str, line
         ("import torch", "optimizer.recover()"),
         ("import torch\nimport lightning.pytorch as pl", "callbacks=[TranLogsLightningCallback("),
         ("from transformers import Trainer", "callbacks=[TranLogsTrainerCallback("),
-        ("import torch\nfrom stable_baselines3 import PPO", 'callback=TranLogsSB3Callback("runs/NAME")'),
         ("from accelerate import Accelerator", "log_prepared(accelerator"),
         ("import keras", 'callbacks=[TranLogsCallback("runs/NAME")]'),
     ],

@@ -31,12 +31,12 @@ restore_numbers set_host_rng
 some_bytes when_full window_of
 """
 RECORDS = """
-Checkpoint Entry EntryKind Fixed Layout NO_TENSORS Payload Snapshot SnapshotPool SparseForm Tensor
-array_of spec_of to_numpy tree write_checkpoint
+Checkpoint Entry EntryKind Fixed Layout NO_TENSORS Payload Snapshot SparseForm Tensor
+array_of spec_of to_numpy tree
 """
 RANKS = """
 Damage FindObstacle FormerState GradientShards GroupRecovered GroupRecovery JoinedEntry ReplacementSource SingleReader Transport
-agree extend_timeline_ids get_first_timeline_id get_world is_of_group is_sharded list_journals new_timeline_id
+agree extend_timeline_ids get_first_timeline_id is_of_group is_sharded list_journals new_timeline_id
 read_environment read_generations read_owner
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tranlogs.base.config import MIB
-from tranlogs.retention import Automatic, EveryBytes, EverySeconds, EverySteps, KeepAll, KeepLatest, Never, RecoveryTime
+from tranlogs.retention import Automatic, EveryBytes, EverySeconds, EverySteps, KeepAll, KeepLatest, RecoveryTime
 from tranlogs.training import ExpectedWrites, forecast_writes
 
 
@@ -26,7 +26,6 @@ class Mine:
         (EverySteps(1500), "next checkpoint after 1,500 steps (1.5 GiB of log)"),
         (EverySeconds(600), "next checkpoint after 10.0 min"),
         (RecoveryTime(30), "next checkpoint when a recovery would take 30 s"),
-        (Never(), "next checkpoint never"),
         (Mine(), "next checkpoint when Mine says so"),
     ],
 )

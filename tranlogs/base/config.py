@@ -9,8 +9,6 @@ from .errors import UsageError
 
 FORMAT_VERSION = 2  # version of segments, checkpoints and the catalog (docs/format.md)
 
-IMPORTED_NAME = "start"  # folder of imported weights in a run that begins with them
-
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 # Encoding.

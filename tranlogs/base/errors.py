@@ -7,7 +7,6 @@
     │   ├── UnencodableState       a tracked object holds a value that cannot be stored safely
     │   ├── NotRecovered           the run holds steps, and training began without `recover()`
     │   ├── NotARun                the folder is not a run of TranLogs
-    │   │   └── NotBegun           the folder holds imported weights, with which a run will begin
     │   ├── StoreRefused           the store's address or its settings are wrong; a retry would not help
     │   └── CannotRead             this process lacks file handles, memory or permissions; the file may be intact
     ├── DataError                  bytes on disk differ from those that were written
@@ -49,7 +48,6 @@ __all__ = [
     "LogUnavailable",
     "MissingShard",
     "NotARun",
-    "NotBegun",
     "NotRecovered",
     "RecoveryError",
     "RunInUse",
@@ -167,15 +165,6 @@ class NotARun(UsageError):
         self, path: Path, why: str = "no run is there", remedy: str = "Give the folder that was passed as run=..."
     ) -> None:
         super().__init__(f"{path}: {why}. {remedy}".rstrip())
-
-
-class NotBegun(NotARun):
-    """The folder holds imported weights, and the training script has not begun the run."""
-
-    def __init__(self, path: Path) -> None:
-        begins = "the run begins with the first recover() of the training script"
-        why = f"the folder holds imported weights and no step yet: {begins}"
-        super().__init__(path, why, f"Start the script with run={str(path)!r}")
 
 
 class StoreRefused(UsageError):

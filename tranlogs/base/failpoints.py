@@ -38,8 +38,6 @@ POINTS = (
     "checkpoint.publish",
     "checkpoint.published",
     "checkpoint.delete",
-    "derived.publish",
-    "derived.renamed",
     "boundary.before",
     "boundary.after",
     "recovery.restored",

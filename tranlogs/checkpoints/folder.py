@@ -24,7 +24,6 @@ from ..base.types import Array, Bytes
 
 STATE, META, MANIFEST = "state.safetensors", "meta.bin", "manifest.json"
 TEMPORARY = ".tmp-"
-DERIVED_PREFIX = "derived-"  # prefix of the name of a checkpoint that a monitor is making
 
 SAFETENSORS_DTYPE = {
     "float64": "F64",

@@ -39,7 +39,6 @@ SUBCOMMANDS = {
     "verify": Subcommand("verify", "verify", "Check every byte: checksums, chains, checkpoints, the catalog."),
     "replay": Subcommand("replay", "replay", "Rebuild the state at a step without the script, as a file."),
     "rehearse": Subcommand("training.rehearse", "rehearse", "Kill a training script, and check whether it resumes exactly."),
-    "import": Subcommand("importing", "import_", "Start a run from a checkpoint of another program."),
     "monitor": Subcommand("monitor", "monitor", "Watch runs, and keep their logs within a budget."),
     "push": Subcommand("push", "push", "Ship a run to a store, once."),
     "pull": Subcommand("pull", "pull", "Fetch a run from a store."),

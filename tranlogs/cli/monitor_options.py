@@ -10,11 +10,10 @@ import typer
 
 from ..base.errors import UsageError
 from ..base.quantities import parse_bytes, parse_seconds
-from ..retention.compaction_policy import Compaction
 from ..retention.pruning_plan import Budget
 from ..retention.value_decay import Decay
 from ..shipping import ShippingSettings
-from .options import Optimizers, StoreCheckpoints, TakeOver, parse_store_checkpoints
+from .options import StoreCheckpoints, TakeOver, parse_store_checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,34 +122,6 @@ class ShippingOptions:
             "bytes_per_second": None if self.bandwidth is None else parse_bytes(self.bandwidth, "--bandwidth"),
             "senders": self.uploads,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class CompactionOptions:
-    """Options that derive checkpoints from the log."""
-
-    compact: Annotated[
-        bool, typer.Option("--compact", help="Make checkpoints from the log in another process, without stopping the trainer.")
-    ] = False
-    compact_after: Annotated[
-        str | None,
-        typer.Option(help="Sealed log after the newest checkpoint that triggers --compact (default: the checkpoint's size)."),
-    ] = None
-    compact_timeout: Annotated[str, typer.Option(help="Time after which making a checkpoint is abandoned.")] = "1h"
-    optimizer: Optimizers = None
-
-    def to_compaction(self) -> Compaction | None:
-        """Return the settings of compaction; None if it is off.
-
-        Raises:
-            UsageError: an option is wrong.
-        """
-        settings = Compaction(
-            None if self.compact_after is None else parse_bytes(self.compact_after, "--compact-after"),
-            parse_seconds(self.compact_timeout, "--compact-timeout"),
-            tuple(self.optimizer or ()),
-        )
-        return settings if self.compact else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The monitor that a trainer starts (`LoggedOptimizer(monitor=...)`), in a thread of its process or in another process.
+"""The monitor that a trainer starts (`LoggedOptimizer(monitor="process")`).
 
 The monitor is another package, which is found through the entry points `tranlogs.daemons`. Whether it is installed is checked
 when the settings are read. Training and logging continue if the monitor fails.
@@ -7,10 +7,9 @@ when the settings are read. Training and logging continue if the monitor fails.
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import replace
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import Any
 
 from ..base.errors import UsageError
 from ..retention import Monitor
@@ -20,21 +19,13 @@ from .paths import JournalPaths
 _log = logging.getLogger("tranlogs")
 
 
-class EmbeddedMonitor(Protocol):
-    """A running monitor that this process started."""
-
-    def close(self) -> None:
-        """End the monitor. Call this before the trainer closes its journal."""
-        ...
-
-
 def parse_monitor(
     monitor: str | Monitor | None, budget: str | int | None = None, store: str | None = None, *, budget_sharers: int = 1
 ) -> Monitor | None:
     """Return the settings of the monitor; None if there is to be none.
 
     Args:
-        monitor: "thread", "process" or a `Monitor`.
+        monitor: "process" or a `Monitor`.
         budget: of the run, if `monitor` is a string. (The budget of a `Monitor` is that of its rank.)
         store: URL of the store.
         budget_sharers: number of processes on this machine that share the budget of the run.
@@ -44,14 +35,16 @@ def parse_monitor(
     """
     if monitor is None:
         if budget is not None:
-            raise UsageError(f'budget={budget!r} needs a monitor: set monitor="thread" or monitor="process", too')
+            raise UsageError(f'budget={budget!r} needs a monitor: set monitor="process", too')
         return None
     if isinstance(monitor, Monitor):
         if budget is not None:
             raise UsageError("the budget is given twice: write monitor=Monitor(..., budget=...)")
         settings = monitor if store is None else replace(monitor, store=store)
     else:
-        settings = Monitor(monitor, budget, store=store)  # type: ignore[arg-type]  # Monitor checks the mode
+        if monitor != "process":
+            raise UsageError(f'monitor must be "process" or a Monitor(...), got {monitor!r}')
+        settings = Monitor(budget, store)
         if settings.budget_bytes is not None and budget_sharers > 1:
             settings = replace(settings, budget=max(settings.budget_bytes // budget_sharers, 1))
     _load_starter()
@@ -61,16 +54,16 @@ def parse_monitor(
 def shipping_store(monitor: Monitor | None, store: str | None) -> tuple[str | None, bool]:
     """Return the URL of the store of a run, and whether the trainer's process ships to it.
 
-    A monitor that runs in another process ships to the store itself.
+    A monitor ships to the store itself.
     """
     url = store if store is not None or monitor is None else monitor.store
-    return url, monitor is None or monitor.mode == "thread"
+    return url, monitor is None
 
 
-def start_embedded_monitor(monitor: Monitor | None, paths: JournalPaths) -> EmbeddedMonitor:
+def start_monitor(monitor: Monitor | None, paths: JournalPaths) -> None:
     """Start the monitor of a journal that this process writes. Log a warning if it cannot be started."""
     if monitor is None:
-        return _NoMonitor()
+        return
     other = read_owner(paths.folder, "monitor")
     if other is not None and other.is_alive:
         _log.warning(
@@ -79,9 +72,9 @@ def start_embedded_monitor(monitor: Monitor | None, paths: JournalPaths) -> Embe
             other.pid,
             other.host,
         )
-        return _NoMonitor()
+        return
     try:
-        return _ParentOnlyMonitor(_load_starter()(paths, monitor))
+        _load_starter()(paths, monitor)
     except Exception as error:
         _log.warning(
             "%s: the monitor could not be started (%s: %s); training and logging continue without a monitor",
@@ -89,7 +82,6 @@ def start_embedded_monitor(monitor: Monitor | None, paths: JournalPaths) -> Embe
             type(error).__name__,
             error,
         )
-        return _NoMonitor()
 
 
 def _load_starter() -> Any:
@@ -101,29 +93,7 @@ def _load_starter() -> Any:
     why = "monitor=... needs the monitor, which is not installed here: pip install 'tranlogs[monitor]'"
     for entry in entry_points(group="tranlogs.daemons", name="monitor"):
         try:
-            return entry.load().start_embedded_monitor
+            return entry.load().start_monitor
         except (ImportError, AttributeError) as error:
             raise UsageError(f"{why} ({error})") from None
     raise UsageError(why)
-
-
-class _NoMonitor:
-    """Stands for a monitor that was not started."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class _ParentOnlyMonitor:
-    """A monitor that only the process that started it closes. A forked child (a DataLoader worker) leaves it alone."""
-
-    def __init__(self, inner: EmbeddedMonitor) -> None:
-        self._inner, self._pid = inner, os.getpid()
-
-    def close(self) -> None:
-        if os.getpid() != self._pid:
-            return
-        try:
-            self._inner.close()
-        except Exception as error:
-            _log.warning("the monitor could not be closed cleanly (%s: %s)", type(error).__name__, error)

@@ -14,14 +14,13 @@ from typing import Any
 from ..base.atomic_files import make_folder, sync_folder
 from ..base.errors import CorruptCatalog, LogUnavailable, UsageError
 from ..catalog import CATALOG_NAME, Catalog, RunRow, Tables, TimelineRow, segment_key, timeline_key
-from ..checkpoints.derived import delete_derived
 from ..checkpoints.folder import TEMPORARY
 from ..log.index import INDEX_NAME
 from ..log.record_format import Position
 from ..rebuild_catalog import is_superseded, list_files, read_files, rebuild_catalog
 from ..retention.prune import delete_retired
 from .file_system import refuse_network_file_system
-from .ownership.writer_lock import OwnerLock, read_owner
+from .ownership.writer_lock import OwnerLock
 from .paths import JournalPaths
 
 _log = logging.getLogger(__name__)
@@ -134,7 +133,7 @@ def open_catalog(paths: JournalPaths, rank: int, framework: str, notes: list[str
             with catalog.transaction() as tables:
                 tables.put("run", row)
                 tables.put(timeline_key(1), TimelineRow(1, created_at=row.created_at))
-        if framework and row.framework and row.framework != framework:  # compaction passes ""
+        if framework and row.framework and row.framework != framework:
             raise UsageError(
                 f"{paths.folder.parent} holds a run of {row.framework}, and this program uses {framework}: "
                 "choose another folder"
@@ -154,8 +153,6 @@ def clean_up(paths: JournalPaths, catalog: Catalog) -> list[str]:
     """
     for left in paths.checkpoints.glob(TEMPORARY + "*"):
         shutil.rmtree(left, ignore_errors=True)
-    if not is_watched(paths.folder):
-        delete_derived(paths.checkpoints)
     delete_retired(catalog, paths.checkpoints)
     listed = {row.name for row in catalog.checkpoints()} | {row.file for row in catalog.segments()}
     found, checkpoints = read_files(paths.folder, listed), catalog.checkpoints()
@@ -178,12 +175,6 @@ def clean_up(paths: JournalPaths, catalog: Catalog) -> list[str]:
         if path.name not in known and path.name not in (INDEX_NAME, f"{INDEX_NAME}-lock"):
             path.unlink()  # a temporary file, or a segment that was prepared or reset and never written
     return [f"{segment.file} was not in the catalog and was added" for segment in found.segments] + found.notes
-
-
-def is_watched(folder: Path) -> bool:
-    """Return True if a monitor watches the journal now."""
-    monitor = read_owner(folder, "monitor")
-    return monitor is not None and monitor.is_alive
 
 
 def refuse_inner_folder(run: Path) -> None:

@@ -17,7 +17,6 @@ from .state_protocol import Recoverable
 
 _CHUNK_FRAMES = 100_000  # descriptions in memory at a time
 _CHUNK_SEGMENTS = 32
-_BOUNDARY_FRAMES = 100  # as which a boundary counts that is kept: its body may take some kilobytes
 
 StepScalars = list[tuple[int, dict[str, float]]]  # a step, and the scalars that the loop noted at its boundary
 
@@ -42,21 +41,18 @@ class Chunk:
         links: the links of steps and after-images.
         entries: the entries of these links.
         scalars: the scalars of the boundaries between them.
-        boundaries: these boundaries with their links, if they are kept.
     """
 
     links: list[Link] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     scalars: StepScalars = field(default_factory=list)
-    boundaries: list[tuple[Link, Entry]] = field(default_factory=list)
 
 
-def decode_chunks(links: Sequence[Link], *, keeps_boundaries: bool = False) -> Iterator[Chunk]:
+def decode_chunks(links: Sequence[Link]) -> Iterator[Chunk]:
     """Decode entries in order, a bounded number at a time. Their files stay open until the next chunk is decoded.
 
     Args:
         links: the links of the entries.
-        keeps_boundaries: whether boundaries are decoded in full.
 
     Raises:
         DamagedEntry: the description of an entry is damaged.
@@ -74,7 +70,7 @@ def decode_chunks(links: Sequence[Link], *, keeps_boundaries: bool = False) -> I
                         if ordinal not in readers:
                             reader = SegmentReader(link.segment.path, link.segment.locations, reads_ahead=True)
                             readers[ordinal] = stack.enter_context(reader)
-                        frames += _decode(link, readers[ordinal], chunk, keeps_boundaries=keeps_boundaries)
+                        frames += _decode(link, readers[ordinal], chunk)
                     except (CorruptRecord, OSError) as error:
                         raise make_damaged(link, error) from None
                     used.add(ordinal)
@@ -84,13 +80,8 @@ def decode_chunks(links: Sequence[Link], *, keeps_boundaries: bool = False) -> I
                 readers.pop(ordinal).close()
 
 
-def _decode(link: Link, reader: SegmentReader, chunk: Chunk, *, keeps_boundaries: bool) -> int:
+def _decode(link: Link, reader: SegmentReader, chunk: Chunk) -> int:
     """Decode an entry and add it to a chunk; return the size of its description in frames."""
-    if link.kind == EntryKind.BOUNDARY and keeps_boundaries:
-        entry = reader.decode(link.location)
-        chunk.scalars.append((link.step, entry.scalars))
-        chunk.boundaries.append((link, entry))
-        return _BOUNDARY_FRAMES
     if link.kind == EntryKind.BOUNDARY:
         chunk.scalars.append((link.step, reader.scalars(link.location)))
         return 0

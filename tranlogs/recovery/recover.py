@@ -23,7 +23,6 @@ from .decoding import (
     StepScalars,
     decode_chunks,
     find_last_sound_boundary,
-    make_damaged,
     read_boundary,
     require_sound,
 )
@@ -31,7 +30,7 @@ from .history import Link, build_history
 from .journal_facts import Facts, read_facts, read_repaired_facts, replace_damaged
 from .last_unit import LastUnit, find_last_unit
 from .recovery_plan import RecoveryPlan, plan_recovery
-from .state_protocol import Absorbing, Divergence, Recoverable, Reordering, ReplacementSource
+from .state_protocol import Divergence, Recoverable, Reordering, ReplacementSource
 
 _log = logging.getLogger(__name__)
 
@@ -329,23 +328,12 @@ class _Redone:
 def _redo_entries(state: Recoverable, links: Sequence[Link], progress: Progress | None) -> _Redone:
     """Redo the entries of a plan, a bounded number at a time."""
     redone, total = _Redone(), sum(link.kind == EntryKind.STEP for link in links)
-    absorbing = state if isinstance(state, Absorbing) and state.is_absorbing else None
-    for chunk in decode_chunks(links, keeps_boundaries=absorbing is not None):
+    for chunk in decode_chunks(links):
         divergence = _redo_chunk(state, chunk, _make_ticker(progress, redone.steps, total))
         redone.steps += sum(entry.kind == EntryKind.STEP for entry in chunk.entries)
         redone.scalars += chunk.scalars
         redone.divergence = redone.divergence or divergence
-        if absorbing is not None:
-            _absorb_boundaries(absorbing, chunk)
     return redone
-
-
-def _absorb_boundaries(state: Absorbing, chunk: Chunk) -> None:
-    for link, entry in chunk.boundaries:
-        try:
-            state.absorb(entry)
-        except (CorruptRecord, OSError) as error:
-            raise make_damaged(link, error) from None
 
 
 @contextmanager

@@ -56,26 +56,6 @@ class Recoverable(Protocol):
 
 
 @runtime_checkable
-class Absorbing(Protocol):
-    """A state with parts that are too large for each boundary: a boundary holds what was added to them since the one before.
-
-    Attributes:
-        is_absorbing: whether the run has such parts. If not, boundaries that recovery passes are not read in full.
-    """
-
-    @property
-    def is_absorbing(self) -> bool: ...
-
-    def absorb(self, entry: Entry) -> None:
-        """Add what a boundary adds. Called in order, for each boundary that lies after the checkpoint.
-
-        Raises:
-            CorruptRecord: the entry is damaged. Recovery restores a checkpoint again.
-        """
-        ...
-
-
-@runtime_checkable
 class Reordering(Protocol):
     """A state that redoes steps in another order than training has taken them, which is faster and is to give the same bits."""
 

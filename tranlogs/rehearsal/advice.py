@@ -123,11 +123,6 @@ def suggest_wrapping(sources: dict[Path, str]) -> list[str]:
             "from tranlogs_torch.trainers.lightning import TranLogsLightningCallback",
             'Trainer(..., callbacks=[TranLogsLightningCallback("runs/NAME")])',
         ]
-    if imports("stable_baselines3"):
-        return [
-            "from tranlogs_torch.trainers.stable_baselines3 import TranLogsSB3Callback",
-            'model.learn(TIMESTEPS, callback=TranLogsSB3Callback("runs/NAME"))  # the number of the whole run',
-        ]
     if imports("accelerate"):
         return [
             "from tranlogs_torch.trainers.accelerate import log_prepared",

@@ -7,7 +7,6 @@ from .checkpoint_interval import (
     EveryBytes,
     EverySeconds,
     EverySteps,
-    Never,
     RecoveryTime,
     as_policy,
 )
@@ -25,7 +24,6 @@ __all__ = [
     "KeepEvery",
     "KeepLatest",
     "Monitor",
-    "Never",
     "RecoveryTime",
     "RetentionPolicy",
     "as_policy",

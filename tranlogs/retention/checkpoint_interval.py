@@ -106,16 +106,8 @@ class Automatic:
         return max(min(_LOG_OVER_STATE * state_bytes, share_of_disk), _LOG_BYTES_MIN)
 
 
-@dataclass(frozen=True, slots=True)
-class Never:
-    """No checkpoint but the first one and those that are requested: a monitor derives them (`tranlogs monitor --compact`)."""
-
-    def is_due(self, facts: CheckpointFacts) -> bool:
-        return False
-
-
 def as_policy(every: Any) -> CheckpointPolicy:
-    """Return the policy for what users write: "auto", 500 (steps), "10min", "256MiB", "rto=30s", "never", or a policy object.
+    """Return the policy for what users write: "auto", 500 (steps), "10min", "256MiB", "rto=30s", or a policy object.
 
     Raises:
         UsageError: `every` is none of these.
@@ -124,8 +116,6 @@ def as_policy(every: Any) -> CheckpointPolicy:
         return EverySteps(every)
     if hasattr(every, "is_due"):
         return every  # type: ignore[no-any-return]
-    if every == "never":
-        return Never()
     if every == "auto":
         return Automatic()
     if isinstance(every, str):
@@ -141,5 +131,5 @@ def as_policy(every: Any) -> CheckpointPolicy:
                 return EverySteps(int(number))
     raise UsageError(
         'checkpoint_every must be "auto", steps (500), a time ("10min"), a size of log ("256MiB"), a recovery time '
-        f'("rto=30s"), "never" or an object with is_due(facts), got {every!r}'
+        f'("rto=30s") or an object with is_due(facts), got {every!r}'
     )

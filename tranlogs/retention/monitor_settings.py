@@ -1,9 +1,8 @@
-"""Settings of an embedded monitor, which the trainer starts (`tranlogs.journal.monitor_launch`)."""
+"""Settings of a monitor that the trainer starts (`tranlogs.journal.monitor_launch`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from ..base.errors import UsageError
 from ..base.quantities import parse_bytes, parse_seconds
@@ -13,24 +12,20 @@ from ..base.quantities import parse_bytes, parse_seconds
 class Monitor:
     """Settings of a monitor that the trainer starts.
 
+    It is a process. It outlives the trainer, seals the segment that a killed trainer left open, and ends by itself once the
+    trainer has closed the run, or is dead and nothing is left to do.
+
     Attributes:
-        mode: "thread" ends with the trainer's process. "process" outlives it, seals the segment that a killed trainer left
-            open, and ends by itself once the trainer has closed the run, or is dead and nothing is left to do.
         budget: bytes on disk for this rank, like "20GiB"; None prunes nothing.
-        compact: True to derive checkpoints from the log, so that the trainer need not stop for them.
         store: URL of the store to which sealed segments and checkpoints are shipped.
         interval: time between two evaluations, like "10s".
     """
 
-    mode: Literal["thread", "process"] = "thread"
     budget: str | int | None = None
-    compact: bool = False
     store: str | None = None
     interval: str = "10s"
 
     def __post_init__(self) -> None:
-        if self.mode not in ("thread", "process"):
-            raise UsageError(f'monitor must be "thread", "process" or a Monitor(...), got {self.mode!r}')
         if self.budget_bytes is not None and self.budget_bytes < 1:
             raise UsageError(f"budget must be at least 1 byte, got {self.budget!r}")
         if self.interval_seconds <= 0:

@@ -30,7 +30,6 @@ from alluxio import exceptions
 
 from ..base.config import STORE_ANSWER_SECONDS, STORE_CONNECT_SECONDS
 from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable, TranLogsError, error_text
-from .alluxio_advice import advise
 from .file_slice import FileSlice
 from .store import ObjectStatus, Store
 from .timeout_adapter import TimeoutAdapter
@@ -175,9 +174,6 @@ class AlluxioStore(Store):
         except StoreUnavailable:  # The rename may have been done nevertheless.
             if self._find(name)[0] != fresh:
                 raise
-
-    def advise(self, problem: str) -> str:
-        return advise(problem)
 
     def close(self) -> None:
         with self._lock:

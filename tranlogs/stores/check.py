@@ -1,7 +1,7 @@
-"""Check that a store is usable: use it as the archiver does, and report problems with advice.
+"""Check that a store is usable: use it as the archiver does.
 
-An object is written, looked up, read back and deleted; before it is deleted, the check waits until it is durable. The advice
-on a problem comes from the store's class.
+An object is written, looked up, read back and deleted; before it is deleted, the check waits until it is durable. A problem has
+the server's own text; docs/stores.md says what to do about it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import io
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ..base.config import MIB, STORE_CHECK_SECONDS
 from ..base.errors import CorruptObject, TranLogsError
@@ -27,12 +27,10 @@ class Finding:
     Attributes:
         what: the fact, in words.
         is_good: False if the store cannot be used because of it.
-        remedy: what to do about it; "" if nothing is known.
     """
 
     what: str
     is_good: bool
-    remedy: str = ""
 
 
 @dataclass(slots=True)
@@ -82,12 +80,12 @@ def check_store(
     name = f"tranlogs-check-{secrets.token_hex(8)}"
     check = _Check(store, name, report, nbytes, patience_seconds, clock, sleep)
     for finding in _until_bad(check.findings()):
-        report.findings.append(finding if finding.is_good else replace(finding, remedy=store.advise(finding.what)))
+        report.findings.append(finding)
     try:
         store.delete(name)
     except TranLogsError as error:
         if report.is_usable:
-            report.findings.append(Finding(str(error), False, store.advise(str(error))))
+            report.findings.append(Finding(str(error), False))
     return report
 
 

@@ -94,10 +94,6 @@ class Store(ABC):
         Whatever dies meanwhile, the object is still found by its name.
         """
 
-    def advise(self, problem: str) -> str:
-        """Return what people can do about a problem with this store, by its text; "" if nothing is known."""
-        return ""
-
     def close(self) -> None:  # noqa: B027 - most stores have none
         """Close the connections."""
 

@@ -55,9 +55,6 @@ class TimeoutStore(Store):
     def request_durability(self, name: str) -> None:
         self._call(_MonitoredFile(None), lambda: self._store.request_durability(name))
 
-    def advise(self, problem: str) -> str:
-        return self._store.advise(problem)
-
     def close(self) -> None:
         self._store.close()
 

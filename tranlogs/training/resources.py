@@ -9,7 +9,7 @@ from ..base.errors import UsageError
 from ..base.quantities import format_bytes
 from ..encoding.tree import Adapt
 from ..journal import Journal, JournalPaths
-from ..journal.monitor_launch import shipping_store, start_embedded_monitor
+from ..journal.monitor_launch import shipping_store, start_monitor
 from ..journal.process.shutdown import ShutdownHandler
 from ..recovery.group.journal_access import read_run_id
 from ..recovery.progress_bar import progress_bar
@@ -76,7 +76,7 @@ class RunResources:
         }
         self.journal = open_journal(settings.run, rank, opening)
         self.journal.adapt = adapt
-        self._monitor = start_embedded_monitor(settings.monitor, self.journal.paths)
+        start_monitor(settings.monitor, self.journal.paths)
         self._shipping = start_shipping(url if is_own else None, self.journal.paths)
         self.spare = StoreCopies(self.journal.paths, url)
         self._shutdown = ShutdownHandler(self.journal, self._shipping.wait, settings.on_signal, settings.grace_seconds)
@@ -108,7 +108,6 @@ class RunResources:
         Args:
             seconds: how long to wait at most; None to wait as long as shipping proceeds.
         """
-        self._monitor.close()
         self.journal.close()
         self._shipping.close(self.journal.committed, seconds)
         self._shutdown.close()

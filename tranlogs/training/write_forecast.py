@@ -15,7 +15,6 @@ from ..retention import (
     EverySeconds,
     EverySteps,
     KeepLatest,
-    Never,
     RecoveryTime,
     RetentionPolicy,
 )
@@ -85,6 +84,4 @@ def _describe_interval(policy: CheckpointPolicy, steps: int, step_bytes: int) ->
         return f"after {format_seconds(policy.seconds)}"
     if isinstance(policy, RecoveryTime):
         return f"when a recovery would take {format_seconds(policy.seconds)}"
-    if isinstance(policy, Never):
-        return "never"
     return f"when {type(policy).__name__} says so"

@@ -17,7 +17,7 @@ steps before it show a replay that they differ.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 Place = Literal["before a step", "at a boundary"]
 
@@ -40,10 +40,6 @@ class ScanSchedule:
     def count_unit(self) -> None:
         """Count a unit that was committed."""
         self._units += 1
-
-    def expect_writes(self) -> None:
-        """Make each scan a full one: it is known that writes leave no trace."""
-        self._known.update(get_args(Place))
 
     def is_full_scan_due(self, place: Place, look_seconds: float, step_seconds: float) -> bool:
         """Return True if the scan that comes now is a full one.

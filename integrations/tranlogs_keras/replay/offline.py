@@ -16,7 +16,6 @@ from tranlogs.records import Checkpoint
 from tranlogs.training import OfflineReplay, Progress, Recovered, judge_exactness, read_facts, recover
 
 from ..backends import choose_backend
-from ..backends.arrays import adapt
 from ..export_targets import check_target
 
 if TYPE_CHECKING:
@@ -41,12 +40,10 @@ class OfflineRun(OfflineReplay[Any]):
         choose_backend(_backend_of(folder))
         from .recorded_state import RecordedState
 
-        super().__init__(folder, RecordedState(optimizers), adapt)
+        super().__init__(folder, RecordedState(optimizers))
 
-    def _recover(
-        self, step: int | None, sequence: int | None, checkpoint: str | None, progress: Progress | None
-    ) -> Recovered | None:
-        return recover(self.folder, self.state, step=step, sequence=sequence, checkpoint=checkpoint, progress=progress)
+    def _recover(self, step: int | None, checkpoint: str | None, progress: Progress | None) -> Recovered | None:
+        return recover(self.folder, self.state, step=step, checkpoint=checkpoint, progress=progress)
 
     def _judge(self, found: Recovered, differences: list[str]) -> tuple[bool | None, list[str]]:
         return judge_exactness(found, self.state.fingerprint_kinds, compared="variables")

@@ -11,12 +11,11 @@ from typing import Any
 import keras
 
 from tranlogs.base.errors import UsageError
-from tranlogs.records import Checkpoint, Entry, EntryKind, Snapshot
-from tranlogs.training import Recovered
+from tranlogs.records import Checkpoint
 
 from .. import keras_internals
 from ..backends import Backend, Gradients, make_backend
-from ..backends.arrays import Values, adapt, from_array, to_array
+from ..backends.arrays import Values, from_array
 from ..backends.optimizer_tap import Updates
 from ..state import environment
 from ..state.variables import Slot, Variables
@@ -73,13 +72,11 @@ class RecordedState(ReplayableState):
 
     Attributes:
         meta: the checkpoint's description of the model.
-        plain: the body of the boundary that was landed on, with its arrays as they were written.
     """
 
     def __init__(self, optimizers: Sequence[str]) -> None:
         self._classes = {kind.__name__: kind for kind in map(_imported, optimizers)}
         self.meta: dict[str, Any] = {}
-        self.plain: dict[str, Any] = {}
         self._model: Any = None
         self._updates: dict[str, Updates] = {}
         super().__init__(Variables.__new__(Variables), make_backend(), "gradients", "auto")
@@ -125,44 +122,9 @@ class RecordedState(ReplayableState):
         updates.is_eager = body.get("eager", False)
         return updates.apply(gradients, reading)
 
-    def decode(self, entry: Entry) -> Any:
-        if entry.kind == EntryKind.BOUNDARY:
-            self.plain = entry.body()
-        return super().decode(entry)
-
     def compare_environment(self) -> list[str]:
         """Return the differences between the recorded environment and this process's, one sentence each."""
         return environment.compare(self.recorded_environment, environment.describe(self._model, self.backend, {}))
-
-    def boundary_body(self, found: Recovered) -> dict[str, Any]:
-        """Return the body of the boundary at which recovery ended, with its arrays as they were written."""
-        return self.plain
-
-    def find_script_changes(self, body: dict[str, Any]) -> list[str]:
-        """Return what the script has changed since the checkpoint and a derived checkpoint would need, one sentence each."""
-        before, found = self.meta, []
-        if before["kept"]:
-            found.append("its checkpoints hold the place of a tf.data iterator, which the script alone has")
-        if body["log"] != before["log"]:
-            found.append(f"{body['log']} are logged since the last checkpoint, and were {before['log']} before")
-        metrics = {name for name, _, _ in before["variables"] if name.startswith("metric/")}
-        if set(body["metrics"]) != metrics:
-            found.append("the model's metrics are others than at the last checkpoint, or a fit ends there")
-        return found
-
-    def derive(self, recovered: Recovered) -> Snapshot:
-        """Return the encoded snapshot that the callback would have taken where the log was redone to.
-
-        Variables come from the replay, the rest from the boundary's record, and what only the script knows of its model from
-        the checkpoint before.
-        """
-        slots = self.variables.by_name
-        names = [name for name, _, _ in self.meta["variables"] if not name.startswith("metric/")]
-        values = self.backend.values_of([slots[name].variable for name in names])
-        meta = {**self.meta, "attributes": self.optimizer_attributes, "boundary": self.plain}
-        made = Snapshot({name: to_array(value) for name, value in zip(names, values, strict=True)}, meta)
-        made.encode(adapt)
-        return made
 
     def _optimizer(self, which: str, about: dict[str, Any]) -> Any:
         """Return the optimizer, or a holder of its variables if after-images contain everything."""

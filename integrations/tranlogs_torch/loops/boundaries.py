@@ -163,7 +163,7 @@ class Boundaries:
         self._write_log.wants_checkpoint = False
 
         def whole() -> dict[str, Any]:
-            return {**self._auxiliary.whole(body), "scalars": self._parts.scalars.pack()}
+            return {**body, "scalars": self._parts.scalars.pack()}
 
         coordinator, writes = self._parts.coordinator, self._parts.writes
         wanted = coordinator.at_boundary(self._journal, body, whole, wanted=wanted, read_digests=lambda: writes.known)

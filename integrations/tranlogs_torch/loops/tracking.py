@@ -6,7 +6,6 @@ from typing import Any
 
 from tranlogs.training import Remembered, path_of_remembered
 
-from ..data.growing_state import Growing
 from ..state.auxiliary.tracked_objects import REMEMBERED
 from .recovery.recovery import Recovery
 from .run_parts import RunParts
@@ -44,14 +43,6 @@ class Tracking:
         for name in values:
             self.ignore_in_recheck(path_of_remembered(name))
         return self.remember_values(values)
-
-    def grow(self, name: str, thing: Growing) -> None:
-        """Track state that is too large for each boundary, before `recover()`: a boundary holds what was added to it."""
-        self._parts.state.growth.members[name] = thing
-
-    def expect_writes(self) -> None:
-        """Read all parameters before each step and at each boundary: a trainer writes to some in ways that leave no trace."""
-        self._parts.writes.looks.expect_writes()
 
     def ignore_in_recheck(self, path: str) -> None:
         """Leave a value of boundaries ("tracked.learning") out when a unit is computed again: it holds wall-clock times."""

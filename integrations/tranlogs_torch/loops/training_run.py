@@ -6,7 +6,6 @@ import atexit
 import logging
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -27,7 +26,6 @@ from ..capture.foreign_writes import ForeignWriteDetector
 from ..capture.forward_hook import ForwardHook
 from ..capture.optimizer_hooks import OptimizerHooks
 from ..capture.staging import Staging
-from ..checkpoint_import import StartFrom
 from ..data.position.epoch import Epoch
 from ..distributed.process_group import demand_group
 from ..offline.live_state import LiveState
@@ -206,13 +204,8 @@ class TrainingRun:
         """Make the report of the recovery again: what was missing then may be tracked or declared now."""
         self._recovery.report.refresh()
 
-    def recover(
-        self,
-        step: int | None = None,
-        progress: Progress | None = None,
-        start_from: StartFrom | str | Path | None = None,
-    ) -> RecoveryReport:
-        """Bring everything back to the newest boundary, or to `step`; a fresh run starts from what is given or was imported.
+    def recover(self, step: int | None = None, progress: Progress | None = None) -> RecoveryReport:
+        """Bring everything back to the newest boundary, or to `step`. A fresh run starts from what the script has built.
 
         Raises:
             UsageError: training has begun.
@@ -224,7 +217,7 @@ class TrainingRun:
             raise UsageError("recover() must come before the first step")
         if not self.journal.is_fresh:
             self._unkept.note_start()
-        return self._recovery.recover(step, progress, start_from)
+        return self._recovery.recover(step, progress)
 
     def begin(self) -> None:
         """Begin a fresh run with a checkpoint of what was built, unless training has begun."""

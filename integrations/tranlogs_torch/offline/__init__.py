@@ -1,1 +1,1 @@
-"""A run without its training script: replayed, exported, compacted."""
+"""A run without its training script: replayed and exported."""

@@ -31,7 +31,6 @@ class RecordedState(RecoverableState):
     Attributes:
         keys: for each model, the keys of its state dict and the tensor that each stands for.
         meta: what the checkpoint holds besides its tensors.
-        restored: names of its parameters.
         body: the auxiliary state of the boundary that was landed on, with all buffers.
     """
 
@@ -40,7 +39,6 @@ class RecordedState(RecoverableState):
         self._classes = classes
         self.keys: dict[str, dict[str, str]] = {}
         self.meta: dict[str, Any] = {}
-        self.restored: frozenset[str] = frozenset()
         self.body: dict[str, Any] = {}
 
     @property
@@ -92,23 +90,6 @@ class RecordedState(RecoverableState):
         """Return the differences between the recorded environment and this process's, one sentence each."""
         return environment.compare(self.redone.environment, environment.describe(self.optimizers))
 
-    def boundary_body(self, found: Recovered) -> dict[str, Any]:
-        """Return the body of the boundary at which recovery ended."""
-        return found.body
-
-    def find_script_changes(self, body: dict[str, Any]) -> list[str]:
-        """Return what the script has changed since the checkpoint and a derived checkpoint would need, one sentence each."""
-        before = self.meta
-        kept = set(before["boundary"]["buffers"])
-        found = [f"buffer {name} was added or removed after the last checkpoint" for name in kept ^ set(body["buffers"])]
-        added = [name for name in self.parameters if name not in self.restored]
-        found += [f"parameter {name} was added after the last checkpoint" for name in added]
-        if before["optimizers"].keys() != body["after"].keys():
-            found.append("an optimizer was added after the last checkpoint")
-        if before["boundary"].get("whole"):
-            found.append("the run has state of which the log holds only the additions (a replay buffer)")
-        return found
-
     def differences(self, checkpoint: Checkpoint) -> list[str]:
         return []  # nothing is built before the checkpoint is read
 
@@ -122,7 +103,6 @@ class RecordedState(RecoverableState):
             for which, about in meta["optimizers"].items()
         }
         self.named.use(parameters)
-        self.restored = frozenset(parameters)
         super().restore(checkpoint)
 
     def _compare_given(self, which: str, recorded: list[dict[str, Any]]) -> None:

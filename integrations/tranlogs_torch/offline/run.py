@@ -1,4 +1,4 @@
-"""A run without the script that trained it: replayed, described, put into a checkpoint, exported.
+"""A run without the script that trained it: replayed, described, exported.
 
 Parameters are made as the checkpoint describes them, optimizers from torch's own classes; what follows is the recovery
 of a live run, so the bits are the same. Only what code alone can make is missing: the model itself, and what was
@@ -11,14 +11,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from tranlogs.base.errors import UsageError
-from tranlogs.ranks import SingleReader, get_world, is_of_group, is_sharded, read_environment
+from tranlogs.ranks import SingleReader, is_of_group, is_sharded, read_environment
 from tranlogs.records import Checkpoint
 from tranlogs.training import OfflineReplay, Progress, Recovered, recover
 
-from ..checkpoint_import.imported import import_source
 from ..state.caveats import lost_attributes, verdict
-from ..tensors.arrays import adapt
 from . import export
 from .merged_ranks import recover_joined
 from .optimizer_classes import OptimizerClasses
@@ -34,33 +31,22 @@ class OfflineRun(OfflineReplay[RecordedState]):
     """
 
     check_target = staticmethod(export.check_target)
-    import_source = staticmethod(import_source)
 
     def __init__(self, folder: Path, *, optimizers: Sequence[str] = ()) -> None:
         self._classes = OptimizerClasses(optimizers)
-        super().__init__(folder, RecordedState(self._classes), adapt)
+        super().__init__(folder, RecordedState(self._classes))
 
-    def _recover(
-        self, step: int | None, sequence: int | None, checkpoint: str | None, progress: Progress | None
-    ) -> Recovered | None:
-        found = self._recover_state(step, sequence, checkpoint, progress)
+    def _recover(self, step: int | None, checkpoint: str | None, progress: Progress | None) -> Recovered | None:
+        found = self._recover_state(step, checkpoint, progress)
         for parameter in self.state.parameters.values():
             parameter.grad = None
         return found
 
-    def _recover_state(
-        self, step: int | None, sequence: int | None, checkpoint: str | None, progress: Progress | None
-    ) -> Recovered | None:
+    def _recover_state(self, step: int | None, checkpoint: str | None, progress: Progress | None) -> Recovered | None:
         environment = read_environment(self.folder)
         is_alone = not is_of_group(environment) and not is_sharded(environment)
-        is_one_part = is_sharded(environment) and (sequence is not None or checkpoint is not None)
-        if is_alone or is_one_part or (sequence is not None and get_world(environment) == 1):
-            return recover(self.folder, self.state, step=step, sequence=sequence, checkpoint=checkpoint, progress=progress)
-        if sequence is not None:
-            raise UsageError(
-                f"{self.folder}: several processes train this run, and a checkpoint contains state of each, so only they can "
-                "write it"
-            )
+        if is_alone or (is_sharded(environment) and checkpoint is not None):
+            return recover(self.folder, self.state, step=step, checkpoint=checkpoint, progress=progress)
         reader = SingleReader(self.folder, step=step, checkpoint=checkpoint)  # each rank's journal has its share of the records
         if reader.generation.is_sharded and checkpoint is None:
             joined = recover_joined(reader, partial(RecordedState, self._classes), step, progress)

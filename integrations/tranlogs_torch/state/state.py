@@ -20,7 +20,6 @@ from tranlogs.base.types import AnyArray
 from tranlogs.ranks import GradientShards
 from tranlogs.records import Checkpoint, Entry, Snapshot, Tensor
 
-from ..data.growing_state import Growth
 from ..sharding.shards import array_of, is_relaid
 from ..sharding.shards import differences as place_differences
 from ..tensors import arrays
@@ -65,7 +64,6 @@ class TorchState:
     Attributes:
         named: parameters and optimizers by name.
         extra: state that modules give in `get_extra_state`.
-        growth: state of which each boundary holds only what was added.
         redone: findings of the recovery.
         given: hyper-parameters with which the run began.
         shards: the journals of the other ranks, while records are redone that hold gradient shards.
@@ -86,7 +84,7 @@ class TorchState:
     ) -> None:
         self.named = NamedTensors(modules, optimizers, fingerprint)
         self._set_auxiliary = set_auxiliary
-        self.extra, self.growth = ExtraState(modules), Growth()
+        self.extra = ExtraState(modules)
         self._built_buffers = set(naming.buffer_places(self.modules))  # other buffers come into being while training
         self.redone = Redone()
         self.given = GivenValues()

@@ -33,7 +33,6 @@ from tranlogs.retention.pruning_plan import Pruning, bytes_on_disk, is_protected
 from tranlogs.retention.segment_value_rows import read_newest_row, read_values
 from tranlogs.retention.value_decay import SegmentValues, evaluate
 
-from ..compaction.compactor import Compactor
 from ..settings import DaemonSettings
 from . import value_history
 from .training_progress import ProgressReader, TrainingProgress
@@ -142,11 +141,10 @@ class JournalWatch:
         paths: the journal's.
         settings: the daemon's.
         clock: for evaluations.
-        compactor: derives checkpoints, so that none is requested from the trainer; None to always request one.
     """
 
-    def __init__(self, paths: JournalPaths, settings: DaemonSettings, clock: Clock, compactor: Compactor | None = None) -> None:
-        self.paths, self._settings, self._clock, self._compactor = paths, settings, clock, compactor
+    def __init__(self, paths: JournalPaths, settings: DaemonSettings, clock: Clock) -> None:
+        self.paths, self._settings, self._clock = paths, settings, clock
         self._anchors, self._progress = Anchors(paths.checkpoints), ProgressReader(paths.folder)
         self._catalog = ReopeningCatalog(paths.folder, writable=not settings.is_dry_run)
         self._last_warning = ""
@@ -247,10 +245,7 @@ class JournalWatch:
             segments: Sequence[SegmentRow], checkpoints: Sequence[CheckpointRow], timelines: Sequence[TimelineRow]
         ) -> Pruning:
             anchor = self._anchors.newest([row for row in checkpoints if row.name in shared], timelines)
-            plan = plan_pruning(budget, segments, checkpoints, timelines, values, anchor=anchor, now=now)
-            if self._compactor is None:
-                return plan
-            return self._compactor.replace_request(self.paths.folder, plan, segments, anchor, timelines)
+            return plan_pruning(budget, segments, checkpoints, timelines, values, anchor=anchor, now=now)
 
         plan = decide(rows.segments, rows.checkpoints, rows.timelines)
         if self._settings.is_dry_run:
@@ -283,7 +278,7 @@ class JournalWatch:
         done = (
             "requested a checkpoint from its trainer"
             if owner is not None and owner.is_alive
-            else "no trainer is running to take a checkpoint: use --compact to derive one from the log, or raise the budget"
+            else "no trainer is running to take a checkpoint: raise the budget, or start the trainer again"
         )
         if done != self._last_warning:
             self._last_warning = done

@@ -60,11 +60,3 @@ def loads_model(path: str) -> list[int]:
     """Load a whole model and predict with it."""
     model = keras.models.load_model(path)
     return list(model.predict(digits()[0][:13], verbose=0).shape)
-
-
-def shadow(run: str) -> dict[str, Any]:
-    """The run's newest checkpoint beside the one that is made from its log: whether their files are equal."""
-    from tests.monitor.shadows import beside_its_own
-
-    own, made_ = beside_its_own(Path(run) / "rank0", OfflineRun)
-    return {name: own[name] == made_[name] for name in own}

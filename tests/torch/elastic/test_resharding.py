@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from tranlogs.base.clock import SystemClock
 from tranlogs.base.types import Array, Piece
 from tranlogs.checkpoints import Snapshot
 from tranlogs.log.record_format import Position
-from tranlogs.recovery.derived_checkpoint import write_snapshot
-from tranlogs.recovery.group.resharding import _choose_owner
+from tranlogs.recovery.group.resharding import _choose_owner, write_snapshot
 from tranlogs_torch.elastic import transfer_plan
 from tranlogs_torch.elastic.former_checkpoint import FormerCheckpoint
 from tranlogs_torch.elastic.shard_loading import Target
@@ -107,7 +105,7 @@ def checkpoint_of(folder: Path, tensors: dict[str, torch.Tensor], places: dict[s
         array.whole, array.piece = place
     snapshot = Snapshot(arrays, {"optimizers": {}, "born": [], "boundary": {"waiting": {}, "buffers": {}}})
     snapshot.encode(adapt)
-    write_snapshot(folder, snapshot, Position(1, 1, 1, 1), {"environment": {}}, SystemClock())
+    write_snapshot(folder, snapshot, Position(1, 1, 1, 1), {"environment": {}})
     return FormerCheckpoint(folder)
 
 

@@ -107,18 +107,17 @@ def test_lbfgs_logs_what_comes_to_its_history(tmp_path: Path) -> None:
     assert path.stat().st_size < 20 * (3 + 2 * 4) * 32 * 1024 + MIB
 
 
-class Buffer:
-    """A replay buffer of 2 MiB, to which little is added."""
+class Table:
+    """2 MiB of tracked state that stay as they are."""
 
-    def read_added(self) -> list[int]:
-        return []
+    def __init__(self) -> None:
+        self.rows = np.arange(2 * MIB // 8)
 
-    def read_whole(self) -> np.ndarray[Any, Any]:
-        return np.zeros(2 * MIB // 8)
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self.rows}
 
-    def load_whole(self, whole: Any) -> None: ...
-
-    def add(self, added: Any) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rows = state["rows"]
 
 
 def test_the_size_of_a_checkpoint_counts_all_that_it_holds(tmp_path: Path) -> None:
@@ -126,8 +125,7 @@ def test_the_size_of_a_checkpoint_counts_all_that_it_holds(tmp_path: Path) -> No
     model = nn.Linear(64, 64)
     inner = torch.optim.AdamW(model.parameters())
     with LoggedOptimizer(inner, tmp_path / "run", model, durability="process", keep=99) as optimizer:
-        optimizer.training_run.tracking.grow("buffer", Buffer())
-        optimizer.recover()
+        optimizer.track(table=Table()).recover()
         for _ in optimizer.steps(until=300):
             model(torch.randn(8, 64)).square().sum().backward()
             optimizer.step()

@@ -1,4 +1,4 @@
-"""`LoggedOptimizer(monitor=...)`: a thread beside training; a process that outlives a trainer that was killed."""
+"""`LoggedOptimizer(monitor=...)`: a process that outlives a trainer that was killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if __name__ == "__main__":
     model = nn.Linear(4, 2)
     loader = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4, num_workers=1, multiprocessing_context="fork")
     optimizer = LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), sys.argv[1], model,
-                                monitor=Monitor("process", "1GiB", interval="0.05s"))
+                                monitor=Monitor("1GiB", interval="0.05s"))
     optimizer.track(loader=loader)
     optimizer.recover()
     for batch, in optimizer.batches(loader, until=10**9):
@@ -65,29 +65,6 @@ def test_a_process_seals_what_a_killed_trainer_left_and_ends(tmp_path: Path, mon
     log = (run / "rank0/monitor.log").read_text()
     assert f"process {trainer.pid} on" in log
     assert "of its log" in log
-
-
-def test_a_thread_keeps_the_budget_while_training_goes_on(tmp_path: Path) -> None:
-    model = nn.Linear(64, 64)
-    with LoggedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        tmp_path / "run",
-        model,
-        segment_bytes=1 << 20,
-        durability="process",
-        checkpoint_every=50,
-        keep=1000,
-        monitor="thread",
-        budget="1MiB",
-    ) as optimizer:
-        optimizer.recover()
-        for _ in optimizer.steps(20):
-            model(torch.randn(2, 64)).sum().backward()
-            optimizer.step()
-        journal = optimizer.training_run.journal.paths.folder
-        wait_until(lambda: evaluations(journal), "an evaluation")
-        assert is_watched(journal)
-    assert not is_watched(journal)
 
 
 def test_a_recovery_to_a_step_holds_monitors_off_until_training_goes_on(
@@ -131,7 +108,7 @@ def test_wrong_settings_are_refused_before_the_run_is_made(tmp_path: Path) -> No
 def test_a_budget_below_one_log_file_is_refused_with_one_that_will_do(tmp_path: Path) -> None:
     def logged(budget: str) -> LoggedOptimizer:
         inner = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
-        return LoggedOptimizer(inner, tmp_path / "run", monitor="thread", budget=budget, segment_bytes=2 << 20)
+        return LoggedOptimizer(inner, tmp_path / "run", monitor="process", budget=budget, segment_bytes=2 << 20)
 
     with pytest.raises(UsageError, match=r"run: a budget of 1\.9 MiB .* less than one log file .*2\.0 MiB.* at least 6\.0 MiB"):
         logged("2MB")

@@ -199,14 +199,6 @@ def test_a_monitor_ships_where_there_is_one(tmp_path: Path) -> None:
     assert same(train(tmp_path / "new/run", str(tmp_path / "copy"), 12), train(tmp_path / "other", None, 12))
 
 
-def test_with_a_monitor_in_a_thread_the_trainer_ships_and_waits(tmp_path: Path) -> None:
-    run, store = tmp_path / "run", str(tmp_path / "store")
-    train(run, store, 9, monitor="thread")
-    catalog = Catalog.open(run / "rank0")
-    assert catalog.watermarks().persisted == 9
-    catalog.close()
-
-
 def test_a_wrong_address_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     with pytest.raises(StoreRefused, match="nothing://"):
         train(tmp_path / "run", "nothing://there", 3)

@@ -10,7 +10,7 @@ import typer
 from ...base.errors import UsageError
 from ...base.quantities import parse_seconds
 from ...frameworks import load_daemon
-from ..monitor_options import BudgetOptions, CompactionOptions, DaemonOptions, DecayOptions, HttpOptions, ShippingOptions
+from ..monitor_options import BudgetOptions, DaemonOptions, DecayOptions, HttpOptions, ShippingOptions
 from ..option_groups import expand_option_groups
 from ..options import Json, command
 from ..output import screen
@@ -28,7 +28,6 @@ def monitor(
     decay: DecayOptions,
     web: HttpOptions,
     shipping: ShippingOptions,
-    compaction: CompactionOptions,
     daemon: DaemonOptions,
     as_json: Json = False,
 ) -> int:
@@ -47,7 +46,6 @@ def monitor(
         daemon.dry_run,
         daemon.wait,
         shipping.to_store_settings(),
-        compaction.to_compaction(),
         daemon.until_closed,
     )
     once = daemon.once or daemon.dry_run

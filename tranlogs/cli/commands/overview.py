@@ -9,12 +9,11 @@ from pathlib import Path
 import rich.console
 from rich.console import RenderableType
 
-from ...base.errors import NotARun, NotBegun, TranLogsError, error_text
+from ...base.errors import NotARun, TranLogsError, error_text
 from ...journal import JournalPaths
 from ..output import screen
 from ..reading.find_journals import find_journals, is_journal
 from ..reading.group_survey import survey_group
-from ..reading.imported_weights import survey_imported
 from ..reading.survey import Survey, survey
 
 
@@ -26,8 +25,7 @@ class RunSummary:
         run: the run's folder.
         ranks: number of journals; 0 if the run has not begun, or cannot be read.
         writers: number of journals that a live process writes.
-        state: "training", "closed" (by its process), "died" (without closing), "new", "imported" (weights with which the
-            run will begin), or "unreadable".
+        state: "training", "closed" (by its process), "died" (without closing), "new", or "unreadable".
         committed: the step that all ranks have committed; None if this is not known.
         recovery_step: the step to which a crash now would go back; None if nothing could be recovered.
         nbytes: size of log and checkpoints.
@@ -51,9 +49,6 @@ def summarize_runs(folder: Path) -> list[RunSummary]:
         try:
             if not is_journal(path) and path.is_dir():
                 found.append(summarize_run(path, find_journals(path)))
-        except NotBegun:
-            imported = survey_imported(path)
-            found.append(RunSummary(path, 0, 0, "imported", 0, 0, imported.nbytes, tuple(imported.problems)))
         except NotARun:
             continue
         except (TranLogsError, OSError) as error:

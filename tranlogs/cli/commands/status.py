@@ -13,7 +13,7 @@ import typer
 from rich.console import RenderableType
 from rich.live import Live
 
-from ...base.errors import NotARun, NotBegun, UsageError
+from ...base.errors import NotARun, UsageError
 from ...base.quantities import parse_seconds
 from ...retention.lost_work import LostWork, has_store
 from ...stores import is_address
@@ -22,7 +22,6 @@ from ..output import screen
 from ..output.json_values import print_json
 from ..reading.find_journals import find_journals
 from ..reading.group_survey import GroupSurvey, survey_group
-from ..reading.imported_weights import survey_imported
 from ..reading.monitor_summary import describe_monitor
 from ..reading.survey import Survey, survey
 from .overview import RunSummary, render_overview, summarize_runs
@@ -57,8 +56,6 @@ def status(
         raise UsageError(f"--interval must be positive, got {interval}")
     try:
         find_journals(run)
-    except NotBegun:
-        return _show_imported(run, as_json=as_json)
     except NotARun:
         if runs := summarize_runs(run):
             return _overview(run, runs, watch, as_json=as_json)
@@ -71,20 +68,6 @@ def status(
     else:
         screen.console().print(_render(found, group, _ROWS_MAX))
     return _exit_code(found, group)
-
-
-def _show_imported(run: Path, *, as_json: bool) -> int:
-    """Show a folder with the weights that a run will begin with."""
-    found = survey_imported(run)
-    if as_json:
-        print_json({"run": run, "problems": found.problems, "group": None, "ranks": [], "imported": found})
-    else:
-        rows: list[tuple[str, object]] = [("run", f"{run}: imported weights, no step yet")]
-        if not found.problems:
-            rows.append(("imported", f"{screen.size(found.nbytes)}, at {screen.moment(found.created_at)}"))
-        rows.append(("next", "the run begins with the first recover() of the training script"))
-        screen.console().print(screen.facts(rows), *map(screen.problem, found.problems), sep="\n")
-    return PROBLEM if found.problems else FINE
 
 
 def _overview(folder: Path, runs: Sequence[RunSummary], watch: bool, *, as_json: bool) -> int:

@@ -66,5 +66,3 @@ def _show(report: StoreReport) -> None:
     for finding in report.findings:
         if not finding.is_good:
             out.print(screen.problem(finding.what))
-            if finding.remedy:
-                out.print(f"to do: {finding.remedy}")

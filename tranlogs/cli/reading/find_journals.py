@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from ...base.config import IMPORTED_NAME
-from ...base.errors import NotARun, NotBegun, UsageError
+from ...base.errors import NotARun, UsageError
 from ...journal import JournalPaths, read_owner
 from ...recovery.group.summary.log_summary import read_environment
 from ...recovery.group.summary.recorded_environment import is_of_group, is_sharded
@@ -25,7 +24,6 @@ def find_journals(run: Path) -> list[JournalPaths]:
 
     Raises:
         NotARun: the folder contains no journal.
-        NotBegun: it contains imported weights only.
         UsageError: `run` is the address of a store.
     """
     if is_journal(run):
@@ -38,7 +36,7 @@ def find_journals(run: Path) -> list[JournalPaths]:
         raise NotARun(run, "it is not a folder" if run.exists() else "the folder does not exist")
     found = [path for path in run.glob("rank*") if path.name[4:].isdigit() and is_journal(path)]
     if not found:
-        raise NotBegun(run) if (run / IMPORTED_NAME).is_dir() else NotARun(run)
+        raise NotARun(run)
     return [JournalPaths(path) for path in sorted(found, key=lambda path: int(path.name[4:]))]
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...base.atomic_files import is_disk_full, sync_folder
+from ...base.atomic_files import is_disk_full
 from ...base.clock import Clock
 from ...base.config import CATALOG_SECONDS
 from ...base.errors import CatalogBusy, CorruptCheckpoint, LogUnavailable
@@ -91,12 +91,7 @@ class Checkpointer:
         try:
             if self._has(name, position):
                 return
-            try:
-                nbytes = self._write_folder(name, snapshot, about)
-            except OSError as error:
-                if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and self._has(name, position):
-                    return  # A monitor has published the same checkpoint.
-                raise
+            nbytes = self._write_folder(name, snapshot, about)
             seconds = self._clock.monotonic() - start
             row = CheckpointRow(
                 name, position.step, position.sequence, about["chain"], position.timeline, nbytes, about["created_at"], seconds
@@ -116,32 +111,15 @@ class Checkpointer:
             return write_checkpoint(self._folder, name, snapshot, about)
 
     def _has(self, name: str, position: Position) -> bool:
-        """Return True if this checkpoint exists and is sound. Delete a damaged one, and one of a history that was lost.
-
-        A sound checkpoint that the catalog does not list is added to the catalog: a crash came before it was listed, or a
-        monitor is publishing it now.
+        """Return True if this checkpoint is published and sound. Delete its folder if not: it is damaged, or was not listed,
+        or belongs to a history that was lost.
         """
-        try:
-            with Checkpoint(self._folder / name) as found:
-                is_sound = found.chain == position.chain and all(damage is None for _, damage in found.verify())
-                if is_sound and self._is_listed(found.row(name)):
+        if any(row.name == name for row in self._catalog.checkpoints()):
+            with suppress(CorruptCheckpoint), Checkpoint(self._folder / name) as found:
+                if found.chain == position.chain and all(damage is None for _, damage in found.verify()):
                     return True
-        except CorruptCheckpoint:
-            pass
         shutil.rmtree(self._folder / name, ignore_errors=True)
         return False
-
-    def _is_listed(self, row: CheckpointRow) -> bool:
-        """Return True if the catalog lists a checkpoint as published, after adding it if it was missing."""
-
-        def list_if_missing(tables: Tables) -> bool:
-            known = tables.get(f"checkpoint/{row.name}", CheckpointRow)
-            if known is None:
-                sync_folder(self._folder)  # The name may not be durable yet.
-                tables.put(f"checkpoint/{row.name}", row)
-            return known is None or known.state == "published"
-
-        return self._change_catalog(list_if_missing)
 
     def _change_catalog(self, change: Callable[[Tables], _T]) -> _T:
         """Change the catalog. In the background, wait for another process that holds the catalog, until `close`."""

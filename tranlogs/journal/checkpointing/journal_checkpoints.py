@@ -162,7 +162,7 @@ class JournalCheckpoints:
     def _note_published(self, row: CheckpointRow) -> None:
         """Retire checkpoints and segments that the policy no longer keeps. Called in the checkpointer's thread."""
         _log.info("%s: checkpoint of step %d published (%d bytes)", self._paths.folder, row.step, row.nbytes)
-        self.schedule.note_size(row.nbytes)  # also holds what the integration did not expect: tracked state, a replay buffer
+        self.schedule.note_size(row.nbytes)  # also holds what the integration did not expect, as tracked state
         self.speed.load_seconds, self.newest_step = self.speed.load_seconds or row.seconds, row.step
         self._has_warned_failed = False
         if self._holds.keeps_all:

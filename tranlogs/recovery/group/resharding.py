@@ -1,9 +1,9 @@
 """Recovery of a run whose parameters are sharded in another way now: over more or fewer processes, or over another mesh.
 
 A part of the parameters can be redone without the other parts. One of the present processes therefore compacts the log of each
-former rank into a checkpoint at the step on which the processes have agreed, as a monitor derives a checkpoint. If a former
-rank has a checkpoint at that step, nothing is redone or written. Each process then reads its ranges from these checkpoints. No
-process needs memory for more than one former rank's part and its own part.
+former rank into a checkpoint at the step on which the processes have agreed. If a former rank has a checkpoint at that step,
+nothing is redone or written. Each process then reads its ranges from these checkpoints. No process needs memory for more than
+one former rank's part and its own part.
 
 The checkpoints are written to the folder of the process that makes them and deleted when the recovery ends. An interrupted
 recovery leaves the former journals unchanged, and the next one makes the checkpoints again.
@@ -18,11 +18,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...base.clock import SystemClock
 from ...base.errors import RecoveryError, error_text
 from ...catalog import CheckpointRow
+from ...checkpoints import Snapshot, write_folder
 from ...log.record_format import Position
-from ..derived_checkpoint import write_snapshot
 from ..recover import Recovered, open_planned_checkpoint
 from ..recovery_plan import RecoveryPlan
 from ..state_protocol import Divergence
@@ -30,6 +29,9 @@ from .decision.generations import Generation
 from .group_state import FormerState, GroupState
 from .journal_access import Transport, read_run_id
 from .summary.journal_summary import JournalSummary
+
+# Entries of the manifest that the new checkpoint repeats.
+_MANIFEST_KEYS = ("run_id", "rank", "framework", "environment", "parent", "fork_sequence", "fork_step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ class Resharding:
         folder = self._scratch / f"rank{rank}"
         try:
             shutil.rmtree(folder, ignore_errors=True)
-            write_snapshot(folder, state.derive(recovered), recovered.position, about, SystemClock(), is_synced=False)
+            write_snapshot(folder, state.derive(recovered), recovered.position, about)
         except OSError as error:
             raise RecoveryError(
                 f"{folder}: the log of rank {rank} cannot be compacted into a checkpoint ({error_text(error)}), from which the "
@@ -151,6 +153,30 @@ class Resharding:
             notes=[text for one in found.values() for text in one.notes],
         )
         return assembled
+
+
+def write_snapshot(folder: Path, snapshot: Snapshot, position: Position, about: Mapping[str, Any]) -> None:
+    """Write the folder of a checkpoint that is of no use after a crash.
+
+    Args:
+        folder: to be written.
+        snapshot: the encoded state.
+        position: of the boundary to which the state belongs.
+        about: the manifest of the checkpoint from which the redo began.
+
+    Raises:
+        OSError: the disk is full or fails. Nothing is left on it.
+    """
+    snapshot.order()
+    described = {
+        **{key: about[key] for key in _MANIFEST_KEYS if key in about},
+        "step": position.step,
+        "sequence": position.sequence,
+        "chain": f"{position.chain:016x}",
+        "timeline": position.timeline,
+        "created_at": time.time(),
+    }
+    write_folder(folder, snapshot, described, is_synced=False)
 
 
 def _can_read(rank: int, summary: JournalSummary, folders: Mapping[int, Path]) -> bool:

@@ -32,9 +32,8 @@ def fetch_missing_journal(url: str | None, paths: JournalPaths, progress: Progre
             store.check_root()
             newest, damaged = read_newest(store, prefix)
         except StoreUnavailable as error:
-            todo = store.advise(str(error))
             why = f"{error.why}. {paths.folder} does not exist, and the store may hold the run: nothing was started"
-            raise StoreUnavailable(error.url, why + (f". To do: {todo}" if todo else "")) from None
+            raise StoreUnavailable(error.url, why) from None
         if newest is None and damaged:  # The store holds the run, which must not start from step 0.
             raise CorruptObject(f"{url}/{prefix}", f"none of its manifests can be read: {'; '.join(damaged)}")
         if newest is None:

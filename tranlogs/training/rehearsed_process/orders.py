@@ -25,15 +25,12 @@ import os
 import re
 import sys
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
 import xxhash
-
-from ...base.config import IMPORTED_NAME
 
 VARIABLE = "TRANLOGS_REHEARSAL"
 ORDERS, EVENTS = "orders.json", "events.jsonl"
@@ -91,15 +88,10 @@ class Rehearsal:
         self._sent: dict[int, Any] = {}
 
     def redirect(self, given_run: Path) -> Path:
-        """Return the folder of the rehearsal that stands for the run's. Weights that were imported for the run come along."""
+        """Return the folder of the rehearsal that stands for the run's."""
         given = os.path.relpath(given_run)
         name = re.sub(r"[^\w.-]+", "-", given).strip("-.")[-60:]
-        run = Path(self.orders.runs, f"{name}-{xxhash.xxh3_64_hexdigest(given.encode())[:6]}")
-        if (given_run / IMPORTED_NAME).is_dir():
-            run.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError):
-                (run / IMPORTED_NAME).symlink_to((given_run / IMPORTED_NAME).resolve())
-        return run
+        return Path(self.orders.runs, f"{name}-{xxhash.xxh3_64_hexdigest(given.encode())[:6]}")
 
     def watch(self, report: WatchedReport) -> None:
         """Send the report of a recovery at each boundary where it has changed."""

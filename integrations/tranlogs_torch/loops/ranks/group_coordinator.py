@@ -293,19 +293,6 @@ class GroupCoordinator:
                 "together: give all of them the same settings"
             )
 
-    def require_same_start(self, identity: str, *, is_fresh: bool) -> None:
-        """Refuse a fresh run whose ranks start from different weights. All must call it.
-
-        Raises:
-            UsageError: they do.
-        """
-        answers = self._group.gather({"identity": identity, "is_fresh": is_fresh})
-        if all(one["is_fresh"] for one in answers) and len({one["identity"] for one in answers}) > 1:
-            other = first_other([one["identity"] for one in answers])
-            raise UsageError(
-                f"rank {other} starts from a different source than rank 0, or from none; all ranks must start from the same"
-            )
-
     def recover(
         self,
         journal: Journal,

@@ -97,14 +97,6 @@ class RankCoordinator(Protocol):
         """
         ...
 
-    def require_same_start(self, identity: str, *, is_fresh: bool) -> None:
-        """Refuse a fresh run whose ranks start from different weights.
-
-        Raises:
-            UsageError: they do.
-        """
-        ...
-
     def recover(
         self,
         journal: Journal,

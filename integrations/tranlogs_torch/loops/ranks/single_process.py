@@ -61,9 +61,6 @@ class SingleProcess:
     def require_same_settings(self, settings: dict[str, str]) -> None:
         """Do nothing."""
 
-    def require_same_start(self, identity: str, *, is_fresh: bool) -> None:
-        """Do nothing."""
-
     def recover(
         self,
         journal: Journal,

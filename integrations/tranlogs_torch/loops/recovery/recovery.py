@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import Any, Literal
 
 from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
@@ -23,7 +22,6 @@ from tranlogs.training import (
     recover,
 )
 
-from ...checkpoint_import import Built, Start, StartFrom, find_start
 from ...distributed.process_group import demand_group
 from ...elastic.world_size import settle_in
 from ...sharding import fsdp
@@ -65,7 +63,6 @@ class Recovery:
         ] = []  # what was set before a step outside of all loops, where the loop may set it in each turn
         self._is_of_group = False  # the ranks have recovered together
         self._shared_id: str | None = None  # of a journal, the same on all ranks
-        self._origin_notes: list[str] | None = None  # of what a fresh run started from
 
     @property
     def run_id(self) -> str:
@@ -87,8 +84,8 @@ class Recovery:
 
     # Recovering.
 
-    def recover(self, step: int | None, progress: Progress | None, start_from: StartFrom | str | Path | None) -> RecoveryReport:
-        """Bring everything back to the newest boundary, or to `step`; a fresh run starts from what is given or was imported."""
+    def recover(self, step: int | None, progress: Progress | None) -> RecoveryReport:
+        """Bring everything back to the newest boundary, or to `step`. A fresh run starts from what the script has built."""
         parts, journal, state, coordinator = self._parts, self._parts.journal, self._parts.state, self._parts.coordinator
         demand_group(parts.settings.run, was_alone=coordinator.is_single)
         start = time.monotonic()
@@ -97,14 +94,10 @@ class Recovery:
         state.given.loaded = (
             set() if journal.is_fresh else {which for which, hooks in parts.hooks.items() if has_steps(hooks.inner)}
         )
-        origin = find_start(parts.settings.run, start_from)
         self._require_same_settings()
         self.report.is_at_end = step is None and journal.was_finished
         if step is not None:
             journal.holds.hold()
-        coordinator.require_same_start(origin.identity if origin else "", is_fresh=journal.is_fresh)
-        if origin is not None and journal.is_fresh and origin.identity:
-            self._load(origin, progress)  # what others have of a journal that was lost comes over it
         rechecks = self._agree_to_recheck(step)
         find_obstacle = self._find_obstacle if rechecks else None
         landing = coordinator.recover(journal, parts.auxiliary.read, step, progress, parts.resources.spare, find_obstacle)
@@ -115,7 +108,7 @@ class Recovery:
         if landing is not None:
             parts.environment.update(since=landing.first_timeline, past=landing.timeline_ids)
         if found is None:
-            return self._begin_fresh(step, origin, progress, is_first=landing is None)
+            return self._begin_fresh(step, is_first=landing is None)
         parts.describe_environment()
         self._compare_settings()
         self.report.has_loaded = bool(state.given.loaded)
@@ -239,16 +232,11 @@ class Recovery:
         parts.state.redone.notes += compare_schedulers(recorded.get("schedulers", {}), built)
         built.update({name: about for name, about in recorded.get("schedulers", {}).items() if name in built})
 
-    def _begin_fresh(
-        self, step: int | None, origin: Start | None, progress: Progress | None, *, is_first: bool
-    ) -> RecoveryReport:
+    def _begin_fresh(self, step: int | None, *, is_first: bool) -> RecoveryReport:
         parts = self._parts
         if step not in (None, 0):
             raise UsageError(f"{parts.settings.run}: cannot recover step {step}: the run is empty")
-        if origin is not None and self._origin_notes is None:
-            self._load(origin, progress)
-        notes = tuple(self._origin_notes or ())
-        report = parts.report.current = RecoveryReport(notes=notes, forecast=forecast(parts))
+        report = parts.report.current = RecoveryReport(forecast=forecast(parts))
         self.begin(is_first=is_first)
         return report
 
@@ -271,14 +259,6 @@ class Recovery:
         if found.position.sequence:  # not the checkpoint before the first step, where the script is at the same place again
             parts.auxiliary.reopen()
         self._on_landed()
-
-    def _load(self, origin: Start, progress: Progress | None) -> None:
-        """Load what a fresh run starts from into what was built."""
-        parts, state = self._parts, self._parts.state
-        state.given.note({which: state.named.hyper(which) for which in parts.hooks})
-        optimizers = {name: hooks.inner for name, hooks in parts.hooks.items()}
-        names = {name: state.named.group_names(name) for name in parts.hooks}
-        self._origin_notes = origin.load(Built(parts.modules, optimizers, names, parts.auxiliary.tracked), progress)
 
     def _land_together(self, landing: GroupRecovered, found: Recovered) -> None:
         """Do what all ranks do before any of them goes on."""
@@ -371,8 +351,6 @@ class Recovery:
         if not journal.is_fresh:
             raise NotRecovered(run, journal.catalog.watermarks().committed)
         demand_group(run, was_alone=coordinator.is_single)
-        if self._origin_notes is None and find_start(run, None) is not None:
-            raise UsageError(f"{run}: weights were imported for this run. Call recover(), which loads them, before the loop")
         self._require_same_settings()
         self.has_begun = True
         parts.describe_environment()
@@ -384,7 +362,7 @@ class Recovery:
             parts.environment.update(coordinator.first_timeline_ids())
         journal.start()
         parts.auxiliary.note_start()
-        body = parts.auxiliary.whole(parts.auxiliary.read())
+        body = parts.auxiliary.read()
         for caveat in coordinator.find_caveats():
             _log.warning("%s: %s", run, caveat)
         body["scalars"] = parts.scalars.pack()

@@ -194,13 +194,7 @@ class Auxiliary:
             **({"is_carried": True} if self.is_carried else {}),
             **({"deviation": self.deviation} if self.deviation else {}),
             **({"script_changes": True} if self.has_script_changes else {}),
-            **({"added": self._state.growth.read_added()} if self._state.growth.members else {}),
         }
-
-    def whole(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the body of a boundary for a checkpoint: with all of the state that grows, in place of what was added."""
-        growth = self._state.growth
-        return {**body, "added": _NOTHING, "whole": growth.read_whole()} if growth.members else body
 
     def note_start(self) -> None:
         """Keep the random state of a fresh run that begins, for code that runs between `recover()` and the first loop."""
@@ -223,7 +217,6 @@ class Auxiliary:
         self._landed = body
         self._start_rng = Fixed(body.get("start_rng", {}))
         self.is_carried, self.deviation = body.get("is_carried", False), body.get("deviation")
-        self._state.growth.load_whole(body.get("whole", {}))
         self.count, self.turns = body["count"], body.get("turns")
         self._positions.write(body["data"])
         self.set_back(body)

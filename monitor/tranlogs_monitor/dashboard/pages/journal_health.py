@@ -110,7 +110,7 @@ def _attention(evaluation: Evaluation) -> list[str]:
     what = (
         "a checkpoint was requested from its trainer, after which more can be pruned."
         if _is_alive(evaluation)
-        else "no trainer is running to take a checkpoint. Use --compact to derive one from the log, or raise the budget."
+        else "no trainer is running to take a checkpoint. Raise the budget, or start the trainer again."
     )
     return [
         *found,

@@ -1,4 +1,6 @@
-"""As a user moves: a run that died goes on in plain PyTorch, and its checkpoint under a log again, through another death."""
+"""As a user moves: a run that died goes on in plain PyTorch, and a script that loads its checkpoint starts another run, which
+dies, too.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli, cli
-from tests.torch.checkpoint_import import import_child
-from tests.torch.checkpoint_import.import_child import logged
 from tests.torch.lab import in_child
+from tests.torch.offline import own_checkpoint_child
+from tests.torch.offline.own_checkpoint_child import logged
 
 __all__ = ["cli"]
 
@@ -25,21 +27,21 @@ pytestmark = pytest.mark.crash
 def in_plain_torch(*arguments: object) -> None:
     """In a process that imports nothing of TranLogs (it checks that itself)."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, import_child.__file__, *map(str, arguments)]
+    command = [sys.executable, own_checkpoint_child.__file__, *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_out_of_a_log_and_into_another_with_every_bit(cli: Cli, tmp_path: Path) -> None:
+def test_a_script_that_loads_a_checkpoint_before_recover_starts_a_fresh_run_from_it(cli: Cli, tmp_path: Path) -> None:
     first, second, folder = tmp_path / "first", tmp_path / "second", tmp_path / "folder"
     assert in_child(lambda: logged(first, LAST, 7, tmp_path / "never")) == -signal.SIGKILL
     called = cli("replay", first, "--format", "dcp", "--out", folder, "--json")
     assert (called.code, called.json["step"], called.json["exact"]) == (0, 7, True)
     in_plain_torch(folder, 7, LAST, tmp_path / "plain")
 
-    assert cli("import", tmp_path / "plain.pt", second).code == 0
-    assert in_child(lambda: logged(second, LAST, 13, tmp_path / "never")) == -signal.SIGKILL
-    assert in_child(lambda: logged(second, LAST, -1, tmp_path / "second.out")) == 0
+    own = tmp_path / "plain.pt"
+    assert in_child(lambda: logged(second, LAST, 13, tmp_path / "never", own)) == -signal.SIGKILL
+    assert in_child(lambda: logged(second, LAST, -1, tmp_path / "second.out", own)) == 0
     assert in_child(lambda: logged(first, LAST, -1, tmp_path / "first.out")) == 0
     assert not (tmp_path / "never").exists()
     outcomes = {(tmp_path / name).read_text() for name in ("plain", "first.out", "second.out")}

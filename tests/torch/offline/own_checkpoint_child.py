@@ -1,6 +1,6 @@
 """A small model that is trained under a log, or in a process of its own that knows nothing of TranLogs.
 
-import_child.py FOLDER FIRST LAST OUT     from a folder of torch.distributed.checkpoint; writes OUT.pt, too
+own_checkpoint_child.py FOLDER FIRST LAST OUT     from a folder of torch.distributed.checkpoint; writes OUT.pt, too
 """
 
 from __future__ import annotations
@@ -45,11 +45,16 @@ def tell(out: str, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler
     Path(out).write_text(digest.hexdigest())
 
 
-def logged(run: Path, last: int, kill: int, out: Path) -> None:
-    """Under a log; the script is the same, whatever the run started from. It dies as step `kill` begins (-1: never)."""
+def logged(run: Path, last: int, kill: int, out: Path, own: Path | None = None) -> None:
+    """Under a log; each start loads the script's `own` checkpoint. It dies as step `kill` begins (-1: never)."""
     from tranlogs_torch import LoggedOptimizer
 
     model, inner, scheduler = build()
+    if own is not None:
+        content = torch.load(own, weights_only=True)
+        model.load_state_dict(content["model"])
+        inner.load_state_dict(content["optimizer"])
+        scheduler.load_state_dict(content["scheduler"])
     optimizer = LoggedOptimizer(inner, run, model, segment_bytes=1 << 20, checkpoint_every=4, durability="process")
     report = optimizer.track(scheduler=scheduler).recover()
     assert report.exact is True, report

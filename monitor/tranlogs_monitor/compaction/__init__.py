@@ -1,1 +1,0 @@
-"""Checkpoints that are derived from the log, in a child process of the monitor."""
