@@ -70,8 +70,8 @@ class UnitRecheck(RecomputedUnit):
         """Let the journal compare the unit after the position where recovery has landed, if there is one to be computed."""
         if found.last_unit is None:
             return
-        # A resume may add to what is doubted of a loader (random numbers of its workers).
-        doubts = {f"data.{name}.doubts" for name in self._parts.auxiliary.read_data()}
+        # A resume may add to what is doubted of a loader (random numbers of its workers, generators of its dataset).
+        doubts = {f"data.{name}.{part}" for name in self._parts.auxiliary.read_data() for part in ("doubts", "moved")}
         recheck = Recheck(found.last_unit, self.ignored | doubts)
         self._begin(recheck, found.position.step)
         self._parts.auxiliary.deviation = recheck.read_recorded("deviation")

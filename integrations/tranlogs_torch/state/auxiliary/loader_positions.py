@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UsageError
 
-from ...data.generators import generators_in
 from ...data.lasting_states import LastingStates
 from ...data.other_loaders import advice_for_other_loader
 from ...data.position.loader_position import LoaderPosition
@@ -107,12 +106,12 @@ class LoaderPositions:
         """
         found = [caveat for position in self.by_name.values() for caveat in position.caveats]
         for name, position in self.by_name.items():
-            for path, generator in generators_in(position.loader.dataset, f"{name}.dataset"):
-                if not position.taken:
-                    continue
-                if position.loader.num_workers:
+            workers = position.loader.num_workers
+            for place, generator in position.source.moved.lost():
+                path = name + place
+                if workers:
                     found.append(f"{_not_recovered(path)}: workers draw from copies. Let it draw from the global generators")
-                elif not is_kept(generator):
+                elif generator is None or not is_kept(generator):
                     key = _NO_NAME.sub("_", path.rpartition(".")[2]).strip("_") or "rng"
                     found.append(
                         f"{_not_recovered(path)}. Give optimizer.track({key}={path}), in the names of the script, before "
