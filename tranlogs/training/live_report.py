@@ -36,10 +36,7 @@ def describe_end(loop_end: str) -> str:
         return "the run is finished, and only a longer loop trains on (for another training, give another folder)"
     if not loop_end:
         return "its script came to its end there, so it trains on only if its loop is longer now or was left early by break"
-    return (
-        f"its script left the loop {loop_end}, and trains on now unless it leaves the loop again: what decides that (a best "
-        "score, a count of epochs) belongs in optimizer.remember(...)"
-    )
+    return f"the loop was left {loop_end}, and trains on unless it is left again"
 
 
 class LiveReport:
@@ -64,6 +61,7 @@ class LiveReport:
         self.recheck: RecheckState = ""
         self.refuted: frozenset[str] = frozenset()
         self._notes: list[str] = []
+        self._warned: set[str] = set()
         if (rehearsal := current()) is not None:
             rehearsal.watch(self)
 
@@ -83,10 +81,12 @@ class LiveReport:
         return len(self.caveats) < count
 
     def warn(self, text: str, is_wrong: bool) -> None:
-        """Log a caveat, and add it to the report."""
+        """Log a caveat once, and add it to the report."""
         if text in self.refuted:
             return
-        _log.warning("%s: %s", self._run, text)
+        if text not in self._warned:
+            self._warned.add(text)
+            _log.warning("%s: %s", self._run, text)
         self.dismiss(text)
         self.caveats.append((text, is_wrong))
         report = self.current or RecoveryReport()

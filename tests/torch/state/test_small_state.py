@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo  # the first step imports it, which would take every life a second
 
 from tests.torch.lab import Attempt, in_child
 from tests.torch.nets import seed
