@@ -18,6 +18,9 @@ _log = logging.getLogger("tranlogs")
 # declared; a tracked loader; or it is not known.
 TurnData = Literal["stateless", "tracked", "unknown"]
 
+# Through what the user reaches the run: an optimizer of the script, what `log_prepared` returns, or the callback of a trainer.
+Face = Literal["script", "accelerate", "callback"]
+
 UNKNOWN_DATA = (
     "the loop over optimizer.steps(...) may keep data between its turns (a batch fetched ahead, an environment, a counter), "
     "which would not come back. Take batches from optimizer.batches(...), optimizer.epochs(...) or, in each turn, a tracked "
@@ -52,6 +55,7 @@ class LiveReport:
         caveats: texts, each with True if it means that the resume is not exact.
         recheck: state of the computation that proves the resume; see `RecoveryReport`.
         refuted: texts of doubts that the computation has shown to be unfounded.
+        face: whose words advice is given in.
     """
 
     def __init__(self, run: Path) -> None:
@@ -60,6 +64,7 @@ class LiveReport:
         self.caveats: list[tuple[str, bool]] = []
         self.recheck: RecheckState = ""
         self.refuted: frozenset[str] = frozenset()
+        self.face: Face = "script"
         self._notes: list[str] = []
         self._warned: set[str] = set()
         if (rehearsal := current()) is not None:

@@ -15,7 +15,7 @@ import torch
 import xxhash
 
 from tranlogs.base.errors import UnencodableState
-from tranlogs.encoding import tree
+from tranlogs.records import tree
 from tranlogs.training import read_memory_of
 
 from ..tensors import arrays
@@ -59,7 +59,7 @@ class MovedGenerators:
         return dict(self.recorded)
 
     def watched_by_workers(self) -> WatchedDataset | None:
-        """Return the dataset for workers, whose copies of the generators nobody else sees; None if there is nothing to watch."""
+        """Return the dataset for workers, whose copies of the generators nobody else sees; None if it has no generator."""
         if not self._found:
             return None
         if self._flags is None:

@@ -47,8 +47,8 @@ class Boundaries:
     Attributes:
         steps_since_boundary: number of steps and after-images of the running unit.
         units: number of units that this process has committed.
-        errors_at_step: ids of the exceptions that were being handled, and that the interpreter had last reported, when the newest
-            step was taken. They have not ended the training.
+        errors_at_step: ids of the exceptions that were being handled, and that the interpreter had last reported, when the
+            newest step was taken. They have not ended the training.
     """
 
     def __init__(

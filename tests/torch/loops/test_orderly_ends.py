@@ -1,4 +1,4 @@
-"""What counts as the end of a script, and what as a crash: exceptions that were handled, and those of an interactive session."""
+"""What counts as the end of a script, and what as a crash: handled exceptions, and those of an interactive session."""
 
 from __future__ import annotations
 

@@ -152,8 +152,8 @@ def _begins_with(value: list[Any], items: list[Any]) -> bool:
 def is_memory_telling() -> bool:
     """Return True if the memory of a list holds the addresses of its items where CPython has them, tried with a list.
 
-    No address is followed before it is known to be one. A list has three words of its own: its length, the address of its items,
-    and the number of items that it has room for. The first and the last have to be what Python says of the list.
+    No address is followed before it is known to be one. A list has three words of its own: its length, the address of its
+    items, and the number of items that it has room for. The first and the last have to be what Python says of the list.
     """
     word, head = ctypes.sizeof(ctypes.c_size_t), object.__basicsize__
     if sys.implementation.name != "cpython" or list.__basicsize__ != head + 3 * word:

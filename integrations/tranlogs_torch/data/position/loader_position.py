@@ -123,6 +123,7 @@ class LoaderPosition:
             "samplers": iteration.samplers if is_amid else self.source.samplers.read(),
             "generators": [g.get_state() for g in self.source.generators],
             "sizes": self.source.sizes,
+            "length": self.source.length,
             "passes": bytes(self.passes.finished),
             "pass_kind": self.passes.kind,
             "leads": self.passes.leads,
@@ -180,7 +181,7 @@ class LoaderPosition:
         if source.has_indices and source.worker_seeds is None:
             return (
                 "random numbers drawn inside DataLoader workers (augmentation) are not recovered; the order of samples is. "
-                'LoggedOptimizer(..., worker_seeds="batch") recovers them, too'
+                'worker_seeds="batch" recovers them, too'
             )
         if not source.has_indices and loader.persistent_workers and self.epoch:
             return "random numbers drawn by an IterableDataset inside persistent workers are not recovered"

@@ -102,6 +102,14 @@ class TrackedLoader:
         }
 
     @property
+    def length(self) -> int | None:
+        """Number of batches of an epoch; None if that is not known."""
+        try:
+            return None if self.is_iterable else len(self.loader)
+        except (TypeError, NotImplementedError):  # a sampler without a length
+            return None
+
+    @property
     def has_persistent_workers(self) -> bool:
         """True if the loader has workers that serve all epochs."""
         return bool(self.loader.persistent_workers and self.loader.num_workers)

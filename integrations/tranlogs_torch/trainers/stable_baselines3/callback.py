@@ -103,6 +103,7 @@ class TranLogsSB3Callback(LoggingCallback, BaseCallback):  # type: ignore[misc]
     def _wrap(self, model: BaseAlgorithm) -> LoggedOptimizer:
         (name, first), *others = sb3_internals.optimizers(model).items()
         logged = LoggedOptimizer(first, self._run, sb3_internals.modules(model), name=name, **self._settings)
+        logged.training_run.report.face = "callback"
         try:
             for other, optimizer in others:
                 logged.add_optimizer(optimizer, name=other)
