@@ -419,15 +419,15 @@ def test_arguments_of_a_step_reach_the_optimizer(way: str, tmp_path: Path) -> No
         for number in optimizer.steps(9, stateless=True):
             optimizer.zero_grad()
             loss = model(torch.full((3, 4), 0.1 * number)).square().sum()
-            scaler.scale(loss).backward()
+            (scaler.scale(loss) if way == "scaler" else loss).backward()
             attempt.tick()
             if way == "scaler":
                 scaler.step(optimizer, noise=0.1 * number)
+                scaler.update()
             elif way == "position":
                 optimizer.step(None, 0.1 * number)
             else:
                 optimizer.step(noise=0.1 * number)
-            scaler.update()
             attempt.tick()
         attempt.keep(model=model, optimizer=optimizer)
         optimizer.close()

@@ -146,7 +146,7 @@ def test_whatever_a_sampler_holds_training_goes_on(tmp_path: Path) -> None:
 def test_length_of_an_epoch_is_that_of_its_loader(tmp_path: Path) -> None:
     """The sampler decides over it, and not the number of samples."""
     model = torch.nn.Linear(2, 1)
-    with_more = RandomSampler(torch.zeros(8, 2), replacement=True, num_samples=10**10)  # type: ignore[arg-type]
+    with_more = RandomSampler(torch.zeros(8, 2), replacement=True, num_samples=10**10)
     loader = DataLoader(TensorDataset(torch.zeros(8, 2)), 4, sampler=with_more)
     optimizer = LoggedOptimizer(torch.optim.SGD(model.parameters(), 0.1), tmp_path / "run", model)
     optimizer.track(loader=loader).recover()
