@@ -171,12 +171,13 @@ class LoggedOptimizer(Optimizer):
 
     # An optimizer like any other.
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step of the inner optimizer, which is logged."""
+    def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Take a step of the inner optimizer, which is logged; it gets all of the arguments."""
         if self.training_run.is_closed:
             self.training_run.logged_steps.report_unlogged()
         self.hooks.order_hooks()
-        return self.inner.step() if closure is None else self.inner.step(closure)
+        given = () if closure is None and not args else (closure, *args)
+        return self.inner.step(*given, **kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the inner optimizer, unless recovery has added the same group already and the code runs again."""

@@ -380,6 +380,61 @@ def test_scaler_that_nobody_tracks_is_named(tmp_path: Path) -> None:
         assert sum("GradScaler that steps an optimizer is not tracked" in note for note in optimizer.report.notes) == 1
 
 
+def test_scaler_that_comes_late_is_named(tmp_path: Path) -> None:
+    """Mixed precision after a warm-up: the first steps are taken without it."""
+    model = small()
+    scaler = torch.amp.GradScaler("cpu")
+    with logged(model, tmp_path / "run") as optimizer:
+        optimizer.recover()
+        for number in optimizer.steps(22):
+            optimizer.zero_grad()
+            loss = model(torch.full((3, 4), 0.1 * number)).sum()
+            if number < 20:
+                loss.backward()
+                optimizer.step()
+            else:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        assert sum("GradScaler that steps an optimizer is not tracked" in note for note in optimizer.report.notes) == 1
+
+
+class Noisy(torch.optim.SGD):
+    """An optimizer whose step takes an argument besides the closure."""
+
+    def step(self, closure: Any = None, noise: float = 0.0) -> Any:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.add_(noise)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("way", ["position", "name", "scaler"])
+def test_arguments_of_a_step_reach_the_optimizer(way: str, tmp_path: Path) -> None:
+    def script(attempt: Attempt) -> None:
+        model = small()
+        optimizer = attempt.wrap(Noisy(model.parameters(), 0.01), model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        attempt.start(optimizer, scaler=scaler)
+        for number in optimizer.steps(9, stateless=True):
+            optimizer.zero_grad()
+            loss = model(torch.full((3, 4), 0.1 * number)).square().sum()
+            (scaler.scale(loss) if way == "scaler" else loss).backward()
+            attempt.tick()
+            if way == "scaler":
+                scaler.step(optimizer, noise=0.1 * number)
+                scaler.update()
+            elif way == "position":
+                optimizer.step(None, 0.1 * number)
+            else:
+                optimizer.step(noise=0.1 * number)
+            attempt.tick()
+        attempt.keep(model=model, optimizer=optimizer)
+        optimizer.close()
+
+    prove_exact(script, tmp_path / "run", (9, 4))
+
+
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("unscales_inner", [False, True])
 def test_gradients_that_would_be_unscaled_twice_are_refused(unscales_inner: bool, fused: bool, tmp_path: Path) -> None:

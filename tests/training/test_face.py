@@ -17,7 +17,8 @@ INTEGRATIONS = ("tranlogs_torch", "tranlogs_keras", "tranlogs_demo")
 FACE = {"tranlogs", "tranlogs.training", "tranlogs.records", "tranlogs.ranks"}
 
 TRAINING = """
-Automatic CHANGED_NOW CheckpointPolicy Curve Decoded Digests Divergence EverySteps ExpectedWrites Fingerprint FIRST_UNITS
+Automatic CAUSES CHANGED_NOW CheckpointPolicy Curve Decoded Digests Divergence EverySteps ExpectedWrites Face Fingerprint
+FIRST_UNITS
 FixedCache FROM_FIRST_EPOCH GRACE_SECONDS GradientLayout HostRng Journal LastUnit LibraryObject LiveReport LoopState Mode
 Monitor NO_UNIT NumberLists OfflineReplay OnSignal PENDING Place Progress REMEMBERED_NAMES Recheck RecomputedUnit Recovered
 RecoveryReport

@@ -48,6 +48,7 @@ QUEUE_JOBS_MAX = 256  # steps and boundaries in the queue of the writer thread
 RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 2.0, 60.0  # time between attempts to resume logging
 RESERVE_BYTES_MIN = 16 * MIB  # A snapshot of this size or more reserves memory in advance.
 SCALARS_MAX = 256  # names of scalars that a run may log
+CURVE_POINTS_MAX = 16_384  # that are kept of one name: the newest half in full, older ones thinned out
 THREAD_SECONDS_MAX = 5.0  # time for a new thread to start, and for a thread to end
 
 # GPU.

@@ -18,11 +18,12 @@ from ..retention.keep_policy import when_full
 from .environment import compare_environments
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, some_bytes, window_of
 from .gradient_layout import GradientLayout
-from .live_report import UNKNOWN_DATA, LiveReport, TurnData, announce, describe_end
+from .live_report import UNKNOWN_DATA, Face, LiveReport, TurnData, announce, describe_end
 from .loop_state import LoopState, NumberLists, Remembered, Unstorable, demand_storable, restore_numbers
 from .loop_variables import LibraryObject, UnkeptVariables
 from .offline import OfflineReplay
 from .recheck import (
+    CAUSES,
     CHANGED_NOW,
     NO_UNIT,
     PENDING,
@@ -50,6 +51,7 @@ from .write_forecast import ExpectedWrites, forecast_writes
 from .write_scans import FIRST_UNITS, Place, ScanSchedule
 
 __all__ = [
+    "CAUSES",
     "CHANGED_NOW",
     "FIRST_UNITS",
     "FROM_FIRST_EPOCH",
@@ -66,6 +68,7 @@ __all__ = [
     "Divergence",
     "EverySteps",
     "ExpectedWrites",
+    "Face",
     "Fingerprint",
     "FixedCache",
     "GradientLayout",

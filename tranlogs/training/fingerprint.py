@@ -4,7 +4,7 @@ In full mode, every byte is hashed. The mode "auto" is full as long as a step lo
 hashed, because logging a byte takes longer than hashing four; whether a model is verified then depends on its shape and not on
 how busy the machine was. Where a step logs less (a large embedding with sparse gradients, a frozen model with an adapter), full
 digests give way if they take more than 3 % of a step: some bytes of a window of tensors are hashed instead. The window rotates
-with the step, and the report notes it.
+with the step, and the report notes it. A state of up to 1 MiB is always hashed in full.
 
 The hash is xxh3 (xxhash, https://xxhash.com): 41 MB take 1.5 ms, and other threads run meanwhile.
 """
@@ -28,6 +28,7 @@ Digests = npt.NDArray[np.uint64]
 
 WINDOW = 64  # tensors that are sampled at a step
 BUDGET = 0.03  # of a step, for full digests
+SMALL_BYTES = 1 << 20  # hashed in full, also where a busy machine makes that look slow
 _FREE_SECONDS = 0.0003  # full digests that are faster than this are never replaced by samples
 _HASHED_OVER_LOGGED = 4  # bytes that are hashed in any case for each byte that a step logs
 _MEASURED_STEPS = 16  # before a decision; the fastest counts, since others may have been disturbed
@@ -117,7 +118,7 @@ class Fingerprint:
             return
         look = self.look_seconds
         is_slow = len(self._step_seconds) == _MEASURED_STEPS and look > max(_FREE_SECONDS, BUDGET * min(self._step_seconds))
-        if is_slow and self.nbytes > _HASHED_OVER_LOGGED * self._logged_bytes:
+        if is_slow and self.nbytes > max(SMALL_BYTES, _HASHED_OVER_LOGGED * self._logged_bytes):
             self.kind = "sample"
 
 

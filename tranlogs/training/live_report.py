@@ -18,6 +18,9 @@ _log = logging.getLogger("tranlogs")
 # declared; a tracked loader; or it is not known.
 TurnData = Literal["stateless", "tracked", "unknown"]
 
+# Through what the user reaches the run: an optimizer of the script, what `log_prepared` returns, or the callback of a trainer.
+Face = Literal["script", "accelerate", "callback"]
+
 UNKNOWN_DATA = (
     "the loop over optimizer.steps(...) may keep data between its turns (a batch fetched ahead, an environment, a counter), "
     "which would not come back. Take batches from optimizer.batches(...), optimizer.epochs(...) or, in each turn, a tracked "
@@ -36,10 +39,7 @@ def describe_end(loop_end: str) -> str:
         return "the run is finished, and only a longer loop trains on (for another training, give another folder)"
     if not loop_end:
         return "its script came to its end there, so it trains on only if its loop is longer now or was left early by break"
-    return (
-        f"its script left the loop {loop_end}, and trains on now unless it leaves the loop again: what decides that (a best "
-        "score, a count of epochs) belongs in optimizer.remember(...)"
-    )
+    return f"the loop was left {loop_end}, and trains on unless it is left again"
 
 
 class LiveReport:
@@ -55,6 +55,7 @@ class LiveReport:
         caveats: texts, each with True if it means that the resume is not exact.
         recheck: state of the computation that proves the resume; see `RecoveryReport`.
         refuted: texts of doubts that the computation has shown to be unfounded.
+        face: whose words advice is given in.
     """
 
     def __init__(self, run: Path) -> None:
@@ -63,7 +64,9 @@ class LiveReport:
         self.caveats: list[tuple[str, bool]] = []
         self.recheck: RecheckState = ""
         self.refuted: frozenset[str] = frozenset()
+        self.face: Face = "script"
         self._notes: list[str] = []
+        self._warned: set[str] = set()
         if (rehearsal := current()) is not None:
             rehearsal.watch(self)
 
@@ -83,10 +86,12 @@ class LiveReport:
         return len(self.caveats) < count
 
     def warn(self, text: str, is_wrong: bool) -> None:
-        """Log a caveat, and add it to the report."""
+        """Log a caveat once, and add it to the report."""
         if text in self.refuted:
             return
-        _log.warning("%s: %s", self._run, text)
+        if text not in self._warned:
+            self._warned.add(text)
+            _log.warning("%s: %s", self._run, text)
         self.dismiss(text)
         self.caveats.append((text, is_wrong))
         report = self.current or RecoveryReport()

@@ -6,14 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from ..base.config import SCALARS_MAX
+from ..base.config import CURVE_POINTS_MAX, SCALARS_MAX
 from ..base.errors import UsageError
 
 Curve = tuple[list[int], list[float]]  # steps, values
 
 
 class ScalarHistory:
-    """Curves by name. Recovery restores them without gaps and without duplicates."""
+    """Curves by name. Recovery restores them without gaps and without duplicates.
+
+    A curve that has too many points loses every second one of its older half, so that each checkpoint stays small.
+    """
 
     def __init__(self) -> None:
         self._pending: dict[str, float] = {}
@@ -46,6 +49,9 @@ class ScalarHistory:
                 steps, values = self.curves.setdefault(name, ([], []))
                 steps.append(step)
                 values.append(value)
+                if len(steps) > CURVE_POINTS_MAX:
+                    older = slice(1, CURVE_POINTS_MAX // 2, 2)
+                    del steps[older], values[older]
 
     def pack(self) -> dict[str, Any]:
         """Return all scalars in the form that a checkpoint holds."""

@@ -12,7 +12,6 @@ import torch
 
 from tranlogs.base.errors import UsageError
 
-_LOOKS = 16  # steps at which it is looked for
 _FRAMES = 16  # between `GradScaler.step` and a hook of the optimizer
 
 
@@ -20,14 +19,12 @@ class ScalerWatch:
     """Finds the GradScaler that calls a step, among the callers of the step's hook."""
 
     def __init__(self) -> None:
-        self._looks = _LOOKS
         self.scaler: torch.amp.GradScaler | None = None
 
     def look(self) -> bool:
         """Return True if an enabled one is found that was not known before. Call it from a hook of the step."""
-        if self.scaler is not None or not self._looks:
+        if self.scaler is not None:
             return False
-        self._looks -= 1
         frame: FrameType | None = sys._getframe(1)
         for _ in range(_FRAMES):
             if frame is None:

@@ -36,6 +36,8 @@ from .single_step import can_nest, is_nested
 
 _log = logging.getLogger("tranlogs")
 
+_KNOWN = frozenset({"closure", "grad_scaler"})  # arguments of a step that redo has, or does without
+
 LogKind = Literal["gradients", "weights"]
 
 
@@ -177,6 +179,8 @@ class OptimizerHooks:
             return None
         if is_compiled:
             self._log_weights("its compiled step rounds differently from the step that redo executes")
+        if len(args) > 2 or not kwargs.keys() <= _KNOWN:  # args[0] is the optimizer itself, then comes the closure
+            self._log_weights("its step is given arguments, which redo does not have")
         if self._scaler.look():
             self.run.saw_scaler(self._scaler.scaler)
         self._scaler.check(self.outer, self.shell)

@@ -20,6 +20,8 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from tranlogs.base.errors import UsageError
 
+from .dataset_proxy import DatasetProxy
+
 
 class Seeded(NamedTuple):
     """An index batch of the sampler, and a seed for the worker that loads it."""
@@ -28,34 +30,14 @@ class Seeded(NamedTuple):
     seed: int
 
 
-class SeededDataset:
+class SeededDataset(DatasetProxy):
     """A map-style dataset to which the indices of a batch come with a seed; else it is the dataset itself."""
 
-    def __init__(self, dataset: Any) -> None:
-        self.__dict__["_dataset"] = dataset
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_dataset":  # while it is being unpickled
-            raise AttributeError(name)
-        return getattr(self._dataset, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._dataset, name, value)
-
-    def __reduce__(self) -> Any:
-        return SeededDataset, (self._dataset,)
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
     def __getitem__(self, index: Any) -> Any:
-        return self._dataset[_unpack(index)]
+        return super().__getitem__(_unpack(index))
 
     def __getitems__(self, indices: Any) -> Any:
-        indices = _unpack(indices)
-        if getattr(self._dataset, "__getitems__", None):
-            return self._dataset.__getitems__(indices)
-        return [self._dataset[index] for index in indices]
+        return super().__getitems__(_unpack(indices))
 
 
 def seeded(epoch: int, first_draw: dict[str, Any], number: int, indices: Any) -> Seeded:

@@ -9,6 +9,7 @@ boundary before.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from typing import Any
 
@@ -46,6 +47,8 @@ class Boundaries:
     Attributes:
         steps_since_boundary: number of steps and after-images of the running unit.
         units: number of units that this process has committed.
+        errors_at_step: ids of the exceptions that were being handled, and that the interpreter had last reported, when the
+            newest step was taken. They have not ended the training.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Boundaries:
         self._is_forward_seen = True
         self._outside_units = 0  # in a row
         self._boundary_at = time.perf_counter()
+        self.errors_at_step: tuple[int, int] = (0, 0)
 
     def landed(self) -> None:
         """Take the data position at which recovery ended as that of the last boundary."""
@@ -85,6 +89,7 @@ class Boundaries:
     def after_step(self, optimizer: str) -> None:
         """Count a step of an optimizer that was logged."""
         self.steps_since_boundary += 1
+        self.errors_at_step = id(sys.exc_info()[1]), id(getattr(sys, "last_value", None))
         self._steps_by_optimizer[optimizer] = self._steps_by_optimizer.get(optimizer, 0) + 1
         if not self._has_reserved:  # optimizer state is there from the first step on
             self._has_reserved = True

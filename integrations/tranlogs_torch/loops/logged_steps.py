@@ -11,7 +11,8 @@ from tranlogs.records import Payload, Tensor
 from ..capture.carried_outputs import is_any_untracked
 from ..capture.staging import Staging
 from ..state import naming
-from ..state.caveats import CARRIED
+from ..state.advice import advise
+from ..state.caveats import carried
 from ..state.fingerprint import Digests
 from .after_images import WriteLog
 from .boundaries import Boundaries
@@ -81,8 +82,7 @@ class LoggedSteps:
         """Warn if a GradScaler that calls a step is not tracked; its scale decides over the steps to come."""
         if not any(thing is scaler for thing in self.auxiliary.tracked.values()):
             self._parts.report.warn(
-                "a GradScaler that steps an optimizer is not tracked. Without track(scaler=...) its scale starts over after "
-                "a crash, so different steps may be skipped",
+                f"a GradScaler that steps an optimizer is not tracked. {advise('scaler', self._parts.report.face)}",
                 False,
             )
 
@@ -91,7 +91,7 @@ class LoggedSteps:
         weights = [*naming.named_parameters(self.modules).values(), *naming.named_buffers(self.modules).values()]
         self.auxiliary.is_carried = is_any_untracked(tensors, self.auxiliary.tracked.values(), weights)
         if self.auxiliary.is_carried:
-            self._parts.report.warn_of_script(CARRIED)
+            self._parts.report.warn_of_script(carried(self._parts.report.face))
 
     def has_changed(self) -> bool:
         """Return True if something wrote to the state since the last look."""

@@ -313,10 +313,17 @@ class TrainingRun:
 
     def close(self) -> None:
         """Commit what is complete, seal the log, release the run."""
-        self._close(is_orderly=sys.exc_info()[0] is None)
+        error = sys.exc_info()[1]
+        is_complete = self._loops.end == "complete" and not self._loops.running and not self.steps_since_boundary
+        self._close(is_orderly=error is None or is_complete or id(error) == self._boundaries.errors_at_step[0])
 
     def _at_exit(self) -> None:
-        self._close(is_orderly=getattr(sys, "last_value", None) is None)
+        error = getattr(sys, "last_value", None)
+        if hasattr(sys, "ps1"):  # an interactive session, which an error does not end
+            is_orderly = not self.steps_since_boundary or id(error) == self._boundaries.errors_at_step[1]
+        else:
+            is_orderly = error is None
+        self._close(is_orderly=is_orderly)
 
     def _close(self, *, is_orderly: bool) -> None:
         atexit.unregister(self._at_exit)

@@ -10,22 +10,21 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from tranlogs.training import Recovered
+from tranlogs.training import Face, Recovered
 from tranlogs.training import judge_exactness as compared
 
+from .advice import advise
 from .extra_state import split
 from .state import TorchState
 
-LOADED_BEFORE = (
+_LOADED_BEFORE = (
     "an optimizer had taken steps before recover(), so the script has loaded a checkpoint of its own. The log replaces what "
-    "was loaded. A start_epoch from that file makes the script skip epochs that the log skips as well: take the epochs from "
-    "optimizer.epochs(...)"
+    "was loaded"
 )
 
-CARRIED = (
+_CARRIED = (
     "the model receives what it returned for an earlier batch: a hidden state that the loop carries. It is not tracked, so "
-    "it starts over after a crash. Keep it in optimizer.remember(...), or in a tracked object with state_dict() and "
-    "load_state_dict()"
+    "it starts over after a crash"
 )
 
 IMPLICIT = (
@@ -34,6 +33,16 @@ IMPLICIT = (
     "forward pass. track(loader=...) is all that a plain loop over a DataLoader needs; a loop without a loader takes its turns "
     "from optimizer.steps(until=...)"
 )
+
+
+def loaded_before(face: Face) -> str:
+    """Return the caveat of a script that has loaded a checkpoint of its own."""
+    return f"{_LOADED_BEFORE}. {advise('loaded', face)}"
+
+
+def carried(face: Face) -> str:
+    """Return the caveat of a model that is fed what it returned."""
+    return f"{_CARRIED}. {advise('carried', face)}"
 
 
 def has_steps(optimizer: torch.optim.Optimizer) -> bool:
@@ -50,7 +59,7 @@ def _is_positive(step: Any) -> bool:
     return is_number and float(step) > 0
 
 
-def caveats(state: TorchState, body: dict[str, Any]) -> list[str]:
+def caveats(state: TorchState, body: dict[str, Any], face: Face) -> list[str]:
     """Return omissions of a script that replay cannot show. With any of them, it is not known whether the run is exact."""
     found = []
     if not state.modules:
@@ -62,7 +71,7 @@ def caveats(state: TorchState, body: dict[str, Any]) -> list[str]:
     if state.extra.lost:
         found.append(f"the extra state of {', '.join(state.extra.lost)} cannot be stored safely and is not recovered")
     if body.get("is_carried"):
-        found.append(CARRIED)
+        found.append(carried(face))
     if body.get("is_implicit"):
         found.append(IMPLICIT)
     return found

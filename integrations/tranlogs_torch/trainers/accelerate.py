@@ -52,6 +52,7 @@ def log_prepared(
     """
     inside = plain_loader(loader)
     logged = LoggedOptimizer(plain_optimizer(optimizer), run, model, **settings)
+    logged.training_run.report.face = "accelerate"
     try:
         position = logged.training_run.auxiliary.loader(inside, kind=PreparedPosition)
         assert isinstance(position, PreparedPosition)

@@ -334,7 +334,7 @@ def test_sample_visits_every_byte_in_time() -> None:
 
 def test_budget_is_decided_by_undisturbed_steps() -> None:
     """A look that the scheduler interrupted must not switch full digests off."""
-    fingerprint = Fingerprint([torch.zeros(100)])
+    fingerprint = Fingerprint([torch.zeros(300_000)])
     for seconds in [0.001] * 40:
         fingerprint.digests(1)
         fingerprint._look_seconds.append(5.0)
@@ -346,9 +346,9 @@ def test_budget_is_decided_by_undisturbed_steps() -> None:
     assert fingerprint.kind == "sample"
 
 
-@pytest.mark.parametrize(("logged", "kind"), [(100, "full"), (99, "sample")])
+@pytest.mark.parametrize(("logged", "kind"), [(300_000, "full"), (299_999, "sample")])
 def test_steps_that_log_much_are_verified_in_full_however_long_that_takes(logged: int, kind: str) -> None:
-    fingerprint = Fingerprint([torch.zeros(100)])
+    fingerprint = Fingerprint([torch.zeros(300_000)])
     fingerprint.note_logged(logged)
     fingerprint.note_logged(3)  # a step that has logged less decides nothing
     for _ in range(40):

@@ -14,13 +14,17 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    RandomSampler,
     Sampler,
+    TensorDataset,
 )
 
 from tests.torch.data.test_data import training
 from tests.torch.lab import Attempt, in_child, prove_exact
 from tests.torch.nets import seed
 from tests.torch.sources import SOURCES, Make, Numbers
+from tranlogs.training.rehearsed_process.rehearsed_journal import find_place
+from tranlogs_torch import LoggedOptimizer
 
 
 def test_schedule_of_batch_sizes_reaches_the_sampler_and_comes_back(tmp_path: Path) -> None:
@@ -137,3 +141,17 @@ def test_whatever_a_sampler_holds_training_goes_on(tmp_path: Path) -> None:
     prove_exact(
         partial(training, make=lambda **o: DataLoader(Numbers(), 4, sampler=Odd(samples), **o)), tmp_path / "run", (13,)
     )
+
+
+def test_length_of_an_epoch_is_that_of_its_loader(tmp_path: Path) -> None:
+    """The sampler decides over it, and not the number of samples."""
+    model = torch.nn.Linear(2, 1)
+    with_more = RandomSampler(torch.zeros(8, 2), replacement=True, num_samples=10**10)
+    loader = DataLoader(TensorDataset(torch.zeros(8, 2)), 4, sampler=with_more)
+    optimizer = LoggedOptimizer(torch.optim.SGD(model.parameters(), 0.1), tmp_path / "run", model)
+    optimizer.track(loader=loader).recover()
+    for (batch,) in optimizer.batches(loader, until=2):
+        model(batch).sum().backward()
+        optimizer.step()
+    assert find_place({"data": optimizer.training_run.auxiliary.read_data()}) == {"epoch": 0, "batches": 10**10 // 4}
+    optimizer.close()

@@ -81,10 +81,7 @@ def test_an_early_stop_is_named_and_holds_if_what_decides_it_is_remembered(is_re
     script = Training(tmp_path / "run", "epochs", broken=2, is_remembered=is_remembered)
     assert script.start()[1] == 8
     line, steps = script.start()
-    assert line.endswith(
-        "): its script left the loop in epoch 2 of 6, and trains on now unless it leaves the loop again: what decides that (a "
-        "best score, a count of epochs) belongs in optimizer.remember(...)"
-    ), line
+    assert line.endswith("): the loop was left in epoch 2 of 6, and trains on unless it is left again"), line
     assert re.match(r"recovered to step 8 \(", line)
     assert steps == (0 if is_remembered else 4), "the second epoch's own code runs again, and counts 1"
 

@@ -277,7 +277,7 @@ def test_loader_is_what_it_was(tmp_path: Path) -> None:
     assert len(list(loader)) == 5
 
 
-def test_step_in_code_that_runs_again_is_named(tmp_path: Path) -> None:
+def test_step_in_code_that_runs_again_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def script(attempt: Attempt) -> None:
         seed()
         loader = SOURCES["shuffled"]()
@@ -296,6 +296,7 @@ def test_step_in_code_that_runs_again_is_named(tmp_path: Path) -> None:
     report = last.kept["optimizer"].report
     assert report.exact is False
     assert any("applied twice" in note and "epochs(" in note for note in report.notes)
+    assert caplog.text.count("applied twice") == 1, "it is warned of once, not at each step"
 
 
 def test_loop_that_reads_ahead_is_named(tmp_path: Path) -> None:

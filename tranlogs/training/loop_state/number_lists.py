@@ -150,10 +150,19 @@ def _begins_with(value: list[Any], items: list[Any]) -> bool:
 
 @cache
 def is_memory_telling() -> bool:
-    """Return True if the memory of a list holds the addresses of its items where CPython has them, tried with a list."""
-    if sys.implementation.name != "cpython":
+    """Return True if the memory of a list holds the addresses of its items where CPython has them, tried with a list.
+
+    No address is followed before it is known to be one. A list has three words of its own: its length, the address of its
+    items, and the number of items that it has room for. The first and the last have to be what Python says of the list.
+    """
+    word, head = ctypes.sizeof(ctypes.c_size_t), object.__basicsize__
+    if sys.implementation.name != "cpython" or list.__basicsize__ != head + 3 * word:
         return False
-    items = [object() for _ in range(9)]
+    items = [object() for _ in range(8)]
+    items.append(object())  # room for more than it has
+    length, _, room = (ctypes.c_size_t * 3).from_address(id(items) + head)
+    if (length, list.__basicsize__ + room * word) != (9, list.__sizeof__(items)) or length == room:
+        return False
     is_before: bool = _addresses_of(items, 9).tolist() == [id(item) for item in items]
     items[4] = object()
     is_after: bool = _addresses_of(items, 9).tolist() == [id(item) for item in items]

@@ -3,6 +3,7 @@
 from .changed_elements import find_changed_elements, is_set_as_a_whole
 from .comparison import is_below
 from .messages import (
+    CAUSES,
     NO_UNIT,
     PENDING,
     REMEMBERED_NAMES,
@@ -18,6 +19,7 @@ from .recomputed_unit import RecomputedUnit
 from .script_changes import CHANGED_BEFORE, CHANGED_NOW, describe_moved, describe_script_change
 
 __all__ = [
+    "CAUSES",
     "CHANGED_BEFORE",
     "CHANGED_NOW",
     "NO_UNIT",

@@ -22,7 +22,7 @@ _FIRST_NAME = re.compile(r"\w+")  # of the path below it
 # A larger ratio is another batch or another state, and not another order of additions: some thousand times the rounding error.
 _ROUNDING_MAX = {"float64": 1e-12, "float32": 5e-4, "float16": 3e-2, "bfloat16": 1e-1}
 
-_CAUSES = {
+CAUSES = {
     "gradients": "The loop had other data or another state: keep what it takes from batch to batch (a batch fetched ahead, a "
     "counter, an environment) in optimizer.remember(name=...), and count batches by epoch.enumerate()",
     "weights": "Something else than the optimizer's step writes to them: optimizer.track(name=...) what decides over it",
@@ -38,7 +38,7 @@ _ROUNDING = (
 )
 
 
-def describe_difference(difference: Difference, units: str = "batch", causes: Mapping[str, str] = _CAUSES) -> str:
+def describe_difference(difference: Difference, units: str = "batch", causes: Mapping[str, str] = CAUSES) -> str:
     """Return a text on what differs, what usually causes that, and what to do.
 
     Args:

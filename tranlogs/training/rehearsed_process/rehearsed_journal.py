@@ -134,10 +134,8 @@ def find_place(body: dict[str, Any]) -> dict[str, int]:
         return {"epoch": position["epoch"]}
     for data in body.get("data", {}).values() if isinstance(body.get("data"), dict) else ():
         if isinstance(data, dict) and data.get("taken"):
-            sizes = data.get("sizes") or {}
-            samples, batch_size = sizes.get("samples"), sizes.get("batch_size")
-            batches = {"batches": -(-samples // batch_size)} if samples and batch_size else {}
-            return {"epoch": data["epoch"], **batches}
+            length = data.get("length")
+            return {"epoch": data["epoch"], **({"batches": length} if length else {})}
     return {}
 
 

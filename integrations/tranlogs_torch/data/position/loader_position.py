@@ -109,6 +109,8 @@ class LoaderPosition:
         if not is_amid and self._checked_epoch != self.epoch:  # once an epoch: arrays may be large
             self._checked_epoch = self.epoch
             self._note_unkept()
+        if iteration.batch == 1:
+            self.source.moved.look()
         return {
             "epoch": self.epoch,
             "batch": iteration.batch,
@@ -121,10 +123,12 @@ class LoaderPosition:
             "samplers": iteration.samplers if is_amid else self.source.samplers.read(),
             "generators": [g.get_state() for g in self.source.generators],
             "sizes": self.source.sizes,
+            "length": self.source.length,
             "passes": bytes(self.passes.finished),
             "pass_kind": self.passes.kind,
             "leads": self.passes.leads,
             "doubts": list(self.doubts),
+            "moved": self.source.moved.read(),
             "was_companion": self.passes.was_companion,
             "world": size(),
             "division": self.source.division,
@@ -142,6 +146,7 @@ class LoaderPosition:
         self.epoch, self.taken, self._workers = state["epoch"], state["taken"], state["workers"]
         self.iteration = LoaderIteration(state["batch"], state["order"], state["opened"], state["samplers"], state.get("rest"))
         self._resume, self.entered, self.doubts = state, state.get("entered"), list(state.get("doubts", ()))
+        self.source.moved.load(state.get("moved", {}))
         self.passes.finished = bytearray(state.get("passes", b""))
         self.passes.begin(state.get("pass_kind"), leads=state.get("leads", False))
         self.passes.was_companion = state.get("was_companion", False)
@@ -176,7 +181,7 @@ class LoaderPosition:
         if source.has_indices and source.worker_seeds is None:
             return (
                 "random numbers drawn inside DataLoader workers (augmentation) are not recovered; the order of samples is. "
-                'LoggedOptimizer(..., worker_seeds="batch") recovers them, too'
+                'worker_seeds="batch" recovers them, too'
             )
         if not source.has_indices and loader.persistent_workers and self.epoch:
             return "random numbers drawn by an IterableDataset inside persistent workers are not recovered"
@@ -309,11 +314,14 @@ class LoaderPosition:
         """Make the iterator of the epoch, or of the rest of it."""
         self._on_open(self)
         iteration, source, resume, self._resume = self.iteration, self.source, self._resume, None
+        source.moved.look()
         before = get_rng(source.generators)  # the loop draws its next numbers from here
         if resume is not None and self._workers is not None:
             self._make_lost_workers(before)
         self._note_unkept()
         if resume is None or not iteration.batch:
+            if resume is not None:
+                source.moved.compare()
             iteration.opened, iteration.samplers = before, source.samplers.read()
             self._workers = self._workers or before
             iteration.live = source.iterate(self._new_draws(None))
@@ -325,6 +333,7 @@ class LoaderPosition:
         iteration.live = source.iterate(self._new_draws({**index, "is_resized": self._is_resized} if index else None))
         if not source.has_indices:
             self._skip_batches(iteration.live, resume["order"])
+        source.moved.compare()
         caveat = self._caveat()
         if caveat:
             self.doubt(caveat)

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from tranlogs.base.errors import UsageError
 
+from ..moved_generators import MovedGenerators
 from ..resized_position import Rest, division_of, rest_of
 from ..sampler import Draws, SamplerStates, SeekableSampler, nested
 from ..worker_seeds import SeededDataset, check_workers
@@ -31,6 +32,7 @@ class TrackedLoader:
         samplers: states of the samplers, outer and inner.
         generators: generators of the loader and its samplers.
         worker_seeds: as given; None if the loader has no workers or no indices.
+        moved: random generators of the dataset that passes have moved.
     """
 
     def __init__(self, loader: DataLoader[Any], on_doubt: Callable[[str, bool], None], worker_seeds: str | None = None) -> None:
@@ -42,6 +44,7 @@ class TrackedLoader:
         self.loader = loader
         self.plain_class: Any = getattr(type(loader), "_tranlogs_plain", type(loader))
         self.is_iterable = isinstance(loader.dataset, IterableDataset)
+        self.moved = MovedGenerators(loader.dataset)
         self._proxy: SeekableSampler | None = None
         self._proxied = "batch_sampler" if loader.batch_sampler is not None else "sampler"
         sampler = getattr(loader, self._proxied)
@@ -99,6 +102,14 @@ class TrackedLoader:
         }
 
     @property
+    def length(self) -> int | None:
+        """Number of batches of an epoch; None if that is not known."""
+        try:
+            return None if self.is_iterable else len(self.loader)
+        except (TypeError, NotImplementedError):  # a sampler without a length
+            return None
+
+    @property
     def has_persistent_workers(self) -> bool:
         """True if the loader has workers that serve all epochs."""
         return bool(self.loader.persistent_workers and self.loader.num_workers)
@@ -128,8 +139,10 @@ class TrackedLoader:
         """Return an iterator of the loader's own class; workers take seeds if `worker_seeds` is given."""
         loader = self.loader
         dataset = loader.dataset
+        if loader.num_workers and not self.is_iterable and (watched := self.moved.watched_by_workers()) is not None:
+            loader.__dict__["dataset"] = watched
         if self.worker_seeds is not None:
-            loader.__dict__["dataset"] = SeededDataset(dataset)
+            loader.__dict__["dataset"] = SeededDataset(loader.dataset)
         try:
             return self.plain_class.__iter__(loader)  # type: ignore[no-any-return]
         finally:

@@ -8,7 +8,7 @@ from typing import Any
 from tranlogs.training import PENDING, Recovered, RecoveryReport, describe_end, describe_not_computed, make_report
 
 from ...state import environment
-from ...state.caveats import IMPLICIT, LOADED_BEFORE, caveats, untracked_scheduler, verdict
+from ...state.caveats import IMPLICIT, caveats, loaded_before, untracked_scheduler, verdict
 from ..run_parts import RunParts
 from .unit_recheck import UnitRecheck
 
@@ -62,7 +62,7 @@ class ResumeReport:
         """Note that a loop of the script's own resumes, or never comes: the script may have left epochs out by itself."""
         if self.has_loaded:
             self.has_loaded = False
-            self._parts.report.warn(LOADED_BEFORE, False)
+            self._parts.report.warn(loaded_before(self._parts.report.face), False)
 
     def _make(self, found: Recovered) -> RecoveryReport:
         parts, state, auxiliary = self._parts, self._parts.state, self._parts.auxiliary
@@ -70,7 +70,7 @@ class ResumeReport:
         compared = environment.compare(state.redone.environment, parts.environment)
         optimizers = [optimizer for hooks in parts.hooks.values() for optimizer in (hooks.shell, hooks.outer, hooks.inner)]
         scheduler = untracked_scheduler(optimizers, auxiliary.tracked.values())
-        others = [*auxiliary.caveats(), *scheduler, *caveats(state, found.body)]
+        others = [*auxiliary.caveats(parts.report.face), *scheduler, *caveats(state, found.body, parts.report.face)]
         if auxiliary.has_landed or not self._place:  # a loader may be tracked after the recovery
             self._place = next(iter(auxiliary.read_data().values()), {"taken": auxiliary.count, "epoch": 0})
         if parts.report.recheck == "pending" and auxiliary.is_loop_remembered:  # the unit is going to show it

@@ -23,7 +23,8 @@ from tranlogs.training import (
     is_rounding,
 )
 
-from ...state.caveats import CARRIED, IMPLICIT
+from ...state.advice import causes
+from ...state.caveats import IMPLICIT, carried
 from ..run_parts import RunParts
 from .script_changes import ScriptChanges
 from .unit_verdict import UnitOutcome, UnitVerdict, conclude
@@ -36,7 +37,6 @@ _OF_EACH_PROCESS = (
     *("start_rng", "flags", "waiting", "deviation", "ddp.is_divided", "beside", "script_changes"),
     REMEMBERED_NAMES,
 )
-REFUTED = frozenset({UNKNOWN_DATA, CARRIED})  # doubts about what the loop keeps, which an equal unit removes
 
 
 class UnitRecheck(RecomputedUnit):
@@ -70,8 +70,8 @@ class UnitRecheck(RecomputedUnit):
         """Let the journal compare the unit after the position where recovery has landed, if there is one to be computed."""
         if found.last_unit is None:
             return
-        # A resume may add to what is doubted of a loader (random numbers of its workers).
-        doubts = {f"data.{name}.doubts" for name in self._parts.auxiliary.read_data()}
+        # A resume may add to what is doubted of a loader (random numbers of its workers, generators of its dataset).
+        doubts = {f"data.{name}.{part}" for name in self._parts.auxiliary.read_data() for part in ("doubts", "moved")}
         recheck = Recheck(found.last_unit, self.ignored | doubts)
         self._begin(recheck, found.position.step)
         self._parts.auxiliary.deviation = recheck.read_recorded("deviation")
@@ -108,15 +108,21 @@ class UnitRecheck(RecomputedUnit):
         difference, is_changed = recheck.difference, self._changes is not None
         if difference is None:
             return UnitOutcome(recheck.is_over, is_changed=is_changed)
-        return UnitOutcome(recheck.is_over, describe_difference(difference), not is_rounding(difference), is_changed)
+        return UnitOutcome(
+            recheck.is_over,
+            describe_difference(difference, causes=causes(self._parts.report.face)),
+            not is_rounding(difference),
+            is_changed,
+        )
 
     def _conclude(self, recheck: Recheck, verdict: UnitVerdict) -> None:
         parts, report, journal = self._parts, self._parts.report, self._parts.journal
         journal.end_recheck()
         if verdict.kind == "equal":
             # How many turns are left of a loop of the script's own is known if it keeps its state in the run.
-            refuted = REFUTED | {IMPLICIT} if parts.auxiliary.is_loop_remembered else REFUTED
-            report.recheck, report.refuted = "equal", refuted
+            # An equal unit removes doubts about what the loop keeps.
+            refuted = {UNKNOWN_DATA, carried(report.face), *((IMPLICIT,) if parts.auxiliary.is_loop_remembered else ())}
+            report.recheck, report.refuted = "equal", frozenset(refuted)
             parts.coordinator.restore_division(_read_division(recheck))
             recheck.close()
             self._print(describe_equal(journal.step, parts.coordinator.world, self.times))

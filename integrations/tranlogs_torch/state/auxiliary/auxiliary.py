@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tranlogs.records import Fixed
-from tranlogs.training import UNKNOWN_DATA, Remembered, TurnData
+from tranlogs.training import UNKNOWN_DATA, Face, Remembered, TurnData
 
 from ...data.position.loader_position import LoaderPosition
 from ...data.rng import get_rng, set_rng
@@ -110,9 +110,9 @@ class Auxiliary:
         """Return the position in a loader; a loader has one. Of another `kind`, its loops are not the script's own ones."""
         return self._positions.of(loader, name, kind)
 
-    def caveats(self) -> list[str]:
+    def caveats(self, face: Face) -> list[str]:
         """Return what is known not to come back of loaders in the middle of an epoch, of gradients and of the loop's values."""
-        found = self._positions.caveats(lambda generator: is_kept_generator(generator, self.tracked.values()))
+        found = self._positions.caveats(lambda generator: is_kept_generator(generator, self.tracked.values()), face)
         if self._orphans:
             found.append(
                 f"gradients of parameters that belong to no optimizer ({self._orphans[0]}, ...) accumulate and are not "

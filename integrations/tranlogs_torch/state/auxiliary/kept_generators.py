@@ -42,6 +42,8 @@ def _forms_of(generator: Any) -> list[Any]:
         return [generator.bit_generator.state]
     if isinstance(generator, np.random.RandomState):
         return [generator.get_state(legacy=False), generator.get_state(legacy=True)]
+    if isinstance(generator, random.SystemRandom):
+        return []
     return [generator.getstate()[1] if isinstance(generator, random.Random) else generator.get_state()]
 
 

@@ -10,11 +10,12 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UsageError
+from tranlogs.training import Face
 
-from ...data.generators import generators_in
 from ...data.lasting_states import LastingStates
 from ...data.other_loaders import advice_for_other_loader
 from ...data.position.loader_position import LoaderPosition
+from ..advice import advise
 
 _NO_NAME = re.compile(r"\W+")  # what a keyword cannot have
 
@@ -99,25 +100,23 @@ class LoaderPositions:
         for position in self.by_name.values():
             position.set_back()
 
-    def caveats(self, is_kept: Callable[[Any], bool]) -> list[str]:
+    def caveats(self, is_kept: Callable[[Any], bool], face: Face) -> list[str]:
         """Return what is known not to be recovered of loaders in the middle of an epoch.
 
         Args:
             is_kept: returns True for a generator whose state the run keeps.
+            face: whose words advice is given in.
         """
         found = [caveat for position in self.by_name.values() for caveat in position.caveats]
         for name, position in self.by_name.items():
-            for path, generator in generators_in(position.loader.dataset, f"{name}.dataset"):
-                if not position.taken:
-                    continue
-                if position.loader.num_workers:
+            workers = position.loader.num_workers
+            for place, generator in position.source.moved.lost():
+                path = name + place
+                if workers:
                     found.append(f"{_not_recovered(path)}: workers draw from copies. Let it draw from the global generators")
-                elif not is_kept(generator):
+                elif generator is None or not is_kept(generator):
                     key = _NO_NAME.sub("_", path.rpartition(".")[2]).strip("_") or "rng"
-                    found.append(
-                        f"{_not_recovered(path)}. Give optimizer.track({key}={path}), in the names of the script, before "
-                        "recover(), or let the dataset draw from the global generators"
-                    )
+                    found.append(f"{_not_recovered(path)}. {advise('generator', face).format(key=key, path=path)}")
         return found
 
 

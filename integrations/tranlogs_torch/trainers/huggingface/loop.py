@@ -143,6 +143,7 @@ class Loop:
 
     def _open(self, model: Any, resume_from_checkpoint: str | None) -> None:
         logged = LoggedOptimizer(plain_optimizer(self.trainer.optimizer), self.run, model, **self._settings)
+        logged.training_run.report.face = "callback"
         try:
             self._recover(logged, resume_from_checkpoint)
         except BaseException:

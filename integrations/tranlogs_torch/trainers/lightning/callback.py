@@ -72,6 +72,7 @@ class TranLogsLightningCallback(LoggingCallback, TranLogsCallback):
         model: Any = trainer.strategy.model
         first, *others = trainer.optimizers
         logged = LoggedOptimizer(first, self._run, model, **self._settings)
+        logged.training_run.report.face = "callback"
         try:
             for number, other in enumerate(others, start=1):
                 logged.add_optimizer(other, name=f"optimizer{number}")

@@ -1,0 +1,147 @@
+"""Random generators of a dataset that passes over it move, found by comparing their states.
+
+A generator that a dataset merely holds (one that `__init__` alone used, or one that is copied before it is drawn from) is the
+same whenever the script builds the dataset. Only one whose state has changed since the first pass can be another after a crash.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import xxhash
+
+from tranlogs.base.errors import UnencodableState
+from tranlogs.records import tree
+from tranlogs.training import read_memory_of
+
+from ..tensors import arrays
+from .dataset_proxy import DatasetProxy
+from .generators import generators_in, trackable
+
+
+class MovedGenerators:
+    """The generators of a dataset that have changed since the first pass of this process, or of a former one.
+
+    Args:
+        dataset: of a loader.
+
+    Attributes:
+        recorded: digests of the states of generators that passes have moved, by their place in the dataset; "" if unknown.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._found: dict[str, tuple[Any, Any]] = {}  # the generator, and its state when it was first seen, by place
+        self.recorded: dict[str, str] = {}
+        self._restored: set[str] = set()  # places whose state a resume has brought to what was recorded
+        self._places: dict[str, int] = {}  # that workers watch: the number of its flag, by place
+        self._flags: torch.Tensor | None = None  # one for each of these, in memory that workers share
+
+    def look(self) -> None:
+        """Find the generators, before a pass and when its first batch was handed out: a pass may make some."""
+        for place, generator in generators_in(self._dataset, ".dataset"):
+            _, state = self._found.get(place, (None, None))
+            self._found[place] = generator, _state_of(generator) if state is None else state
+
+    def read(self) -> dict[str, str]:
+        """Return the digests of what passes have moved, as of now."""
+        for place, (generator, state) in self._found.items():
+            if self.recorded.get(place) == "":  # unknown, or known to workers alone
+                continue
+            if place in self.recorded or _state_of(generator) != state:
+                self.recorded[place] = _digest_of(generator)
+        if self._flags is not None:
+            self.recorded |= {place: "" for place, number in self._places.items() if self._flags[number]}
+        return dict(self.recorded)
+
+    def watched_by_workers(self) -> WatchedDataset | None:
+        """Return the dataset for workers, whose copies of the generators nobody else sees; None if it has no generator."""
+        if not self._found:
+            return None
+        if self._flags is None:
+            self._places = {place: number for number, place in enumerate(self._found)}
+            self._flags = torch.zeros(len(self._places), dtype=torch.uint8).share_memory_()
+        return WatchedDataset(self._dataset, self._places, self._flags)
+
+    def load(self, recorded: dict[str, str]) -> None:
+        """Take the digests of a recorded position."""
+        self.recorded, self._restored = dict(recorded), set()
+
+    def compare(self) -> None:
+        """Note which generators have the recorded state, when a resume has opened the loader: the data brought them back."""
+        self.look()
+        self._restored = {
+            place
+            for place, digest in self.recorded.items()
+            if place in self._found and digest and digest == _digest_of(self._found[place][0])
+        }
+
+    def lost(self) -> list[tuple[str, Any]]:
+        """Return places of generators that passes have moved and no resume of this process has brought back.
+
+        Returns:
+            Each with the generator that is there now; None if there is none yet.
+        """
+        now = dict(generators_in(self._dataset, ".dataset")) if self.recorded else {}
+        return [(place, now.get(place)) for place in self.recorded if place not in self._restored]
+
+
+class WatchedDataset(DatasetProxy):
+    """A map-style dataset in a worker: notes which of its generators change when the worker loads a batch.
+
+    Args:
+        dataset: to load from.
+        places: numbers of the flags of its generators, by place.
+        flags: in shared memory.
+    """
+
+    def __init__(self, dataset: Any, places: dict[str, int], flags: torch.Tensor) -> None:
+        super().__init__(dataset)
+        self.__dict__.update(_places=dict(places), _flags=flags, _first=None)
+
+    def __reduce__(self) -> Any:
+        return WatchedDataset, (self._dataset, self._places, self._flags)
+
+    def __getitem__(self, index: Any) -> Any:
+        with self._watching():
+            return super().__getitem__(index)
+
+    def __getitems__(self, indices: Any) -> Any:
+        with self._watching():
+            return super().__getitems__(indices)
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        if not self._places:
+            yield
+            return
+        if self._first is None:
+            self.__dict__["_first"] = self._states()
+        yield
+        now = self._states()
+        for place in [place for place in self._places if now.get(place) != self._first.get(place)]:
+            self._flags[self._places[place]] = 1
+            del self._places[place]
+
+    def _states(self) -> dict[str, Any]:
+        return {place: _state_of(generator) for place, generator in generators_in(self._dataset, ".dataset")}
+
+
+def _state_of(generator: Any) -> Any:
+    """Return a value that is equal to an earlier one only if the generator has the same state."""
+    memory = read_memory_of(generator) if type(generator) is random.Random else None
+    return memory or _digest_of(generator) or object()
+
+
+def _digest_of(generator: Any) -> str:
+    """Return a digest of the state; "" if the state cannot be read, such as that of `random.SystemRandom`."""
+    try:
+        own = trackable(generator)
+        state = own.getstate() if own is generator else own.state_dict()
+        return xxhash.xxh3_128_hexdigest(tree.encode(state, adapt=arrays.adapt))
+    except (NotImplementedError, AttributeError, TypeError, ValueError, UnencodableState):
+        return ""
