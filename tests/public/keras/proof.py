@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.keras.lab import Ended, Lab, differences
-from tests.public.proof import Expected, demand_fit
+from tests.kills.judge import Expected, demand_fit
 from tests.public.words import heard_in
 from tests.support import campaign
 

@@ -17,7 +17,7 @@ from stable_baselines3 import DQN, PPO, SAC
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EveryNTimesteps
 
-from tests.public.proof import Death, Expected, Job, finished, judge, prove
+from tests.kills.pytorch import Death, Expected, Job, finished, judge, prove
 from tests.public.torch.scripts.pole import Pole, SettablePole
 from tests.public.torch.scripts.stable_baselines3 import NET, SCRIPTS, learn
 from tests.support import campaign

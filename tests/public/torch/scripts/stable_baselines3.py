@@ -15,7 +15,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.vec_env import VecNormalize
 
-from tests.public.proof import Job
+from tests.kills.pytorch import Job
 from tests.public.torch.scripts.pole import Pole, SettablePole
 
 NET = {"net_arch": [16]}
