@@ -150,6 +150,7 @@ class Job:
             "exact": getattr(report, "exact", None),
             "notes": list(getattr(report, "notes", ())),
             "step": getattr(report, "step", 0),
+            "position": (getattr(report, "epoch", None), getattr(report, "batch", None)),
             "places": list(self.places),
         }
         (self.folder / "result").write_bytes(pickle.dumps(found))

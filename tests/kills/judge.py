@@ -68,6 +68,7 @@ class Life:
     exact: bool | None
     notes: list[str]
     step: int
+    position: tuple[int | None, int | None]  # the report's epoch, and batch in it
     places: list[str]
     printed: list[str]
     files: dict[str, bytes]

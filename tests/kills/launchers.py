@@ -67,6 +67,16 @@ PYTORCH = Fork("tests.kills.pytorch:Job")
 
 def in_child(work: Callable[[], Any]) -> int:
     """Run `work` in a forked child; its exit status (negative: the signal that killed it)."""
+    return wait_for(forked(work))
+
+
+def wait_for(pid: int) -> int:
+    """Wait for the end of a forked child; return its exit status."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def forked(work: Callable[[], Any]) -> int:
+    """Run `work` in a forked child; return its id."""
     torch = sys.modules.get("torch")
     alone = torch is None or torch.get_num_threads() == 1
     assert alone, "OpenMP's threads do not survive a fork: the child would wait for them for ever"
@@ -79,7 +89,7 @@ def in_child(work: Callable[[], Any]) -> int:
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return pid
 
 
 class Server:
