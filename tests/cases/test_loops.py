@@ -1,4 +1,4 @@
-"""Several loops in one script: each trains what it says, a kill anywhere changes nothing, and the report counts the loop that runs."""
+"""Several loops in one script: each trains what it says, a kill changes nothing, and the report counts the loop that runs."""
 
 from __future__ import annotations
 

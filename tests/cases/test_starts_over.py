@@ -1,4 +1,4 @@
-"""What starts over in each process is named with the line that keeps it, before any crash and after it, and is never called exact."""
+"""What starts over in each process is named, before any crash and after it, and such a resume is never called exact."""
 
 from __future__ import annotations
 

@@ -149,6 +149,7 @@ class Job:
             "outcome": self.outcome(),
             "exact": getattr(report, "exact", None),
             "notes": list(getattr(report, "notes", ())),
+            "recheck": getattr(report, "recheck", ""),
             "step": getattr(report, "step", 0),
             "position": (getattr(report, "epoch", None), getattr(report, "batch", None)),
             "places": list(self.places),

@@ -67,6 +67,7 @@ class Life:
     heard: Heard
     exact: bool | None
     notes: list[str]
+    recheck: str
     step: int
     position: tuple[int | None, int | None]  # the report's epoch, and batch in it
     places: list[str]
@@ -82,6 +83,11 @@ class Life:
             printed=printed.read_text().splitlines() if printed.exists() else [],
             files={str(path.relative_to(files)): path.read_bytes() for path in sorted(files.rglob("*")) if path.is_file()},
         )
+
+    def of(self, *names: str) -> Outcome:
+        """Return what was kept under a name, and under a name in it."""
+        kept = "".join(f"[{name!r}]" for name in names)
+        return {path: value for path, value in self.outcome.items() if path.startswith(kept)}
 
     def differences(self, other: Life, *, prints: bool = True) -> list[str]:
         """Name what differs from another life. A killed script may print a line twice; it prints no line that is wrong."""

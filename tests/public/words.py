@@ -108,6 +108,8 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._heard.warnings.append(record.getMessage())
+        if logging.lastResort is not None:
+            logging.lastResort.handle(record)  # as without this handler
 
 
 class _Lines(io.StringIO):
