@@ -224,6 +224,7 @@ def flatten(value: Any, path: str = "") -> Outcome:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         value = value.detach()
+        value = value.to_local() if hasattr(value, "to_local") else value  # of a DTensor, what this rank has
         if value.layout is torch.sparse_coo:
             about = (value.shape, value.is_coalesced())
             return {path: about} | flatten([value._indices(), value._values()], path + ".sparse")

@@ -67,7 +67,7 @@ class Job(job.Job):
             return {"history": values, "epoch": list(thing.epoch)}
         if isinstance(thing, keras.Model):
             held = [value for value in vars(thing).values() if isinstance(value, keras.optimizers.Optimizer)]
-            optimizers = {id(value): value for value in [thing.optimizer, *held] if value is not None}
+            optimizers = {id(value): value for value in [getattr(thing, "optimizer", None), *held] if value is not None}
             return _values([*thing.variables, *(v for optimizer in optimizers.values() for v in optimizer.variables)])
         if isinstance(thing, (Remembered, SimpleNamespace)):
             return {name: self.contents(value) for name, value in vars(thing).items()}

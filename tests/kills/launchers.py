@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from tests.kills.job import Start
 from tests.support import source_cache
+from tests.support.launcher import Launcher as GroupLauncher
 
 
 class Launcher(Protocol):
@@ -123,20 +124,20 @@ class Torchrun:
     """Lets torchrun's agent start a group of processes for each life.
 
     Args:
-        launcher: a `tests.support.launcher.Launcher`.
+        launcher: that has the agent.
         world: number of processes.
     """
 
     job = "tests.kills.pytorch:RankJob"
 
-    def __init__(self, launcher: Any, world: int) -> None:
+    def __init__(self, launcher: GroupLauncher, world: int) -> None:
         self._launcher, self.world = launcher, world
 
     def run(self, start: Start) -> int:
         """Run one life to its end; return the status of the process that was to die, else that of the group."""
         before = _deaths(self.folders(start.folder))
         job = {"world": self.world, "restarts": 0, "is_alone": False, "function": "tests.kills.job.live"}
-        failure = self._launcher.ask(job | {"arguments": {"start": str(_written(start))}})
+        failure = GroupLauncher.ask(self._launcher, job | {"arguments": {"start": str(_written(start))}})
         if not failure:
             return 0
         return -signal.SIGKILL if _deaths(self.folders(start.folder)) > before else 1
@@ -147,7 +148,7 @@ class Torchrun:
 
     def said(self) -> str:
         """Return the end of what the last life printed."""
-        return str(self._launcher.said()[-6000:])
+        return self._launcher.said()[-6000:]
 
 
 def _written(start: Start) -> Path:

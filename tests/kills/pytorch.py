@@ -73,8 +73,8 @@ class RankJob(Job):
     """One process of a life that a group lives; each has a folder of its own in that of the life."""
 
     def __init__(self, folder: Path, run: Path | None = None, death: Death | None = None, **options: Any) -> None:
-        rank = int(os.environ["RANK"])
-        super().__init__(folder / f"rank{rank}", run, death if death and death.rank == rank else None, **options)
+        self.rank = int(os.environ["RANK"])
+        super().__init__(folder / f"rank{self.rank}", run, death if death and death.rank == self.rank else None, **options)
 
     def live(self, script: Script) -> None:
         """Run the script with the others of the group."""
@@ -83,6 +83,11 @@ class RankJob(Job):
         super().live(script)
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
+
+    def tell(self, report: RecoveryReport) -> None:
+        """Print what a recovery came to, on the first rank alone."""
+        if self.rank == 0:
+            super().tell(report)
 
 
 def with_plain_loops(optimizer: torch.optim.Optimizer) -> Any:
