@@ -1,7 +1,6 @@
 """What a user reads of TranLogs: the line at the start, the line of a resume with its report, and warnings.
 
-Numbers are masked, and each line has to be of one of the few forms that there are. Python's own warnings are errors in scripts
-of PyTorch, as in all tests; in those of Keras the ones that TranLogs raises are found in the output.
+Numbers are masked, and each line has to be of one of the few forms that there are.
 """
 
 from __future__ import annotations
@@ -143,10 +142,3 @@ def lines_of(output: str) -> list[str]:
         is_own = line.startswith("TranLogs: ") or (is_own and line.startswith("  "))
         found += [line] if is_own else []
     return found
-
-
-def heard_in(output: str, run: Path) -> Heard:
-    """Return what was said in the output of a process."""
-    lines = lines_of(output)
-    others = [line for line in output.splitlines() if line not in lines]
-    return Heard(lines, [line for line in others if f"{run}: " in line or re.search("/tranlogs.*Warning: ", line)])
