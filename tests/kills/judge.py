@@ -200,7 +200,7 @@ def prove(
             again = finish(script, place, place / "run", **about, **options)
             for one, right in zip(again, twin, strict=True):
                 assert not (found := one.differences(right, prints=not expected.repeats)), f"started once more: {found}"
-                one.heard.demand_forms(place / "run")
+                one.heard.demand_forms(place / "run", of_group=len(again) > 1)
             again[0].heard.demand_end()
     assert expected.is_equal is not False or has_differed, "no death has changed the result, so that this script shows nothing"
     return last[0]
@@ -225,7 +225,7 @@ def prove_deaths(
     last = finish(script, folder, folder / "run", launcher=launcher, **options)
     for one, twin in zip(last, right, strict=True):
         judge(twin, one, expected, f"{about}killed at {deaths}")
-        one.heard.demand_forms(folder / "run")
+        one.heard.demand_forms(folder / "run", of_group=len(last) > 1)
         one.heard.demand_verdict(one.exact, folder / "run")
     return last
 
@@ -234,7 +234,7 @@ def demand_quiet(whole: Sequence[Life], run: Path, expected: Expected) -> None:
     """Demand that an uninterrupted run says what it may say: warnings of true problems, and lines of a known form."""
     whole[0].heard.demand_quiet(expected.warns)
     for life in whole:
-        life.heard.demand_forms(run)
+        life.heard.demand_forms(run, of_group=len(whole) > 1)
 
 
 def judge(twin: Life, last: Life, expected: Expected, about: str) -> None:

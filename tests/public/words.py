@@ -63,11 +63,12 @@ class Heard:
         """Lines under a report."""
         return [line.strip() for line in self.lines if line.startswith("  ")]
 
-    def demand_forms(self, run: Path) -> None:
-        """Demand that each line is of a known form, and that nothing is said twice."""
+    def demand_forms(self, run: Path, *, of_group: bool = False) -> None:
+        """Demand that each line is of a known form, and that nothing is said twice. A group's first line has no forecast."""
+        forms = (*_FORMS, "TranLogs: fresh run: step #") if of_group else _FORMS
         for line in self.lines:
             masked = mask(line, run)
-            assert line.startswith("  ") or any(re.fullmatch(form, masked) for form in _FORMS), f"not of a known form: {masked}"
+            assert line.startswith("  ") or any(re.fullmatch(form, masked) for form in forms), f"not of a known form: {masked}"
         said = [warning.removeprefix(f"{run}: ") for warning in self.warnings] + self.notes
         assert len(set(said)) == len(said), f"said twice: {said}"
 
