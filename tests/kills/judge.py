@@ -87,7 +87,9 @@ class Life:
     def of(self, *names: str) -> Outcome:
         """Return what was kept under a name, and under a name in it."""
         kept = "".join(f"[{name!r}]" for name in names)
-        return {path: value for path, value in self.outcome.items() if path.startswith(kept)}
+        found = {path: value for path, value in self.outcome.items() if path.startswith(kept)}
+        assert found, f"nothing was kept under {kept}"
+        return found
 
     def differences(self, other: Life, *, prints: bool = True) -> list[str]:
         """Name what differs from another life. A killed script may print a line twice; it prints no line that is wrong."""

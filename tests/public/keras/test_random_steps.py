@@ -19,7 +19,7 @@ OPERATIONS = {"layer": "RandomStandardNormal", "seeded": "RandomStandardNormal",
 @pytest.mark.parametrize(("kind", "log"), campaign.each_once(["layer", "function"], LOGS))
 def test_random_numbers_of_the_runtime_are_named(kind: str, log: str, tensorflow: Lab, tmp_path: Path) -> None:
     right, resumed = run_killed(tensorflow, SCRIPT, tmp_path, [["batch", 8]], kind=kind, log=log)
-    assert right.of("state") != resumed.of("state")
+    assert right.of("model") != resumed.of("model")
     for found in (right, resumed):
         assert any(f"by tf.random ({OPERATIONS[kind]})" in note for note in found.notes), found.notes
     assert resumed.exact is False
@@ -45,7 +45,7 @@ def test_eager_random_numbers_that_follow_from_the_global_seed_come_back(log: st
 @pytest.mark.parametrize(("kind", "log"), campaign.each_once(["seeded", "function"], LOGS))
 def test_other_eager_random_numbers_are_named(kind: str, log: str, tensorflow: Lab, tmp_path: Path) -> None:
     right, resumed = run_killed(tensorflow, SCRIPT, tmp_path, [["batch", 8]], kind=kind, log=log, eager=True)
-    assert right.of("state") != resumed.of("state")
+    assert right.of("model") != resumed.of("model")
     for found in (right, resumed):
         assert any(f"by tf.random ({OPERATIONS[kind]})" in note for note in found.notes), found.notes
     assert resumed.exact is False
