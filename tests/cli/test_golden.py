@@ -19,7 +19,8 @@ import pytest
 
 from tests.keras.conftest import find_lab
 from tests.keras.lab import THREADS, Lab, Labs
-from tests.public.proof import Death, Job, Script
+from tests.kills.pytorch import Death, Job, Script
+from tests.public.keras.proof import run_whole
 from tests.public.torch.scripts import dcgan, mnist, mnist_rnn, word_language_model
 from tests.torch.lab import in_child
 from tests.trainers import lightning_child
@@ -167,7 +168,6 @@ def test_commands_on_runs_of_all_kinds(kind: str, cli: Cli, tmp_path: Path) -> N
 
 def test_commands_on_a_run_of_a_fit_with_callbacks(cli: Cli, keras_lab: Lab, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    script = "tests.public.keras.scripts.many_callbacks.train"
-    keras_lab.value(script, folder=str(tmp_path), die=None)
+    run_whole(keras_lab, "tests.public.keras.scripts.many_callbacks:train", tmp_path)
     found = "".join([shown(cli, "status", run), shown(cli, "log", run, "-n", 6), shown(cli, "verify", run)])
     compare("callbacks", mask(found, (str(run), "RUN"), (str(tmp_path), "FOLDER"), (socket.gethostname(), "HOST")))

@@ -33,6 +33,7 @@ _MODULES = (
     "tests.distributed.child",
     "tests.distributed.sharded",
     "tests.distributed.rechecked",
+    "tests.distributed.scripts",
 )
 
 

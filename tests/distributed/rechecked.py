@@ -69,21 +69,17 @@ def _optimizer_of(name: str, model: nn.Module) -> Any:
     return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
-# What the loop has besides: a factor of the loss that counts the turns of the process, and begins anew; a random number that
-# rank 1 alone draws in the first turn of the process.
+# What the loop has besides: a factor of the loss that counts the turns of the process, and begins anew.
 LOOPS: dict[str, Callable[[], nn.Module]] = {
     "ddp rechecked": _ddp,
     "ddp counter": _ddp,
     "power counter": _power,
     "zero counter": partial(wrapped.coordinator, Net, 2),
-    "ddp draw": _ddp,
-    "ddp plain": _ddp,
     "ddp implicit": _ddp,
     "ddp join": _ddp,
     "ddp copies": _ddp,
     "fsdp rechecked": _fsdp,
     "fsdp counter": _fsdp,
-    "fsdp draw": _fsdp,
     "fsdp implicit": _fsdp,
     "bare rechecked": Net,
 }
@@ -189,11 +185,6 @@ class Script:
             first = BATCH * dist_rank()
             while self._step < STEPS:
                 self._batch(*self._loader.dataset[first : first + BATCH])
-        elif "plain" in self._name:
-            for epoch in range(EPOCHS):
-                self._loader.sampler.set_epoch(epoch)
-                for batch in self._loader:
-                    self._batch(*batch)
         else:
             for epoch in self._optimizer.epochs(EPOCHS, self._loader):
                 self._loader.sampler.set_epoch(int(epoch))
@@ -223,8 +214,6 @@ class Script:
         self._optimizer.step()
         self._scheduler.step()
         self._optimizer.zero_grad()
-        if "draw" in self._name and dist_rank() == 1 and self._turn == 0:
-            torch.rand(1)
         self._optimizer.log_scalars(loss=loss.item())
         self._may_die("boundary")
         self._step += 1

@@ -10,7 +10,7 @@ import pytest
 
 from tests.distributed.child import DIES
 from tests.distributed.conftest import Launcher
-from tests.distributed.rechecked import BATCHES, STEPS
+from tests.distributed.rechecked import BATCHES
 from tests.distributed.test_kills import differences
 from tests.support import campaign
 from tranlogs.log.reader import SegmentReader
@@ -60,26 +60,6 @@ def damage_last_gradient(journal: Path) -> int:
     return steps[-1].step
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["ddp rechecked", "fsdp rechecked", campaign.in_soak("ddp plain")])
-def test_ranks_whose_state_is_in_the_run_are_proven_at_every_kill(launcher: Launcher, tmp_path: Path, name: str) -> None:
-    """One of the kills comes in the first batch of an epoch: the unit has the end of the epoch in it."""
-    chance = campaign.dice(name)
-    steps = sorted({BATCHES, *chance.sample(range(2, STEPS), 2)})
-    moments = ["forward", "step", "boundary"]  # at the last one the other rank may have committed the step that this one loses
-    kills = [{"rank": chance.randrange(2), "step": step, "moment": chance.choice(moments)} for step in steps]
-    print(kills)
-    found = launcher.run(2, name, tmp_path / "run", kills)
-    told = read_reports(tmp_path / "run")
-    print(told)
-    assert differences(found, launcher.reference(2, name)) == [[]] * 2
-    assert len(told) == len(kills) + 1
-    for ranks, step in zip(told[1:], steps, strict=True):
-        assert [reports[0]["step"] for reports in ranks] == [step - 1] * 2
-        assert verdicts(ranks) == [PROVEN] * 2
-        assert [reports[-1]["rechecked"] for reports in ranks] == [1, 1]
-
-
 def test_ranks_that_are_killed_one_by_one_while_they_compute_a_unit_again_lose_nothing(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -119,19 +99,6 @@ def test_all_ranks_set_back_their_records_where_the_units_differ(launcher: Launc
     for rank in whose:
         assert all(any(note.startswith(rank + words) for note in reports[-1]["notes"]) for reports in second)
         assert said.count(f"{tmp_path / 'run'}: {rank}{words}") == 1, "the first rank says it for all"
-
-
-@pytest.mark.parametrize("kind", ["ddp", campaign.in_soak("fsdp")])
-def test_all_ranks_set_back_their_records_where_one_differs(launcher: Launcher, tmp_path: Path, kind: str) -> None:
-    name = f"{kind} draw"
-    found = launcher.run(2, name, tmp_path / "run", [{"rank": 0, "step": 7}])
-    assert differences(found, launcher.reference(2, name)) == [[]] * 2
-    _, ranks = read_reports(tmp_path / "run")
-    print(ranks)
-    assert verdicts(ranks) == [[("pending", None), ("different", False)]] * 2
-    for reports in ranks:
-        (told,) = [note for note in reports[-1]["notes"] if "was computed again" in note]
-        assert told.startswith("rank 1: the last batch before the crash (step 7) was computed again, and rng.")
 
 
 @pytest.mark.parametrize("kind", [campaign.in_soak("ddp"), "fsdp"])

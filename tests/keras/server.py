@@ -43,7 +43,7 @@ _MODULES = {
     "torch": ("torch", "torch._dynamo", "tensorflow", "keras.src.backend.torch.optimizers.torch_parallel_optimizer"),
     "jax": ("jax", "tensorflow", "jaxlib.mlir.dialects.mhlo"),
 }
-_MODULES_OF_TESTS = ("tests.keras.scenario", "tests.keras.optimizers", "tests.public.keras.killed")
+_MODULES_OF_TESTS = ("tests.keras.scenario", "tests.keras.optimizers", "tests.kills.keras")
 
 
 def serve(address: str, lock: str) -> None:

@@ -116,14 +116,14 @@ def test_a_loop_of_ones_own_proves_itself(tensorflow: Lab, torch: Lab, tmp_path:
         *([(tensorflow, "guide", ["epoch", 2]), (torch, "torch_guide", ["batch", 6])] if campaign.is_soak() else []),
     ):
         folder = tmp_path / f"{script}-{place[0]}"
-        whole, resumed = run_killed(lab, f"tests.public.keras.own_loop.{script}", folder, [place])
-        assert resumed["state"] == whole["state"]
-        assert (resumed["exact"], resumed["recheck"], resumed["notes"]) == (True, "equal", [])
+        whole, resumed = run_killed(lab, f"tests.public.keras.own_loop:{script}", folder, [place])
+        assert resumed.of("state") == whole.of("state")
+        assert (resumed.exact, resumed.recheck, resumed.notes) == (True, "equal", [])
 
 
 def test_a_batch_that_waits_in_a_variable_is_named_and_no_step_is_lost(tensorflow: Lab, tmp_path: Path) -> None:
-    resumed = resume_killed(tensorflow, "tests.public.keras.own_turns.train", tmp_path, [["step", 6]], how="untracked")
-    assert (resumed["exact"], resumed["recheck"]) == (False, "different")
-    assert "was computed again, and the gradient of" in resumed["notes"][0]
-    verified = ask(tensorflow, "verify", tmp_path / "killed", "--replay")
+    resumed = resume_killed(tensorflow, "tests.public.keras.own_turns:train", tmp_path, [["step", 6]], how="untracked")
+    assert (resumed.exact, resumed.recheck) == (False, "different")
+    assert "was computed again, and the gradient of" in resumed.notes[0]
+    verified = ask(tensorflow, "verify", tmp_path / "killed" / "run", "--replay")
     assert (verified["problems"], verified["ranks"][0]["replays"][0]["exact"]) == ([], True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.public.words import Heard, heard_in
+from tests.public.words import Heard
 
 RUN = Path("/runs/1")
 RESUMED = "recovered to step 12 (epoch 2, after 12 batches, checkpoint 7 + 5 replayed, 0.45 s, {})"
@@ -21,7 +21,7 @@ def test_lines_of_other_forms_and_repetitions_are_found() -> None:
 
 
 def test_a_warning_without_need_and_a_missing_one_are_found() -> None:
-    heard = heard_in(f"Epoch 1\n{RUN}: the sky is blue\n", RUN)
+    heard = Heard(warnings=[f"{RUN}: the sky is blue"])
     heard.demand_quiet(["sky"])
     with pytest.raises(AssertionError, match="the sky is blue"):
         heard.demand_quiet([])

@@ -1,7 +1,6 @@
 """What a user reads of TranLogs: the line at the start, the line of a resume with its report, and warnings.
 
-Numbers are masked, and each line has to be of one of the few forms that there are. Python's own warnings are errors in scripts
-of PyTorch, as in all tests; in those of Keras the ones that TranLogs raises are found in the output.
+Numbers are masked, and each line has to be of one of the few forms that there are.
 """
 
 from __future__ import annotations
@@ -64,11 +63,12 @@ class Heard:
         """Lines under a report."""
         return [line.strip() for line in self.lines if line.startswith("  ")]
 
-    def demand_forms(self, run: Path) -> None:
-        """Demand that each line is of a known form, and that nothing is said twice."""
+    def demand_forms(self, run: Path, *, of_group: bool = False) -> None:
+        """Demand that each line is of a known form, and that nothing is said twice. A group's first line has no forecast."""
+        forms = (*_FORMS, "TranLogs: fresh run: step #") if of_group else _FORMS
         for line in self.lines:
             masked = mask(line, run)
-            assert line.startswith("  ") or any(re.fullmatch(form, masked) for form in _FORMS), f"not of a known form: {masked}"
+            assert line.startswith("  ") or any(re.fullmatch(form, masked) for form in forms), f"not of a known form: {masked}"
         said = [warning.removeprefix(f"{run}: ") for warning in self.warnings] + self.notes
         assert len(set(said)) == len(said), f"said twice: {said}"
 
@@ -108,6 +108,8 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._heard.warnings.append(record.getMessage())
+        if logging.lastResort is not None:
+            logging.lastResort.handle(record)  # as without this handler
 
 
 class _Lines(io.StringIO):
@@ -141,10 +143,3 @@ def lines_of(output: str) -> list[str]:
         is_own = line.startswith("TranLogs: ") or (is_own and line.startswith("  "))
         found += [line] if is_own else []
     return found
-
-
-def heard_in(output: str, run: Path) -> Heard:
-    """Return what was said in the output of a process."""
-    lines = lines_of(output)
-    others = [line for line in output.splitlines() if line not in lines]
-    return Heard(lines, [line for line in others if f"{run}: " in line or re.search("/tranlogs.*Warning: ", line)])

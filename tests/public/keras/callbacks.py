@@ -9,8 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tests.public.keras.killed import Kill, outcome
-from tranlogs_keras import TranLogsCallback
+from tests.kills.keras import Job
 
 
 class Noise(keras.callbacks.Callback):
@@ -67,27 +66,25 @@ class Losses(keras.callbacks.Callback):
         self.of["batch"][len(self.losses) % 1000] += batch
 
 
-def train_with_losses(run: str, die: list[Any] | None) -> dict[str, Any]:
+def train_with_losses(job: Job) -> None:
     """Train with a callback that collects the loss of each batch."""
     losses = Losses()
-    found = _train(run, die, losses)
-    found["others"] = {"losses": losses.losses, "of": losses.of}
-    return found
+    _train(job, losses)
+    job.keep(losses=losses.losses, of=losses.of)
 
 
-def train(run: str, die: list[Any] | None, counts: bool | None = None) -> dict[str, Any]:
+def train(job: Job, counts: bool | None = None) -> None:
     """Train with a callback of the one or of the other kind."""
     other = Noise() if counts is None else Counting(counts=counts)
-    found = _train(run, die, other)
-    found["others"] = {"drawn": other.drawn} if isinstance(other, Noise) else {}
-    return found
+    _train(job, other)
+    if isinstance(other, Noise):
+        job.keep(drawn=other.drawn)
 
 
-def _train(run: str, die: list[Any] | None, other: keras.callbacks.Callback) -> dict[str, Any]:
+def _train(job: Job, other: keras.callbacks.Callback) -> None:
     keras.utils.set_random_seed(1)
     x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.01), loss="mse")
-    callback = TranLogsCallback(run, segment_bytes=1 << 20, verbose=False)
-    history = model.fit(x, x[:, :1], batch_size=8, epochs=5, verbose=0, callbacks=[callback, Kill(die), other])
-    return outcome(model, callback, history)
+    history = model.fit(x, x[:, :1], batch_size=8, epochs=5, verbose=0, callbacks=job.callbacks(other, by_batch=True))
+    job.keep(model=model, history=history)

@@ -8,9 +8,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from tests.public.keras.killed import Kill, outcome
+from tests.kills.keras import Job
 from tests.public.keras.own_steps import gradients_of
-from tranlogs_keras import TranLogsCallback
 
 
 class Dense(keras.Model):
@@ -49,7 +48,7 @@ class NamedOnJax(Dense):
         return {"my_loss": loss}, (trainable, others, owned, metrics)
 
 
-def named(run: str, die: list[Any] | None) -> dict[str, Any]:
+def named(job: Job) -> None:
     """Train with a callback that needs the reported value."""
     keras.utils.set_random_seed(1)
     x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
@@ -58,7 +57,6 @@ def named(run: str, die: list[Any] | None) -> dict[str, Any]:
     model.compile(keras.optimizers.SGD(0.1))
     if keras.backend.backend() == "jax":
         model.optimizer.build(model.trainable_variables)
-    callback = TranLogsCallback(run, segment_bytes=1 << 20, verbose=False)
     plateau = keras.callbacks.ReduceLROnPlateau(monitor="my_loss", mode="min", patience=1, min_delta=0.1)
-    history = model.fit(x, x[:, :1], batch_size=8, epochs=5, verbose=0, callbacks=[callback, Kill(die), plateau])
-    return outcome(model, callback, history)
+    history = model.fit(x, x[:, :1], batch_size=8, epochs=5, verbose=0, callbacks=job.callbacks(plateau, by_batch=True))
+    job.keep(model=model, history=history)

@@ -8,8 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tests.public.keras.killed import Kill, outcome
-from tranlogs_keras import TranLogsCallback
+from tests.kills.keras import Job
 
 BATCH = 8
 
@@ -74,14 +73,13 @@ KINDS: dict[str, Callable[[Any], tuple[Any, Any]]] = {
 }
 
 
-def train(run: str, die: list[Any] | None, kind: str) -> dict[str, Any]:
+def train(job: Job, kind: str) -> None:
     """Train, and lower the learning rate by the validation loss."""
     keras.utils.set_random_seed(1)
     x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
     training, validation = KINDS[kind](x)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.02), loss="mse")
-    callback = TranLogsCallback(run, segment_bytes=1 << 20, verbose=False)
     plateau = keras.callbacks.ReduceLROnPlateau(patience=1)
     history = model.fit(
         training,
@@ -90,6 +88,6 @@ def train(run: str, die: list[Any] | None, kind: str) -> dict[str, Any]:
         validation_steps=2,
         epochs=4,
         verbose=0,
-        callbacks=[callback, Kill(die), plateau],
+        callbacks=job.callbacks(plateau, by_batch=True),
     )
-    return outcome(model, callback, history)
+    job.keep(model=model, history=history)

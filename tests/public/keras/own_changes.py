@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from tests.public.keras.own_loop import Death, arrays, outcome
+from tests.kills.keras import Job
+from tests.public.keras.own_loop import arrays
 from tests.public.keras.own_turns import gradients_of
-from tranlogs_keras import LoggedOptimizer
 
 BATCH, TURNS = 16, 14
 
@@ -56,23 +56,21 @@ CHANGES |= {"row": _set_row, "same": _set_the_same, "look": _look}
 NO_CHANGES = ("look", "same")
 
 
-def train(
-    run: str | None, die: list[Any] | None, changes: list[str] | None = None, at: int = -1, resumes: bool = False
-) -> dict[str, Any]:
+def train(job: Job, changes: list[str] | None = None, at: int = -1, resumes: bool = False) -> None:
     """Train; the changes come between `recover()` and the loop if `resumes`, without TranLogs before batch `at`."""
     keras.utils.set_random_seed(4)
     layers = keras.layers
     model = keras.Sequential(
         [keras.Input((8,)), layers.Dense(6), layers.BatchNormalization(), layers.Dropout(0.2), layers.Dense(3)]
     )
-    plain, death = keras.optimizers.Adam(1e-2), Death(die)
+    plain = keras.optimizers.Adam(1e-2)
     values: dict[str, Any] = {"scale": 1.0, "last": []}
     state: Any = SimpleNamespace(**values)
     x, y = arrays()
     optimizer: Any = plain
     turns: Any = enumerate(range(TURNS))
-    if run is not None:
-        optimizer = LoggedOptimizer(plain, run, model, checkpoint_every=4, segment_bytes=1 << 20)
+    if job.run is not None:
+        optimizer = job.wrap(plain, model, checkpoint_every=4)
         state = optimizer.remember(**values)
         optimizer.recover()
         turns = enumerate(optimizer.steps(TURNS, stateless=True))
@@ -81,7 +79,7 @@ def train(
         for name in changes or ():
             CHANGES[name](everything)
     for place, turn in turns:
-        if run is None and place == at:
+        if job.run is None and place == at:
             for name in changes or ():
                 if name not in NO_CHANGES:
                     CHANGES[name](everything)
@@ -89,7 +87,7 @@ def train(
         found = gradients_of(model, x[rows], y[rows])
         optimizer.apply([gradient * state.scale for gradient in found], list(model.trainable_weights))
         state.last.append(turn)
-        death.count("batch")
-    if run is not None:
+        job.at("batch")
+    if job.run is not None:
         optimizer.close()
-    return outcome([model, plain], [state.scale, state.last], optimizer)
+    job.keep(state=[model, plain], history=[state.scale, state.last])

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from itertools import count
 from typing import Any
 
 import keras
 import numpy as np
 
+from tests.kills.keras import Job
 from tranlogs_keras import LoggedOptimizer
 
 EPOCHS, ROWS, BATCH = 3, 80, 16
-
-
-class Death:
-    """SIGKILL after so many batches, or behind an epoch, counted over the process."""
-
-    def __init__(self, die: list[Any] | None) -> None:
-        self._die, self._counts = die, {place: count(1) for place in ("batch", "epoch", "step")}
-
-    def count(self, place: str) -> None:
-        number = next(self._counts[place])
-        if self._die is not None and self._die == [place, number]:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def arrays() -> tuple[Any, Any]:
@@ -40,24 +26,6 @@ def classifier() -> keras.Model:
     return keras.Model(inputs, layers.Dense(3)(x))
 
 
-def state_of(things: list[Any]) -> dict[str, bytes]:
-    values = [v for thing in things for v in thing.variables]
-    return {f"{i} {v.path}": keras.ops.convert_to_numpy(v).tobytes() for i, v in enumerate(values)}
-
-
-def outcome(things: list[Any], printed: list[Any], optimizer: Any, **others: Any) -> dict[str, Any]:
-    report = getattr(optimizer, "report", None)
-    return {
-        "state": state_of(things),
-        "history": printed,
-        "others": others,
-        "exact": None if report is None else report.exact,
-        "notes": [] if report is None else list(report.notes),
-        "step": None if report is None else report.step,
-        "recheck": None if report is None else report.recheck,
-    }
-
-
 def made(kind: str) -> Any:
     rate = keras.optimizers.schedules.CosineDecay(1e-2, 15) if kind == "schedule" else 1e-2
     if kind == "scaled":
@@ -65,9 +33,7 @@ def made(kind: str) -> Any:
     return {"sgd": keras.optimizers.SGD(rate, momentum=0.9)}.get(kind) or keras.optimizers.Adam(rate)
 
 
-def guide(
-    run: str | None, die: list[Any] | None, eager: bool = False, tracks: bool = True, kind: str = "adam", every: Any = 4
-) -> dict[str, Any]:
+def guide(job: Job, eager: bool = False, tracks: bool = True, kind: str = "adam", every: Any = 4) -> None:
     """Keras's guide to a loop from scratch on TensorFlow: metrics, regularisation losses, a shuffled pipeline, validation."""
     import tensorflow as tf
 
@@ -75,13 +41,13 @@ def guide(
     x, y = arrays()
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(64, seed=5).batch(BATCH)
     validation = tf.data.Dataset.from_tensor_slices((x[:32], y[:32])).batch(BATCH)
-    model, plain, death = classifier(), made(kind), Death(die)
+    model, plain = classifier(), made(kind)
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     accuracy, checked = keras.metrics.SparseCategoricalAccuracy(), keras.metrics.SparseCategoricalAccuracy()
     mean_loss = keras.metrics.Mean()
     optimizer: Any = plain
-    if run is not None:
-        optimizer = LoggedOptimizer(plain, run, model, checkpoint_every=every, segment_bytes=1 << 20)
+    if job.run is not None:
+        optimizer = job.wrap(plain, model, checkpoint_every=every)
         if tracks:
             optimizer.track(accuracy=accuracy, checked=checked, mean_loss=mean_loss)
 
@@ -97,24 +63,24 @@ def guide(
 
     step = train_step if eager else tf.function(train_step)
     printed = {}
-    for epoch in range(EPOCHS) if run is None else optimizer.epochs(EPOCHS):
-        if run is None or epoch.batch == 0:
+    for epoch in range(EPOCHS) if job.run is None else optimizer.epochs(EPOCHS):
+        if job.run is None or epoch.batch == 0:
             accuracy.reset_state()
             mean_loss.reset_state()
-        for xs, ys in data if run is None else optimizer.batches(data):
+        for xs, ys in data if job.run is None else optimizer.batches(data):
             step(xs, ys)
-            death.count("batch")
+            job.at("batch")
         for xs, ys in validation:
             checked.update_state(ys, model(xs, training=False))
         printed[int(epoch)] = [float(mean_loss.result()), float(accuracy.result()), float(checked.result())]
         checked.reset_state()
-        death.count("epoch")
-    if run is not None:
+        job.at("epoch")
+    if job.run is not None:
         optimizer.close()
-    return outcome([model, plain, accuracy, checked], [printed.get(EPOCHS - 1)], optimizer, drawn=np.random.normal())
+    job.keep(state=[model, plain, accuracy, checked], history=[printed.get(EPOCHS - 1)], drawn=np.random.normal())
 
 
-def gan(run: str | None, die: list[Any] | None, rewrites: bool = True) -> dict[str, Any]:
+def gan(job: Job, rewrites: bool = True) -> None:
     """DCGAN: two optimizers in one compiled step, noise from a seed generator.
 
     Without `rewrites`, TensorFlow computes the operations as they are written, with and without TranLogs.
@@ -131,13 +97,13 @@ def gan(run: str | None, die: list[Any] | None, rewrites: bool = True) -> dict[s
     )
     critic = keras.Sequential([keras.Input((8,)), layers.Dense(12), layers.LeakyReLU(), layers.Dropout(0.3), layers.Dense(1)])
     plain_g, plain_c = keras.optimizers.Adam(1e-2), keras.optimizers.Adam(2e-2)
-    seeds, death = keras.random.SeedGenerator(9), Death(die)
+    seeds = keras.random.SeedGenerator(9)
     g_loss, c_loss = keras.metrics.Mean(), keras.metrics.Mean()
     entropy = keras.losses.BinaryCrossentropy(from_logits=True)
     g_optimizer: Any = plain_g
     c_optimizer: Any = plain_c
-    if run is not None:
-        g_optimizer = LoggedOptimizer(plain_g, run, generator, checkpoint_every=4, segment_bytes=1 << 20)
+    if job.run is not None:
+        g_optimizer = job.wrap(plain_g, generator, checkpoint_every=4)
         c_optimizer = g_optimizer.add_optimizer(plain_c, "critic", critic)
         g_optimizer.track(seeds=seeds, g_loss=g_loss, c_loss=c_loss)
 
@@ -158,20 +124,20 @@ def gan(run: str | None, die: list[Any] | None, rewrites: bool = True) -> dict[s
         return of_g
 
     printed = []
-    for epoch in range(EPOCHS) if run is None else g_optimizer.epochs(EPOCHS, data):
-        for images in data if run is None else epoch:
+    for epoch in range(EPOCHS) if job.run is None else g_optimizer.epochs(EPOCHS, data):
+        for images in data if job.run is None else epoch:
             train_step(images)
-            death.count("batch")
+            job.at("batch")
         printed = [int(epoch), float(g_loss.result()), float(c_loss.result())]
         g_loss.reset_state()
         c_loss.reset_state()
-        death.count("epoch")
-    if run is not None:
+        job.at("epoch")
+    if job.run is not None:
         g_optimizer.close()
-    return outcome([generator, critic, plain_g, plain_c], printed, g_optimizer)
+    job.keep(state=[generator, critic, plain_g, plain_c], history=printed)
 
 
-def torch_guide(run: str | None, die: list[Any] | None) -> dict[str, Any]:
+def torch_guide(job: Job) -> None:
     """Keras's guide to a loop from scratch on PyTorch."""
     import torch
 
@@ -180,15 +146,15 @@ def torch_guide(run: str | None, die: list[Any] | None) -> dict[str, Any]:
     loader = torch.utils.data.DataLoader(
         torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), batch_size=BATCH, shuffle=True
     )
-    model, plain, death = classifier(), keras.optimizers.Adam(1e-2), Death(die)
+    model, plain = classifier(), keras.optimizers.Adam(1e-2)
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     accuracy = keras.metrics.SparseCategoricalAccuracy()
     optimizer: Any = plain
-    if run is not None:
-        optimizer = LoggedOptimizer(plain, run, model, checkpoint_every=4, segment_bytes=1 << 20).track(accuracy=accuracy)
+    if job.run is not None:
+        optimizer = job.wrap(plain, model, checkpoint_every=4).track(accuracy=accuracy)
     printed = []
-    for epoch in range(EPOCHS) if run is None else optimizer.epochs(EPOCHS, loader):
-        for xs, ys in loader if run is None else epoch:
+    for epoch in range(EPOCHS) if job.run is None else optimizer.epochs(EPOCHS, loader):
+        for xs, ys in loader if job.run is None else epoch:
             logits = model(xs, training=True)
             loss = loss_of(ys, logits)
             model.zero_grad()
@@ -198,13 +164,13 @@ def torch_guide(run: str | None, die: list[Any] | None) -> dict[str, Any]:
             with torch.no_grad():
                 optimizer.apply(gradients, weights)
             accuracy.update_state(ys, logits)
-            death.count("batch")
+            job.at("batch")
         printed = [int(epoch), float(accuracy.result())]
         accuracy.reset_state()
-        death.count("epoch")
-    if run is not None:
+        job.at("epoch")
+    if job.run is not None:
         optimizer.close()
-    return outcome([model, plain, accuracy], printed, optimizer)
+    job.keep(state=[model, plain, accuracy], history=printed)
 
 
 def has_recovered_weights(run: str, path: str) -> bool:

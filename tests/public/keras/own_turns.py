@@ -11,7 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from tests.public.keras.own_loop import ROWS, Death, arrays, outcome
+from tests.kills.keras import Job
+from tests.public.keras.own_loop import ROWS, arrays
 from tranlogs.base.errors import UsageError
 from tranlogs_keras import LoggedOptimizer
 
@@ -63,24 +64,24 @@ def gradients_of(model: keras.Model, x: Any, y: Any) -> list[Any]:
     return list(tape.gradient(loss, weights))
 
 
-def train(run: str | None, die: list[Any] | None, how: str, declares_late: bool = False) -> dict[str, Any]:
+def train(job: Job, how: str, declares_late: bool = False) -> None:
     """Train; the batch that waits is tracked, or other things are, or the batch is drawn in the turn that uses it."""
     keras.utils.set_random_seed(4)
     layers = keras.layers
     model = keras.Sequential(
         [keras.Input((8,)), layers.Dense(6, activation="tanh"), layers.BatchNormalization(), layers.Dense(3)]
     )
-    plain, waiting, death = keras.optimizers.Adam(1e-2), Waiting(), Death(die)
+    plain, waiting = keras.optimizers.Adam(1e-2), Waiting()
     optimizer: Any = plain
     turns: Any = range(STEPS)
-    if run is not None:
-        optimizer = LoggedOptimizer(plain, run, model, checkpoint_every=4, segment_bytes=1 << 20)
+    if job.run is not None:
+        optimizer = job.wrap(plain, model, checkpoint_every=4)
         optimizer.track(
             **{"tracked": {"waiting": waiting}, "generator": {"draws": np.random.default_rng(1), "best": Best()}}.get(how, {})
         )
         optimizer.recover()
         turns = optimizer.steps(
-            STEPS, stateless=how == "tracked" or (how == "stateless" and (die is None or not declares_late))
+            STEPS, stateless=how == "tracked" or (how == "stateless" and (job.death is None or not declares_late))
         )
     for _ in turns:
         if how == "stateless":
@@ -89,10 +90,10 @@ def train(run: str | None, die: list[Any] | None, how: str, declares_late: bool 
         optimizer.apply(gradients_of(model, waiting.x[rows], waiting.y[rows]), list(model.trainable_weights))
         if how != "stateless":
             waiting.fetch()
-        death.count("step")
-    if run is not None:
+        job.at("step")
+    if job.run is not None:
         optimizer.close()
-    return outcome([model, plain], [], optimizer)
+    job.keep(state=[model, plain], history=[])
 
 
 def draw_rows(state: Any) -> Any:
@@ -101,25 +102,25 @@ def draw_rows(state: Any) -> Any:
     return rows, keras.ops.cast(keras.ops.arange(1, BATCH + 1) / BATCH, "float32") * float(np.random.random())
 
 
-def remember(run: str | None, die: list[Any] | None) -> dict[str, Any]:
+def remember(job: Job) -> None:
     """Train on rows that wait, drawn by a generator, with a decaying mean of gradients as a tensor and the last losses."""
     keras.utils.set_random_seed(4)
     x, y = arrays()
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(3)])
-    plain, death = keras.optimizers.Adam(1e-2), Death(die)
+    plain = keras.optimizers.Adam(1e-2)
     values = {"chance": np.random.default_rng(7), "waiting": None, "mean": keras.ops.zeros((3,)), "best": float("inf")}
     values |= {"last": deque(maxlen=3), "python": random.Random(3)}
     optimizer: Any = plain
     state: Any = SimpleNamespace(**values)
-    if run is not None:
-        optimizer = LoggedOptimizer(plain, run, model, checkpoint_every=4, segment_bytes=1 << 20)
+    if job.run is not None:
+        optimizer = job.wrap(plain, model, checkpoint_every=4)
         state = optimizer.remember(**values)
         assert optimizer.remember_times(clock=0.0) is state
         assert optimizer.recover().step == 0 or len(state.last) == min(3, optimizer.report.step), "they are there at once"
     if state.waiting is None:
         state.waiting = draw_rows(state)
     printed = []
-    for turn in range(STEPS) if run is None else optimizer.steps(STEPS, stateless=True):
+    for turn in range(STEPS) if job.run is None else optimizer.steps(STEPS, stateless=True):
         rows, weights = state.waiting
         state.waiting = draw_rows(state)
         found = gradients_of(model, x[rows] * keras.ops.convert_to_numpy(weights)[:, None], y[rows])
@@ -128,19 +129,19 @@ def remember(run: str | None, die: list[Any] | None) -> dict[str, Any]:
         optimizer.apply(found, list(model.trainable_weights))
         state.last.append((turn, float(keras.ops.sum(found[-1]))))
         state.best, state.clock = min(state.best, state.last[-1][1]), time.perf_counter()
-        death.count("step")
+        job.at("step")
     printed = [state.best, list(state.last), keras.ops.convert_to_numpy(state.mean).tolist(), str(state.mean.dtype)]
-    if run is not None:
+    if job.run is not None:
         optimizer.close()
-    return outcome([model, plain], printed, optimizer)
+    job.keep(state=[model, plain], history=printed)
 
 
-def count(run: str | None, die: list[Any] | None, how: str) -> dict[str, Any]:
+def count(job: Job, how: str) -> None:
     """Train at a rate that depends on the number of the batch, and sum losses up in an attribute that each epoch sets to 0."""
     keras.utils.set_random_seed(4)
     data = arrays()
-    model, plain, death = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)]), keras.optimizers.SGD(1e-2), Death(die)
-    optimizer = LoggedOptimizer(plain, run, model, checkpoint_every=4, segment_bytes=1 << 20)
+    model, plain = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)]), keras.optimizers.SGD(1e-2)
+    optimizer = job.wrap(plain, model, checkpoint_every=4)
     state = optimizer.remember(total=0.0, history=[])
     optimizer.recover()
 
@@ -149,7 +150,7 @@ def count(run: str | None, die: list[Any] | None, how: str) -> dict[str, Any]:
         found = gradients_of(model, *batch)
         optimizer.apply(found, list(model.trainable_weights))
         state.total += float(keras.ops.sum(found[-1] * found[-1]))
-        death.count("batch")
+        job.at("batch")
 
     if how == "run":
         for number, batch in optimizer.batches(data, until=3 * ROWS // BATCH, batch_size=BATCH, enumerate=True):
@@ -161,7 +162,7 @@ def count(run: str | None, die: list[Any] | None, how: str) -> dict[str, Any]:
             train_on(number, batch)
         state.history.append(state.total)
     optimizer.close()
-    return outcome([model, plain], [state.total, *state.history], optimizer)
+    job.keep(state=[model, plain], history=[state.total, *state.history])
 
 
 def refuse(run: str) -> list[str]:
@@ -205,30 +206,30 @@ class Drawing:
             yield self.x[rows], self.y[rows]
 
 
-def iterate(run: str, die: list[Any] | None, how: str) -> dict[str, Any]:
+def iterate(job: Job, how: str) -> None:
     """Train on an iterable of the script's own, in epochs."""
     keras.utils.set_random_seed(4)
-    model, plain, death = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)]), keras.optimizers.Adam(1e-2), Death(die)
-    optimizer = LoggedOptimizer(plain, run, model, checkpoint_every=4, segment_bytes=1 << 20)
+    model, plain = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)]), keras.optimizers.Adam(1e-2)
+    optimizer = job.wrap(plain, model, checkpoint_every=4)
     data = Drawing(draws_of_its_own=how == "draws of its own")
     for epoch in optimizer.epochs(3, data, stateless=how == "stateless"):
         for x, y in epoch:
             optimizer.apply(gradients_of(model, x, y), list(model.trainable_weights))
-            death.count("batch")
+            job.at("batch")
     optimizer.close()
-    return outcome([model, plain], [], optimizer)
+    job.keep(state=[model, plain], history=[])
 
 
-def leave(run: str | None, die: list[Any] | None, how: str) -> dict[str, Any]:
+def leave(job: Job, how: str) -> None:
     """Leave the loop behind the seventh step, by its own `break` or by an exception."""
     keras.utils.set_random_seed(4)
-    model, plain, death = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)]), keras.optimizers.Adam(1e-2), Death(die)
-    waiting, optimizer = Waiting(), None if run is None else LoggedOptimizer(plain, run, model, segment_bytes=1 << 20)
+    model, plain = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)]), keras.optimizers.Adam(1e-2)
+    waiting, optimizer = Waiting(), None if job.run is None else job.wrap(plain, model)
     try:
         for number in range(STEPS) if optimizer is None else optimizer.steps(STEPS, stateless=True):
             rows = waiting.draw()
             (optimizer or plain).apply(gradients_of(model, waiting.x[rows], waiting.y[rows]), list(model.trainable_weights))
-            death.count("step")
+            job.at("step")
             if number == 6:
                 if how == "break":
                     break
@@ -236,7 +237,7 @@ def leave(run: str | None, die: list[Any] | None, how: str) -> dict[str, Any]:
     finally:
         if optimizer is not None:
             optimizer.close()
-    return outcome([model, plain], [], optimizer)
+    job.keep(state=[model, plain], history=[])
 
 
 def begin(run: str) -> str:
@@ -249,24 +250,24 @@ def begin(run: str) -> str:
     return report
 
 
-def warm_up(run: str | None, die: list[Any] | None, steps: int) -> dict[str, Any]:
+def warm_up(job: Job, steps: int) -> None:
     """Take steps outside of all loops, then some in a loop."""
     keras.utils.set_random_seed(4)
-    model, plain, death = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)]), keras.optimizers.SGD(1e-2), Death(die)
+    model, plain = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)]), keras.optimizers.SGD(1e-2)
     waiting = Waiting()
-    optimizer: Any = plain if run is None else LoggedOptimizer(plain, run, model, segment_bytes=1 << 20)
-    if run is not None:
+    optimizer: Any = plain if job.run is None else job.wrap(plain, model)
+    if job.run is not None:
         optimizer.recover()
 
     def step() -> None:
         rows = waiting.draw()
         optimizer.apply(gradients_of(model, waiting.x[rows], waiting.y[rows]), list(model.trainable_weights))
-        death.count("step")
+        job.at("step")
 
     while int(plain.iterations) < steps:
         step()
-    for _ in range(STEPS) if run is None else optimizer.steps(STEPS, stateless=True):
+    for _ in range(STEPS) if job.run is None else optimizer.steps(STEPS, stateless=True):
         step()
-    if run is not None:
+    if job.run is not None:
         optimizer.close()
-    return outcome([model, plain], [], optimizer)
+    job.keep(state=[model, plain], history=[])

@@ -8,8 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.public.keras.killed import Kill, outcome
-from tranlogs_keras import TranLogsCallback
+from tests.kills.keras import Job
 
 
 class Sampling(keras.layers.Layer):
@@ -47,12 +46,13 @@ class Sampler(keras.callbacks.Callback):
         self.sums.append(float(tf.reduce_sum(self.model(tf.random.normal((2, 4))))))
 
 
-def train(run: str, die: list[Any] | None, kind: str, log: str, eager: bool = False) -> dict[str, Any]:
+def train(job: Job, kind: str, log: str, eager: bool = False) -> None:
     """Train; `log` is that of the callback."""
     keras.utils.set_random_seed(1)
     x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), Sampling(kind), keras.layers.Dense(4)])
     model.compile(keras.optimizers.Adam(0.01), loss="mse", run_eagerly=eager)
-    callback, sampler = TranLogsCallback(run, segment_bytes=1 << 20, verbose=False, log=log), Sampler()
-    history = model.fit(x, x, batch_size=8, epochs=3, verbose=0, callbacks=[callback, Kill(die), sampler])
-    return outcome(model, callback, history, sums=sampler.sums)
+    sampler = Sampler()
+    callbacks = job.callbacks(sampler, by_batch=True, log=log)
+    history = model.fit(x, x, batch_size=8, epochs=3, verbose=0, callbacks=callbacks)
+    job.keep(model=model, history=history, sums=sampler.sums)

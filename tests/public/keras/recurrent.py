@@ -7,8 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tests.public.keras.killed import Kill, outcome
-from tranlogs_keras import TranLogsCallback
+from tests.kills.keras import Job
 
 BATCH = 8
 
@@ -34,14 +33,13 @@ class Look(keras.callbacks.Callback):
 
 
 def train(
-    run: str,
-    die: list[Any] | None,
+    job: Job,
     resets: bool,
     looks: bool = False,
     deep: bool = True,
     jit: Any = "auto",
     epochs: int = 3,
-) -> dict[str, Any]:
+) -> None:
     keras.utils.set_random_seed(1)
     x = np.random.default_rng(0).normal(size=(6 * BATCH, 5, 3)).astype("float32")
     layers = keras.layers
@@ -50,10 +48,8 @@ def train(
     second = layers.GRU(5, stateful=True, dropout=0.1, recurrent_dropout=0.1)
     model = keras.Sequential([keras.Input(batch_shape=(BATCH, 5, 3)), *first, second, layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.01), loss="mse", jit_compile=jit)
-    callback = TranLogsCallback(run, segment_bytes=1 << 20, verbose=False)
     others = [*([Reset()] if resets else []), *([Look(x[:BATCH])] if looks else [])]
-    history = model.fit(
-        x, x[:, 0, :1], batch_size=BATCH, epochs=epochs, verbose=0, shuffle=False, callbacks=[callback, Kill(die), *others]
-    )
+    callbacks = job.callbacks(*others, by_batch=True)
+    history = model.fit(x, x[:, 0, :1], batch_size=BATCH, epochs=epochs, verbose=0, shuffle=False, callbacks=callbacks)
     states = [np.asarray(state).tolist() for layer in [*first, second] for state in keras.tree.flatten(layer.states)]
-    return outcome(model, callback, history, states=states)
+    job.keep(model=model, history=history, states=states)

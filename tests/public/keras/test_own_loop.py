@@ -10,7 +10,7 @@ import pytest
 
 from tests.keras.lab import Lab, differences
 from tests.keras.tool import ask, call
-from tests.public.keras.proof import prove_exact, resume_killed, run_killed
+from tests.public.keras.proof import kill, prove_exact, resume_killed, run_killed, run_whole
 from tests.support import campaign
 
 _SCRIPTS = "tests.public.keras.own_loop"
@@ -29,12 +29,12 @@ def _some_places(seed: int, *, is_variant: bool) -> list[list[Any]]:
 
 
 def _prove(lab: Lab, script: str, folder: Path, places: list[list[Any]], **arguments: Any) -> Any:
-    twin = lab.value(script, run=None, die=None, **arguments)
+    twin = run_whole(lab, script, folder / "twin", is_logged=False, **arguments)
     whole, resumed = run_killed(lab, script, folder, places, **arguments)
     for found in (whole, resumed):
-        assert differences(twin["state"], found["state"]) == [], places
-        assert found["history"] == twin["history"], places
-        assert found["others"] == twin["others"], places
+        assert differences(twin.of("state"), found.of("state")) == [], places
+        assert found.of("history") == twin.of("history"), places
+        assert found.outcome.get("['drawn']") == twin.outcome.get("['drawn']"), places
     return resumed
 
 
@@ -48,36 +48,38 @@ def test_the_guide_to_a_loop_from_scratch_ends_with_the_bits_of_its_twin(
     eager: bool, kind: str, every: Any, tensorflow: Lab, tmp_path: Path
 ) -> None:
     places = _some_places(11, is_variant=kind != "schedule")
-    resumed = _prove(tensorflow, f"{_SCRIPTS}.guide", tmp_path, places, eager=eager, kind=kind, every=every)
-    assert resumed["exact"] is True, resumed["notes"]
+    resumed = _prove(tensorflow, f"{_SCRIPTS}:guide", tmp_path, places, eager=eager, kind=kind, every=every)
+    assert resumed.exact is True, resumed.notes
 
 
 @pytest.mark.crash
 def test_a_gan_with_two_optimizers_ends_with_the_bits_of_its_uninterrupted_run(tensorflow: Lab, tmp_path: Path) -> None:
-    script = f"{_SCRIPTS}.gan"
+    script = f"{_SCRIPTS}:gan"
     resumed = prove_exact(tensorflow, script, tmp_path, _some_places(12, is_variant=True))
-    twin = tensorflow.value(script, run=None, die=None)  # the compiler rounds otherwise where updates stand apart
-    assert resumed["history"] == pytest.approx(twin["history"], rel=1e-5)
+    twin = run_whole(tensorflow, script, tmp_path / "twin", is_logged=False)
+    losses = [[float(value) for kind, value in life.of("history").values() if kind == "float"] for life in (resumed, twin)]
+    assert len(losses[0]) == 2
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5), "the compiler rounds otherwise where updates stand apart"
 
 
 @pytest.mark.sampled(0)
 @pytest.mark.crash
 def test_a_gan_whose_graphs_are_not_rewritten_ends_with_the_bits_of_its_twin(tensorflow: Lab, tmp_path: Path) -> None:
-    resumed = _prove(tensorflow, f"{_SCRIPTS}.gan", tmp_path, _places(12), rewrites=False)
-    assert resumed["exact"] is True, resumed["notes"]
+    resumed = _prove(tensorflow, f"{_SCRIPTS}:gan", tmp_path, _places(12), rewrites=False)
+    assert resumed.exact is True, resumed.notes
 
 
 @pytest.mark.crash
 def test_the_guide_on_pytorch_ends_with_the_bits_of_its_twin(torch: Lab, tmp_path: Path) -> None:
-    resumed = _prove(torch, f"{_SCRIPTS}.torch_guide", tmp_path, _places(13))
-    assert resumed["exact"] is True, resumed["notes"]
+    resumed = _prove(torch, f"{_SCRIPTS}:torch_guide", tmp_path, _places(13))
+    assert resumed.exact is True, resumed.notes
 
 
 @pytest.mark.crash
 def test_a_killed_run_of_a_loop_is_replayed_without_its_script(torch: Lab, tmp_path: Path) -> None:
     """Each step is redone and compared with its fingerprint; the weights of one model are written for Keras."""
     run, out = tmp_path / "run", tmp_path / "state.weights.h5"
-    assert torch.run(f"{_SCRIPTS}.torch_guide", run=str(run), die=["batch", 8]).was_killed
+    kill(torch, f"{_SCRIPTS}:torch_guide", tmp_path, ["batch", 8])
     _demand_replayed(ask(torch, "verify", run, "--replay"), steps=7)
     replayed = ask(torch, "replay", run, "--out", out)
     assert (replayed["step"], replayed["exact"]) == (7, True)
@@ -88,7 +90,7 @@ def test_a_killed_run_of_a_loop_is_replayed_without_its_script(torch: Lab, tmp_p
 @pytest.mark.crash
 def test_a_killed_run_of_two_optimizers_is_replayed_without_its_script(tensorflow: Lab, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert tensorflow.run(f"{_SCRIPTS}.gan", run=str(run), die=["batch", 8]).was_killed
+    kill(tensorflow, f"{_SCRIPTS}:gan", tmp_path, ["batch", 8])
     _demand_replayed(ask(tensorflow, "verify", run, "--replay"), steps=14)
     code, _, errors = call(tensorflow, "replay", run, "--out", tmp_path / "state.weights.h5")
     assert code == 2
@@ -105,10 +107,10 @@ def _demand_replayed(verified: dict[str, Any], *, steps: int) -> None:
 @pytest.mark.sampled(0)
 @pytest.mark.crash
 def test_a_metric_that_nobody_tracks_is_named(tensorflow: Lab, tmp_path: Path) -> None:
-    script = f"{_SCRIPTS}.guide"
+    script = f"{_SCRIPTS}:guide"
     resumed = resume_killed(tensorflow, script, tmp_path, [["batch", 8]], tracks=False)
-    assert resumed["exact"] is None
-    assert any("the loop writes sparse_categorical_accuracy" in note for note in resumed["notes"]), resumed["notes"]
+    assert resumed.exact is None
+    assert any("the loop writes sparse_categorical_accuracy" in note for note in resumed.notes), resumed.notes
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"], indirect=True)

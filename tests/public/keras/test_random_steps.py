@@ -10,7 +10,7 @@ from tests.keras.lab import Lab
 from tests.public.keras.proof import prove_exact, run_killed
 from tests.support import campaign
 
-SCRIPT = "tests.public.keras.random_steps.train"
+SCRIPT = "tests.public.keras.random_steps:train"
 LOGS = ["gradients", "weights"]
 OPERATIONS = {"layer": "RandomStandardNormal", "seeded": "RandomStandardNormal", "function": "RandomUniform"}
 
@@ -19,10 +19,10 @@ OPERATIONS = {"layer": "RandomStandardNormal", "seeded": "RandomStandardNormal",
 @pytest.mark.parametrize(("kind", "log"), campaign.each_once(["layer", "function"], LOGS))
 def test_random_numbers_of_the_runtime_are_named(kind: str, log: str, tensorflow: Lab, tmp_path: Path) -> None:
     right, resumed = run_killed(tensorflow, SCRIPT, tmp_path, [["batch", 8]], kind=kind, log=log)
-    assert right["state"] != resumed["state"]
+    assert right.of("model") != resumed.of("model")
     for found in (right, resumed):
-        assert any(f"by tf.random ({OPERATIONS[kind]})" in note for note in found["notes"]), found["notes"]
-    assert resumed["exact"] is False
+        assert any(f"by tf.random ({OPERATIONS[kind]})" in note for note in found.notes), found.notes
+    assert resumed.exact is False
 
 
 @pytest.mark.crash
@@ -32,7 +32,7 @@ def test_random_numbers_of_keras_come_back(tensorflow: Lab, tmp_path: Path) -> N
 
 @pytest.mark.crash
 def test_a_callback_that_draws_by_tf_random_comes_back(tensorflow: Lab, tmp_path: Path) -> None:
-    prove_exact(tensorflow, SCRIPT, tmp_path, [["batch", 8], ["epoch-end", 1]], kind="none", log="gradients")
+    prove_exact(tensorflow, SCRIPT, tmp_path, [["batch", 8], ["before", 1]], kind="none", log="gradients")
 
 
 @pytest.mark.crash
@@ -45,7 +45,7 @@ def test_eager_random_numbers_that_follow_from_the_global_seed_come_back(log: st
 @pytest.mark.parametrize(("kind", "log"), campaign.each_once(["seeded", "function"], LOGS))
 def test_other_eager_random_numbers_are_named(kind: str, log: str, tensorflow: Lab, tmp_path: Path) -> None:
     right, resumed = run_killed(tensorflow, SCRIPT, tmp_path, [["batch", 8]], kind=kind, log=log, eager=True)
-    assert right["state"] != resumed["state"]
+    assert right.of("model") != resumed.of("model")
     for found in (right, resumed):
-        assert any(f"by tf.random ({OPERATIONS[kind]})" in note for note in found["notes"]), found["notes"]
-    assert resumed["exact"] is False
+        assert any(f"by tf.random ({OPERATIONS[kind]})" in note for note in found.notes), found.notes
+    assert resumed.exact is False

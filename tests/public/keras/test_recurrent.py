@@ -10,7 +10,7 @@ from tests.keras.lab import Lab
 from tests.public.keras.proof import prove_exact, resume_killed
 from tests.support import campaign
 
-SCRIPT = "tests.public.keras.recurrent.train"
+SCRIPT = "tests.public.keras.recurrent:train"
 
 
 @pytest.mark.sampled(1)
@@ -21,7 +21,7 @@ SCRIPT = "tests.public.keras.recurrent.train"
 def test_stateful_layers_come_back(resets: bool, backend: Lab, tmp_path: Path) -> None:
     """Killed in the middle of an epoch, and where one ends. Two layers compile for long on TensorFlow."""
     is_all = backend.backend == "torch" or campaign.is_soak()
-    prove_exact(backend, SCRIPT, tmp_path, [["batch", 9], ["epoch-end", 1]][: 1 + is_all], resets=resets, deep=is_all)
+    prove_exact(backend, SCRIPT, tmp_path, [["batch", 9], ["before", 1]][: 1 + is_all], resets=resets, deep=is_all)
 
 
 @pytest.mark.sampled(0)
@@ -36,7 +36,5 @@ def test_states_on_jax_come_back(resets: bool, jit: bool, jax: Lab, tmp_path: Pa
 @pytest.mark.crash
 def test_states_that_a_compiled_step_on_jax_was_not_traced_with_are_named(jax: Lab, tmp_path: Path) -> None:
     resumed = resume_killed(jax, SCRIPT, tmp_path, [["batch", 8]], resets=False, looks=True, deep=False, jit=True, epochs=2)
-    assert resumed["exact"] is False
-    assert any("has the states of stateful recurrent layers as constants" in note for note in resumed["notes"]), resumed[
-        "notes"
-    ]
+    assert resumed.exact is False
+    assert any("has the states of stateful recurrent layers as constants" in note for note in resumed.notes), resumed["notes"]

@@ -11,8 +11,8 @@ import pytest
 
 from tests.keras.conftest import missing
 from tests.keras.lab import Lab
+from tests.kills.judge import Expected
 from tests.public.keras.proof import places_of, prove_script
-from tests.public.proof import Expected
 from tests.support import campaign
 
 

@@ -9,16 +9,16 @@ import pytest
 from tests.keras.lab import Lab
 from tests.public.keras.proof import prove_exact, run_killed
 
-SCRIPT = "tests.public.keras.validations.train"
+SCRIPT = "tests.public.keras.validations:train"
 
 
 @pytest.mark.crash
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"], indirect=True)
 def test_a_generator_that_begins_anew_is_not_verified(backend: Lab, tmp_path: Path) -> None:
     right, resumed = run_killed(backend, SCRIPT, tmp_path, [["batch", 15]], kind="generator")
-    assert right["history"]["val_loss"] != resumed["history"]["val_loss"]
-    assert resumed["exact"] is None
-    assert any("from a Python generator" in note for note in resumed["notes"]), resumed["notes"]
+    assert right.of("history", "history", "val_loss") != resumed.of("history", "history", "val_loss")
+    assert resumed.exact is None
+    assert any("from a Python generator" in note for note in resumed.notes), resumed.notes
 
 
 @pytest.mark.crash

@@ -8,8 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tests.public.keras.killed import Kill, outcome
-from tranlogs_keras import TranLogsCallback
+from tests.kills.keras import Job
 
 BATCH, BATCHES = 8, 6
 
@@ -38,15 +37,14 @@ def validation(kind: str, x: Any, y: Any) -> dict[str, Any]:
     return {"validation_data": (x, y)}
 
 
-def train(run: str, die: list[Any] | None, kind: str) -> dict[str, Any]:
+def train(job: Job, kind: str) -> None:
     """Train, and lower the learning rate by the validation loss."""
     keras.utils.set_random_seed(1)
     x = np.random.default_rng(0).normal(size=(BATCH * BATCHES, 4)).astype("float32")
     y = x[:, :1] * np.linspace(1, 2, len(x), dtype="float32")[:, None]
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.02), loss="mse")
-    callback = TranLogsCallback(run, segment_bytes=1 << 20, verbose=False)
     plateau = keras.callbacks.ReduceLROnPlateau(patience=1)
     options = {"batch_size": BATCH, "epochs": 6, "verbose": 0} | validation(kind, x, y)
-    history = model.fit(x, y, callbacks=[callback, Kill(die), plateau], **options)
-    return outcome(model, callback, history)
+    history = model.fit(x, y, callbacks=job.callbacks(plateau, by_batch=True), **options)
+    job.keep(model=model, history=history)

@@ -1,4 +1,4 @@
-"""Scripts in the style of public ones, killed at every kind of place and at random moments (tests/public/proof.py)."""
+"""Scripts in the style of public ones, killed at every kind of place and at random moments (tests/kills)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.public.proof import Expected, Script, prove
+from tests.kills.pytorch import Expected, Script, prove
 from tests.public.torch.scripts import (
     dcgan,
     forward_forward,

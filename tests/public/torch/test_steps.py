@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.public.proof import Expected, Script, prove
+from tests.kills.pytorch import Expected, Script, prove
 from tests.public.torch.scripts import actor_critic, nanogpt, ppo
 from tranlogs.training import UNKNOWN_DATA
 

@@ -7,7 +7,8 @@ from typing import Any
 import keras
 from keras import layers
 
-from tests.public.keras.script import Script, digits, say
+from tests.kills.keras import Job
+from tests.public.keras.data import digits
 
 
 class StochasticAverage(keras.callbacks.Callback):
@@ -29,8 +30,7 @@ class StochasticAverage(keras.callbacks.Callback):
         self.model.set_weights(self.weights)
 
 
-def train(folder: str, die: list[Any] | None, style: str) -> dict[str, Any]:
-    script = Script(folder, die)
+def train(job: Job, style: str) -> None:
     keras.utils.set_random_seed(91)
     x, y = digits(96)
     model = keras.Sequential(
@@ -53,7 +53,7 @@ def train(folder: str, die: list[Any] | None, style: str) -> dict[str, Any]:
     )
     others = {"swa": [StochasticAverage(1)], "swapped": [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)], "overwritten": []}
     history = model.fit(
-        x, y, batch_size=16, epochs=3, validation_data=(x[:16], y[:16]), verbose=2, callbacks=script.callbacks(*others[style])
+        x, y, batch_size=16, epochs=3, validation_data=(x[:16], y[:16]), verbose=2, callbacks=job.callbacks(*others[style])
     )
-    say("end", *model.evaluate(x, y, verbose=0))
-    return script.outcome(model, history)
+    job.say("end", *model.evaluate(x, y, verbose=0))
+    job.keep(model=model, history=history)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 from keras import layers
 
-from tests.public.keras.script import Script, digits, say
+from tests.kills.keras import Job
+from tests.public.keras.data import digits
 
 
-def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
-    script = Script(folder, die)
+def train(job: Job) -> None:
     keras.utils.set_random_seed(812)
     x, y = digits(96)
     y = keras.utils.to_categorical(y, 10)
@@ -27,7 +25,7 @@ def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
         ]
     )
     model.compile(loss="categorical_crossentropy", optimizer="adam", metrics=["accuracy"])
-    history = model.fit(x, y, batch_size=16, epochs=3, validation_split=0.1, verbose=2, callbacks=script.callbacks())
+    history = model.fit(x, y, batch_size=16, epochs=3, validation_split=0.1, verbose=2, callbacks=job.callbacks())
     x, y = digits(32, first=96)
-    say("test", *model.evaluate(x, keras.utils.to_categorical(y, 10), verbose=0))
-    return script.outcome(model, history)
+    job.say("test", *model.evaluate(x, keras.utils.to_categorical(y, 10), verbose=0))
+    job.keep(model=model, history=history)

@@ -7,7 +7,8 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from tests.public.keras.script import Script, digits, say
+from tests.kills.keras import Job
+from tests.public.keras.data import digits
 
 
 class NoisyDense(layers.Layer):
@@ -70,8 +71,7 @@ class Warmup(keras.optimizers.schedules.LearningRateSchedule):
         return {"peak": self.peak, "steps": self.steps}
 
 
-def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
-    script = Script(folder, die)
+def train(job: Job) -> None:
     keras.utils.set_random_seed(101)
     x, y = digits(88)
     inputs = keras.Input((8, 8, 1))
@@ -81,8 +81,6 @@ def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
     model = keras.Model(inputs, layers.Dense(10, kernel_constraint=keras.constraints.MaxNorm(1.0))(h))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Nadam(Warmup(0.01, 6)), loss, metrics=[Confidence()])
-    history = model.fit(
-        x, y, batch_size=16, epochs=3, validation_data=(x[:16], y[:16]), verbose=2, callbacks=script.callbacks()
-    )
-    say("outputs", *ops.convert_to_numpy(model(x[:1]))[0])
-    return script.outcome(model, history)
+    history = model.fit(x, y, batch_size=16, epochs=3, validation_data=(x[:16], y[:16]), verbose=2, callbacks=job.callbacks())
+    job.say("outputs", *ops.convert_to_numpy(model(x[:1]))[0])
+    job.keep(model=model, history=history)

@@ -9,7 +9,8 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from tests.public.keras.script import Script, digits, gradients_of
+from tests.kills.keras import Job
+from tests.public.keras.data import digits, gradients_of
 
 LATENT = 6
 
@@ -98,11 +99,10 @@ class GANMonitor(keras.callbacks.Callback):
             np.save(self.folder / f"generated_{epoch:03d}_{i}.npy", images[i])
 
 
-def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
-    script = Script(folder, die)
+def train(job: Job) -> None:
     keras.utils.set_random_seed(5)
     x, _ = digits(80)
     model = GAN(discriminator(), generator())
     model.compile(keras.optimizers.Adam(1e-3), keras.optimizers.Adam(1e-3), keras.losses.BinaryCrossentropy())
-    history = model.fit(x, batch_size=16, epochs=3, verbose=2, callbacks=script.callbacks(GANMonitor(script.files)))
-    return script.outcome(model, history)
+    history = model.fit(x, batch_size=16, epochs=3, verbose=2, callbacks=job.callbacks(GANMonitor(job.files)))
+    job.keep(model=model, history=history)

@@ -8,7 +8,8 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from tests.public.keras.script import Script, digits, gradients_of
+from tests.kills.keras import Job
+from tests.public.keras.data import digits, gradients_of
 
 _SHAPE, _EMA = (8, 8, 1), 0.9
 
@@ -82,8 +83,7 @@ class DiffusionModel(keras.Model):
         return self.denoised(0 * noise, noise, ops.full((count, 1, 1, 1), 1.5), training=False)[1]
 
 
-def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
-    script = Script(folder, die)
+def train(job: Job) -> None:
     keras.utils.set_random_seed(4)
     x, _ = digits(80)
     model = DiffusionModel()
@@ -91,13 +91,11 @@ def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
     model.normalizer.adapt(x)
 
     def plot_images(epoch: int, logs: Any = None) -> None:
-        np.save(script.files / f"epoch_{epoch}.npy", ops.convert_to_numpy(model.sampled(2)))
+        np.save(job.files / f"epoch_{epoch}.npy", ops.convert_to_numpy(model.sampled(2)))
 
     best = keras.callbacks.ModelCheckpoint(
-        str(script.files / "best.weights.h5"), save_weights_only=True, monitor="val_i_loss", mode="min", save_best_only=True
+        str(job.files / "best.weights.h5"), save_weights_only=True, monitor="val_i_loss", mode="min", save_best_only=True
     )
     plots = keras.callbacks.LambdaCallback(on_epoch_end=plot_images)
-    history = model.fit(
-        x, epochs=3, batch_size=16, validation_data=(x[:32],), verbose=2, callbacks=script.callbacks(plots, best)
-    )
-    return script.outcome(model, history)
+    history = model.fit(x, epochs=3, batch_size=16, validation_data=(x[:32],), verbose=2, callbacks=job.callbacks(plots, best))
+    job.keep(model=model, history=history)

@@ -7,7 +7,8 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from tests.public.keras.script import Script, digits, say
+from tests.kills.keras import Job
+from tests.public.keras.data import digits
 
 
 class Distiller(keras.Model):
@@ -43,8 +44,7 @@ def made(units: int, name: str) -> keras.Model:
     )
 
 
-def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
-    script = Script(folder, die)
+def train(job: Job) -> None:
     keras.utils.set_random_seed(131)
     x, y = digits(90)
     teacher, student = made(8, "teacher"), made(3, "student")
@@ -58,6 +58,6 @@ def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
         student_loss_fn=loss,
         distillation_loss_fn=keras.losses.KLDivergence(),
     )
-    history = distiller.fit(x, y, epochs=3, batch_size=16, verbose=2, callbacks=script.callbacks())
-    say("student", ops.sum(student(x[:4])))
-    return script.outcome(distiller, history)
+    history = distiller.fit(x, y, epochs=3, batch_size=16, verbose=2, callbacks=job.callbacks())
+    job.say("student", ops.sum(student(x[:4])))
+    job.keep(model=distiller, history=history)

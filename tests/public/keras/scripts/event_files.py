@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import keras
 from keras import layers
 
-from tests.public.keras.script import Script, digits
+from tests.kills.keras import Job
+from tests.public.keras.data import digits
 
 
 def scalars_in(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -27,22 +27,21 @@ def scalars_in(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {name: sorted(points) for name, points in found.items()}
 
 
-def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
-    script = Script(folder, die)
+def train(job: Job) -> None:
     sys.path.append(str(Path(sys.prefix) / "tensorboard"))  # `make test` puts it there
     keras.utils.set_random_seed(73)
     x, y = digits(80)
     model = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(12, activation="relu"), layers.Dense(10)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
-    logs = Path(folder) / "logs"
+    logs = job.folder / "logs"
     callbacks = [
         keras.callbacks.TensorBoard(str(logs / "epochs")),
         keras.callbacks.TensorBoard(str(logs / "batches"), update_freq=2),
-        keras.callbacks.CSVLogger(str(script.files / "table.csv"), separator=";"),
-        keras.callbacks.CSVLogger(str(script.files / "appended.csv"), append=True),
+        keras.callbacks.CSVLogger(str(job.files / "table.csv"), separator=";"),
+        keras.callbacks.CSVLogger(str(job.files / "appended.csv"), append=True),
     ]
     history = model.fit(
-        x, y, batch_size=16, epochs=4, verbose=2, validation_data=(x[:16], y[:16]), callbacks=script.callbacks(*callbacks)
+        x, y, batch_size=16, epochs=4, verbose=2, validation_data=(x[:16], y[:16]), callbacks=job.callbacks(*callbacks)
     )
-    return script.outcome(model, history, scalars=scalars_in(logs))
+    job.keep(model=model, history=history, scalars=scalars_in(logs))

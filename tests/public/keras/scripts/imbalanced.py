@@ -9,11 +9,10 @@ import numpy as np
 from keras import layers
 from sklearn.datasets import load_breast_cancer
 
-from tests.public.keras.script import Script, say
+from tests.kills.keras import Job
 
 
-def train(folder: str, die: list[Any] | None, weights: str) -> dict[str, Any]:
-    script = Script(folder, die)
+def train(job: Job, weights: str) -> None:
     keras.utils.set_random_seed(51)
     x, y = load_breast_cancer(return_X_y=True)
     x, y = x.astype("float32"), y[:, None].astype("uint8")
@@ -43,6 +42,6 @@ def train(folder: str, die: list[Any] | None, weights: str) -> dict[str, Any]:
         options["class_weight"] = by_class
     else:
         options["sample_weight"] = np.array([by_class[int(label)] for label in y[:96, 0]], "float32")
-    history = model.fit(x[:96], y[:96], verbose=2, callbacks=script.callbacks(), **options)
-    say("held out", *model.evaluate(x[96:], y[96:], verbose=0))
-    return script.outcome(model, history)
+    history = model.fit(x[:96], y[:96], verbose=2, callbacks=job.callbacks(), **options)
+    job.say("held out", *model.evaluate(x[96:], y[96:], verbose=0))
+    job.keep(model=model, history=history)

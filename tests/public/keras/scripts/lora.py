@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 from keras import layers
 
-from tests.public.keras.script import Script, digits, say
+from tests.kills.keras import Job
+from tests.public.keras.data import digits
 
 
-def train(folder: str, die: list[Any] | None, quantized: bool) -> dict[str, Any]:
-    script = Script(folder, die)
+def train(job: Job, quantized: bool) -> None:
     keras.utils.set_random_seed(121)
     x, y = digits(96)
     model = keras.Sequential(
@@ -25,12 +23,12 @@ def train(folder: str, die: list[Any] | None, quantized: bool) -> dict[str, Any]
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     x = x.reshape(-1, 64)
     model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
-    first = model.fit(x[:64], y[:64], batch_size=16, epochs=2, verbose=2, callbacks=script.callbacks())
+    first = model.fit(x[:64], y[:64], batch_size=16, epochs=2, verbose=2, callbacks=job.callbacks())
     if quantized:
         model.quantize("int8")
     for name in ("hidden", "head"):
         model.get_layer(name).enable_lora(2)
     model.compile(keras.optimizers.AdamW(0.01), loss, metrics=["accuracy"])
-    tuned = model.fit(x[32:], y[32:], batch_size=16, epochs=3, verbose=2, callbacks=script.callbacks())
-    say("tuned", *model.evaluate(x, y, verbose=0))
-    return script.outcome(model, first, tuned)
+    tuned = model.fit(x[32:], y[32:], batch_size=16, epochs=3, verbose=2, callbacks=job.callbacks())
+    job.say("tuned", *model.evaluate(x, y, verbose=0))
+    job.keep(model=model, first=first, tuned=tuned)

@@ -9,7 +9,8 @@ import keras
 import numpy as np
 from keras import layers
 
-from tests.public.keras.script import Script, digits, say
+from tests.kills.keras import Job
+from tests.public.keras.data import digits
 
 
 class Journal(keras.callbacks.Callback):
@@ -36,28 +37,27 @@ def warmed_up(epoch: int, rate: float) -> float:
     return rate * 1.5 if epoch < 2 else rate
 
 
-def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
-    script = Script(folder, die)
+def train(job: Job) -> None:
     keras.utils.set_random_seed(71)
     x, y = digits(80)
     model = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(12, activation="relu"), layers.Dense(10)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"])
-    journal = Journal(script.files / "journal.txt")
+    journal = Journal(job.files / "journal.txt")
     callbacks = [
         keras.callbacks.LearningRateScheduler(warmed_up),
         keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=0, min_delta=0.3, cooldown=1),
         keras.callbacks.EarlyStopping("val_loss", patience=1, min_delta=0.2, restore_best_weights=True, start_from_epoch=1),
-        keras.callbacks.ModelCheckpoint(str(script.files / "best.weights.h5"), save_best_only=True, save_weights_only=True),
-        keras.callbacks.ModelCheckpoint(str(script.files / "{epoch:02d}.weights.h5"), save_weights_only=True),
-        keras.callbacks.CSVLogger(str(script.files / "table.csv")),
-        keras.callbacks.CSVLogger(str(script.files / "appended.csv"), append=True),
+        keras.callbacks.ModelCheckpoint(str(job.files / "best.weights.h5"), save_best_only=True, save_weights_only=True),
+        keras.callbacks.ModelCheckpoint(str(job.files / "{epoch:02d}.weights.h5"), save_weights_only=True),
+        keras.callbacks.CSVLogger(str(job.files / "table.csv")),
+        keras.callbacks.CSVLogger(str(job.files / "appended.csv"), append=True),
         keras.callbacks.TerminateOnNaN(),
         journal,
     ]
     history = model.fit(
-        x, y, batch_size=16, epochs=5, verbose=2, validation_data=(x[:16], y[:16]), callbacks=script.callbacks(*callbacks)
+        x, y, batch_size=16, epochs=5, verbose=2, validation_data=(x[:16], y[:16]), callbacks=job.callbacks(*callbacks)
     )
-    say("average", journal.average)
+    job.say("average", journal.average)
     norms = [norm.tobytes() for norm in journal.norms]
-    return script.outcome(model, history, norms=norms, steps=journal.steps, best=journal.best)
+    job.keep(model=model, history=history, norms=norms, steps=journal.steps, best=journal.best)

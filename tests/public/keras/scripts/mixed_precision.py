@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 from keras import layers
 
-from tests.public.keras.script import Script, digits, say
+from tests.kills.keras import Job
+from tests.public.keras.data import digits
 
 
-def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
-    script = Script(folder, die)
+def train(job: Job) -> None:
     keras.utils.set_random_seed(81)
     keras.mixed_precision.set_global_policy("mixed_float16")
     x, y = digits(96)
@@ -28,6 +26,6 @@ def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
     inner = keras.optimizers.RMSprop(1e-3)
     optimizer = keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=2.0**30, dynamic_growth_steps=4)
     model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
-    history = model.fit(x, y, batch_size=16, epochs=3, validation_split=0.1, verbose=2, callbacks=script.callbacks())
-    say("scale", optimizer.dynamic_scale)
-    return script.outcome(model, history)
+    history = model.fit(x, y, batch_size=16, epochs=3, validation_split=0.1, verbose=2, callbacks=job.callbacks())
+    job.say("scale", optimizer.dynamic_scale)
+    job.keep(model=model, history=history)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 from keras import layers, ops
 
-from tests.public.keras.script import Script, digits, say
+from tests.kills.keras import Job
+from tests.public.keras.data import digits
 
 
-def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
-    script = Script(folder, die)
+def train(job: Job) -> None:
     keras.utils.set_random_seed(111)
     x, y = digits(90)
     row = (x.sum(axis=(1, 2, 3)) * 4).astype("int32") % 12
@@ -31,6 +29,6 @@ def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
     )
     data = {"image": x, "category": row[:, None]}
     targets = {"digit": y, "brightness": x.mean(axis=(1, 2))}
-    history = model.fit(data, targets, batch_size=16, epochs=3, validation_split=0.1, verbose=2, callbacks=script.callbacks())
-    say("brightness", ops.sum(model.predict(data, verbose=0)["brightness"]))
-    return script.outcome(model, history)
+    history = model.fit(data, targets, batch_size=16, epochs=3, validation_split=0.1, verbose=2, callbacks=job.callbacks())
+    job.say("brightness", ops.sum(model.predict(data, verbose=0)["brightness"]))
+    job.keep(model=model, history=history)

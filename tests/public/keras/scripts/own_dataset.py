@@ -8,7 +8,8 @@ import keras
 import numpy as np
 from keras import layers
 
-from tests.public.keras.script import Script, digits
+from tests.kills.keras import Job
+from tests.public.keras.data import digits
 
 _BATCH = 12
 
@@ -36,11 +37,10 @@ class Images(keras.utils.PyDataset):
         self.order = np.random.default_rng(self.epoch).permutation(len(self.x))
 
 
-def train(folder: str, die: list[Any] | None, draws: str, workers: int) -> dict[str, Any]:
-    script = Script(folder, die)
+def train(job: Job, draws: str, workers: int) -> None:
     keras.utils.set_random_seed(61)
     x, y = digits(72)
     model = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(12, activation="relu"), layers.Dense(10)])
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-    history = model.fit(Images(x, y, draws, workers), epochs=3, shuffle=False, verbose=2, callbacks=script.callbacks())
-    return script.outcome(model, history)
+    history = model.fit(Images(x, y, draws, workers), epochs=3, shuffle=False, verbose=2, callbacks=job.callbacks())
+    job.keep(model=model, history=history)

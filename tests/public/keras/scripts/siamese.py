@@ -9,7 +9,8 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from tests.public.keras.script import Script, digits, say
+from tests.kills.keras import Job
+from tests.public.keras.data import digits
 
 
 class Pairs(keras.utils.PyDataset):
@@ -43,8 +44,7 @@ def contrastive(equal: Any, distance: Any) -> Any:
     return ops.mean(equal * ops.square(distance) + (1 - equal) * ops.square(ops.maximum(1.0 - distance, 0)))
 
 
-def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
-    script = Script(folder, die)
+def train(job: Job) -> None:
     keras.utils.set_random_seed(21)
     x, y = digits(100)
     image = keras.Input((8, 8, 1))
@@ -57,6 +57,6 @@ def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
     outputs = layers.Dense(1, activation="sigmoid")(layers.BatchNormalization()(distance))
     model = keras.Model([left, right], outputs)
     model.compile(loss=contrastive, optimizer="RMSprop", metrics=["accuracy"])
-    history = model.fit(Pairs(x, y, 5), validation_data=Pairs(x, y, 2), epochs=3, verbose=2, callbacks=script.callbacks())
-    say("distances", *ops.convert_to_numpy(model([x[:3], x[3:6]]))[:, 0])
-    return script.outcome(model, history)
+    history = model.fit(Pairs(x, y, 5), validation_data=Pairs(x, y, 2), epochs=3, verbose=2, callbacks=job.callbacks())
+    job.say("distances", *ops.convert_to_numpy(model([x[:3], x[3:6]]))[:, 0])
+    job.keep(model=model, history=history)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import tensorflow as tf
 from keras import layers
 from sklearn import datasets
 
-from tests.public.keras.script import Script, say
+from tests.kills.keras import Job
 
 _LENGTH = 12
 
@@ -25,8 +23,7 @@ def lines() -> tuple[list[str], list[int]]:
     return texts, labels
 
 
-def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
-    script = Script(folder, die)
+def train(job: Job) -> None:
     keras.utils.set_random_seed(1337)
     texts, labels = lines()
     vectorize = layers.TextVectorization(max_tokens=120, output_sequence_length=_LENGTH)
@@ -45,6 +42,6 @@ def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
         ]
     )
     model.compile(loss="binary_crossentropy", optimizer="adam", metrics=["accuracy"])
-    history = model.fit(train_rows, validation_data=rows.batch(32), epochs=3, verbose=2, callbacks=script.callbacks())
-    say("all", *model.evaluate(rows.batch(16), verbose=0))
-    return script.outcome(model, history)
+    history = model.fit(train_rows, validation_data=rows.batch(32), epochs=3, verbose=2, callbacks=job.callbacks())
+    job.say("all", *model.evaluate(rows.batch(16), verbose=0))
+    job.keep(model=model, history=history)

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from tests.public.keras.script import Script, say
+from tests.kills.keras import Job
 
 _BATCH, _LENGTH = 8, 6
 
@@ -20,8 +20,7 @@ class ResetStates(keras.callbacks.Callback):
                 layer.reset_state()
 
 
-def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
-    script = Script(folder, die)
+def train(job: Job) -> None:
     keras.utils.set_random_seed(41)
     time = np.arange(400, dtype="float32")
     series = np.sin(time / 7) + 0.3 * np.sin(time / 3)
@@ -37,11 +36,11 @@ def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
         ]
     )
     model.compile(keras.optimizers.RMSprop(0.01), loss="mae", metrics=["mse"])
-    history = model.fit(windows, epochs=3, verbose=2, callbacks=script.callbacks(ResetStates()))
-    say("last", *model.evaluate(windows, verbose=0))
+    history = model.fit(windows, epochs=3, verbose=2, callbacks=job.callbacks(ResetStates()))
+    job.say("last", *model.evaluate(windows, verbose=0))
     states = {
         f"{layer.name} {i}": keras.ops.convert_to_numpy(state).tobytes()
         for layer in model.layers
         for i, state in enumerate(getattr(layer, "states", None) or [])
     }
-    return script.outcome(model, history, states=states)
+    job.keep(model=model, history=history, states=states)

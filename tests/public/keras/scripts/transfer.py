@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tests.public.keras.script import Script, digits, say
+from tests.kills.keras import Job
+from tests.public.keras.data import digits
 
 
 class ShowOne(keras.callbacks.Callback):
@@ -24,8 +25,7 @@ class ShowOne(keras.callbacks.Callback):
         self.model.predict(self.x[chosen : chosen + 1], verbose=0)
 
 
-def train(folder: str, die: list[Any] | None, data: str) -> dict[str, Any]:
-    script = Script(folder, die)
+def train(job: Job, data: str) -> None:
     keras.utils.set_random_seed(31)
     x, y = digits(96)
     rows = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(96, seed=3).batch(16).prefetch(2)
@@ -50,14 +50,14 @@ def train(folder: str, die: list[Any] | None, data: str) -> dict[str, Any]:
     options: dict[str, Any] = {"validation_data": (x[:16], y[:16]), "verbose": 2}
     show = ShowOne(x)
     given = {"x": rows} if data == "dataset" else {"x": x, "y": y, "batch_size": 16}
-    head = model.fit(**given, epochs=2, callbacks=script.callbacks(show), **options)
-    say("head", *model.evaluate(x, y, verbose=0))
+    head = model.fit(**given, epochs=2, callbacks=job.callbacks(show), **options)
+    job.say("head", *model.evaluate(x, y, verbose=0))
 
     base.trainable = True
     model.compile(keras.optimizers.Adam(1e-4), loss, metrics=["accuracy"])
     stopping = keras.callbacks.EarlyStopping("val_loss", patience=3, restore_best_weights=True)
     chosen = np.random.permutation(len(x))[:80]
     given = given if data == "dataset" else {"x": x[chosen], "y": y[chosen], "batch_size": 16}
-    tuned = model.fit(**given, epochs=3, callbacks=script.callbacks(stopping), **options)
-    say("tuned", *model.evaluate(x, y, verbose=0))
-    return script.outcome(model, head, tuned)
+    tuned = model.fit(**given, epochs=3, callbacks=job.callbacks(stopping), **options)
+    job.say("tuned", *model.evaluate(x, y, verbose=0))
+    job.keep(model=model, head=head, tuned=tuned)

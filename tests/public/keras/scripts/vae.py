@@ -7,7 +7,8 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from tests.public.keras.script import Script, digits, say
+from tests.kills.keras import Job
+from tests.public.keras.data import digits
 
 _LATENT = 2
 
@@ -105,8 +106,7 @@ class OwnLoss(keras.Model):
         return self.decoder(z)
 
 
-def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
-    script = Script(folder, die)
+def train(job: Job) -> None:
     keras.utils.set_random_seed(3)
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
@@ -118,10 +118,10 @@ def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
     if keras.backend.backend() == "jax":
         model: Any = OwnLoss()
         model.compile(keras.optimizers.Adam(0.01), loss="binary_crossentropy")
-        history = model.fit(x, x, epochs=3, batch_size=16, verbose=2, callbacks=script.callbacks())
+        history = model.fit(x, x, epochs=3, batch_size=16, verbose=2, callbacks=job.callbacks())
     else:
         model = VAE()
         model.compile(optimizer=keras.optimizers.Adam(0.01))
-        history = model.fit(x, epochs=3, batch_size=16, verbose=2, callbacks=script.callbacks())
-    say("decoded", ops.sum(model.decoder(ops.ones((1, _LATENT)))))
-    return script.outcome(model, history)
+        history = model.fit(x, epochs=3, batch_size=16, verbose=2, callbacks=job.callbacks())
+    job.say("decoded", ops.sum(model.decoder(ops.ones((1, _LATENT)))))
+    job.keep(model=model, history=history)

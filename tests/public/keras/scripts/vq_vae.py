@@ -7,7 +7,8 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from tests.public.keras.script import Script, digits, gradients_of, say
+from tests.kills.keras import Job
+from tests.public.keras.data import digits, gradients_of
 
 _DIMENSIONS, _CODES = 4, 8
 
@@ -67,12 +68,11 @@ class Trainer(keras.Model):
         return {"loss": self.total_loss_tracker.result(), "reconstruction_loss": self.reconstruction_loss_tracker.result()}
 
 
-def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
-    script = Script(folder, die)
+def train(job: Job) -> None:
     keras.utils.set_random_seed(9)
     x, _ = digits(90)
     model = Trainer(float(x.var()))
     model.compile(optimizer=keras.optimizers.Adam(0.01))
-    history = model.fit(x, epochs=3, batch_size=16, verbose=2, callbacks=script.callbacks())
-    say("rebuilt", ops.sum(model.vqvae(x[:8])))
-    return script.outcome(model, history)
+    history = model.fit(x, epochs=3, batch_size=16, verbose=2, callbacks=job.callbacks())
+    job.say("rebuilt", ops.sum(model.vqvae(x[:8])))
+    job.keep(model=model, history=history)

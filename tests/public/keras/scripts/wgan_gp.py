@@ -7,7 +7,8 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from tests.public.keras.script import Script, digits, gradients_of
+from tests.kills.keras import Job
+from tests.public.keras.data import digits, gradients_of
 
 LATENT, CRITIC_STEPS, PENALTY = 4, 3, 10.0
 
@@ -68,12 +69,11 @@ class WGAN(keras.Model):
         return {"c_loss": c_loss, "g_loss": g_loss}
 
 
-def train(folder: str, die: list[Any] | None) -> dict[str, Any]:
-    script = Script(folder, die)
+def train(job: Job) -> None:
     keras.utils.set_random_seed(6)
     x, _ = digits(64)
     model = WGAN()
     rates = [keras.optimizers.Adam(learning_rate=2e-3, beta_1=0.5, beta_2=0.9) for _ in range(2)]
     model.compile(*rates)
-    history = model.fit(x.reshape(-1, 64), batch_size=16, epochs=3, verbose=2, callbacks=script.callbacks())
-    return script.outcome(model, history)
+    history = model.fit(x.reshape(-1, 64), batch_size=16, epochs=3, verbose=2, callbacks=job.callbacks())
+    job.keep(model=model, history=history)

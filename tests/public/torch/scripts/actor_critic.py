@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributions import Categorical
 from torch.nn import functional as F
 
-from tests.public.proof import Job
+from tests.kills.pytorch import Job
 from tests.public.torch.scripts.reinforce import LENGTH, Corridor
 from tests.torch.nets import seed
 

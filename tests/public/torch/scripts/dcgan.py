@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.public.proof import Job
+from tests.kills.pytorch import Job
 from tests.torch.nets import seed
 
 EPOCHS, NOISE = 6, 5

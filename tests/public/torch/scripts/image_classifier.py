@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.public.proof import Job
+from tests.kills.pytorch import Job
 from tests.public.torch.scripts.data import digits
 from tests.torch.nets import seed
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from tests.public.proof import Job
+from tests.kills.pytorch import Job
 from tests.public.torch.scripts.data import letters
 from tests.torch.nets import seed
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tests.public.proof import Job
+from tests.kills.pytorch import Job
 from tests.torch.nets import seed
 
 STEPS, BLOCK, BATCH, WIDTH, TOKENS = 24, 6, 4, 8, 11

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributions import Categorical
 
-from tests.public.proof import Job
+from tests.kills.pytorch import Job
 from tests.torch.nets import seed
 
 UPDATES, ENVIRONMENTS, LENGTH, EPOCHS, MINIBATCHES = 14, 3, 8, 2, 2

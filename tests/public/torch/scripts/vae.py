@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from tests.public.proof import Job
+from tests.kills.pytorch import Job
 from tests.public.torch.scripts.data import digits
 from tests.torch.nets import seed
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from tests.public.proof import Job
+from tests.kills.pytorch import Job
 from tests.torch.nets import seed
 
 EPOCHS, LENGTH, WORDS, WIDTH, ROWS = 6, 5, 17, 8, 3
