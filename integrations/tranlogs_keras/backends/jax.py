@@ -269,6 +269,7 @@ class JaxTap(Tap):
             try:
                 found, state = self._take_half(state, iterator)
             except StopIteration:
+                self._watcher.drop_step()
                 if logs is None:
                     raise
                 break

@@ -136,7 +136,8 @@ class StepCapture:
 
     def drop_step(self) -> None:
         self._repeated.forget()
-        self.remember()
+        if not self._log_is_weights():  # nothing has noted yet what was written before the step: the boundary logs it
+            self.remember()
 
     def take_gradients(self, gradients: Gradients) -> None:
         """Log the gradients, then apply them."""
