@@ -225,7 +225,10 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if fit_run.number and report.checkpoint_step is None:
             print(f"TranLogs: {self.run}: fit {fit_run.number + 1}: {report.forecast}")
         elif fit_run.is_complete:
-            print(f"TranLogs: {self.run}: this fit was finished before, at step {report.step}, and only more epochs train on")
+            print(
+                f"TranLogs: {self.run}: this fit was finished before, at step {report.step}, and trains nothing; more "
+                "epochs and later fits are trained"
+            )
         else:
             announce(self.run, report, fit_run.cursor.place)
 

@@ -34,7 +34,7 @@ _FORMS = (
     *(rf"TranLogs: {_RESUMED}: {re.escape(describe_end(end))}" for end in ("complete", "")),
     rf"TranLogs: RUN is finished at {_PLACE}, and nothing is trained \(for another training, give another folder\): {_RESUMED}",
     rf"TranLogs: RUN: {describe_equal(0).replace('step 0', 'step #')}",
-    r"TranLogs: RUN: this fit was finished before, at step #, and only more epochs train on",
+    r"TranLogs: RUN: this fit was finished before, at step #, and trains nothing; more epochs and later fits are trained",
     r"TranLogs: RUN: this fit was finished before, and trains nothing; the run goes on in a later one\. [^#]*",
 )
 _VERDICTS = {

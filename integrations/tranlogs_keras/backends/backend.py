@@ -22,8 +22,8 @@ from .arrays import Values, flat_bytes
 from .optimizer_tap import ApplyWatcher, Gradients, OptimizerTap, Updates
 
 _TWO_FITS = (
-    "The log of a fit is that of one optimizer and one way of computing steps, and no resume could tell where they changed. Write "
-    "two fits, and compile between them: model.fit(..., epochs=4, callbacks=[callback]), then model.compile(...), then "
+    "The log of a fit is that of one optimizer and one way of computing steps. Write two fits, and compile between them: "
+    "model.fit(..., epochs=4, callbacks=[callback]), then model.compile(...), then "
     "model.fit(..., initial_epoch=4, epochs=8, callbacks=[callback])"
 )
 
