@@ -217,11 +217,16 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 )
             )
             return
-        report, is_finished = fit_run.report, fit_run.is_complete
+        report = fit_run.report
         if fit_run.number and report.checkpoint_step is None:
             print(f"TranLogs: {self.run}: fit {fit_run.number + 1}: {report.forecast}")
-            return
-        announce(self.run, report, f"step {report.step}" if is_finished else fit_run.cursor.place, is_finished=is_finished)
+        elif fit_run.is_complete:
+            print(
+                f"TranLogs: {self.run}: this fit was finished before, at step {report.step}, and trains nothing; more "
+                "epochs and later fits are trained"
+            )
+        else:
+            announce(self.run, report, fit_run.cursor.place)
 
 
 class _Last(keras.callbacks.Callback):  # type: ignore[misc]

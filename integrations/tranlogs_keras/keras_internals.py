@@ -42,12 +42,15 @@ __all__ = [
     "TorchDataLoaderAdapter",
     "array_slicing",
     "check_keras",
+    "compile_settings",
+    "compiled_parts",
     "data_of_fit",
     "find_fit",
     "get_random_seed",
     "global_seed_state",
     "has_own_train_step",
     "is_built",
+    "is_in_fit",
     "last_logs",
     "layers_of",
     "layers_within",
@@ -129,6 +132,11 @@ def _locals_of_fit(model: Any) -> dict[str, Any]:
     return {} if frame is None else frame.f_locals
 
 
+def is_in_fit(model: Any) -> bool:
+    """Return True if `model.fit` is running."""
+    return bool(_locals_of_fit(model))
+
+
 def last_logs(model: Any) -> dict[str, float] | None:
     """Return what the last train step of the running `model.fit` reported; None if that is not a dict of numbers."""
     try:
@@ -165,6 +173,16 @@ def has_own_train_step(model: Any) -> bool:
     """Return True if the user wrote `train_step`."""
     step = type(model).train_step
     return not step.__module__.startswith("keras.src.")
+
+
+def compile_settings(model: Any) -> tuple[bool, bool, int]:
+    """Return the settings of `compile` that decide how a step is computed."""
+    return bool(model.run_eagerly), bool(model.jit_compile), int(model.steps_per_execution)
+
+
+def compiled_parts(model: Any) -> list[Any]:
+    """Return what `compile` has made of losses and metrics: other objects after each call."""
+    return [model._compile_loss, model._compile_metrics, model._loss_tracker]
 
 
 def own_non_trainable(model: Any) -> set[int]:

@@ -33,6 +33,7 @@ _FORMS = (
     *(rf"TranLogs: {_RESUMED}: {re.escape(describe_end(end))}" for end in ("complete", "")),
     rf"TranLogs: RUN is finished at {_PLACE}, and nothing is trained \(for another training, give another folder\): {_RESUMED}",
     rf"TranLogs: RUN: {describe_equal(0).replace('step 0', 'step #')}",
+    r"TranLogs: RUN: this fit was finished before, at step #, and trains nothing; more epochs and later fits are trained",
     r"TranLogs: RUN: this fit was finished before, and trains nothing; the run goes on in a later one\. [^#]*",
 )
 _VERDICTS = {
@@ -74,7 +75,7 @@ class Heard:
 
     def demand_end(self) -> None:
         """Demand that a start of a finished run says so."""
-        said = ("is finished", "its script came to its end there")
+        said = ("is finished", "was finished before", "its script came to its end there")
         assert any(words in line for line in self.lines for words in said), f"a finished run is started: {self.lines}"
 
     def demand_quiet(self, warns: Iterable[str]) -> None:

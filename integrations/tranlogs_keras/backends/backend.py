@@ -15,9 +15,17 @@ from typing import Any, Protocol, overload
 
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import AnyArray, Bytes
+from tranlogs.training import ReplayCheck
 
+from ..keras_internals import is_in_fit
 from .arrays import Values, flat_bytes
 from .optimizer_tap import ApplyWatcher, Gradients, OptimizerTap, Updates
+
+_TWO_FITS = (
+    "The log of a fit is that of one optimizer and one way of computing steps. Write two fits, and compile between them: "
+    "model.fit(..., epochs=4, callbacks=[callback]), then model.compile(...), then "
+    "model.fit(..., initial_epoch=4, epochs=8, callbacks=[callback])"
+)
 
 Doubt = Callable[[str, bool], None]  # a text, and True if the resume is certainly not exact
 
@@ -102,6 +110,7 @@ class Backend(ABC):
         sees_inner_writes: whether `changed` finds in the middle of a step what the train step has written.
         watches_values: whether writes are noticed by reading values; a read of many costs as much as a read of one there.
         traced: what the train step had as constants when it was traced, as a digest for boundaries; empty if there is nothing.
+        check: decides which updates are repeated, to check the function that applies gradients.
     """
 
     name: str
@@ -118,6 +127,8 @@ class Backend(ABC):
     def __init__(self) -> None:
         self._model: Any = None
         self._tapped: Tap | None = None
+        self._known: tuple[bool, Tap] | None = None  # the tap of the fit before, and whether it splits steps
+        self.check = ReplayCheck()
 
     # Values.
 
@@ -207,10 +218,13 @@ class Backend(ABC):
     def tap(self, model: Any, watcher: Watcher, *, splits: bool) -> None:
         """Watch the model's steps, split into gradients and update, or whole."""
         self.prepare_apply(model)
-        self._tapped = self.make_tap(model, watcher, splits)
+        if self._known is None or self._known[0] != splits:
+            self._known = splits, self.make_tap(model, splits)
+        self._tapped = self._known[1]
+        self._tapped.attach(watcher)
 
     @abstractmethod
-    def make_tap(self, model: Any, watcher: Watcher, splits: bool) -> Tap:
+    def make_tap(self, model: Any, splits: bool) -> Tap:
         """Make the backend's tap."""
 
     def expect_trace(self, recorded: str, doubt: Doubt) -> None:  # noqa: B027
@@ -280,24 +294,37 @@ class Backend(ABC):
 class Tap(ABC):
     """A replacement of a model's train function: each step is watched, and split into gradients and update if asked for.
 
+    It is attached for each fit. What one fit has compiled, the next one uses.
+
     Args:
         model: whose `train_function` Keras is to make anew.
-        watcher: called at each step.
         splits: whether gradients are taken out of the step.
     """
 
-    def __init__(self, model: Any, watcher: Watcher, splits: bool) -> None:
-        self._model, self._watcher, self._splits = model, watcher, splits
+    _watcher: Watcher
+
+    def __init__(self, model: Any, splits: bool) -> None:
+        self._model, self._splits = model, splits
         self._optimizer = model.optimizer
         self._replaced: list[tuple[Any, str]] = []
-        if splits:
+        self._one: Any = None  # Keras's function of one step
+        self._plain: Any = None  # the function that Keras has made for a fit without us
+
+    def attach(self, watcher: Watcher) -> None:
+        """Stand between Keras and the model, and call the watcher at each step."""
+        model, self._watcher = self._model, watcher
+        if self._splits:
             self._put_between()
         else:
             self._put_around()
-        with OneStep(model):
-            model.make_train_function(force=True)
-        self._one = model.train_function
+        self._plain = model.train_function
+        if self._one is None:
+            with OneStep(model):
+                model.make_train_function(force=True)
+            self._one = model.train_function
         model.train_function = self._train_function
+        self._replace(model, "compile", self._compile)
+        self._replace(model, "make_train_function", self._make_train_function)
 
     @abstractmethod
     def _put_between(self) -> None:
@@ -317,11 +344,31 @@ class Tap(ABC):
         """Remove the tap, and leave the model as Keras made it."""
         for owner, name in self._replaced:
             vars(owner).pop(name, None)
-        self._model.train_function = None
+        self._replaced.clear()
+        if self._model.train_function == self._train_function:  # else the model was compiled since
+            self._model.train_function = self._plain
+        self._plain = None
+
+    def _compile(self, *arguments: Any, **options: Any) -> None:
+        """Refuse `model.compile` in a running fit; a fit that an exception has ended is none."""
+        if is_in_fit(self._model):
+            raise UsageError(f"model.compile was called while fit runs. {_TWO_FITS}")
+        self.release()
+        self._model.compile(*arguments, **options)
+
+    def _make_train_function(self, force: bool = False) -> Any:
+        """Refuse to make the train function again in a running fit."""
+        if force and is_in_fit(self._model):
+            raise UsageError(f"model.make_train_function(force=True) was called while fit runs. {_TWO_FITS}")
+        if force:
+            self.release()
+        return type(self._model).make_train_function(self._model, force)
 
     def _train_function(self, *arguments: Any) -> Any:
         """Train one batch, or several; `fit` calls this function."""
         if self._watcher.is_expected():
+            if self._model.optimizer is not self._optimizer:
+                raise UsageError(f"model.optimizer was replaced while fit runs. {_TWO_FITS}")
             return self._steps(*arguments)
         self._model.make_train_function()  # the watched fit is over
         return self._model.train_function(*arguments)

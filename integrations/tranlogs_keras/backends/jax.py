@@ -73,6 +73,8 @@ class JaxBackend(Backend):
         return [i for i, (a, b) in enumerate(zip(self._held, now)) if a is not b and not _is_same(a, b)]
 
     def prepare_apply(self, model: Any) -> None:
+        if self._model is model:
+            return
         super().prepare_apply(model)
         optimizer = model.optimizer
         apply = type(optimizer).stateless_apply
@@ -83,8 +85,8 @@ class JaxBackend(Backend):
         whole = bool(model.run_eagerly) or not model.jit_compile
         self._apply = update if whole else jax.jit(update, donate_argnums=(0, 2))
 
-    def make_tap(self, model: Any, watcher: Watcher, splits: bool) -> JaxTap:
-        return JaxTap(model, watcher, splits, self._traces if model.jit_compile and not model.run_eagerly else None)
+    def make_tap(self, model: Any, splits: bool) -> JaxTap:
+        return JaxTap(model, splits, self._traces if model.jit_compile and not model.run_eagerly else None)
 
     def expect_trace(self, recorded: str, doubt: Doubt) -> None:
         self.traced, self._doubt = recorded, doubt
@@ -181,7 +183,6 @@ class JaxTap(Tap):
 
     Args:
         model: is trained.
-        watcher: called at each step.
         splits: whether gradients are taken out of the step.
         on_trace: called when a compiled step is traced; None if steps are not compiled.
 
@@ -190,15 +191,26 @@ class JaxTap(Tap):
         passes: the next call takes no step.
     """
 
-    def __init__(self, model: Any, watcher: Watcher, splits: bool, on_trace: Callable[[Any], None] | None) -> None:
+    def __init__(self, model: Any, splits: bool, on_trace: Callable[[Any], None] | None) -> None:
         self._on_trace = on_trace
         self._stash: list[list[Any]] | None = None  # while a train step is being traced
         self._state: State | None = None
         self._places: Places | None = None
         self.passes = False
-        super().__init__(model, watcher, splits)
+        super().__init__(model, splits)
         is_compiled = model.jit_compile and not model.run_eagerly and keras.distribution.distribution() is None
         self._half = jax.jit(self._first_half, donate_argnums=1) if splits and is_compiled else None
+
+    def attach(self, watcher: Watcher) -> None:
+        self._state = self._places = None
+        self.passes = False
+        if self._one is not None and self._on_trace is not None:  # traced by an earlier fit, with the constants of this one
+            self._on_trace(self._model)
+        super().attach(watcher)
+
+    def release(self) -> None:
+        self._state = None
+        super().release()
 
     def _put_between(self) -> None:
         self._replace(self._optimizer, "stateless_apply", self._take)
@@ -269,6 +281,7 @@ class JaxTap(Tap):
             try:
                 found, state = self._take_half(state, iterator)
             except StopIteration:
+                self._watcher.drop_step()
                 if logs is None:
                     raise
                 break

@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -98,9 +99,9 @@ class TensorFlowBackend(Backend):
         super().prepare_apply(model)
         self.is_eager = self.updates.is_eager = bool(model.run_eagerly)
 
-    def make_tap(self, model: Any, watcher: Watcher, splits: bool) -> Tap:
+    def make_tap(self, model: Any, splits: bool) -> Tap:
         self.combines = not self.is_eager and self.strategy_of(model) is None
-        return TensorFlowTap(self, model, watcher, splits)
+        return TensorFlowTap(self, model, splits)
 
     def apply(self, gradients: Gradients, reading: Sequence[Any] = ()) -> Sequence[Values]:
         return self.updates.apply(gradients, reading)
@@ -167,13 +168,19 @@ class TensorFlowBackend(Backend):
 class TensorFlowTap(Tap):
     """Keras's train step with the gradients among its outputs; where possible, both halves of a step in one graph."""
 
-    def __init__(self, backend: TensorFlowBackend, model: Any, watcher: Watcher, splits: bool) -> None:
+    def __init__(self, backend: TensorFlowBackend, model: Any, splits: bool) -> None:
         self._backend = backend
         self._stash: list[dict[str, Any]] | None = None  # while a train step is being traced
         self._whole: WholeStep | None = None
         self._calls = 0  # of `train_step`
-        super().__init__(model, watcher, splits)
+        self._random: set[str] = set()  # operations of the train step whose numbers cannot be recovered
+        super().__init__(model, splits)
         self._places = [str(i) for i in range(len(trained_by(self._optimizer)))] if splits else []
+
+    def attach(self, watcher: Watcher) -> None:
+        super().attach(watcher)
+        if self._random:  # found by an earlier fit, as the step was traced
+            watcher.saw_random_operations(sorted(self._random))
 
     def _put_between(self) -> None:
         self._replace(self._optimizer, "apply", self._take)
@@ -195,6 +202,7 @@ class TensorFlowTap(Tap):
             with note_unrepeatable_operations(found) if is_watched else contextlib.nullcontext():
                 logs = type(self._model).train_step(self._model, data)
         if found:
+            self._random |= found
             self._watcher.saw_random_operations(sorted(found))
         return logs
 
@@ -246,7 +254,7 @@ class TensorFlowTap(Tap):
             watcher.take_gradients([found["gradients"].get(place) for place in self._places])
             return found["logs"]
         reads = watcher.reads()
-        if self._whole is None or self._whole.reads is not reads:
+        if self._whole is None or not self._whole.returns(reads):
             self._whole = WholeStep(self._one, self._update, reads)
         logs, gradients, values = self._whole(iterator)
         watcher.take_step([gradients.get(place) for place in self._places], HostViews(values, host_view))
@@ -260,10 +268,6 @@ class TensorFlowTap(Tap):
         present = tuple(g for g in given if g is not None)
         self._backend.updates.update_of(present, tuple(g is None for g in given))(present)
 
-    def release(self) -> None:
-        self._whole = None
-        super().release()
-
 
 class WholeStep:
     """A step in one call: Keras's train step and the update as two functions that are not inlined, side by side in a graph.
@@ -275,7 +279,7 @@ class WholeStep:
     """
 
     def __init__(self, one: Callable[[Any], Any], update: Callable[[Any], None], reads: Sequence[Any]) -> None:
-        self.reads = reads
+        self._reads = reads
         plain = [plain_variable(v) for v in reads]
         step = tf.function(lambda data: one([data]), autograph=False, reduce_retracing=True, experimental_attributes=APART)
 
@@ -287,6 +291,14 @@ class WholeStep:
         self._function = tf.function(whole, autograph=False, reduce_retracing=True)
         self._known: Any = None  # the iterator of the last call, and the function for its kind
         self._concrete: Any = None
+
+    def returns(self, reads: Sequence[Any]) -> bool:
+        """Return True if these are the variables whose values a step returns."""
+        if reads is not self._reads:
+            if len(reads) != len(self._reads) or not all(map(is_, reads, self._reads)):
+                return False
+            self._reads = reads
+        return True
 
     def __call__(self, iterator: Any) -> Any:
         if iterator is not self._known:

@@ -13,7 +13,7 @@ from tranlogs.base.types import AnyArray
 
 from ..keras_internals import tensors_of, trained_by
 from .arrays import Values, from_array, to_array
-from .backend import Backend, Tap, Watcher, check_one_update
+from .backend import Backend, Tap, check_one_update
 from .optimizer_tap import Gradients
 
 _AS_UINT = {torch.bfloat16: (torch.uint16, ml_dtypes.bfloat16)}
@@ -51,8 +51,8 @@ class TorchBackend(Backend):
             return list(range(len(variables)))
         return [i for i, (a, b) in enumerate(zip(zip(*seen), zip(*now))) if a != b]
 
-    def make_tap(self, model: Any, watcher: Watcher, splits: bool) -> Tap:
-        return TorchTap(model, watcher, splits)
+    def make_tap(self, model: Any, splits: bool) -> Tap:
+        return TorchTap(model, splits)
 
     def apply(self, gradients: Gradients, reading: Sequence[Any] = ()) -> list[Values]:
         return TorchUpdates(self._model.optimizer, self.values_of).apply(gradients, reading)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from tranlogs.training import ReplayCheck
-
 from ..backends import Gradients
 from ..backends.arrays import Values, same_bits
 from ..state.state import KerasState
@@ -27,12 +25,11 @@ class RepeatedUpdate:
         self, state: KerasState, apply: Callable[[Gradients], Sequence[Values]], give_up: Callable[[str], None]
     ) -> None:
         self._state, self._apply, self._give_up = state, apply, give_up
-        self._check = ReplayCheck()
         self._before: list[Values] = []
 
     def begin(self, values: Callable[[], Sequence[Values]]) -> None:
         """Count a step; if its update is going to be repeated, copy the values that it starts from."""
-        if self._check.is_due():
+        if self._state.backend.check.is_due():
             self._before = [value.copy() for value in values()]
 
     @property

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tranlogs.records import Payload
-from tranlogs.training import Journal, StepRecorder
+from tranlogs.training import Journal, ReplayCheck, StepRecorder
 
 from ..backends import Gradients
 from ..backends.arrays import Values
@@ -94,6 +94,8 @@ class StepCapture:
         """The fit has ended, by an exception perhaps: a step that no boundary follows is not committed."""
         self._taken = None
         self._recorder.discard()
+        if self._log_is_weights() or self.state.is_halved:  # the next fit has to find that out for itself
+            self.backend.check = ReplayCheck()
 
     # Steps (called by taps).
 
@@ -136,7 +138,8 @@ class StepCapture:
 
     def drop_step(self) -> None:
         self._repeated.forget()
-        self.remember()
+        if not self._log_is_weights():  # nothing has noted yet what was written before the step: the boundary logs it
+            self.remember()
 
     def take_gradients(self, gradients: Gradients) -> None:
         """Log the gradients, then apply them."""

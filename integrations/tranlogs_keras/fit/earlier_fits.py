@@ -19,6 +19,14 @@ from ..settings import KeepEnds
 _log = logging.getLogger("tranlogs")
 
 
+def identity_of(entries: list[dict[str, Any]], number: int) -> dict[str, Any]:
+    """Return the identity of an earlier fit. Its entry has what differs from the fit before."""
+    found: dict[str, Any] = {}
+    for entry in entries[: number + 1]:
+        found |= entry["identity"]
+    return found
+
+
 class EarlierFits:
     """Record of the finished fits of a run: for each its history, its identity, and the step at which it ended.
 
@@ -50,12 +58,14 @@ class EarlierFits:
         # The chain starts anew: nothing links this fit's log with the one before but the checkpoint at its beginning.
         position = replace(found.position, sequence=found.position.sequence + 1, chain=secrets.randbits(64))
         journal.continue_from(position, new_timeline=found.plan.has_later, damaged=found.damaged)
+        before = nothing.body.get("earlier", [])
+        known = identity_of(before, len(before) - 1)
         end = {
             "history": nothing.body.get("callback.History", {}),
             "step": found.position.step,
-            "identity": nothing.body["identity"],
+            "identity": {key: value for key, value in nothing.body["identity"].items() if known.get(key, self) != value},
         }
-        self.entries, self.deviation = [*nothing.body.get("earlier", []), end], nothing.body.get("deviation")
+        self.entries, self.deviation = [*before, end], nothing.body.get("deviation")
         self._keep_checkpoints()
         return int(nothing.body["position"]["total"])
 

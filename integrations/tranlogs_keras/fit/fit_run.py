@@ -26,6 +26,7 @@ from .boundary_contents import CALLBACK, FitBoundary
 from .earlier_fits import EarlierFits
 from .fit_setup import make_parts, open_resources
 from .same_fit import finished, require_same_data, require_same_fit
+from .traced_steps import backend_with_steps
 from .variable_creation import LateOptimizers, build_as_recorded, build_for_fit
 
 _log = logging.getLogger("tranlogs")
@@ -70,6 +71,7 @@ class FitRun:
         self._is_waiting = False  # for the loop over batches in which the run stood
         self._is_new = True  # no boundary of this fit was written yet
         build_for_fit(model, backend, self._iterator)
+        backend = backend_with_steps(model, backend)
         identity = describe_identity(model, self._iterator, callbacks)
         self.settings = settings = place(identity)
         report, recorded_environment = LiveReport(settings.run), dict[str, Any]()

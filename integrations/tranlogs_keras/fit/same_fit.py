@@ -13,6 +13,7 @@ from ..run.newest_checkpoint import NewestCheckpoint
 from ..run.recovery import ScriptChanges
 from ..run.run_parts import RunParts
 from ..run_matching import FinishedFits, changed_rates, check_identity, compare_identities
+from .earlier_fits import identity_of
 
 finished = FinishedFits()
 
@@ -27,7 +28,7 @@ def require_same_fit(
     """
     boundary = newest.boundary
     held = boundary["position"]["fit"]
-    recorded = boundary["identity"] if held == number else boundary["earlier"][number]["identity"] if held > number else None
+    recorded = boundary["identity"] if held == number else identity_of(boundary["earlier"], number) if held > number else None
     changes = [] if recorded is None else compare_identities(recorded, identity)
     if not (changes and held == number and _has_other_variables(parts, newest)):
         if not accepts_changes:

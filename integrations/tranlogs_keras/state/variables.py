@@ -158,8 +158,18 @@ def optimizers_of(model: Any) -> dict[str, Any]:
 
 
 def is_same_name(a: str, b: str) -> bool:
-    """Return True if two names differ only in the numbers that Keras adds to names which the user does not choose."""
-    return a == b or without_numbers(a) == without_numbers(b)
+    """Return True if two names differ only in what Keras adds to names that the user does not choose.
+
+    That is numbers, and the name of the model around a layer: a Sequential model that was loaded from a file has it not.
+    """
+    if a == b:
+        return True
+    a, b = without_numbers(a), without_numbers(b)
+    short, long = sorted((a, b), key=len)
+    kind, _, rest = short.partition("/")
+    head, _, last = rest.rpartition("/") if kind == "optimizer" else ("", "", rest)
+    start = f"{kind}/{head}/" if head else f"{kind}/"
+    return a == b or (long.startswith(start) and long.endswith((f"/{last}", f"_{last}")))
 
 
 def without_numbers(name: Any) -> Any:

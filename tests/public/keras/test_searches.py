@@ -68,7 +68,7 @@ def test_a_finished_run_says_so_to_its_own_script_and_refuses_another(torch: Lab
     first = torch.value(f"{SCRIPTS}.finished_again", folder=str(tmp_path))
     again = torch.run(f"{SCRIPTS}.finished_again", folder=str(tmp_path))
     assert again.value == first | {"batches": {0: 0}}
-    assert "is finished at step" in again.output
+    assert "was finished before, at step" in again.output
     other = torch.run(f"{SCRIPTS}.finished_again", folder=str(tmp_path), rate=0.02)
     assert other.code == 1
     assert "model.optimizer.learning_rate was 0.01, now it is 0.02" in other.output

@@ -1,0 +1,102 @@
+"""Scripts that fit one model many times, compile between fits or within one, and resume by themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tests.public.keras.killed import Kill, outcome
+from tranlogs_keras import TranLogsCallback
+
+calls = [0]  # of the layer, in Python: a compiled step calls it while it is traced
+
+
+class Traced(keras.layers.Layer):
+    """Counts how often it is traced."""
+
+    def call(self, x: Any) -> Any:
+        calls[0] += 1
+        return x
+
+
+class Thaw(keras.callbacks.Callback):
+    """Changes the way of training within the fit."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self._how = how
+
+    def _change(self) -> None:
+        optimizer = keras.optimizers.SGD(0.01)
+        if self._how == "function":
+            self.model.make_train_function(force=True)
+        elif self._how == "optimizer":
+            self.model.optimizer = optimizer
+        else:
+            self.model.compile(optimizer, loss="mse")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 1 and self._how != "batch":
+            self._change()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._how == "batch":
+            self._change()
+
+
+def _model() -> Any:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(3), Traced(), keras.layers.Dropout(0.2), keras.layers.Dense(1)]
+    )
+    model.compile(keras.optimizers.Adam(0.02), loss="mse")
+    return model
+
+
+def _data() -> Any:
+    x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+    return x, x[:, :1] * 2
+
+
+def many(run: str, die: list[Any] | None) -> dict[str, Any]:
+    """Fit one batch after another, each by a fit of its own, the last ones with another rate of dropout."""
+    model, (x, y) = _model(), _data()
+    callback = TranLogsCallback(run, segment_bytes=1 << 20, verbose=False)
+    traced, kill = list[int](), Kill(die)
+    for i in range(6):
+        before = calls[0]
+        if i == 4:
+            model.layers[2].rate = 0.5
+        at = slice(4 * i, 4 * i + 4)
+        history = model.fit(x[at], y[at], batch_size=2, verbose=0, callbacks=[callback, kill])
+        traced.append(calls[0] - before)
+    found = outcome(model, callback, history)
+    return found | {"traced": traced}
+
+
+def compiled_within(run: str, how: str, log: str = "auto") -> dict[str, Any]:
+    """Return what is said to a callback that changes the way of training, and whether the model can be trained after it."""
+    model, (x, y) = _model(), _data()
+    logs: Any = log
+    callback, said = TranLogsCallback(run, log=logs, segment_bytes=1 << 20, verbose=False), ""
+    try:
+        model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[callback, Thaw(how)])
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    model.compile(keras.optimizers.SGD(0.01), loss="mse")
+    model.fit(x, y, batch_size=8, verbose=0)
+    return {"said": said, "steps": int(model.optimizer.iterations)}
+
+
+def loading(run: str, die: list[Any] | None) -> dict[str, Any]:
+    """Resume by a model that the script has saved itself."""
+    last, (x, y) = Path(run).parent / f"{Path(run).name}.keras", _data()
+    model = keras.models.load_model(last, custom_objects={"Traced": Traced}) if last.exists() else _model()
+    callback = TranLogsCallback(run, segment_bytes=1 << 20, verbose=False)
+    save = keras.callbacks.ModelCheckpoint(str(last))
+    history = model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[save, callback, Kill(die)])
+    found = outcome(model, callback, history)
+    return found | {"state": dict(enumerate(found["state"].values()))}  # variables of a loaded model have other paths
