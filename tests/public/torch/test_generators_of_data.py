@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from tests.public.proof import Death, Job, finished, prove
+from tests.kills.pytorch import Death, Job, finished, prove
 from tests.torch.lab import in_child
 from tests.torch.nets import seed
 
