@@ -6,6 +6,7 @@ optimizer by properties, so schedulers, GradScaler and accelerate may be given e
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -291,7 +292,7 @@ class LoggedOptimizer(Optimizer):
             until: number of batches of the whole run.
             enumerate: whether each comes with its number, `for i, batch in ...`: of the whole run, from 0, also after a crash.
         """
-        return self.training_run.batches(loader, until, numbered=enumerate)
+        return self.training_run.batches(loader, until, sys._getframe(1).f_code.co_name, numbered=enumerate)
 
     def epochs(self, count: int, loader: DataLoader[Any] | None = None) -> Iterator[Epoch]:
         """Yield the epochs that are left of `count`: `for epoch in optimizer.epochs(10): for batch in epoch: ...`.
@@ -300,7 +301,7 @@ class LoggedOptimizer(Optimizer):
         `batch_size` and `sampler`.
         """
         check_epochs(count)
-        return self.training_run.epochs(count, loader)
+        return self.training_run.epochs(count, loader, sys._getframe(1).f_code.co_name)
 
     def steps(self, until: int, *, stateless: bool = False) -> Iterator[int]:
         """Yield the numbers of the turns that are left, for loops without a loader.
@@ -315,7 +316,7 @@ class LoggedOptimizer(Optimizer):
                 environment, iterator or generator that is not tracked. Where this is not declared, `report.exact` is None
                 unless each turn takes batches of a tracked loader.
         """
-        return self.training_run.steps(until, stateless=stateless)
+        return self.training_run.steps(until, sys._getframe(1).f_code.co_name, stateless=stateless)
 
     def log_scalars(self, **scalars: float) -> None:
         """Keep small numbers (a loss) with the running batch; `tranlogs log` shows them, `scalars` has their curves."""

@@ -19,6 +19,7 @@ from .environment import compare_environments
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, some_bytes, window_of
 from .gradient_layout import GradientLayout
 from .live_report import UNKNOWN_DATA, LiveReport, TurnData, announce, describe_end
+from .loop_sequence import LOOP_LENGTH, LoopDecision, LoopKind, LoopRecord, LoopSequence, name_loop
 from .loop_state import LoopState, NumberLists, Remembered, Unstorable, demand_storable, restore_numbers
 from .loop_variables import LibraryObject, UnkeptVariables
 from .offline import OfflineReplay
@@ -74,7 +75,13 @@ __all__ = [
     "LastUnit",
     "LibraryObject",
     "LiveReport",
+    "LOOP_LENGTH",
+    "LoopDecision",
+    "LoopKind",
+    "LoopRecord",
+    "LoopSequence",
     "LoopState",
+    "name_loop",
     "Mode",
     "Monitor",
     "NumberLists",
