@@ -285,12 +285,12 @@ class LoggedOptimizer(Optimizer):
         return self.training_run.report.current or RecoveryReport()
 
     def batches(self, loader: DataLoader[Any], until: int | None = None, *, enumerate: bool = False) -> Iterator[Any]:
-        """Yield batches over all epochs, from the exact next one on, until the whole run has had `until` of them.
+        """Yield batches over all epochs, from the exact next one on, until the loop has had `until` of them.
 
         Args:
             loader: the DataLoader.
-            until: number of batches of the whole run.
-            enumerate: whether each comes with its number, `for i, batch in ...`: of the whole run, from 0, also after a crash.
+            until: number of batches of the loop.
+            enumerate: whether each comes with its number, `for i, batch in ...`: of the loop, from 0, also after a crash.
         """
         return self.training_run.batches(loader, until, sys._getframe(1).f_code.co_name, numbered=enumerate)
 
@@ -310,7 +310,7 @@ class LoggedOptimizer(Optimizer):
         crash interrupted. What the body does until it asks for the next turn belongs to the turn.
 
         Args:
-            until: number of turns of the whole run.
+            until: number of turns of the loop.
             stateless: the script's word that a turn depends on nothing but its number, what is tracked, and the global random
                 generators (torch, numpy, Python): no batch is kept in a variable from one turn to the next, and there is no
                 environment, iterator or generator that is not tracked. Where this is not declared, `report.exact` is None

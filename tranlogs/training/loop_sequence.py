@@ -94,8 +94,8 @@ def decide_entry(number: int, name: str, recorded: LoopRecord) -> LoopDecision:
     was = recorded.name_of(number)
     if was and was != name:
         raise UsageError(
-            f"loop {number} of the run was optimizer.{was}, and is now optimizer.{name}. Loops are numbered in the order in which "
-            f"the script enters them, and a finished loop keeps its place. Write optimizer.{was} there again, also if it is "
+            f"loop {number} of the run was optimizer.{was}, and is now optimizer.{name}. Loops are numbered in the order in "
+            f"which the script enters them, and a finished loop keeps its place. Write optimizer.{was} there again, also if it is "
             "finished, and new loops after it; or give another folder for another training"
         )
     return "running" if number == recorded.count and recorded.is_open else "finished"
@@ -163,8 +163,8 @@ class LoopSequence:
         elif decision == "running":
             if source != self.recorded.source:
                 raise UsageError(
-                    f"loop {number} of the run, optimizer.{name}, took its batches from {self.recorded.source or 'no loader'!r}, "
-                    f"and now from {source or 'no loader'!r}. Give it the same loader, tracked under the same name"
+                    f"loop {number} of the run, optimizer.{name}, took its batches from "
+                    f"{self.recorded.source or 'no loader'!r}, and now from {source or 'no loader'!r}. Give it the same loader, tracked under the same name"
                 )
             kept = self.recorded.length if newest > number else length
             self.current = LoopRecord(
@@ -173,6 +173,11 @@ class LoopSequence:
         if decision != "finished":
             self._running = name
         return decision
+
+    @property
+    def is_new(self) -> bool:
+        """True if the loop that was entered last is none of the recorded ones."""
+        return self.entered > self.recorded.count
 
     def start(self, counter: str) -> int:
         """Return what a counter of the run was at the beginning of the loop that runs."""
@@ -206,12 +211,12 @@ class LoopSequence:
         """Return what it means that a step is taken between a finished loop and the one in which the run stood."""
         return (
             f"a step is taken outside of all loops, after loop {self.entered} of the run, which is finished, and before loop "
-            f"{self.recorded.count}, in which the run stood. It was taken before the crash, and would be taken twice. Take such "
-            "steps in a loop of their own: `for turn in optimizer.steps(1)`"
+            f"{self.recorded.count}, in which the run stood. It was taken before the crash, and would be taken twice. Take "
+            "such steps in a loop of their own: `for turn in optimizer.steps(1)`"
         )
 
     def describe_unreached(self) -> str:
-        """Return what it means that the script has ended before it entered the loop in which the run stood; "" if it has not."""
+        """Return what it means that the script ended before the loop in which the run stood; "" if it did not."""
         if not self.is_before_recorded and not (self.recorded.is_open and not self.entered):
             return ""
         return (

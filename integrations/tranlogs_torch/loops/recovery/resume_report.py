@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+
 from tranlogs.training import PENDING, Recovered, RecoveryReport, describe_end, describe_not_computed, make_report
 
 from ...data.position.loop_place import find_place
