@@ -95,8 +95,8 @@ def decide_entry(number: int, name: str, recorded: LoopRecord) -> LoopDecision:
     if was and was != name:
         raise UsageError(
             f"loop {number} of the run was optimizer.{was}, and is now optimizer.{name}. Loops are numbered in the order in "
-            f"which the script enters them, and a finished loop keeps its place. Write optimizer.{was} there again, also if it is "
-            "finished, and new loops after it; or give another folder for another training"
+            f"which the script enters them, and a finished loop keeps its place. Write optimizer.{was} there again, also if "
+            "it is finished, and new loops after it; or give another folder for another training"
         )
     return "running" if number == recorded.count and recorded.is_open else "finished"
 
@@ -162,9 +162,10 @@ class LoopSequence:
             )
         elif decision == "running":
             if source != self.recorded.source:
+                was, now = self.recorded.source or "no loader", source or "no loader"
                 raise UsageError(
-                    f"loop {number} of the run, optimizer.{name}, took its batches from "
-                    f"{self.recorded.source or 'no loader'!r}, and now from {source or 'no loader'!r}. Give it the same loader, tracked under the same name"
+                    f"loop {number} of the run, optimizer.{name}, took its batches from {was!r}, and now from {now!r}. Give it "
+                    "the same loader, tracked under the same name"
                 )
             kept = self.recorded.length if newest > number else length
             self.current = LoopRecord(

@@ -289,8 +289,8 @@ class LoopRun:
         place.sequence.land(body["loop"])
         if place.sequence.is_over:
             raise UsageError(
-                f"{self.settings.shared.run}: loop {place.sequence.entered} was left by break before the crash, and is not left "
-                "now. What decides that (a best score, a count of epochs) belongs in optimizer.remember(...)"
+                f"{self.settings.shared.run}: loop {place.sequence.entered} was left by break before the crash, and is not "
+                "left now. What decides that (a best score, a count of epochs) belongs in optimizer.remember(...)"
             )
         self.members.write_tracked(body["tracked"])
         self._take_scalars(recovery, found)

@@ -64,8 +64,8 @@ class UnitCommitter(Protocol):
 class Loops:
     """The loops of a run that are running.
 
-    While code runs again, for an epoch that was left in its middle or between finished loops, the state is kept aside; it is set
-    back when the loop is opened in which the run stood.
+    While code runs again, for an epoch that was left in its middle or between finished loops, the state is kept aside; it is
+    set back when the loop is opened in which the run stood.
 
     Args:
         parts: of the run.
@@ -243,8 +243,8 @@ class Loops:
             return
         if position.batch == 0 or position.is_pending:
             raise UsageError(
-                f"{self._parts.settings.run}: epoch {number_in_loop + 1} gave no batch, so nothing of it would be logged. Write "
-                "`for epoch in optimizer.epochs(...)`, and inside it `for batch in epoch`, not `for batch in loader`"
+                f"{self._parts.settings.run}: epoch {number_in_loop + 1} gave no batch, so nothing of it would be logged. "
+                "Write `for epoch in optimizer.epochs(...)`, and inside it `for batch in epoch`, not `for batch in loader`"
             )
         position.end_epoch()
 
