@@ -18,8 +18,8 @@ FACE = {"tranlogs", "tranlogs.training", "tranlogs.records", "tranlogs.ranks"}
 
 TRAINING = """
 Automatic CHANGED_NOW CheckpointPolicy Curve Decoded Digests Divergence EverySteps ExpectedWrites Fingerprint FIRST_UNITS
-FixedCache FROM_FIRST_EPOCH GRACE_SECONDS GradientLayout HostRng Journal LastUnit LibraryObject LiveReport LOOP_LENGTH LoopDecision
-LoopKind LoopRecord LoopSequence LoopState Mode
+FixedCache FROM_FIRST_EPOCH GRACE_SECONDS GradientLayout HostRng Journal LastUnit LibraryObject LiveReport LOOP_LENGTH
+LoopDecision LoopRecord LoopSequence LoopState Mode
 Monitor NO_UNIT NumberLists OfflineReplay OnSignal PENDING Place Progress REMEMBERED_NAMES Recheck RecomputedUnit Recovered
 RecoveryReport
 Remembered ReplayCheck RetentionPolicy RunOptions RunResources RunSettings ScalarHistory ScanSchedule StateDigests

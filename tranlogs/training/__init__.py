@@ -19,7 +19,7 @@ from .environment import compare_environments
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, some_bytes, window_of
 from .gradient_layout import GradientLayout
 from .live_report import UNKNOWN_DATA, LiveReport, TurnData, announce, describe_end
-from .loop_sequence import LOOP_LENGTH, LoopDecision, LoopKind, LoopRecord, LoopSequence, name_loop
+from .loop_sequence import LOOP_LENGTH, LoopDecision, LoopRecord, LoopSequence, name_loop
 from .loop_state import LoopState, NumberLists, Remembered, Unstorable, demand_storable, restore_numbers
 from .loop_variables import LibraryObject, UnkeptVariables
 from .offline import OfflineReplay
@@ -77,7 +77,6 @@ __all__ = [
     "LibraryObject",
     "LiveReport",
     "LoopDecision",
-    "LoopKind",
     "LoopRecord",
     "LoopSequence",
     "LoopState",
