@@ -231,7 +231,7 @@ class Loops:
                 self._enter_epoch(position)
                 self.end = f"in epoch {number - first + 1} of {count}"
                 yield Epoch.of(position, number - first)
-                if sequence.is_over:
+                if position.is_stopped:
                     break
                 self._leave_epoch(position, number, number - first)
                 self._boundaries.boundary()  # the epoch's own code ran

@@ -47,7 +47,7 @@ class DataPlace:
         self.was_set_back = self.is_undeclared = False
         self._data: dict[str, Any] | None = None
         self._given: list[Any] = []  # the data of the loops until now
-        self._loop = LoopRecord(), {}  # as the last boundary has it
+        self._loop: tuple[LoopRecord, dict[str, Any]] = LoopRecord(), {}  # as the last boundary has it
 
     def land(self, body: Mapping[str, Any]) -> None:
         """Take over the place at which the run stood."""
