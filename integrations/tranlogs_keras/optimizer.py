@@ -218,7 +218,7 @@ class LoggedOptimizer:
         """
         check_epochs(count)
         given = None if data is None else LoopData(data, batch_size, shuffle, is_stateless=stateless)
-        return self._loops.epochs(count, given)
+        return self._loops.epochs(count, given, sys._getframe(1).f_code.co_name)
 
     def batches(
         self,
@@ -234,15 +234,16 @@ class LoggedOptimizer:
 
         Args:
             data: a tf.data.Dataset, a DataLoader, a PyDataset, arrays, an iterable, or a function that returns a generator.
-            until: number of batches of the whole run.
+            until: number of batches of the loop.
             batch_size: of arrays.
             shuffle: whether arrays are shuffled.
             stateless: the script's word that a pass over an iterable of its own depends on nothing but the global random
                 generators. Where this is not declared, `report.exact` is None.
             enumerate: whether each batch comes with its number, `for i, batch in ...`: in the epoch, or outside of `epochs` in
-                the run; from 0, also after a crash.
+                the loop; from 0, also after a crash.
         """
-        return self._loops.batches(LoopData(data, batch_size, shuffle, is_stateless=stateless), until, numbered=enumerate)
+        given = LoopData(data, batch_size, shuffle, is_stateless=stateless)
+        return self._loops.batches(given, until, sys._getframe(1).f_code.co_name, numbered=enumerate)
 
     def steps(self, until: int, *, stateless: bool = False) -> Iterator[int]:
         """Yield the numbers of the turns that are left, for loops without data.
@@ -251,13 +252,13 @@ class LoggedOptimizer:
         crash interrupted. What the body does until it asks for the next turn belongs to the turn.
 
         Args:
-            until: number of turns of the whole run.
+            until: number of turns of the loop.
             stateless: the script's word that a turn depends on nothing but its number, what is tracked, and the global random
                 generators (numpy, Python, Keras' and the backend's): no batch is kept in a variable from one turn to the next,
                 and there is no environment, iterator or generator that is not tracked. Where this is not
                 declared, `report.exact` is None.
         """
-        return self._loops.steps(until, stateless=stateless)
+        return self._loops.steps(until, sys._getframe(1).f_code.co_name, stateless=stateless)
 
     def log_scalars(self, **scalars: float) -> None:
         """Keep small numbers (a loss) with the running batch; `tranlogs log` shows them, `scalars` has their curves."""

@@ -6,6 +6,7 @@ optimizer by properties, so schedulers, GradScaler and accelerate may be given e
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -279,14 +280,14 @@ class LoggedOptimizer(Optimizer):
         return self.training_run.report.current or RecoveryReport()
 
     def batches(self, loader: DataLoader[Any], until: int | None = None, *, enumerate: bool = False) -> Iterator[Any]:
-        """Yield batches over all epochs, from the exact next one on, until the whole run has had `until` of them.
+        """Yield batches over all epochs, from the exact next one on, until the loop has had `until` of them.
 
         Args:
             loader: the DataLoader.
-            until: number of batches of the whole run.
-            enumerate: whether each comes with its number, `for i, batch in ...`: of the whole run, from 0, also after a crash.
+            until: number of batches of the loop.
+            enumerate: whether each comes with its number, `for i, batch in ...`: of the loop, from 0, also after a crash.
         """
-        return self.training_run.batches(loader, until, numbered=enumerate)
+        return self.training_run.batches(loader, until, sys._getframe(1).f_code.co_name, numbered=enumerate)
 
     def epochs(self, count: int, loader: DataLoader[Any] | None = None) -> Iterator[Epoch]:
         """Yield the epochs that are left of `count`: `for epoch in optimizer.epochs(10): for batch in epoch: ...`.
@@ -295,7 +296,7 @@ class LoggedOptimizer(Optimizer):
         `batch_size` and `sampler`.
         """
         check_epochs(count)
-        return self.training_run.epochs(count, loader)
+        return self.training_run.epochs(count, loader, sys._getframe(1).f_code.co_name)
 
     def steps(self, until: int, *, stateless: bool = False) -> Iterator[int]:
         """Yield the numbers of the turns that are left, for loops without a loader.
@@ -304,13 +305,13 @@ class LoggedOptimizer(Optimizer):
         crash interrupted. What the body does until it asks for the next turn belongs to the turn.
 
         Args:
-            until: number of turns of the whole run.
+            until: number of turns of the loop.
             stateless: the script's word that a turn depends on nothing but its number, what is tracked, and the global random
                 generators (torch, numpy, Python): no batch is kept in a variable from one turn to the next, and there is no
                 environment, iterator or generator that is not tracked. Where this is not declared, `report.exact` is None
                 unless each turn takes batches of a tracked loader.
         """
-        return self.training_run.steps(until, stateless=stateless)
+        return self.training_run.steps(until, sys._getframe(1).f_code.co_name, stateless=stateless)
 
     def log_scalars(self, **scalars: float) -> None:
         """Keep small numbers (a loss) with the running batch; `tranlogs log` shows them, `scalars` has their curves."""

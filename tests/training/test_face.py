@@ -19,14 +19,15 @@ FACE = {"tranlogs", "tranlogs.training", "tranlogs.records", "tranlogs.ranks"}
 TRAINING = """
 Automatic CAUSES CHANGED_NOW CheckpointPolicy Curve Decoded Digests Divergence EverySteps ExpectedWrites Face Fingerprint
 FIRST_UNITS
-FixedCache FROM_FIRST_EPOCH GRACE_SECONDS GradientLayout HostRng Journal LastUnit LibraryObject LiveReport LoopState Mode
+FixedCache FROM_FIRST_EPOCH GRACE_SECONDS GradientLayout HostRng Journal LastUnit LibraryObject LiveReport LOOP_LENGTH
+LoopDecision LoopRecord LoopSequence LoopState Mode
 Monitor NO_UNIT NumberLists OfflineReplay OnSignal PENDING Place Progress REMEMBERED_NAMES Recheck RecomputedUnit Recovered
 RecoveryReport
 Remembered ReplayCheck RetentionPolicy RunOptions RunResources RunSettings ScalarHistory ScanSchedule StateDigests
 StepRecorder TurnData UnkeptVariables UNKNOWN_DATA Unstorable announce as_retention check_epochs compare_environments
 decode_entries demand_storable describe_difference describe_end describe_equal describe_moved describe_not_computed
 describe_replacement describe_script_change digest_of find_changed_elements forecast_writes full_digests is_below
-is_rounding is_same is_same_state is_set_as_a_whole judge_exactness make_report numpy_state path_of_remembered
+is_rounding is_same is_same_state is_set_as_a_whole judge_exactness make_report name_loop numpy_state path_of_remembered
 prepare_run_id progress_bar python_state read_facts read_memory_of recover redo_in_order
 restore_numbers set_host_rng
 some_bytes when_full window_of

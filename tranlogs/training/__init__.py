@@ -19,6 +19,7 @@ from .environment import compare_environments
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, some_bytes, window_of
 from .gradient_layout import GradientLayout
 from .live_report import UNKNOWN_DATA, Face, LiveReport, TurnData, announce, describe_end
+from .loop_sequence import LOOP_LENGTH, LoopDecision, LoopRecord, LoopSequence, name_loop
 from .loop_state import LoopState, NumberLists, Remembered, Unstorable, demand_storable, restore_numbers
 from .loop_variables import LibraryObject, UnkeptVariables
 from .offline import OfflineReplay
@@ -56,6 +57,7 @@ __all__ = [
     "FIRST_UNITS",
     "FROM_FIRST_EPOCH",
     "GRACE_SECONDS",
+    "LOOP_LENGTH",
     "NO_UNIT",
     "PENDING",
     "REMEMBERED_NAMES",
@@ -77,6 +79,9 @@ __all__ = [
     "LastUnit",
     "LibraryObject",
     "LiveReport",
+    "LoopDecision",
+    "LoopRecord",
+    "LoopSequence",
     "LoopState",
     "Mode",
     "Monitor",
@@ -126,6 +131,7 @@ __all__ = [
     "is_set_as_a_whole",
     "judge_exactness",
     "make_report",
+    "name_loop",
     "numpy_state",
     "path_of_remembered",
     "prepare_run_id",

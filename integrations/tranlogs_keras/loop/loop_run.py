@@ -11,8 +11,10 @@ from tranlogs.base.config import OUTSIDE_UNITS_MAX, fitting_segment_bytes
 from tranlogs.base.errors import NotRecovered, UsageError
 from tranlogs.training import (
     CHANGED_NOW,
+    LOOP_LENGTH,
     UNKNOWN_DATA,
     LiveReport,
+    LoopRecord,
     LoopState,
     Recovered,
     RecoveryReport,
@@ -91,6 +93,7 @@ class LoopRun:
         self._loop_state: LoopState | None = None
         self._unkept = make_unkept_variables(self.report, members)
         self._is_waiting = False  # for the place at which the run stood
+        self._needs_source: dict[str, Any] | None = None  # boundary with the state of a source that is not made yet
         self._changes: ScriptChanges | None = None  # made between recover() and the loop
         self._has_script_changes = False  # in the unit that is running
         self._is_outside = False  # a step of the running unit was taken outside of all loops
@@ -158,7 +161,7 @@ class LoopRun:
 
     def _make_rules(self) -> RecheckRules:
         # What a process declares or has found out of its loop and its data. Doubts are taken over from the record.
-        ignored = {"turns", "doubts", "source.draws", "source.draws_own", *map(path_of_remembered, self.times)}
+        ignored = {"turns", "doubts", LOOP_LENGTH, "source.draws", "source.draws_own", *map(path_of_remembered, self.times)}
         refuted = [UNKNOWN_DATA, UNKNOWN_ITERABLE]
         if self._loop_state is not None:  # how many turns are left of the script's own loop is known if the run keeps its state
             refuted.append(_IMPLICIT)
@@ -206,7 +209,7 @@ class LoopRun:
         """Recover the run before a loop; if the script has done that, keep what it has set since."""
         if self._begun is None:
             self.recover()
-        elif self._is_waiting:
+        elif self._is_waiting and not self.place.sequence.entered:  # later changes were made before the crash, too
             self._keep_script_changes(self._begun)
 
     def _keep_script_changes(self, begun: BegunLoop) -> None:
@@ -221,6 +224,7 @@ class LoopRun:
         self._changes = changes
         if recovery.abandon_recheck():
             self.place.position = Position(**recovery.body["position"])
+            self.place.sequence.land(recovery.body["loop"])
             self.report.warn(describe_not_computed(CHANGED_NOW), False)
             if moved := changes.find_moved():
                 self.report.warn(describe_moved(moved), False)
@@ -230,13 +234,24 @@ class LoopRun:
 
     # The place in the data.
 
+    def note_data(self, data: LoopData | None) -> None:
+        """Note the data of a loop that begins."""
+        if self.place.note_data(data):
+            self._needs_source = None
+
     def take_data(self, data: LoopData) -> Source:
         """Make the source of the batches, and compare the data with those of the run."""
         begun = self._demand_begun()
         if data.is_of_script and self.place.note_turns(stateless=data.is_stateless, reason=UNKNOWN_ITERABLE):
             begun.recovery.refresh_report()
         recorded = begun.recovery.body.get("data") if begun.recovery.landed is not None else None
-        return self.place.take_data(data, begun.parts.backend, recorded, begun.parts.run)
+        if self.place.sequence.is_new:
+            recorded = None if self._needs_source is None else recorded
+        source = self.place.take_data(data, begun.parts.backend, recorded, begun.parts.run)
+        body, self._needs_source = self._needs_source, None
+        if body is not None and body["position"]["passes"] == self.place.position.passes:
+            self.place.set_source(body, *begun.recovery.kept)
+        return source
 
     def come_back(self) -> bool:
         """Undo what code before the loop in which the run stood has written, but for what the script has set since `recover()`.
@@ -258,7 +273,8 @@ class LoopRun:
                 f"{name!r} was tracked by the run or is tracked now, and not both, or it is of another kind: it begins anew. "
                 f"Track the same objects under the same names as the run had"
             )
-        self.place.set_source(body, *begun.recovery.kept)
+        if not self.place.set_source(body, *begun.recovery.kept):
+            self._needs_source = body if body["source"] else None
         self.set_random_states()
         begun.parts.steps.remember()
         if self._changes is not None:
@@ -270,11 +286,22 @@ class LoopRun:
         """Set what the loop keeps besides models and optimizers to what the newest boundary holds."""
         recovery, place = self._demand_begun().recovery, self.place
         body = recovery.body
+        place.sequence.land(body["loop"])
+        if place.sequence.is_over:
+            raise UsageError(
+                f"{self.settings.shared.run}: loop {place.sequence.entered} was left by break before the crash, and is not "
+                "left now. What decides that (a best score, a count of epochs) belongs in optimizer.remember(...)"
+            )
         self.members.write_tracked(body["tracked"])
         self._take_scalars(recovery, found)
         if place.position.as_dict() == body["position"] and place.set_source(body, *recovery.kept):
             place.was_set_back = True
         self.set_random_states()
+
+    def read_newest_loop(self) -> int:
+        """Return the number of loops at the newest boundary of the log, if the unit before it is computed again; else 0."""
+        recheck = self._demand_begun().recovery.recheck
+        return LoopRecord.read(recheck.end.get("loop")).count if recheck.is_pending else 0
 
     def set_random_states(self) -> None:
         """Set the random number generators to what they were where the run stood."""
@@ -292,6 +319,8 @@ class LoopRun:
         if self.is_looping:
             return
         if self._is_waiting:
+            if self.place.sequence.is_before_recorded:
+                raise UsageError(self.place.sequence.describe_step_between())
             self.come_back()
         if self._is_outside and self._demand_begun().capture.steps_since_boundary:
             self._commit_outside()
@@ -376,6 +405,9 @@ class LoopRun:
         capture.close()
         for tap in begun.taps:
             tap.release()
+        unreached = self._is_waiting and self.place.sequence.describe_unreached()
+        if is_orderly and unreached and not journal.was_finished:
+            self.report.warn(unreached, True)
         if is_orderly:
             recheck.note_end()
         recheck.close()

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tranlogs.base.errors import UsageError
+from tranlogs.training import name_loop
 
 from ..data.source import Source
 from .loop_run import LoopRun
@@ -61,25 +62,48 @@ class Loops:
         self._is_left = False  # its loop, at a batch
 
     @contextmanager
-    def _looping(self) -> Iterator[None]:
-        if self.run.is_looping:
-            raise UsageError(
-                "one loop of LoggedOptimizer runs inside another. Take an inner loop's data from the data themselves; only the "
-                "outer loop's batches are places to come back to"
-            )
-        self.run.begin()
-        self.run.is_looping, self.run.place.turns = True, None
+    def _looping(self, name: str, length: int, data: LoopData | None) -> Iterator[bool]:
+        """Run a loop; yield False if it was finished before the crash."""
+        run, sequence = self.run, self.run.place.sequence
+        sequence.demand_none_running(name)
+        run.begin()
+        decision = sequence.enter(name, length, self._begin, newest=run.read_newest_loop())
+        run.note_data(data)
+        if decision == "finished":
+            yield False
+            return
+        run.is_looping, run.place.turns, self._data = True, None, data
         try:
-            yield
+            yield True
         finally:
-            self.run.is_looping = False
+            run.is_looping = False
+            sequence.leave()
 
-    def epochs(self, count: int, data: LoopData | None) -> Iterator[Epoch]:
+    def _begin(self) -> dict[str, int]:
+        """Begin a new loop with the first batch of an epoch; return the number of batches of the run."""
+        position, source = self.run.place.position, self.run.place.source
+        position.total += self._is_left  # the batch at which `break` left the loop before
+        if position.seen or self._is_left:
+            position.passes += 1
+            if source is not None:
+                source.close()
+        self._is_left = self._is_exhausted = False
+        position.epoch = position.batch = position.seen = 0
+        return {"total": position.total}
+
+    @property
+    def _done(self) -> int:
+        """Number of batches, or turns, of the running loop that are done."""
+        return self.run.place.position.total - self.run.place.sequence.start("total")
+
+    def epochs(self, count: int, data: LoopData | None, function: str) -> Iterator[Epoch]:
         """Yield the epochs that are left, each to be iterated over for its batches."""
-        with self._looping():
+        with self._looping(name_loop("epochs", function), count, data) as is_left:
+            if not is_left:
+                return
             run, position = self.run, self.run.place.position
+            count = run.place.sequence.current.length or 0
             self._is_in_epochs = True
-            self._data = data
             try:
                 if data is not None:
                     run.take_data(data)
@@ -112,38 +136,41 @@ class Loops:
         if self.run.place.source is not None:
             self.run.place.source.close()
 
-    def batches(self, data: LoopData, until: int | None, *, numbered: bool) -> Iterator[Any]:
+    def batches(self, data: LoopData, until: int | None, function: str, *, numbered: bool) -> Iterator[Any]:
         """Yield the rest of the running epoch; outside of `epochs`, the batches of all epochs up to number `until`.
 
-        If `numbered`, each comes with its number in the epoch, or in the run.
+        If `numbered`, each comes with its number in the epoch, or in the loop.
         """
         is_in_epochs = self._is_in_epochs
-        for batch in self._batches(data, until):
-            position = self.run.place.position
-            yield (position.batch if is_in_epochs else position.total, batch) if numbered else batch
+        for batch in self._batches(data, until, name_loop("batches", function)):
+            yield (self.run.place.position.batch if is_in_epochs else self._done, batch) if numbered else batch
 
-    def _batches(self, data: LoopData, until: int | None) -> Iterator[Any]:
+    def _batches(self, data: LoopData, until: int | None, name: str) -> Iterator[Any]:
         if self._is_in_epochs:
             if self._data is not None and self._data.given is not data.given:
                 raise UsageError(
                     "epochs() were given other data than batches(). Give the data that are trained on to one of them, and "
                     "iterate over others (validation) directly"
                 )
+            self.run.note_data(data)
             self._data = data
             yield from self.rest_of_epoch()
             return
         if until is None:
             raise UsageError(
-                "batches() outside of epochs() needs until=..., the number of batches of the whole run. Or take the epochs "
+                "batches() outside of epochs() needs until=..., the number of batches of the loop. Or take the epochs "
                 "from optimizer.epochs(n), which leaves finished ones out"
             )
-        with self._looping():
+        with self._looping(name, until, data) as is_left:
+            if not is_left:
+                return
             run, position = self.run, self.run.place.position
-            self._data = data
+            until = position.total - self._done + (run.place.sequence.current.length or 0)
             if position.total >= until:
+                run.take_data(data)
                 run.come_back()
             while position.total < until:
-                before, run.loop_end = position.total, f"before batch {until}"
+                before, run.loop_end = position.total, f"before batch {until - position.total + self._done}"
                 yield from self.rest_of_epoch(until)
                 if self._is_exhausted and position.total < until:
                     if position.total == before and position.batch == 0:
@@ -202,15 +229,18 @@ class Loops:
         position.passes += 1
         self._is_exhausted = False
 
-    def steps(self, until: int, *, stateless: bool) -> Iterator[int]:
+    def steps(self, until: int, function: str, *, stateless: bool) -> Iterator[int]:
         """Yield the number of each turn of a loop without data, from 0; a boundary follows each."""
-        with self._looping():
+        with self._looping(name_loop("steps", function), until, None) as is_left:
+            if not is_left:
+                return
             run, position = self.run, self.run.place.position
+            until = run.place.sequence.current.length or 0
             run.note_turns(stateless=stateless)
             run.come_back()
-            while position.total < until:
-                run.loop_end = f"in turn {position.total + 1} of {until}"
-                yield position.total
+            while self._done < until:
+                run.loop_end = f"in turn {self._done + 1} of {until}"
+                yield self._done
                 position.total += 1
                 run.boundary()
             run.loop_end = "complete"

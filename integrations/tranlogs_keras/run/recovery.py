@@ -9,6 +9,7 @@ from typing import Any
 from tranlogs.base.errors import StateMismatch
 from tranlogs.training import (
     PENDING,
+    LoopRecord,
     Recovered,
     RecoveryReport,
     describe_end,
@@ -140,8 +141,9 @@ class Recovery:
     def refresh_report(self) -> None:
         """Make the report again, with what became known since."""
         if self.landed is not None:
-            position = self.body["position"]
-            self._parts.report.current = self._report_of(self.landed, position["total"], position["epoch"])
+            position, loop = self.body["position"], LoopRecord.read(self.body.get("loop"))
+            done = position["total"] - loop.start.get("total", 0)
+            self._parts.report.current = self._report_of(self.landed, done, position["epoch"])
 
     def undo_writes(self) -> None:
         """Undo writes made since the recovery, such as a learning rate set before the loop: the log contains their effects."""

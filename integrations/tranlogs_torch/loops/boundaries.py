@@ -84,6 +84,7 @@ class Boundaries:
         """Go on in the running loop with the state that recovery has set back."""
         self._user_loops.rejoin()
         self._auxiliary.go_on()
+        self._loops.note_set_back()
         self.landed()
 
     def after_step(self, optimizer: str) -> None:

@@ -6,6 +6,7 @@ import logging
 
 import torch
 
+from tranlogs.base.errors import UsageError
 from tranlogs.records import Payload, Tensor
 
 from ..capture.carried_outputs import is_any_untracked
@@ -71,6 +72,8 @@ class LoggedSteps:
                 "the epochs from optimizer.epochs(...), which skips finished ones",
                 True,
             )
+        if self.auxiliary.is_waiting and self.auxiliary.sequence.is_before_recorded and not self._loops.running:
+            raise UsageError(self.auxiliary.sequence.describe_step_between())
         if self.auxiliary.is_waiting and not self._loops.running:  # no loop was opened, which would have compared them
             self._loops.note_early_writes()
         if self.auxiliary.has_landed:

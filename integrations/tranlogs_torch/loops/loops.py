@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, Protocol
 
 from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import describe_script_change
+from tranlogs.training import LoopDecision, describe_script_change
 
 from ..data.position.epoch import Epoch
 from ..data.position.loader_position import LoaderPosition
@@ -51,6 +52,10 @@ class UnitCommitter(Protocol):
         """Make the report of the recovery again."""
         ...
 
+    def read_newest_loop(self) -> int:
+        """Return the number of loops at the newest boundary of the log, if the unit before it is computed again."""
+        ...
+
     def keep_script_changes(self, opens: Literal["own", "plain", ""]) -> list[str] | None:
         """Go on at the newest boundary with what the script has changed, if anything; return its changes in words."""
         ...
@@ -59,8 +64,8 @@ class UnitCommitter(Protocol):
 class Loops:
     """The loops of a run that are running.
 
-    While code per epoch runs again for an epoch that was left in its middle, the state is kept aside; it is set back when the
-    loop is opened in which the run stood.
+    While code runs again, for an epoch that was left in its middle or between finished loops, the state is kept aside; it is
+    set back when the loop is opened in which the run stood.
 
     Args:
         parts: of the run.
@@ -76,25 +81,71 @@ class Loops:
         self._parts, self._boundaries, self._user_loops = parts, boundaries, user_loops
         self.running: list[object] = []
         self.end = ""
-        self._backup: StateBackup | None = None
+        self._backup: StateBackup | None = None  # made before code per epoch runs again
+        self._between: StateBackup | None = None  # made before code between finished loops runs again
 
     @contextmanager
-    def _looping(self, loop: object) -> Iterator[None]:
+    def _looping(self, loop: object, name: str, length: int | None, position: LoaderPosition | None) -> Iterator[LoopDecision]:
+        """Run a loop: what it is in the sequence of the run's loops, and what it does to the state as it begins and ends."""
+        auxiliary, sequence = self._parts.auxiliary, self._parts.auxiliary.sequence
         if self._parts.journal.is_closed:
             raise UsageError(
                 f"{self._parts.settings.run}: the run is closed and logs nothing more. Create a new LoggedOptimizer to "
                 "continue it"
             )
+        sequence.demand_none_running(name)
         self._boundaries.begin()
         self._boundaries.note_own_loop()
-        self.note_early_writes("own")
-        if not self.running:
-            self._user_loops.leave()
+        if not sequence.entered:  # what the script changes before a later loop, it has changed before the crash, too
+            self.note_early_writes("own")
+        newest = self._boundaries.read_newest_loop()
+        source, begin = auxiliary.name_of(position), partial(auxiliary.begin_loop, position)
+        decision = sequence.enter(name, length, begin, source, newest=newest)
+        if decision == "finished":
+            yield decision
+            self._pass()
+            return
+        if decision == "running":
+            self._undo_code_between()
+        self._user_loops.leave()
         self.running.append(loop)
         try:
-            yield
+            yield decision
         finally:
             self.running.remove(loop)
+            is_over = sequence.is_over
+            sequence.leave()
+        if is_over:
+            self._pass()
+        elif not self._user_loops.is_led:
+            auxiliary.open_loop()  # nothing may have been left of it: the code after it draws as it did before the crash
+
+    def _pass(self) -> None:
+        """Go on after a finished loop: the code between it and the next one runs again, and what it does is to be undone."""
+        if self._parts.auxiliary.is_waiting and self._between is None:
+            self._boundaries.note_writes()
+            self._between = StateBackup(self._parts.state, self._parts.auxiliary, has_optimizers=True)
+        self._parts.auxiliary.pass_loop()
+
+    def note_set_back(self) -> None:
+        """End the running loop if the run was brought back to a later one: the unit that was computed again ended there."""
+        if self._parts.auxiliary.sequence.is_over:
+            self._parts.auxiliary.wait()
+            self._between = StateBackup(self._parts.state, self._parts.auxiliary, has_optimizers=True)
+
+    def note_unreached(self) -> None:
+        """Warn at the end of the script if it has not entered the loop in which the run stood."""
+        text = self._parts.auxiliary.is_waiting and self._parts.auxiliary.sequence.describe_unreached()
+        if text:
+            self._parts.report.warn(text, True)
+
+    def _undo_code_between(self) -> None:
+        """Undo what code between finished loops did: it ran before the crash, and the record has what it did then."""
+        backup, self._between = self._between, None
+        if backup is not None:
+            backup.set_back()
+            self._parts.auxiliary.set_positions_back()
+            self._parts.writes.remember(self._parts.journal.step)
 
     def note_early_writes(self, opens: Literal["own", "plain", ""] = "") -> None:
         """Report what was written between the recovery and the first batch: the uninterrupted run wrote nothing there.
@@ -106,6 +157,8 @@ class Loops:
         """
         parts = self._parts
         if not self._boundaries.is_as_recovered() or self.running or parts.journal.is_suspended:
+            return
+        if opens and self._between is not None:  # what code after a finished loop has changed is undone
             return
         for what in parts.auxiliary.find_overruled_rates():
             raise UsageError(f"{parts.settings.run}: {what}")
@@ -127,61 +180,71 @@ class Loops:
         written = [f"weight {name}" for name in parts.writes.parameters(parts.journal.step)]
         return written[:1] + [f"the state of optimizer {which!r}" for which in parts.writes.optimizers()] + changed
 
-    def steps(self, until: int, *, stateless: bool) -> Iterator[int]:
+    def steps(self, until: int, name: str, *, stateless: bool) -> Iterator[int]:
         """Yield the number of each turn of a loop without a loader, from 0; a boundary follows each."""
         turns, auxiliary = Turns(self._parts, stateless=stateless), self._parts.auxiliary
-        with self._looping(turns):
+        with self._looping(turns, name, until, None) as decision:
+            if decision == "finished":
+                return
             if stateless and auxiliary.turns == "unknown":  # the process that was killed had not declared it
                 auxiliary.turns = "stateless"
                 self._boundaries.refresh_report()
-            if auxiliary.count < until or not self._user_loops.is_led:
+            start, until = auxiliary.sequence.start("turn"), auxiliary.sequence.current.length or 0
+            if auxiliary.count - start < until or not self._user_loops.is_led:
                 auxiliary.open_loop()
-            while auxiliary.count < until:
+            while auxiliary.count - start < until and not auxiliary.sequence.is_over:
                 auxiliary.count += 1
-                self.end = f"in turn {auxiliary.count} of {until}"
-                yield auxiliary.count - 1
+                self.end = f"in turn {auxiliary.count - start} of {until}"
+                yield auxiliary.count - start - 1
                 self._boundaries.boundary(turns)
+                start = auxiliary.sequence.start("turn")
             self.end = "complete"
 
-    def batches(self, loader: DataLoader[Any], until: int | None, *, numbered: bool) -> Iterator[Any]:
-        """Yield the batches of a loader over all epochs; if `numbered`, each with its number in the run."""
-        position = self._parts.auxiliary.loader(loader)
-        with self._looping(position):
-            for data in position.batches(until):
-                self.end = "" if until is None else f"in batch {position.taken} of {until}"
-                yield (position.taken - 1, data) if numbered else data
+    def batches(self, loader: DataLoader[Any], until: int | None, name: str, *, numbered: bool) -> Iterator[Any]:
+        """Yield the batches of a loader over all epochs; if `numbered`, each with its number in the loop."""
+        position, sequence = self._parts.auxiliary.loader(loader), self._parts.auxiliary.sequence
+        with self._looping(position, name, until, position) as decision:
+            if decision == "finished":
+                return
+            start, until = sequence.start("taken"), sequence.current.length
+            for data in position.batches(None if until is None else start + until):
+                self.end = "" if until is None else f"in batch {position.taken - start} of {until}"
+                yield (position.taken - start - 1, data) if numbered else data
             self.end = "complete"
-            self._parts.auxiliary.pass_loop()
 
-    def epochs(self, count: int, loader: DataLoader[Any] | None) -> Iterator[Epoch]:
+    def epochs(self, count: int, loader: DataLoader[Any] | None, name: str) -> Iterator[Epoch]:
         """Yield the epochs that are left, each to be iterated over for its batches."""
-        auxiliary = self._parts.auxiliary
+        auxiliary, sequence = self._parts.auxiliary, self._parts.auxiliary.sequence
         if loader is None and not auxiliary.loaders:
             raise UsageError("epochs(...) needs a loader: call track(loader=...) first, or epochs(count, loader)")
         position = next(iter(auxiliary.loaders.values())) if loader is None else auxiliary.loader(loader)
-        with self._looping(position):
+        with self._looping(position, name, count, position) as decision:
+            if decision == "finished":
+                return
             position.enter()
-            is_left = position.epoch < count or not self._user_loops.has_skipped
+            first, count = sequence.start("epoch"), sequence.current.length or 0
+            is_left = position.epoch - first < count or not self._user_loops.has_skipped
             if position.batch == 0 and is_left:  # else what comes before the batches runs again, and its draws do not count
                 auxiliary.open_loop()
-            while position.epoch < count:
+            while position.epoch - first < count and not sequence.is_over:
                 number = position.epoch
                 self._enter_epoch(position)
-                self.end = f"in epoch {number + 1} of {count}"
-                yield Epoch.of(position)
-                self._leave_epoch(position, number)
+                self.end = f"in epoch {number - first + 1} of {count}"
+                yield Epoch.of(position, number - first)
+                if position.is_stopped:
+                    break
+                self._leave_epoch(position, number, number - first)
                 self._boundaries.boundary()  # the epoch's own code ran
             self.end = "complete"
-            auxiliary.pass_loop()
 
-    def _leave_epoch(self, position: LoaderPosition, number: int) -> None:
+    def _leave_epoch(self, position: LoaderPosition, number: int, number_in_loop: int) -> None:
         """End an epoch whose loop was left by `break`: the next one begins with its first batch, as without TranLogs."""
         if position.epoch > number:
             return
         if position.batch == 0 or position.is_pending:
             raise UsageError(
-                f"{self._parts.settings.run}: epoch {number + 1} gave no batch, so nothing of it would be logged. Write "
-                "`for epoch in optimizer.epochs(...)`, and inside it `for batch in epoch`, not `for batch in loader`"
+                f"{self._parts.settings.run}: epoch {number_in_loop + 1} gave no batch, so nothing of it would be logged. "
+                "Write `for epoch in optimizer.epochs(...)`, and inside it `for batch in epoch`, not `for batch in loader`"
             )
         position.end_epoch()
 
@@ -213,6 +276,7 @@ class Loops:
 
     def go_live(self) -> None:
         """Set the state back: the loop in which the run stood is about to be opened."""
+        self._undo_code_between()
         backup, self._backup = self._backup, None
         if backup is not None:
             if self._boundaries.find_other_writes():

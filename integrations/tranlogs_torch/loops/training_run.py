@@ -19,6 +19,7 @@ from tranlogs.training import (
     RunResources,
     RunSettings,
     ScalarHistory,
+    name_loop,
 )
 
 from ..capture.carried_outputs import CarriedOutputs
@@ -272,17 +273,21 @@ class TrainingRun:
         """The loops of `LoggedOptimizer` that are running, the outermost first."""
         return self._loops.running
 
-    def steps(self, until: int, *, stateless: bool) -> Iterator[int]:
-        """Yield the number of each turn of a loop without a loader."""
-        return self._loops.steps(until, stateless=stateless)
+    def steps(self, until: int, function: str, *, stateless: bool) -> Iterator[int]:
+        """Yield the number of each turn of a loop without a loader, which a function of this name begins."""
+        return self._loops.steps(until, name_loop("steps", function), stateless=stateless)
 
-    def batches(self, loader: DataLoader[Any], until: int | None, *, numbered: bool = False) -> Iterator[Any]:
-        """Yield the batches of a loader over all epochs; if `numbered`, each with its number in the run."""
-        return self._loops.batches(loader, until, numbered=numbered)
+    def batches(self, loader: DataLoader[Any], until: int | None, function: str, *, numbered: bool = False) -> Iterator[Any]:
+        """Yield the batches of a loader over all epochs; if `numbered`, each with its number in the loop."""
+        return self._loops.batches(loader, until, name_loop("batches", function), numbered=numbered)
 
-    def epochs(self, count: int, loader: DataLoader[Any] | None) -> Iterator[Epoch]:
+    def epochs(self, count: int, loader: DataLoader[Any] | None, function: str) -> Iterator[Epoch]:
         """Yield the epochs that are left."""
-        return self._loops.epochs(count, loader)
+        return self._loops.epochs(count, loader, name_loop("epochs", function))
+
+    def read_newest_loop(self) -> int:
+        """Return the number of loops at the newest boundary of the log, if the unit before it is computed again."""
+        return self._recovery.read_newest_loop()
 
     def note_early_writes(self) -> None:
         """Report what was written between the recovery and the first batch."""
@@ -333,6 +338,7 @@ class TrainingRun:
                 self._boundaries.commit_implicit(is_before_forward=True)
                 if not self._recovery.report.is_at_end:
                     self._user_loops.note_unreached()
+                self._loops.note_unreached()
                 self._recovery.report.note_user_loop()
                 self._recovery.recheck.note_end()
             if self.steps_since_boundary:

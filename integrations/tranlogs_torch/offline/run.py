@@ -13,8 +13,9 @@ from pathlib import Path
 
 from tranlogs.ranks import SingleReader, is_of_group, is_sharded, read_environment
 from tranlogs.records import Checkpoint
-from tranlogs.training import OfflineReplay, Progress, Recovered, recover
+from tranlogs.training import LoopRecord, OfflineReplay, Progress, Recovered, recover
 
+from ..data.position.loop_place import find_place
 from ..state.caveats import lost_attributes, verdict
 from . import export
 from .merged_ranks import recover_joined
@@ -73,8 +74,7 @@ class OfflineRun(OfflineReplay[RecordedState]):
 
     def _data_position(self) -> tuple[int, int]:
         body = self.state.body
-        loaders = list(body["data"].values())
-        return (loaders[0]["taken"], loaders[0]["epoch"]) if loaders else (body["count"], 0)
+        return find_place(LoopRecord.read(body.get("loop")), body["data"], body["count"])
 
     def _write(self, path: Path, form: str | None, progress: Progress | None) -> list[str]:
         assert self.report is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import pickle
 import random
@@ -307,7 +308,7 @@ def test_two_loaders_side_by_side_stay_in_step(tmp_path: Path) -> None:
         optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
         attempt.start(optimizer, labelled=labelled, other=other)
         taken = optimizer.report.batch if attempt.run is not None else 0
-        for x, y in zip(optimizer.batches(labelled, 20), optimizer.batches(other, 20), strict=False):
+        for x, y in zip(optimizer.batches(labelled, 20), itertools.chain.from_iterable(itertools.repeat(other)), strict=False):
             attempt.saw(taken, (x, y))
             taken += 1
             torch.rand(2)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import UNKNOWN_DATA, LiveReport, TurnData
+from tranlogs.training import UNKNOWN_DATA, LiveReport, LoopRecord, LoopSequence, TurnData
 
 from ...backends import Backend
 from ...data import Position, describe_data, other_data
@@ -28,6 +28,7 @@ class DataPlace:
         report: receives what of the data does not come back.
 
     Attributes:
+        sequence: the loops that the script has entered.
         position: where the loop stands.
         source: of the batches; None before the first loop over data.
         turns: what the data of the running loop come from, if it is one over `steps()` or over an iterable of the script's own.
@@ -38,19 +39,49 @@ class DataPlace:
 
     def __init__(self, report: LiveReport) -> None:
         self._report = report
+        self.sequence = LoopSequence()
         self.position = Position()
         self.source: Source | None = None
         self.turns: TurnData | None = None
         self.seed = 0
         self.was_set_back = self.is_undeclared = False
         self._data: dict[str, Any] | None = None
+        self._given: list[Any] = []  # the data of the loops until now
+        self._loop: tuple[LoopRecord, dict[str, Any]] = LoopRecord(), {}  # as the last boundary has it
 
     def land(self, body: Mapping[str, Any]) -> None:
         """Take over the place at which the run stood."""
         self.position = Position(**body["position"])
+        self.sequence.land(body["loop"])
         if body.get("turns") == "unknown":
             self.is_undeclared = True
             self._report.warn(UNKNOWN_DATA if body["data"] is None else UNKNOWN_ITERABLE, False)
+
+    def note_data(self, data: LoopData | None) -> bool:
+        """Note the data of a loop that begins. Other data than those of the loop before have a source of their own.
+
+        Returns:
+            True if they are others than those of the loop before.
+
+        Raises:
+            UsageError: an earlier loop took them, and the one before took others.
+        """
+        if data is None:
+            return False
+        given, has_former = data.given, bool(self._given)
+        if not has_former or not _is_same(self._given[-1], given):
+            if any(_is_same(one, given) for one in self._given):
+                raise UsageError(
+                    "a loop takes data that an earlier loop had taken, and loops between them took others. The run keeps the "
+                    "place in one data set at a time. Make the data anew for this loop, as another object"
+                )
+            self._given.append(given)
+            if has_former:
+                self.source, self._data = None, None
+                if self.sequence.is_new:
+                    self.position.passes = 0
+                return True
+        return False
 
     def take_data(self, data: LoopData, backend: Backend, recorded: dict[str, Any] | None, run: object) -> Source:
         """Return the source of the batches, and compare the data with those of the run.
@@ -115,12 +146,26 @@ class DataPlace:
         """Return what a boundary holds of the place."""
         return {
             "position": self.position.as_dict(),
+            "loop": parts.of("loop", self._read_loop()),
             "seed": parts.of("seed", self.seed),
             "data": parts.of("data", self._data),
             "source": parts.of("source", self.source.read(rng_now) if self.source is not None else None),
             "turns": self.turns,
         }
 
+    def _read_loop(self) -> dict[str, Any]:
+        now = self.sequence.read()
+        if now is not self._loop[0]:
+            self._loop = now, now.as_body()
+        return self._loop[1]
+
     def read_for_checkpoint(self) -> dict[str, Any]:
         """Return what a checkpoint holds of the source in addition."""
         return self.source.read_for_checkpoint() if self.source is not None else {}
+
+
+def _is_same(some: Any, other: Any) -> bool:
+    """Return True if data are the same object, or tuples of the same arrays."""
+    if isinstance(some, tuple) and isinstance(other, tuple) and len(some) == len(other):
+        return all(a is b for a, b in zip(some, other, strict=True))
+    return some is other

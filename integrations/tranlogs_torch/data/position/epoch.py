@@ -20,9 +20,9 @@ class Epoch(int):
     _position: LoaderPosition
 
     @classmethod
-    def of(cls, position: LoaderPosition) -> Epoch:
-        """Return the epoch at which the position in a loader is."""
-        epoch = cls(position.epoch)
+    def of(cls, position: LoaderPosition, number: int) -> Epoch:
+        """Return the epoch of this number in its loop, at which the position in a loader is."""
+        epoch = cls(number)
         epoch._position = position
         return epoch
 

@@ -46,6 +46,7 @@ class LoaderPosition:
         passes: passes of the script's own loops over the loader.
         doubts: texts on what a resume cannot bring back, found while training.
         entered: random state when the script's code before the epoch's loop began.
+        is_stopped: True if the loop that runs is to end, because the run was brought back to a later one.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class LoaderPosition:
         self._on_boundary, self._on_open, self._on_doubt = on_boundary, on_open, on_doubt
         self.epoch = self.taken = 0
         self.iteration, self.passes = LoaderIteration(), PassHistory()
-        self._is_entered = False  # a loop of `LoggedOptimizer` has begun
+        self._is_entered = self.is_stopped = False
         self._redivided = ""  # how the position of another number of processes was divided
         self._is_resized = False  # other batches follow because of other sizes, which was reported
         self.doubts: list[str] = []
@@ -201,15 +202,16 @@ class LoaderPosition:
         self.passes.begin(None)
         if self.iteration.live is not None:  # `break` left the loop before this one; its last batch is complete now
             self._on_boundary(self)
-        while (data := self.take()) is not END:
+        while not self.is_stopped and (data := self.take()) is not END:
             yield data
             self._on_boundary(self)  # all that the body did belongs to this unit
-        self.end_epoch()
+        if not self.is_stopped:
+            self.end_epoch()
 
     def batches(self, until: int | None) -> Iterator[Any]:
         """Yield batches over all epochs until so many were handed out."""
         self.enter()
-        while until is None or self.taken < until:
+        while not self.is_stopped and (until is None or self.taken < until):
             is_empty = self.batch == 0
             for data in self.rest_of_epoch():
                 is_empty = False
@@ -222,9 +224,14 @@ class LoaderPosition:
 
     def enter(self) -> None:
         """Begin a loop of `LoggedOptimizer`, which may have nothing left to do."""
-        self._is_entered = True
+        self._is_entered, self.is_stopped = True, False
         if self._resume is None:
             self.end_pass()
+
+    def end_left_iteration(self) -> None:
+        """End an iteration that a loop of `LoggedOptimizer` has left: the next loop begins with the first batch of an epoch."""
+        if self.batch and self.passes.kind is None:
+            self.end_epoch()
 
     def end_epoch(self) -> None:
         """End the epoch: the next batch is the first of the next epoch."""

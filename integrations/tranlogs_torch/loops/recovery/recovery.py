@@ -13,6 +13,7 @@ from tranlogs.training import (
     CHANGED_NOW,
     NO_UNIT,
     LastUnit,
+    LoopRecord,
     Progress,
     Recovered,
     RecoveryReport,
@@ -217,6 +218,12 @@ class Recovery:
         if moved:
             parts.report.warn(describe_moved(moved), False)
         return changes.texts
+
+    def read_newest_loop(self) -> int:
+        """Return the number of loops at the newest boundary of the log, if the unit before it is computed again; else 0."""
+        if not self.recheck.is_pending:
+            return 0
+        return LoopRecord.read(self.recheck.read_end().get("loop")).count
 
     def note_tracked(self, names: Collection[str]) -> None:
         """Note that objects were tracked, or attributes remembered, after the recovery."""

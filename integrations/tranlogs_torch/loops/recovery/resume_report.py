@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from tranlogs.training import PENDING, Recovered, RecoveryReport, describe_end, describe_not_computed, make_report
 
+from ...data.position.loop_place import find_place
 from ...state import environment
 from ...state.caveats import IMPLICIT, caveats, loaded_before, untracked_scheduler, verdict
 from ..run_parts import RunParts
@@ -29,12 +29,12 @@ class ResumeReport:
         self._parts, self._recheck = parts, recheck
         self._found: Recovered | None = None
         self._seconds = 0.0  # that the recovery took
-        self._place: dict[str, Any] = {}  # in the data, where training goes on
+        self._place: tuple[int, int] | None = None  # in the data, where training goes on
         self.is_at_end = self.has_loaded = False
 
     def begin(self, found: Recovered, seconds: float) -> RecoveryReport:
         """Return the report of a recovery that took some seconds."""
-        self._found, self._seconds, self._place = found, seconds, {}
+        self._found, self._seconds, self._place = found, seconds, None
         self._parts.report.current = report = self._make(found)
         return report
 
@@ -45,7 +45,7 @@ class ResumeReport:
             found: the recovery that set the recorded state back; None if that was not necessary.
         """
         if found is not None and self._found is not None:
-            self._found, self._place = found, {}
+            self._found, self._place = found, None
         if self._found is not None:
             self._parts.report.current = self._make(self._found)
 
@@ -71,8 +71,8 @@ class ResumeReport:
         optimizers = [optimizer for hooks in parts.hooks.values() for optimizer in (hooks.shell, hooks.outer, hooks.inner)]
         scheduler = untracked_scheduler(optimizers, auxiliary.tracked.values())
         others = [*auxiliary.caveats(parts.report.face), *scheduler, *caveats(state, found.body, parts.report.face)]
-        if auxiliary.has_landed or not self._place:  # a loader may be tracked after the recovery
-            self._place = next(iter(auxiliary.read_data().values()), {"taken": auxiliary.count, "epoch": 0})
+        if auxiliary.has_landed or self._place is None:  # a loader may be tracked after the recovery
+            self._place = find_place(auxiliary.sequence.read(), auxiliary.read_data(), auxiliary.count)
         if parts.report.recheck == "pending" and auxiliary.is_loop_remembered:  # the unit is going to show it
             others = [text for text in others if text != IMPLICIT]
         if auxiliary.deviation is not None:
@@ -88,8 +88,8 @@ class ResumeReport:
             found,
             exact=parts.report.verdict(exact, others),
             notes=[text for text in texts if text not in parts.report.refuted],
-            batch=self._place["taken"],
-            epoch=self._place["epoch"],
+            batch=self._place[0],
+            epoch=self._place[1],
             seconds=self._seconds,
             timeline=parts.journal.timeline,
         )

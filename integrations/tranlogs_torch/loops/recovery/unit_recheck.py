@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tranlogs.training import (
+    LOOP_LENGTH,
     REMEMBERED_NAMES,
     UNKNOWN_DATA,
     LastUnit,
@@ -35,6 +36,7 @@ from .unit_verdict import UnitOutcome, UnitVerdict, conclude
 # one, which compares that itself.
 _OF_EACH_PROCESS = (
     *("start_rng", "flags", "waiting", "deviation", "ddp.is_divided", "beside", "script_changes"),
+    LOOP_LENGTH,
     REMEMBERED_NAMES,
 )
 

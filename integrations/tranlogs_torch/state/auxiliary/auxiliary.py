@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tranlogs.records import Fixed
-from tranlogs.training import UNKNOWN_DATA, Face, Remembered, TurnData
+from tranlogs.training import UNKNOWN_DATA, Face, LoopSequence, Remembered, TurnData
 
 from ...data.position.loader_position import LoaderPosition
 from ...data.rng import get_rng, set_rng
@@ -43,6 +43,7 @@ class Auxiliary:
     Attributes:
         gradients: those that wait for a step.
         count: turns of loops without a loader.
+        sequence: the loops that the script has entered.
         is_carried: True if the loop carries outputs of the model on to the next batch, which are not tracked.
         turns: what the data of these came from at the last boundary; None if that was not in a loop over `steps()`.
         has_script_changes: True if the script has changed something before its loop, in the unit that is running.
@@ -56,6 +57,8 @@ class Auxiliary:
         self.gradients = Gradients(state)
         self._orphans: list[str] = []
         self.count = 0
+        self.sequence = LoopSequence()
+        self._loop = (self.sequence.current, _NOTHING)  # as the last boundary has it
         self.is_carried = False
         self.turns: TurnData | None = None
         self.deviation: tuple[str, bool] | None = None
@@ -147,6 +150,10 @@ class Auxiliary:
             self.set_positions_back()
             set_rng(rng)
 
+    def wait(self) -> None:
+        """Wait for the loop in which the run stands after it was set back: that one gets the random state of now."""
+        self._rng = self.rng_now().value
+
     def pass_loop(self) -> None:
         """Restore random states after a loop that had nothing left: code after it draws as it did at that place of the run."""
         if self._rng is not None:
@@ -167,6 +174,19 @@ class Auxiliary:
         """True if a recovery ended in the middle of training, and no loop was opened since."""
         return self._rng is not None
 
+    # The loop that runs
+
+    def name_of(self, position: LoaderPosition | None) -> str:
+        """Return the name of a loader; "" for None."""
+        return next((name for name, one in self.loaders.items() if one is position), "")
+
+    def begin_loop(self, position: LoaderPosition | None) -> dict[str, int]:
+        """Begin a new loop with the first batch of an epoch; return the counters of the run."""
+        for one in self.loaders.values():
+            one.end_left_iteration()
+        epochs = {} if position is None else {"epoch": position.epoch, "taken": position.taken}
+        return epochs | {"turn": self.count}
+
     # At a boundary
 
     def taken(self) -> dict[str, int]:
@@ -181,6 +201,7 @@ class Auxiliary:
             "tracked": self._tracked.read() or _NOTHING,
             "data": self._positions.read_lasting(),
             "count": self.count,
+            "loop": self._read_loop(),
             "turns": self.turns,
             "buffers": {name: local(buffer) for name, buffer in buffers.items()} or _NOTHING,
             "extra": self._state.extra.read() or _NOTHING,
@@ -195,6 +216,12 @@ class Auxiliary:
             **({"deviation": self.deviation} if self.deviation else {}),
             **({"script_changes": True} if self.has_script_changes else {}),
         }
+
+    def _read_loop(self) -> Fixed:
+        now = self.sequence.read()
+        if now is not self._loop[0]:
+            self._loop = now, Fixed(now.as_body()) if now.count else _NOTHING
+        return self._loop[1]
 
     def note_start(self) -> None:
         """Keep the random state of a fresh run that begins, for code that runs between `recover()` and the first loop."""
@@ -218,7 +245,10 @@ class Auxiliary:
         self._start_rng = Fixed(body.get("start_rng", {}))
         self.is_carried, self.deviation = body.get("is_carried", False), body.get("deviation")
         self.count, self.turns = body["count"], body.get("turns")
+        self.sequence.land(body.get("loop"))
         self._positions.write(body["data"])
+        if self.sequence.is_over:
+            self._positions.stop()
         self.set_back(body)
 
     def set_back(self, body: dict[str, Any]) -> None:

@@ -95,6 +95,11 @@ class LoaderPositions:
         for name, position in self.by_name.items():
             self._claim(name, position)
 
+    def stop(self) -> None:
+        """Let the loop that runs end, because the run was brought back to a later one."""
+        for position in self.by_name.values():
+            position.is_stopped = True
+
     def set_back(self) -> None:
         """Undo what else drew from the samplers and generators of loaders whose loop has not resumed yet."""
         for position in self.by_name.values():

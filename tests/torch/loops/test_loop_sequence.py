@@ -1,0 +1,149 @@
+"""Several loops in one run: each counts from 0, finished ones yield nothing after a crash, and the next goes on."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.torch.lab import Attempt, in_child, prove_exact
+from tranlogs.base.errors import UsageError
+
+Body = Callable[[torch.Tensor], None]
+
+
+@pytest.fixture(autouse=True)
+def recheck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANLOGS_RECHECK", "1")
+
+
+def begin(attempt: Attempt) -> tuple[Any, Any, Any, Body]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(0.5), torch.nn.Linear(3, 1))
+    loader = torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=4, shuffle=True)
+    optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+    attempt.start(optimizer, loader=loader)
+    attempt.keep(model=model, optimizer=optimizer)
+
+    def train(batch: torch.Tensor) -> None:
+        model(batch).square().sum().backward()
+        attempt.tick()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, loader, optimizer, train
+
+
+def train_epochs(optimizer: Any, loader: Any, train: Body, count: int) -> Iterator[int]:
+    for epoch in optimizer.epochs(count, loader):
+        for batch in epoch:
+            train(batch)
+        yield int(epoch)
+
+
+def change(attempt: Attempt, model: Any, optimizer: Any) -> None:
+    """Change all that code between two loops can change."""
+    attempt.tick()
+    optimizer.param_groups[0]["lr"] *= 0.5
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.75)
+    optimizer.state.clear()
+    torch.rand(3)
+    attempt.tick()
+
+
+def two_phases(attempt: Attempt) -> None:
+    """Ticks: 3 of each epoch, 2 between (7, 8), 3 of each epoch of the second loop, 1 at the end (15)."""
+    model, loader, optimizer, train = begin(attempt)
+    assert list(train_epochs(optimizer, loader, train, 2)) in ([0, 1], [1], [])
+    change(attempt, model, optimizer)
+    assert list(train_epochs(optimizer, loader, train, 2)) in ([0, 1], [1])
+    attempt.tick()
+    optimizer.close()
+
+
+def mixed(attempt: Attempt) -> None:
+    """A loop that is left in the middle of an epoch, then turns, then epochs in stages, then a number of batches."""
+    model, loader, optimizer, train = begin(attempt)
+    for i, batch in optimizer.batches(loader, 100, enumerate=True):
+        train(batch)
+        if i == 3:
+            break
+    change(attempt, model, optimizer)
+    for turn in optimizer.steps(2, stateless=True):
+        train(torch.full((2, 4), float(turn)) + torch.rand(2, 4))
+    for stage in range(2):
+        for epoch in optimizer.epochs(3, loader):
+            for batch in epoch:
+                train(batch)
+            if epoch == stage:
+                break
+        optimizer.param_groups[0]["lr"] *= 0.5
+    for batch in optimizer.batches(loader, 4):
+        train(batch)
+    attempt.tick()
+    optimizer.close()
+
+
+@pytest.mark.parametrize("die_at", [(6,), (7,), (8,), (9,), (10,), (12,), (15,), (9, 2, 3, 4)])
+def test_code_between_two_loops_and_the_second_loop_come_back(die_at: tuple[int, ...], tmp_path: Path) -> None:
+    prove_exact(two_phases, tmp_path / "run", die_at)
+
+
+@pytest.mark.parametrize("die_at", [(4,), (6,), (7,), (8,), (10,), (12,), (17,), (18,), (21,)])
+def test_loops_of_different_kinds_follow_each_other(die_at: tuple[int, ...], tmp_path: Path) -> None:
+    prove_exact(mixed, tmp_path / "run", die_at)
+
+
+def test_report_counts_in_the_loop_that_runs(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert in_child(partial(two_phases, Attempt(run, 14))) == -signal.SIGKILL
+    last = Attempt(run)
+    two_phases(last)
+    assert (last.reports[0].epoch, last.reports[0].batch) in [(1, 3), (1, 4)]
+
+
+def test_finished_run_trains_nothing_and_a_longer_last_loop_goes_on(tmp_path: Path) -> None:
+    def script(attempt: Attempt, last: int) -> list[int]:
+        _, loader, optimizer, train = begin(attempt)
+        list(train_epochs(optimizer, loader, train, 2))
+        found = list(train_epochs(optimizer, loader, train, last))
+        optimizer.close()
+        return found
+
+    assert script(Attempt(tmp_path / "run"), 2) == [0, 1]
+    assert script(Attempt(tmp_path / "run"), 2) == []
+    assert script(Attempt(tmp_path / "run"), 4) == [2, 3]
+
+
+def test_another_loop_in_the_place_of_one_is_refused(tmp_path: Path) -> None:
+    assert in_child(partial(two_phases, Attempt(tmp_path / "run", 10))) == -signal.SIGKILL
+    attempt = Attempt(tmp_path / "run")
+    _, loader, optimizer, _ = begin(attempt)
+    with pytest.raises(UsageError, match=r"loop 1 of the run was optimizer.epochs\(...\) in train_epochs\(\), and is now"):
+        next(optimizer.batches(loader, 3))
+    optimizer.close()
+
+
+def test_loop_inside_another_is_refused(tmp_path: Path) -> None:
+    _, loader, optimizer, _ = begin(Attempt(tmp_path / "run"))
+    for _ in optimizer.batches(loader, 2):
+        with pytest.raises(UsageError, match="one loop of LoggedOptimizer runs inside another"):
+            next(optimizer.batches(loader, 2))
+    optimizer.close()
+
+
+def test_script_that_does_not_come_to_the_loop_in_which_the_run_stood_is_warned(tmp_path: Path) -> None:
+    assert in_child(partial(two_phases, Attempt(tmp_path / "run", 12))) == -signal.SIGKILL
+    attempt = Attempt(tmp_path / "run")
+    _, loader, optimizer, train = begin(attempt)
+    assert list(train_epochs(optimizer, loader, train, 2)) == []
+    optimizer.close()
+    assert any("ended before it entered loop 2 of the run" in note for note in optimizer.report.notes)
+    assert optimizer.report.exact is False
