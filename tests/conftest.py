@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import campaign, disks, samples, source_cache
+from tests.support import campaign, disks, samples
 from tests.support.huge_pages import collapse_memory
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ _ROOT = Path(__file__).parents[1]
 _SOURCES = (_ROOT, _ROOT / "integrations", _ROOT / "monitor")
 os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, _SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])])
 
+script_frames.OURS.update(("tests.support", "tests.torch.lab", "tests.public.proof", "tests.public.keras.proof"))
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options that say how much runs."""
@@ -55,7 +57,6 @@ def pytest_configure(config: pytest.Config) -> None:
     drawn = random.SystemRandom().randrange(1, 10**9) if campaign.is_soak() else campaign.GATE_SEED
     os.environ.setdefault("TRANLOGS_SEED", str(drawn))
     settings.load_profile("soak" if campaign.is_soak() else "gate")
-    source_cache.keep_sources()
 
 
 def pytest_report_header() -> str:

@@ -37,7 +37,7 @@ import torch
 import torch._dynamo  # the first step imports it, which would take every life a second
 
 from tests.public.words import Heard, listening
-from tests.support import campaign, source_cache
+from tests.support import campaign
 from tests.torch import lab
 from tests.torch.lab import Attempt, Outcome, differences, flatten, in_child
 from tranlogs_torch import LoggedOptimizer
@@ -249,7 +249,6 @@ def _calls(chance: random.Random, most: int) -> int:
 def prove(script: Script, folder: Path, expected: Expected | None = None, **options: Any) -> Life:
     """Kill a script, and demand of the result and of the report what is expected (by default: equal, and exact)."""
     expected = expected or Expected()
-    source_cache.look_at(*(sys.modules[name] for name in (getattr(script, "func", script).__module__, __name__)), lab)
     twin = finished(script, folder / "twin")
     whole = finished(script, folder / "whole", folder / "whole" / "run", **options)
     assert not (found := whole.differences(twin)), f"logging alone changes {found}"

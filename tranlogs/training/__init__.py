@@ -20,7 +20,6 @@ from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, so
 from .gradient_layout import GradientLayout
 from .live_report import UNKNOWN_DATA, LiveReport, TurnData, announce, describe_end
 from .loop_state import LoopState, NumberLists, Remembered, Unstorable, demand_storable, restore_numbers
-from .loop_variables import LibraryObject, UnkeptVariables
 from .offline import OfflineReplay
 from .recheck import (
     CHANGED_NOW,
@@ -44,6 +43,7 @@ from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
 from .resources import RunResources, prepare_run_id
 from .rng import HostRng, is_same_state, numpy_state, python_state, read_memory_of, set_host_rng
+from .restarts import Framework, Restarts
 from .scalars import Curve, ScalarHistory
 from .settings import RunOptions, RunSettings, check_epochs
 from .write_forecast import ExpectedWrites, forecast_writes
@@ -68,11 +68,11 @@ __all__ = [
     "ExpectedWrites",
     "Fingerprint",
     "FixedCache",
+    "Framework",
     "GradientLayout",
     "HostRng",
     "Journal",
     "LastUnit",
-    "LibraryObject",
     "LiveReport",
     "LoopState",
     "Mode",
@@ -88,6 +88,7 @@ __all__ = [
     "RecoveryReport",
     "Remembered",
     "ReplayCheck",
+    "Restarts",
     "RetentionPolicy",
     "RunOptions",
     "RunResources",
@@ -97,7 +98,6 @@ __all__ = [
     "StateDigests",
     "StepRecorder",
     "TurnData",
-    "UnkeptVariables",
     "Unstorable",
     "announce",
     "as_retention",

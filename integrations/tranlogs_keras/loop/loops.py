@@ -68,6 +68,7 @@ class Loops:
                 "outer loop's batches are places to come back to"
             )
         self.run.begin()
+        self.run.restarts.open()
         self.run.is_looping, self.run.place.turns = True, None
         try:
             yield
@@ -92,6 +93,7 @@ class Loops:
                     yield Epoch.of(self)
                     self._leave_epoch()
                     self._next_epoch()
+                    run.restarts.note_end(of_loop=position.epoch >= count)
                     run.boundary(is_epoch_end=True)
                 run.loop_end = "complete"
                 run.come_back()
@@ -180,6 +182,8 @@ class Loops:
                 position.batch += 1
                 position.seen += 1
                 position.total += 1
+                if position.total == until:
+                    run.restarts.note_end(of_loop=True)
                 run.boundary()
                 if run.place.was_set_back:
                     source.prepare(position.passes, position.seen, is_amid=True)
@@ -212,5 +216,7 @@ class Loops:
                 run.loop_end = f"in turn {position.total + 1} of {until}"
                 yield position.total
                 position.total += 1
+                if position.total == until:
+                    run.restarts.note_end(of_loop=True)
                 run.boundary()
             run.loop_end = "complete"

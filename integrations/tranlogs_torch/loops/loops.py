@@ -39,6 +39,11 @@ class UnitCommitter(Protocol):
         """Log what was written and by no step."""
         ...
 
+    @property
+    def is_logging(self) -> bool:
+        """True if training has begun."""
+        ...
+
     def is_as_recovered(self) -> bool:
         """Return True if nothing was logged since the recovery."""
         ...
@@ -90,6 +95,7 @@ class Loops:
         self.note_early_writes("own")
         if not self.running:
             self._user_loops.leave()
+            self._parts.restarts.open()
         self.running.append(loop)
         try:
             yield
@@ -140,6 +146,8 @@ class Loops:
                 auxiliary.count += 1
                 self.end = f"in turn {auxiliary.count} of {until}"
                 yield auxiliary.count - 1
+                if auxiliary.count == until:
+                    self._parts.restarts.note_end(of_loop=True)
                 self._boundaries.boundary(turns)
             self.end = "complete"
 
@@ -149,6 +157,8 @@ class Loops:
         with self._looping(position):
             for data in position.batches(until):
                 self.end = "" if until is None else f"in batch {position.taken} of {until}"
+                if position.taken == until:
+                    self._parts.restarts.note_end(of_loop=True)
                 yield (position.taken - 1, data) if numbered else data
             self.end = "complete"
             self._parts.auxiliary.pass_loop()
@@ -170,6 +180,7 @@ class Loops:
                 self.end = f"in epoch {number + 1} of {count}"
                 yield Epoch.of(position)
                 self._leave_epoch(position, number)
+                self._parts.restarts.note_end(of_loop=position.epoch >= count)
                 self._boundaries.boundary()  # the epoch's own code ran
             self.end = "complete"
             auxiliary.pass_loop()
@@ -204,6 +215,8 @@ class Loops:
         """Note that a loop over a loader is about to be opened."""
         if self._backup is not None and (not self.running or self.running[0] is position):
             self.go_live()
+        if not self._parts.restarts.is_open and self._boundaries.is_logging:
+            self._parts.restarts.open()
         self._parts.auxiliary.open_loop()
 
     @property

@@ -33,7 +33,7 @@ from .unit_verdict import UnitOutcome, UnitVerdict, conclude
 # at a checkpoint that they differ, whether the script has changed something before its loop, and what a rank keeps of another
 # one, which compares that itself.
 _OF_EACH_PROCESS = (
-    *("start_rng", "flags", "waiting", "deviation", "ddp.is_divided", "beside", "script_changes"),
+    *("start_rng", "flags", "waiting", "deviation", "ddp.is_divided", "beside", "script_changes", "restarts"),
     REMEMBERED_NAMES,
 )
 REFUTED = frozenset({UNKNOWN_DATA, CARRIED})  # doubts about what the loop keeps, which an equal unit removes

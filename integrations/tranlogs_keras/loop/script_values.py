@@ -1,0 +1,46 @@
+"""Which values of a script Keras and the run keep, for the search of what starts over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from tranlogs.training import Framework, LoopState
+
+from .loop_members import Members
+
+_BYTES_MAX = 1 << 14  # of a tensor, which is copied
+
+
+def read_array(value: Any) -> np.ndarray[Any, Any] | None:
+    """Return a small tensor of the backend, which is no variable, as an array."""
+    if hasattr(value, "assign") or isinstance(value, keras.KerasTensor) or not keras.ops.is_tensor(value):
+        return None
+    try:
+        return np.asarray(keras.ops.convert_to_numpy(value)) if value.dtype.itemsize * np.prod(value.shape) <= _BYTES_MAX else None
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return None
+
+
+def make_framework(members: Members) -> Framework:
+    """Return what Keras knows of the values of a script with a loop of its own."""
+
+    def kept() -> Iterator[Any]:
+        yield from members.optimizers.values()
+        for state in members.tracked.values():
+            if isinstance(state, LoopState):
+                yield from state.objects
+
+    def tracked() -> Iterator[tuple[Any, Any]]:
+        for thing in members.tracked.values():
+            if not isinstance(thing, LoopState) and hasattr(thing, "state_dict"):
+                yield thing, thing.state_dict
+
+    def remembered() -> Mapping[str, Any]:
+        states = [state for state in members.tracked.values() if isinstance(state, LoopState)]
+        return {name: value for state in states for name, value in vars(state.namespace).items()}
+
+    return Framework(read_array, kept, tracked, remembered)
