@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support import campaign, disks, samples
 from tests.support.huge_pages import collapse_memory
+from tranlogs.training.restarts import script_frames
 
 if TYPE_CHECKING:
     from tests.alluxio.cluster import Cluster
@@ -41,7 +42,16 @@ _ROOT = Path(__file__).parents[1]
 _SOURCES = (_ROOT, _ROOT / "integrations", _ROOT / "monitor")
 os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, _SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])])
 
-script_frames.OURS.update(("tests.support", "tests.torch.lab", "tests.public.proof", "tests.public.keras.proof"))
+script_frames.OURS.update(
+    (
+        "tests.support",
+        "tests.torch.lab",
+        "tests.public.proof",
+        "tests.public.keras.proof",
+        "tests.keras.lab",
+        "tests.public.keras.script",
+    )
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -38,7 +38,6 @@ import torch._dynamo  # the first step imports it, which would take every life a
 
 from tests.public.words import Heard, listening
 from tests.support import campaign
-from tests.torch import lab
 from tests.torch.lab import Attempt, Outcome, differences, flatten, in_child
 from tranlogs_torch import LoggedOptimizer
 

@@ -42,8 +42,8 @@ from .recheck import (
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
 from .resources import RunResources, prepare_run_id
-from .rng import HostRng, is_same_state, numpy_state, python_state, read_memory_of, set_host_rng
 from .restarts import Framework, Restarts
+from .rng import HostRng, is_same_state, numpy_state, python_state, read_memory_of, set_host_rng
 from .scalars import Curve, ScalarHistory
 from .settings import RunOptions, RunSettings, check_epochs
 from .write_forecast import ExpectedWrites, forecast_writes

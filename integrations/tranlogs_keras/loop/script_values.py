@@ -5,24 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import keras
-import numpy as np
-
 from tranlogs.training import Framework, LoopState
 
+from ..state.script_values import read_array
 from .loop_members import Members
-
-_BYTES_MAX = 1 << 14  # of a tensor, which is copied
-
-
-def read_array(value: Any) -> np.ndarray[Any, Any] | None:
-    """Return a small tensor of the backend, which is no variable, as an array."""
-    if hasattr(value, "assign") or isinstance(value, keras.KerasTensor) or not keras.ops.is_tensor(value):
-        return None
-    try:
-        return np.asarray(keras.ops.convert_to_numpy(value)) if value.dtype.itemsize * np.prod(value.shape) <= _BYTES_MAX else None
-    except (AttributeError, TypeError, ValueError, RuntimeError):
-        return None
 
 
 def make_framework(members: Members) -> Framework:

@@ -39,11 +39,6 @@ class UnitCommitter(Protocol):
         """Log what was written and by no step."""
         ...
 
-    @property
-    def is_logging(self) -> bool:
-        """True if training has begun."""
-        ...
-
     def is_as_recovered(self) -> bool:
         """Return True if nothing was logged since the recovery."""
         ...
@@ -215,8 +210,6 @@ class Loops:
         """Note that a loop over a loader is about to be opened."""
         if self._backup is not None and (not self.running or self.running[0] is position):
             self.go_live()
-        if not self._parts.restarts.is_open and self._boundaries.is_logging:
-            self._parts.restarts.open()
         self._parts.auxiliary.open_loop()
 
     @property

@@ -169,6 +169,11 @@ class TrainingRun:
         return self._parts.report
 
     @property
+    def restarts(self) -> Restarts:
+        """What names values of the script that start over."""
+        return self._parts.restarts
+
+    @property
     def scalars(self) -> ScalarHistory:
         """The scalars that the loop has logged."""
         return self._parts.scalars

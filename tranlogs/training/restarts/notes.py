@@ -26,8 +26,8 @@ def describe_restarts(restarts: Sequence[Restart]) -> list[str]:
     for group in _groups(restarts):
         first, names = group[0], [one.name for one in group]
         if first.code == "again":
-            what = f"{listed(names)} {'differs' if len(group) == 1 else 'differ'} from the value with which this loop was entered"
-            what += ": code between loops ran again, on the newest state"
+            what = f"{listed(names)}: another value than when this loop was first entered, since code between loops ran again, "
+            what += "on the newest state"
         elif first.owner:
             lacks = f"state_dict() of {first.kind} lacks" if first.code in ("state", "extra") else "its methods change"
             attributes = listed([name.removeprefix(f"{first.owner}.") for name in names])

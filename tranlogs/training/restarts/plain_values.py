@@ -1,7 +1,7 @@
 """Digests of plain values: numbers, strings, arrays, and containers of these.
 
-A digest is that of the whole value up to a size, and of samples beyond it. It holds no reference to the value. Two values of the
-same content have the same digest in every process, and a set or dict has one whatever its order.
+A digest is that of the whole value up to a size, and of samples beyond it. It holds no reference to the value. Two values of
+the same content have the same digest in every process, and a set or dict has one whatever its order.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Look:
 
     Args:
         read_array: returns a framework's tensor as an array without copying much; None if it is none, or is kept.
-        seconds: that the look may take.
+        seconds: of this thread's processor time that the look may take: a busy machine does not shorten it.
     """
 
     def __init__(self, read_array: ReadArray, seconds: float) -> None:
         self._read_array = read_array
-        self._items, self._bytes, self._end = LOOK_ITEMS_MAX, LOOK_BYTES_MAX, time.perf_counter() + seconds
+        self._items, self._bytes, self._end = LOOK_ITEMS_MAX, LOOK_BYTES_MAX, time.thread_time() + seconds
 
     def take(self, items: int = 1) -> None:
         """Count items.
@@ -57,7 +57,7 @@ class Look:
             Exhausted: the look is over.
         """
         self._items -= items
-        if self._items < 0 or (not self._items & 31 and time.perf_counter() > self._end):
+        if self._items < 0 or (not self._items & 31 and time.thread_time() > self._end):
             raise Exhausted
 
     def digest(self, value: Any) -> bytes | None:

@@ -1,8 +1,8 @@
 """Names what of the script starts over at each start: found at run time, by comparing digests of plain values.
 
-When a loop opens, digests are taken. At its boundaries 3, 10, 30, 100, ..., at ends of epochs and of the loop they are compared:
-what existed when the loop opened, has another value and is not kept has a name, its first value and the line that keeps it. What is
-found goes into the log with the boundary, so that the next process says it at once.
+When a loop opens, digests are taken. At its boundaries 3, 10, 30, 100, ..., at ends of epochs and of the loop they are
+compared: what existed when the loop opened, has another value and is not kept has a name, its first value and the line that keeps it.
+What is found goes into the log with the boundary, so that the next process says it at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...encoding.tree_values import Fixed
 from ...recovery.report import Restart
 from ..live_report import LiveReport
 from .notes import listed, with_notes
-from .plain_values import UNKNOWN, Look, write_first
+from .plain_values import Look, write_first
 from .script_frames import Loops, loops_around, script_frames
 from .script_values import Framework, Place, ScriptValues, read_values
 
@@ -163,7 +163,7 @@ class Restarts:
                 states = [self._read_state(read) for _, read in self.framework.tracked()]
             attribute = place.name.rpartition(".")[2]
             if any(
-                digest in digests and (place.is_tracked or attribute in names) or (place.is_tracked and attribute in names)
+                (digest in digests and attribute in names) or (place.is_tracked and (digest in digests or attribute in names))
                 for names, digests in states
             ):
                 continue
@@ -192,7 +192,7 @@ class Restarts:
 
     def _restart(self, place: Place, first: str) -> Restart:
         framework = self.framework
-        if place.is_tracked:
+        if place.is_tracked and framework.thing == "track":
             return Restart("extra" if place.is_module else "state", place.name, first, place.owner, place.kind, True)
         code = framework.thing if place.owner else framework.variable
         return Restart(code, place.name, first, place.owner, place.kind, place.has_state)

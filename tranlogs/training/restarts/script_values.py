@@ -1,7 +1,7 @@
 """The plain values that a script holds, and where: its frames, the globals of its modules, attributes of its objects.
 
-An object is the script's if its class is, or if it is a plain namespace. Attributes that a library's base class reads or sets are
-the library's. What only a library holds (callbacks, data sets) is given by the integration.
+An object is the script's if its class is, or if it is a plain namespace. Attributes that a library's base class reads or sets
+are the library's. What only a library holds (callbacks, data sets) is given by the integration.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Place:
     Attributes:
         key: of this place in this run of the script.
         name: as the script writes it: "best", "stopper.count".
-        owner: the object that has it as an attribute ("stopper"); "" if it is a variable, or an attribute of a namespace, a class,
-            a module of a network, or of the object whose method runs.
+        owner: the object that has it as an attribute ("stopper"); "" if it is a variable, or an attribute of a namespace, a
+            class, a module of a network, or of the object whose method runs.
         kind: the class of the owner.
         has_state: True if the owner has `state_dict` and `load_state_dict`.
         is_tracked: True if the owner is tracked, or belongs to what is.
@@ -165,7 +165,8 @@ class _Walk:
         def inner(name: str) -> Place:
             if is_variable:
                 return _below(place, name)
-            return Place(f"{place.key}.{name}", f"{place.name}.{name}", place.name, kind.__name__, has_state, is_tracked, is_module)
+            below = _below(place, name)
+            return Place(below.key, below.name, place.name, kind.__name__, has_state, is_tracked, is_module)
 
         if _is_own(value):
             yield from self._attributes(place, dict(vars(value)), depth, inner, _library_names(kind))
