@@ -127,7 +127,7 @@ class Restarts:
             _log.debug("what starts over is not known", exc_info=True)
 
     def _open(self, number: int) -> None:
-        opened = read_values(self.framework, self._outside, OPENING_SECONDS_MAX, is_opening=True)
+        opened = read_values(self.framework, self._outside, OPENING_SECONDS_MAX)
         born = _born.get(opened.code, set())
         self._before = {
             place.key: (digest, write_first(value), _number(value))
@@ -148,7 +148,7 @@ class Restarts:
         self._name([Restart("again", places[key].name, self._before[key][1]) for key in changed if places[key].name])
 
     def _compare(self, *, is_over: bool) -> None:
-        now = read_values(self.framework, self._outside, LOOK_SECONDS_MAX, is_opening=False)
+        now = read_values(self.framework, self._outside, LOOK_SECONDS_MAX, self._before)
         kept = {place.key: digest for place, _, digest in now.values if place.key.startswith("kept:")}
         copies = {(self._before[key][0], digest) for key, digest in kept.items() if key in self._before}
         states: list[tuple[set[str], set[bytes]]] | None = None

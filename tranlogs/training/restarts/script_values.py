@@ -10,14 +10,22 @@ import argparse
 import functools
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from types import FrameType, FunctionType, SimpleNamespace
+from types import FrameType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 from .plain_values import Exhausted, Look, ReadArray
-from .script_frames import Loops, is_of_script, names_set_anew, read_locals, script_frames, script_modules
+from .script_frames import (
+    Loops,
+    is_of_script,
+    loops_around,
+    names_set_anew,
+    read_locals,
+    script_frames,
+    script_modules,
+)
 
 _DEPTH_MAX = 5  # of objects within each other
 _ITEMS_MAX = 16  # of a container that are looked at for objects
@@ -82,47 +90,55 @@ class _Walk:
     """One walk over the values, and what it has seen.
 
     Attributes:
+        wanted: keys of the places to look at; None for all.
         names: of variables of the frame that has the loop.
     """
 
     framework: Framework
     look: Look
     outside: Loops
+    wanted: Container[str] | None
     running: set[int] = field(default_factory=set)  # objects whose methods run
     kept: set[int] = field(default_factory=set)
     tracked: set[int] = field(default_factory=set)
     seen: set[int] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
 
-    def values(self, frames: list[FrameType], *, is_opening: bool) -> Iterator[tuple[Place, Any, bytes]]:
+    def values(self, frames: list[FrameType]) -> Iterator[tuple[Place, Any, bytes]]:
         """Yield the plain values, each with its place and its digest."""
         self.kept = {id(one) for one in self.framework.kept()}
         self.tracked = {id(one) for one, _ in self.framework.tracked()}
         for name, value in self.framework.remembered().items():
             yield from self._plain(Place(f"kept:{name}", ""), value)
         scopes = list[tuple[str, dict[str, Any]]]()
-        for number, frame in reversed(list(enumerate(frames))):
+        is_in_turn = False  # of a loop around: a function that it calls sets its variables anew
+        for number, frame in enumerate(frames):
             variables = read_locals(frame)
             if number == len(frames) - 1:
                 self.names = set(variables)
             if frame.f_code.co_argcount and (first := frame.f_code.co_varnames[0]) in variables:
                 self.running.add(id(variables[first]))
-            anew = names_set_anew(frame, self.outside) if is_opening else ()
-            scopes.append((prefix_of(frame, number), {name: one for name, one in variables.items() if name not in anew}))
+            if self.wanted is None:
+                anew = set(variables) if is_in_turn else names_set_anew(frame, self.outside)
+                is_in_turn |= bool(loops_around([frame]) - self.outside)
+                variables = {name: one for name, one in variables.items() if name not in anew}
+            scopes.insert(0, (prefix_of(frame, number), variables))
         known = {prefix for prefix, _ in scopes}
         for module in script_modules():
             if f"{module}:" not in known and module in sys.modules:
                 scopes.append((f"{module}:", dict(vars(sys.modules[module]))))
         for prefix, variables in scopes:
             for name, value in variables.items():
-                if not name.startswith("__") and name != "_":
+                if not name.startswith("__") and name != "_" and not isinstance(value, ModuleType):
                     yield from self._any(Place(prefix + name, name), value, 0)
         for name, value in self.framework.others():
             yield from self._any(Place(f"other:{name}", name), value, 0)
 
     def _any(self, place: Place, value: Any, depth: int) -> Iterator[tuple[Place, Any, bytes]]:
         """Yield what a place holds, and what lies in it."""
-        if id(value) in self.kept:
+        if id(value) in self.kept or (
+            isinstance(value, (list, tuple)) and any(id(one) in self.kept for one in value[:_ITEMS_MAX])
+        ):
             return
         yield from self._plain(place, value)
         if isinstance(value, _CONTAINERS):
@@ -137,7 +153,9 @@ class _Walk:
             yield from self._object(place, value, depth)
 
     def _plain(self, place: Place, value: Any) -> Iterator[tuple[Place, Any, bytes]]:
-        if (digest := self.look.digest(value)) is not None:
+        if self.wanted is not None and place.key not in self.wanted:
+            return
+        if not isinstance(value, (FunctionType, type)) and (digest := self.look.digest(value)) is not None:
             yield place, value, digest
 
     def _object(self, place: Place, value: Any, depth: int) -> Iterator[tuple[Place, Any, bytes]]:
@@ -203,20 +221,20 @@ class ScriptValues:
     prefix: str
 
 
-def read_values(framework: Framework, outside: Loops, seconds: float, *, is_opening: bool) -> ScriptValues:
+def read_values(framework: Framework, outside: Loops, seconds: float, wanted: Container[str] | None = None) -> ScriptValues:
     """Return the plain values of the script.
 
     Args:
         framework: knows what the run keeps.
         outside: loops in whose body the run began.
         seconds: that this may take; what is left out then is not compared.
-        is_opening: True where a loop opens: names that loops around set anew are left out.
+        wanted: keys of the places to look at; None where a loop opens: all, but names that loops around set anew.
     """
     frames, found = script_frames(), list[tuple[Place, Any, bytes]]()
     script_modules()  # the first time it takes milliseconds
-    walk = _Walk(framework, Look(framework.read_array, seconds), outside)
+    walk = _Walk(framework, Look(framework.read_array, seconds), outside, wanted)
     try:
-        found.extend(walk.values(frames, is_opening=is_opening))
+        found.extend(walk.values(frames))
     except Exhausted:
         pass
     if not frames:
