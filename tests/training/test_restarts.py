@@ -183,26 +183,32 @@ def test_what_is_recorded_is_said_at_once_and_not_again(tmp_path: Path) -> None:
     assert first.unset == "the loop body did not run, so `turn` is unset"
 
 
-@pytest.mark.parametrize("state", [{}, {"best": 1.0}])
-def test_an_attribute_of_a_tracked_object_is_named_if_its_state_lacks_it(state: dict[str, Any], tmp_path: Path) -> None:
+def tracking(run: Path, state: dict[str, Any]) -> Loop:
     stopper = Stopper()
-    loop = Loop(tmp_path, Framework(lambda value: None, tracked=lambda: [(stopper, lambda: state)]))
+    loop = Loop(run, Framework(lambda value: None, tracked=lambda: [(stopper, lambda: state)]))
     for turn in loop.turns():
         stopper.best = -turn
+    return loop
+
+
+@pytest.mark.parametrize("state", [{}, {"best": 1.0}])
+def test_an_attribute_of_a_tracked_object_is_named_if_its_state_lacks_it(state: dict[str, Any], tmp_path: Path) -> None:
+    loop = tracking(tmp_path, state)
     assert loop.named == ([] if state else ["stopper.best"])
 
 
+def second_loop(run: Path, score: float, recorded: Any) -> Loop:
+    scores, loop = [score], Loop(run, recorded=recorded, number=1)
+    for _ in loop.turns():
+        print(scores)
+    return loop
+
+
 def test_code_between_loops_that_gives_another_value_is_named(tmp_path: Path) -> None:
-    recorded, named = None, []
-    for score in (1.0, 1.0, 2.0):
-        scores = [score]
-        loop = Loop(tmp_path, recorded=recorded, number=1)
-        for _ in loop.turns():
-            pass
-        recorded = recorded or loop.recorded
-        named.append(loop.named)
-    assert scores
-    assert named == [[], [], ["scores"]]
+    first = second_loop(tmp_path, 1.0, None)
+    assert first.named == []
+    assert second_loop(tmp_path, 1.0, first.recorded).named == []
+    assert second_loop(tmp_path, 2.0, first.recorded).named == ["score", "scores"]
 
 
 PLAIN = st.recursive(

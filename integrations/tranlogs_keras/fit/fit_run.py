@@ -76,8 +76,8 @@ class FitRun:
         report, recorded_environment = LiveReport(settings.run), dict[str, Any]()
         self.number = max(number, finished.count(settings.run, model))
         data = getattr(self._iterator.data_adapter, "py_dataset", None)
-        kept = lambda: [*callbacks, model.optimizer, data]  # noqa: E731
-        self._restarts = Restarts(report, Framework(read_array, kept, variable="fit", thing="fit"))
+        framework = Framework(read_array, lambda: [*callbacks, model.optimizer, data], variable="fit", thing="fit")
+        self._restarts = Restarts(report, framework)
         self._restarts.note_start()
         resources = open_resources(settings, model, recorded_environment)
         try:

@@ -71,7 +71,7 @@ class Look:
         if kind in _ATOMS:
             return f"{kind.__name__} {hex(value) if kind is int else repr(value)}".encode()
         if kind is str or kind is bytes:
-            text = value.encode("utf-8", "surrogatepass") if kind is str else value
+            text: bytes = value.encode("utf-8", "surrogatepass") if kind is str else value
             ends = text if len(text) <= _TEXT else text[: _TEXT // 2] + text[-_TEXT // 2 :]
             return f"{kind.__name__} {len(text)} ".encode() + ends
         if isinstance(value, (Enum, PurePath)) or kind is count:
