@@ -73,7 +73,7 @@ def of_the_module(loop: Loop) -> None:
 def counted(loop: Loop) -> None:
     n, best = 0, math.inf
     for turn in loop.turns():
-        n += 1
+        n = n + 1 + len(loop.named)
         if -turn < best:
             best = -turn
 
@@ -197,18 +197,18 @@ def test_an_attribute_of_a_tracked_object_is_named_if_its_state_lacks_it(state: 
     assert loop.named == ([] if state else ["stopper.best"])
 
 
-def second_loop(run: Path, score: float, recorded: Any) -> Loop:
-    scores, loop = [score], Loop(run, recorded=recorded, number=1)
+def second_loop(loop: Loop, score: float) -> Loop:
+    scores = [score]
     for _ in loop.turns():
         print(scores)
     return loop
 
 
 def test_code_between_loops_that_gives_another_value_is_named(tmp_path: Path) -> None:
-    first = second_loop(tmp_path, 1.0, None)
+    first = second_loop(Loop(tmp_path, number=1), 1.0)
     assert first.named == []
-    assert second_loop(tmp_path, 1.0, first.recorded).named == []
-    assert second_loop(tmp_path, 2.0, first.recorded).named == ["score", "scores"]
+    assert second_loop(Loop(tmp_path, recorded=first.recorded, number=1), 1.0).named == []
+    assert second_loop(Loop(tmp_path, recorded=first.recorded, number=1), 2.0).named == ["score", "scores"]
 
 
 PLAIN = st.recursive(

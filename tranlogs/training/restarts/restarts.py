@@ -1,8 +1,8 @@
 """Names what of the script starts over at each start: found at run time, by comparing digests of plain values.
 
 When a loop opens, digests are taken. At its boundaries 3, 10, 30, 100, ..., at ends of epochs and of the loop they are
-compared: what existed when the loop opened, has another value and is not kept has a name, its first value and the line that keeps it.
-What is found goes into the log with the boundary, so that the next process says it at once.
+compared: what existed when the loop opened, has another value and is not kept has a name, its first value and the line
+that keeps it. What is found goes into the log with the boundary, so that the next process says it at once.
 """
 
 from __future__ import annotations
