@@ -12,9 +12,9 @@ from .plain_values import UNKNOWN
 _NAMES_MAX = 20  # in a note
 _NO_NAME = re.compile(r"\W+")  # what a keyword cannot have
 _LINES = {
-    "fit": "keep {it} as an attribute of a callback of this fit",
-    "exportable": "keep {it} as an attribute of a TrainerCallback that is an ExportableState, and return {it} in its state()",
-    "lightning": "keep {it} as an attribute of the LightningModule or of a callback",
+    "fit": "make {it} an attribute of a callback of this fit",
+    "exportable": "make {it} an attribute of a TrainerCallback that is an ExportableState, and return {it} in its state()",
+    "lightning": "make {it} an attribute of the LightningModule or of a callback",
     "state": "return {it} in state_dict() of {kind}, and set {it} in load_state_dict()",
     "extra": "return {it} in get_extra_state() of {kind}, and set {it} in set_extra_state(state)",
 }
