@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import campaign, disks, samples, source_cache
+from tests.support import campaign, disks, samples
 from tests.support.huge_pages import collapse_memory
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ def pytest_configure(config: pytest.Config) -> None:
     drawn = random.SystemRandom().randrange(1, 10**9) if campaign.is_soak() else campaign.GATE_SEED
     os.environ.setdefault("TRANLOGS_SEED", str(drawn))
     settings.load_profile("soak" if campaign.is_soak() else "gate")
-    source_cache.keep_sources()
 
 
 def pytest_report_header() -> str:

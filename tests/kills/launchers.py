@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tests.kills.job import Start
-from tests.support import source_cache
 from tests.support.launcher import Launcher as GroupLauncher
 
 
@@ -44,14 +43,9 @@ class Fork:
 
     def __init__(self, job: str) -> None:
         self.job = job
-        self._modules = {__name__}  # whose source is known
 
     def run(self, start: Start) -> int:
         """Run one life to its end; return its exit status."""
-        module = getattr(start.script, "func", start.script).__module__
-        if module not in self._modules:
-            source_cache.look_at(sys.modules[module])
-            self._modules.add(module)
         return in_child(start.live)
 
     def folders(self, folder: Path) -> list[Path]:

@@ -17,7 +17,6 @@ import torch.distributed
 from tests.kills import job
 from tests.kills.job import Death, Script
 from tests.kills.judge import Expected, Life, finished, judge, killed, plan_deaths, prove
-from tests.support.source_cache import look_at_callers
 from tranlogs.training import Remembered
 from tranlogs_torch import LoggedOptimizer, RecoveryReport
 
@@ -50,7 +49,6 @@ class Job(job.Job):
     def start(self, optimizer: Any, /, **tracked: Any) -> None:
         """Track and recover, and print the report."""
         if self.run is None:
-            look_at_callers()
             return
         optimizer.track(**tracked)
         self.reports.append(optimizer.recover(self.recover_at))

@@ -21,7 +21,6 @@ from typing import Any
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 _PRELOADED = ["torch", "torch._dynamo"]
-_SCRIPTS = ["tests.support.torchrun", "tests.torch.lab"]  # of whose functions some run below those of the modules
 
 
 def call(function: str, attempt: int | None, arguments: dict[str, Any]) -> None:
@@ -73,8 +72,7 @@ def together(job: dict[str, Any]) -> str:
 def main(modules: list[str]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the processes print goes where their errors go
-    os.environ["LOOKED_AT"] = " ".join([*_SCRIPTS, *(name for name in modules if name.startswith("tests."))])
-    multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOADED, *modules, "tests.support.preloaded_sources"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOADED, *modules])
     for line in sys.stdin:
         job = json.loads(line)
         failure = alone(job) if job["is_alone"] else together(job)

@@ -17,20 +17,16 @@ INTEGRATIONS = ("tranlogs_torch", "tranlogs_keras", "tranlogs_demo")
 FACE = {"tranlogs", "tranlogs.training", "tranlogs.records", "tranlogs.ranks"}
 
 TRAINING = """
-Automatic CAUSES CHANGED_NOW CheckpointPolicy Curve Decoded Digests Divergence EverySteps ExpectedWrites Face Fingerprint
-FIRST_UNITS
-FixedCache FROM_FIRST_EPOCH GRACE_SECONDS GradientLayout HostRng Journal LastUnit LibraryObject LiveReport LOOP_LENGTH
-LoopDecision LoopRecord LoopSequence LoopState Mode
-Monitor NO_UNIT NumberLists OfflineReplay OnSignal PENDING Place Progress REMEMBERED_NAMES Recheck RecomputedUnit Recovered
-RecoveryReport
-Remembered ReplayCheck RetentionPolicy RunOptions RunResources RunSettings ScalarHistory ScanSchedule StateDigests
-StepRecorder TurnData UnkeptVariables UNKNOWN_DATA Unstorable announce as_retention check_epochs compare_environments
-decode_entries demand_storable describe_difference describe_end describe_equal describe_moved describe_not_computed
-describe_replacement describe_script_change digest_of find_changed_elements forecast_writes full_digests is_below
-is_rounding is_same is_same_state is_set_as_a_whole judge_exactness make_report name_loop numpy_state path_of_remembered
-prepare_run_id progress_bar python_state read_facts read_memory_of recover redo_in_order
-restore_numbers set_host_rng
-some_bytes when_full window_of
+announce as_retention Automatic CAUSES CHANGED_NOW check_epochs CheckpointPolicy compare_environments Curve decode_entries
+Decoded demand_storable describe_difference describe_end describe_equal describe_moved describe_not_computed
+describe_replacement describe_script_change digest_of Digests Divergence EverySteps ExpectedWrites Face find_changed_elements
+Fingerprint FIRST_UNITS FixedCache forecast_writes Framework FROM_FIRST_EPOCH full_digests GRACE_SECONDS GradientLayout
+HostRng is_below is_rounding is_same is_same_state is_set_as_a_whole Journal judge_exactness LastUnit LiveReport LOOP_LENGTH
+LoopDecision LoopRecord LoopSequence LoopState make_report Mode Monitor name_loop NO_UNIT NumberLists numpy_state
+OfflineReplay OnSignal path_of_remembered PENDING Place prepare_run_id Progress progress_bar python_state read_facts
+read_memory_of Recheck RecomputedUnit recover Recovered RecoveryReport redo_in_order Remembered REMEMBERED_NAMES ReplayCheck
+Restarts restore_numbers RetentionPolicy RunOptions RunResources RunSettings ScalarHistory ScanSchedule set_host_rng
+some_bytes StateDigests StepRecorder TurnData UNKNOWN_DATA Unstorable when_full window_of
 """
 RECORDS = """
 Checkpoint Entry EntryKind Fixed Layout NO_TENSORS Payload Snapshot SparseForm Tensor

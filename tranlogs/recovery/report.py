@@ -5,11 +5,36 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-# Texts of notes if a part of the script's loop begins anew at each start: the state is right then, and the loop may not be.
-OVER_AT_EACH_START = "over at each start"
+# Text of a note if the script's loop over epochs begins anew at each start: the state is right then, and the loop may not be.
 FROM_FIRST_EPOCH = "the loop over epochs starts from the first epoch again"
 
 RecheckState = Literal["", "pending", "equal", "different"]
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A value of the script that changes while its loop runs, and that the run does not keep: it starts over at each start.
+
+    Attributes:
+        code: which line keeps it. "remember": `optimizer.remember(...)`; "track": `optimizer.track(...)` of its owner; "state":
+            state_dict() of its owner, which is tracked; "extra": the same of a module; "fit": an attribute of a callback of the
+            fit; "exportable": a callback with `state()`; "lightning": an attribute of a module or callback; "again": code
+            between loops ran again, and gave another value.
+        name: as the script writes it ("best", "stopper.count").
+        first: the value with which it begins, as a line of Python has it; "..." if that is not short.
+        owner: the object that has it as an attribute; "" if it is a variable, or what is written like one.
+        kind: class of the owner.
+        has_state: True if the owner has `state_dict` and `load_state_dict`.
+        note: the note that tells of it.
+    """
+
+    code: str
+    name: str
+    first: str
+    owner: str = ""
+    kind: str = ""
+    has_state: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +61,7 @@ class RecoveryReport:
         forecast: for a new run, how much it writes and when its next checkpoint comes; else empty.
         is_at_start: True if the state is that of the beginning, before the first batch, and no record was lost.
         end: for a run whose script came to its end before, what that means for this start; else empty.
+        restarts: values of the script that start over; each is in a note, too.
     """
 
     step: int = 0
@@ -55,6 +81,7 @@ class RecoveryReport:
     forecast: str = ""
     is_at_start: bool = False
     end: str = ""
+    restarts: tuple[Restart, ...] = ()
 
     @property
     def starts_over(self) -> bool:
@@ -79,8 +106,8 @@ class RecoveryReport:
 
     @property
     def has_unkept(self) -> bool:
-        """True if a note names variables or objects of the script's loop that start over, or epochs that do."""
-        return any(text in note for note in self.notes for text in (OVER_AT_EACH_START, FROM_FIRST_EPOCH))
+        """True if values of the script start over, or its epochs do."""
+        return bool(self.restarts) or any(FROM_FIRST_EPOCH in note for note in self.notes)
 
     def _verdict(self) -> str:
         """Return the word for what is known; it is of the state alone if the loop was not tried, or starts over in part."""

@@ -8,7 +8,8 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from ..base.quantities import count
-from ..training.loop_variables import listed, read_unkept
+from ..recovery.report import Restart
+from ..training.restarts import describe_restarts, lines_of, listed, name_of
 from .advice import advise
 from .arms import Arm, describe_end, last_errors
 from .comparison.differences import ESSENTIAL, Difference
@@ -49,17 +50,16 @@ def judge(
         control = make_control()
         _require_steady(twin, control)
         comparison = _Comparison(twin, killed, control)
-    verdict, notes = _begin_verdict(kills, killed.lives), _read_notes(killed.lives)
+    verdict = _begin_verdict(kills, killed.lives)
     last = twin.lives[-1]
     verdict.units, verdict.step = len({event["step"] for event in last.units}), last.steps
     verdict.ranks = len({event["rank"] for event in last.of("open")})
     verdict.compared, verdict.differences = comparison.equal, comparison.differences
     verdict.notes += comparison.remarks
-    unkept = [read for note in notes if (read := read_unkept(note)) is not None]
-    verdict.notes = [note for note in verdict.notes if read_unkept(note) is None]
-    verdict.notes += [*dict.fromkeys(one.subject for one in unkept), *_find_unreached(last)]
-    verdict.advice = remembering = list(dict.fromkeys(line for one in unkept for line in one.lines))
-    verdict.starts_over = list(dict.fromkeys(name for one in unkept for name in one.names))
+    restarts = _read_restarts(killed.lives)
+    verdict.notes += [*describe_restarts(restarts), *_find_unreached(last)]
+    verdict.advice = remembering = lines_of(restarts)
+    verdict.starts_over = list(dict.fromkeys(map(name_of, restarts)))
     if comparison.differences:
         verdict.outcome = Outcome.NOT_EXACT
         first = comparison.differences[0]
@@ -186,5 +186,13 @@ def _begin_verdict(kills: Killed, lives: Sequence[Life]) -> Verdict:
 
 
 def _read_notes(lives: Sequence[Life]) -> list[str]:
-    """Return the notes of the reports, each once."""
-    return list(dict.fromkeys(note for life in lives for report in life.reports for note in report["notes"]))
+    """Return the notes of the reports, each once, except those on what starts over."""
+    reports = [report for life in lives for report in life.reports]
+    others = {one["note"] for report in reports for one in report["restarts"]}
+    return list(dict.fromkeys(note for report in reports for note in report["notes"] if note not in others))
+
+
+def _read_restarts(lives: Sequence[Life]) -> list[Restart]:
+    """Return the values of the script that start over, each once."""
+    found = [one for life in lives for report in life.reports for one in report["restarts"]]
+    return list(dict.fromkeys(Restart(**{**one, "note": ""}) for one in found))

@@ -21,7 +21,6 @@ from .gradient_layout import GradientLayout
 from .live_report import UNKNOWN_DATA, Face, LiveReport, TurnData, announce, describe_end
 from .loop_sequence import LOOP_LENGTH, LoopDecision, LoopRecord, LoopSequence, name_loop
 from .loop_state import LoopState, NumberLists, Remembered, Unstorable, demand_storable, restore_numbers
-from .loop_variables import LibraryObject, UnkeptVariables
 from .offline import OfflineReplay
 from .recheck import (
     CAUSES,
@@ -45,6 +44,7 @@ from .recheck import (
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
 from .resources import RunResources, prepare_run_id
+from .restarts import Framework, Restarts
 from .rng import HostRng, is_same_state, numpy_state, python_state, read_memory_of, set_host_rng
 from .scalars import Curve, ScalarHistory
 from .settings import RunOptions, RunSettings, check_epochs
@@ -73,11 +73,11 @@ __all__ = [
     "Face",
     "Fingerprint",
     "FixedCache",
+    "Framework",
     "GradientLayout",
     "HostRng",
     "Journal",
     "LastUnit",
-    "LibraryObject",
     "LiveReport",
     "LoopDecision",
     "LoopRecord",
@@ -96,6 +96,7 @@ __all__ = [
     "RecoveryReport",
     "Remembered",
     "ReplayCheck",
+    "Restarts",
     "RetentionPolicy",
     "RunOptions",
     "RunResources",
@@ -105,7 +106,6 @@ __all__ = [
     "StateDigests",
     "StepRecorder",
     "TurnData",
-    "UnkeptVariables",
     "Unstorable",
     "announce",
     "as_retention",

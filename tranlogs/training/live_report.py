@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from ..recovery import RecoveryReport
-from ..recovery.report import RecheckState
+from ..recovery.report import RecheckState, Restart
 from .rehearsed_process.orders import current
 
 _log = logging.getLogger("tranlogs")
@@ -51,7 +51,6 @@ class LiveReport:
         run: folder of the run.
 
     Attributes:
-        current: the report as it is now; None before the recovery.
         caveats: texts, each with True if it means that the resume is not exact.
         recheck: state of the computation that proves the resume; see `RecoveryReport`.
         refuted: texts of doubts that the computation has shown to be unfounded.
@@ -60,7 +59,8 @@ class LiveReport:
 
     def __init__(self, run: Path) -> None:
         self._run = run
-        self.current: RecoveryReport | None = None
+        self._current: RecoveryReport | None = None
+        self._restarts: tuple[Restart, ...] = ()
         self.caveats: list[tuple[str, bool]] = []
         self.recheck: RecheckState = ""
         self.refuted: frozenset[str] = frozenset()
@@ -69,6 +69,15 @@ class LiveReport:
         self._warned: set[str] = set()
         if (rehearsal := current()) is not None:
             rehearsal.watch(self)
+
+    @property
+    def current(self) -> RecoveryReport | None:
+        """The report as it is now; None before the recovery."""
+        return self._current
+
+    @current.setter
+    def current(self, report: RecoveryReport | None) -> None:
+        self._current = None if report is None else replace(report, restarts=self._restarts)
 
     @property
     def texts(self) -> list[str]:
@@ -112,6 +121,12 @@ class LiveReport:
         self._notes.append(text)
         report = self.current or RecoveryReport()
         self.current = replace(report, notes=tuple(dict.fromkeys([*report.notes, text])))
+
+    def name_restarts(self, found: Sequence[Restart]) -> None:
+        """Add values of the script that start over, with their notes."""
+        self._restarts += tuple(found)
+        for text in dict.fromkeys(one.note for one in found):
+            self.note(text)
 
     def verdict(self, exact: bool | None, others: Iterable[str]) -> bool | None:
         """Return whether the recovery is exact, given the caveats.

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from tranlogs.training import LiveReport, Recovered, RecoveryReport
+from tranlogs.training import Framework, LiveReport, Recovered, RecoveryReport, Restarts
 
 from .. import keras_internals
 from ..backends import make_backend
@@ -21,7 +21,8 @@ from ..settings import Settings
 from ..state import rng
 from ..state.architecture import describe_model
 from ..state.callbacks import CallbackStates
-from ..state.rarely_changed_parts import found_under
+from ..state.rarely_changed_parts import Parts, found_under
+from ..state.script_values import read_array
 from .boundary_contents import CALLBACK, FitBoundary
 from .earlier_fits import EarlierFits
 from .fit_setup import make_parts, open_resources
@@ -76,6 +77,10 @@ class FitRun:
         self.settings = settings = place(identity)
         report, recorded_environment = LiveReport(settings.run), dict[str, Any]()
         self.number = max(number, finished.count(settings.run, model))
+        data = getattr(self._iterator.data_adapter, "py_dataset", None)
+        framework = Framework(read_array, lambda: [*callbacks, model.optimizer, data], variable="fit", thing="fit")
+        self._restarts = Restarts(report, framework)
+        self._restarts.note_start()
         resources = open_resources(settings, model, recorded_environment)
         try:
             newest = find_newest_checkpoint(resources)
@@ -103,11 +108,13 @@ class FitRun:
                 self.parts,
                 form,
                 self._recovery,
-                read_place=self._body.read,
+                read_place=self._read_place,
                 read_for_checkpoint=lambda: self.cursor.source.read_for_checkpoint(),
                 find_late=late_optimizers.find_built,
                 describe=self._describe,
             )
+            if not self.is_skipped:
+                self._restarts.open(self.number)
             if self._recovery.landed is None and not self.is_skipped:
                 kept = settings.retention.inner
                 report_start(self.parts, settings.shared, every_epoch=settings.every_epoch, retention=kept, ends=1)
@@ -147,6 +154,7 @@ class FitRun:
             earlier.read(before, keeps_checkpoints=True)
             is_open = not before["position"]["is_finished"] and not self._recovery.changes.texts
             self._recovery.recover(rechecks=settings.shared.rechecks and is_open)
+            self._restarts.resume(self._recovery.body.get("restarts"))
             self._is_waiting = True
             if recheck_end := self._recovery.recheck.end:  # callbacks that the script has now, or had then, have no counterpart
                 others = set(recheck_end["callbacks"]).symmetric_difference(callbacks.names)
@@ -170,6 +178,10 @@ class FitRun:
             on_passed=self.restore_siblings,
             on_boundary=self.boundary,
         )
+
+    def _read_place(self, rng_now: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        recorded = self._restarts.recorded
+        return {**self._body.read(rng_now, parts), **({"restarts": recorded} if recorded is not None else {})}
 
     def _describe(self) -> None:
         self.parts.state.about = {**describe_model(self.model, self.parts.variables), "splits": self._splits}
@@ -291,6 +303,9 @@ class FitRun:
     def boundary(self, *, is_epoch_end: bool = False) -> None:
         """Commit what came since the last boundary as one unit: the loop wants its next batch."""
         self._body.is_end = is_epoch_end
+        if is_epoch_end:
+            self._restarts.note_end(of_loop=False)
+        self._restarts.look()
         if not self.cursor.source.sets_rng:  # threads have drawn ahead by an accidental number of batches
             self._rules.ignored.update(_HOST_RNG)
         self._boundaries.commit(
@@ -321,6 +336,8 @@ class FitRun:
         position.epoch, position.batch, position.is_finished = position.epoch + 1, 0, True
         self.cursor.source.refresh()
         self._body.is_end = True
+        self._restarts.note_end(of_loop=True)
+        self._restarts.look()
         # Should more epochs follow, they begin with metrics of their own.
         self._boundaries.commit_end({"metrics": {}, "has_stopped": has_stopped}, self._scalars())
         self.parts.journal.note_finished("complete")

@@ -19,6 +19,7 @@ from tranlogs.training import (
     Recovered,
     RecoveryReport,
     Remembered,
+    Restarts,
     RunResources,
     ScalarHistory,
     describe_moved,
@@ -47,8 +48,8 @@ from .loop_members import REMEMBERED, Members
 from .loop_values import LoopValues
 from .place import UNKNOWN_ITERABLE, DataPlace, LoopData
 from .recorded_doubts import RecordedDoubts
-from .restarted_keras_values import make_unkept_variables
 from .script_changes import ScriptChanges
+from .script_values import make_framework
 from .settings import LoopSettings
 from .untracked_variables import UntrackedVariables
 
@@ -78,6 +79,7 @@ class LoopRun:
         resources: journal, monitor, shipping and the handler of signals.
         is_looping: whether a loop of `LoggedOptimizer` runs.
         loop_end: "complete" if the last loop gave all that it had; else where it was left; empty if there was none.
+        restarts: names what of the script starts over.
         times: names of remembered attributes that are times which the script measures.
     """
 
@@ -91,7 +93,7 @@ class LoopRun:
         self._doubts = RecordedDoubts(self.report)
         self._begun: BegunLoop | None = None
         self._loop_state: LoopState | None = None
-        self._unkept = make_unkept_variables(self.report, members)
+        self.restarts = Restarts(self.report, make_framework(members))
         self._is_waiting = False  # for the place at which the run stood
         self._needs_source: dict[str, Any] | None = None  # boundary with the state of a source that is not made yet
         self._changes: ScriptChanges | None = None  # made between recover() and the loop
@@ -120,12 +122,11 @@ class LoopRun:
             raise UsageError("recover() must come before the first loop and the first step, and only once")
         if self.resources.journal.is_closed:
             raise UsageError(f"{self.settings.shared.run}: the run is closed. Make a new LoggedOptimizer to go on")
+        self.restarts.note_start()
         newest = find_newest_checkpoint(self.resources)
         begun = self._make_parts(newest.meta["log"] if newest is not None else self.settings.log)
         self.place.seed = newest.boundary["seed"] if newest is not None else self._choose_seed()
         if newest is not None:
-            self._unkept.note_start()
-            self._unkept.watch()
             self._doubts.note(*newest.boundary["doubts"])
             begun.recovery.recover(rechecks=self.settings.shared.rechecks)
             self._land(begun.recovery)
@@ -192,6 +193,7 @@ class LoopRun:
         self._take_scalars(recovery, found)
         self._doubts.take_over(body["doubts"], recovery.recheck.end.get("doubts", ()))
         place.land(body)
+        self.restarts.resume(body.get("restarts"))
 
     def _take_scalars(self, recovery: Recovery, found: Recovered) -> None:
         self.scalars.unpack(recovery.kept[0].get("scalars", {}))
@@ -322,6 +324,8 @@ class LoopRun:
             if self.place.sequence.is_before_recorded:
                 raise UsageError(self.place.sequence.describe_step_between())
             self.come_back()
+        if not self.restarts.is_open:
+            self.restarts.open()
         if self._is_outside and self._demand_begun().capture.steps_since_boundary:
             self._commit_outside()
         self._is_outside = True
@@ -330,10 +334,10 @@ class LoopRun:
         """Commit a step that was taken outside of all loops. A script may take a few before its loop, so they warn later."""
         self._is_outside, self._outside_units = False, self._outside_units + 1
         self._doubts.note(_IMPLICIT)
+        self.restarts.look()
         if self._outside_units == OUTSIDE_UNITS_MAX:
             self.report.warn_of_script(_IMPLICIT)
         self._demand_begun().boundaries.commit(is_end=True)
-        self._unkept.name()
 
     def boundary(self, *, is_epoch_end: bool = False) -> None:
         """Commit what came since the last boundary as one unit."""
@@ -343,6 +347,7 @@ class LoopRun:
         self._is_outside, self._outside_units = False, 0
         self._doubts.withdraw(_IMPLICIT)
         begun.capture.check_step()
+        self.restarts.look()
         self._name_untracked(begun)
         journal = begun.parts.journal
         noted = self.scalars.commit(journal.step)
@@ -351,7 +356,6 @@ class LoopRun:
         is_logged = not journal.is_rechecking
         begun.boundaries.commit(is_end=True, wants_checkpoint=wants, scalars=noted or None)
         self._has_script_changes &= not is_logged
-        self._unkept.name()
 
     def _name_untracked(self, begun: BegunLoop) -> None:
         variables = begun.parts.variables
@@ -374,6 +378,7 @@ class LoopRun:
             "tracked": self.members.read_tracked(),
             "doubts": list(self._doubts.texts),
             **({"script_changes": True} if self._has_script_changes else {}),
+            **({"restarts": self.restarts.recorded} if self.restarts.recorded is not None else {}),
         }
 
     def _read_for_checkpoint(self) -> dict[str, Any]:
@@ -386,6 +391,8 @@ class LoopRun:
         if self.resources.journal.is_closed:
             return
         if self._begun is not None:
+            if is_orderly:
+                self.restarts.close()
             self._end(self._begun, is_orderly=is_orderly)
         self.resources.close()
 

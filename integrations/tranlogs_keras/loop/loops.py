@@ -72,6 +72,7 @@ class Loops:
         if decision == "finished":
             yield False
             return
+        run.restarts.open(sequence.entered - 1)
         run.is_looping, run.place.turns, self._data = True, None, data
         try:
             yield True
@@ -116,6 +117,7 @@ class Loops:
                     yield Epoch.of(self)
                     self._leave_epoch()
                     self._next_epoch()
+                    run.restarts.note_end(of_loop=position.epoch >= count)
                     run.boundary(is_epoch_end=True)
                 run.loop_end = "complete"
                 run.come_back()
@@ -207,6 +209,8 @@ class Loops:
                 position.batch += 1
                 position.seen += 1
                 position.total += 1
+                if position.total == until:
+                    run.restarts.note_end(of_loop=True)
                 run.boundary()
                 if run.place.was_set_back:
                     source.prepare(position.passes, position.seen, is_amid=True)
@@ -242,5 +246,7 @@ class Loops:
                 run.loop_end = f"in turn {self._done + 1} of {until}"
                 yield self._done
                 position.total += 1
+                if self._done == until:
+                    run.restarts.note_end(of_loop=True)
                 run.boundary()
             run.loop_end = "complete"

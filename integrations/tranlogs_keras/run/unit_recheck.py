@@ -24,7 +24,7 @@ from .run_parts import RunParts
 # Parts of a boundary that depend on the process. How steps are logged, and the constants of a compiled step, do not show
 # the numbers. The descriptions of fit and data are compared as the run is opened, in words that name the change. How a
 # former unit deviated is taken over from the record. What a script has changed before its loop is in that unit's steps.
-_OF_EACH_PROCESS = frozenset({"log", "traced", "identity", "data", "deviation", "script_changes", REMEMBERED_NAMES})
+_OF_EACH_PROCESS = frozenset({"log", "traced", "identity", "data", "deviation", "script_changes", "restarts", REMEMBERED_NAMES})
 _CALLBACK = "callback."  # what callbacks keep may be times that they have measured
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tranlogs.base.config import OUTSIDE_UNITS_MAX
-from tranlogs.training import UNKNOWN_DATA, Place, UnkeptVariables
+from tranlogs.training import UNKNOWN_DATA, Place
 
 from ..state import naming
 from ..state.caveats import IMPLICIT
@@ -42,7 +42,6 @@ class Boundaries:
         loops: loops of `LoggedOptimizer` that are running.
         user_loops: the script's own loops over tracked loaders.
         write_log: logs writes that no step made.
-        unkept: names variables of the script's loops that the run does not keep.
 
     Attributes:
         steps_since_boundary: number of steps and after-images of the running unit.
@@ -58,9 +57,8 @@ class Boundaries:
         loops: Loops,
         user_loops: UserLoops,
         write_log: WriteLog,
-        unkept: UnkeptVariables,
     ) -> None:
-        self._parts, self._recovery, self._loops, self._unkept = parts, recovery, loops, unkept
+        self._parts, self._recovery, self._loops = parts, recovery, loops
         self._user_loops, self._write_log = user_loops, write_log
         self._journal, self._state, self._auxiliary = parts.journal, parts.state, parts.auxiliary
         self.steps_since_boundary = 0
@@ -77,8 +75,6 @@ class Boundaries:
     def landed(self) -> None:
         """Take the data position at which recovery ended as that of the last boundary."""
         self._taken_at_boundary = self._auxiliary.taken()
-        if self._parts.coordinator.rank == 0:
-            self._unkept.watch()
 
     def set_back(self) -> None:
         """Go on in the running loop with the state that recovery has set back."""
@@ -124,7 +120,12 @@ class Boundaries:
             return
         self._note_turns()
         self._taken_at_boundary = taken
-        self._commit(self._auxiliary.read())
+        self._commit(self._read())
+
+    def _read(self) -> dict[str, Any]:
+        self._parts.restarts.look()
+        recorded = self._parts.restarts.recorded
+        return {**self._auxiliary.read(), **({"restarts": recorded} if recorded is not None else {})}
 
     def _note_turns(self) -> None:
         """Note what the data of the running loop come from, if it is one over `steps()`."""
@@ -178,7 +179,6 @@ class Boundaries:
         if is_logged:
             self._auxiliary.has_script_changes = False
         self._recovery.settle_recheck()
-        self._unkept.name()
         if self._journal.is_suspended:
             self._auxiliary.drop_unstorable()
 
@@ -193,6 +193,8 @@ class Boundaries:
         if not (module.training and torch.is_grad_enabled()):
             return False
         self._user_loops.note_forward()
+        if self._recovery.has_begun and not self._parts.restarts.is_open:
+            self._parts.restarts.open()  # a step outside of all loops follows
         if self._implicit is not None:
             self.commit_implicit(is_before_forward=True)
         return self._recovery.has_begun
@@ -213,7 +215,7 @@ class Boundaries:
         if self._outside_units == OUTSIDE_UNITS_MAX and not self._auxiliary.is_loop_remembered:
             self._parts.report.warn_of_script(IMPLICIT)
         self.note_writes("at a boundary")
-        body = self._auxiliary.read() | {"rng": implicit["rng"], "is_implicit": True, "turns": None}
+        body = self._read() | {"rng": implicit["rng"], "is_implicit": True, "turns": None}
         self._commit(body if is_before_forward else body | {"buffers": implicit["buffers"]})
 
     def leave_join(self) -> None:

@@ -108,6 +108,7 @@ class Loops:
         if decision == "running":
             self._undo_code_between()
         self._user_loops.leave()
+        self._parts.restarts.open(sequence.entered - 1)
         self.running.append(loop)
         try:
             yield decision
@@ -196,6 +197,8 @@ class Loops:
                 auxiliary.count += 1
                 self.end = f"in turn {auxiliary.count - start} of {until}"
                 yield auxiliary.count - start - 1
+                if auxiliary.count - start == until:
+                    self._parts.restarts.note_end(of_loop=True)
                 self._boundaries.boundary(turns)
                 start = auxiliary.sequence.start("turn")
             self.end = "complete"
@@ -209,6 +212,8 @@ class Loops:
             start, until = sequence.start("taken"), sequence.current.length
             for data in position.batches(None if until is None else start + until):
                 self.end = "" if until is None else f"in batch {position.taken - start} of {until}"
+                if position.taken - start == until:
+                    self._parts.restarts.note_end(of_loop=True)
                 yield (position.taken - start - 1, data) if numbered else data
             self.end = "complete"
 
@@ -234,6 +239,7 @@ class Loops:
                 if position.is_stopped:
                     break
                 self._leave_epoch(position, number, number - first)
+                self._parts.restarts.note_end(of_loop=position.epoch - first >= count)
                 self._boundaries.boundary()  # the epoch's own code ran
             self.end = "complete"
 

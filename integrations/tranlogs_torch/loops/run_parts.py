@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tranlogs.training import Journal, LiveReport, RunResources, RunSettings, ScalarHistory
+from tranlogs.training import Journal, LiveReport, Restarts, RunResources, RunSettings, ScalarHistory
 
 from ..capture.foreign_writes import ForeignWriteDetector
 from ..capture.optimizer_hooks import OptimizerHooks
@@ -34,6 +34,7 @@ class RunParts:
         environment: what rounding depends on, as it is now.
         scalars: that the loop has logged.
         report: of the recovery, with what became known since.
+        restarts: names what of the script starts over.
     """
 
     settings: RunSettings
@@ -47,6 +48,7 @@ class RunParts:
     environment: dict[str, Any]
     scalars: ScalarHistory
     report: LiveReport
+    restarts: Restarts
 
     @property
     def journal(self) -> Journal:

@@ -16,6 +16,7 @@ from tranlogs.training import (
     LiveReport,
     Progress,
     RecoveryReport,
+    Restarts,
     RunResources,
     RunSettings,
     ScalarHistory,
@@ -41,8 +42,8 @@ from .logged_steps import LoggedSteps
 from .loops import Loops
 from .ranks.coordinator_choice import make_coordinator
 from .recovery.recovery import Recovery
-from .restarted_torch_values import make_unkept_variables
 from .run_parts import RunParts
+from .script_values import make_framework
 from .tracking import Tracking
 from .user_loops.user_loops import UserLoops
 
@@ -129,12 +130,12 @@ class TrainingRun:
             environment,
             ScalarHistory(),
             report,
+            Restarts(report, make_framework(modules, hooks, self.auxiliary)),
         )
         self._write_log.attach(self._parts, staging)
         self._recovery = Recovery(self._parts, lambda: self._boundaries.landed(), lambda: self._boundaries.set_back())
         self._loops = Loops(self._parts, self, self._user_loops)
-        self._unkept = make_unkept_variables(self._parts)
-        self._boundaries = Boundaries(self._parts, self._recovery, self._loops, self._user_loops, self._write_log, self._unkept)
+        self._boundaries = Boundaries(self._parts, self._recovery, self._loops, self._user_loops, self._write_log)
         self.logged_steps = LoggedSteps(
             self._parts, staging, self._recovery, self._loops, self._user_loops, self._boundaries, self._write_log
         )
@@ -165,6 +166,11 @@ class TrainingRun:
     def report(self) -> LiveReport:
         """The report of the recovery."""
         return self._parts.report
+
+    @property
+    def restarts(self) -> Restarts:
+        """What names values of the script that start over."""
+        return self._parts.restarts
 
     @property
     def scalars(self) -> ScalarHistory:
@@ -216,8 +222,7 @@ class TrainingRun:
             if report is not None and self.steps_since_boundary == 0 and self.journal.step == report.step:
                 return report  # a notebook cell run twice
             raise UsageError("recover() must come before the first step")
-        if not self.journal.is_fresh:
-            self._unkept.note_start()
+        self._parts.restarts.note_start()
         return self._recovery.recover(step, progress)
 
     def begin(self) -> None:
@@ -335,6 +340,7 @@ class TrainingRun:
         self.coordinator.leave()
         if self.is_active and self._recovery.has_begun:
             if is_orderly:
+                self._parts.restarts.close()
                 self._boundaries.commit_implicit(is_before_forward=True)
                 if not self._recovery.report.is_at_end:
                     self._user_loops.note_unreached()

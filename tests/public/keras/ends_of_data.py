@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 import numpy as np
-
 from tests.public.keras.killed import Kill, outcome
+
 from tranlogs_keras import TranLogsCallback
 
 BATCH = 4

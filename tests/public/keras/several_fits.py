@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 import numpy as np
-
 from tests.public.keras.killed import Kill, outcome
+
 from tranlogs_keras import TranLogsCallback
 
 calls = [0]  # of the layer, in Python: a compiled step calls it while it is traced

@@ -64,6 +64,7 @@ class Recovery:
         ] = []  # what was set before a step outside of all loops, where the loop may set it in each turn
         self._is_of_group = False  # the ranks have recovered together
         self._shared_id: str | None = None  # of a journal, the same on all ranks
+        self._recorded_restarts: dict[str, Any] | None = None  # of the boundary that recovery landed on
 
     @property
     def run_id(self) -> str:
@@ -119,6 +120,7 @@ class Recovery:
         self._continue_from(found, landing)
         if landing is not None:
             self._land_together(landing, found)
+        parts.restarts.resume(self._recorded_restarts)
         self._landed_state = LandedState(parts) if self.recheck.is_pending else None
         return self.report.begin(found, time.monotonic() - start)
 
@@ -315,6 +317,7 @@ class Recovery:
 
     def set_auxiliary(self, body: dict[str, Any]) -> None:
         """Set the auxiliary state of a boundary; called by the state while it is recovered."""
+        self._recorded_restarts = body.get("restarts")
         self._landed = body
         self._parts.state.is_shared = bool(body.get("ddp", {}).get("is_divided"))
         self._parts.auxiliary.write(body)

@@ -95,4 +95,6 @@ class ResumeReport:
         )
         rechecked, seconds_recheck = self._recheck.compared
         end = describe_end(parts.journal.former_loop_end) if self.is_at_end and not found.steps_lost else ""
+        if end and parts.journal.former_loop_end == "complete" and parts.restarts.unset:
+            end = f"{end}; {parts.restarts.unset}"
         return replace(report, recheck=parts.report.recheck, rechecked=rechecked, seconds_recheck=seconds_recheck, end=end)

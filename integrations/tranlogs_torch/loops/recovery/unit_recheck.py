@@ -35,7 +35,7 @@ from .unit_verdict import UnitOutcome, UnitVerdict, conclude
 # at a checkpoint that they differ, whether the script has changed something before its loop, and what a rank keeps of another
 # one, which compares that itself.
 _OF_EACH_PROCESS = (
-    *("start_rng", "flags", "waiting", "deviation", "ddp.is_divided", "beside", "script_changes"),
+    *("start_rng", "flags", "waiting", "deviation", "ddp.is_divided", "beside", "script_changes", "restarts"),
     LOOP_LENGTH,
     REMEMBERED_NAMES,
 )

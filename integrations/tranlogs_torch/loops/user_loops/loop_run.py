@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from tranlogs.training import Journal, LiveReport
+from tranlogs.training import Journal, LiveReport, Restarts
 
 from ...state.auxiliary.auxiliary import Auxiliary
 
@@ -27,6 +27,11 @@ class LoopRun(Protocol):
     @property
     def report(self) -> LiveReport:
         """Report of the recovery."""
+        ...
+
+    @property
+    def restarts(self) -> Restarts:
+        """What names values of the script that start over."""
         ...
 
     @property

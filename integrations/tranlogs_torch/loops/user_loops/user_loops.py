@@ -152,6 +152,8 @@ class UserLoops:
 
     def _skip(self, position: LoaderPosition) -> Iterator[Any]:
         """Return the next pass in the recorded order, before the pass in which the run stood."""
+        if self._run.is_logging and not self._run.restarts.is_open:
+            self._run.restarts.open()
         if not self.has_skipped:
             self._run.note_early_writes()
             self._run.note_user_loop()

@@ -18,13 +18,14 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transformers import Trainer
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import announce
+from tranlogs.training import Framework, announce
 
 from ...optimizer import LoggedOptimizer
 from ..accelerate_objects import check_accelerate, plain_loader, plain_optimizer
@@ -164,6 +165,7 @@ class Loop:
         logged.track(trainer=self._progress, scheduler=trainer.lr_scheduler)
         if trainer.accelerator.scaler is not None:
             logged.track(scaler=trainer.accelerator.scaler)
+        training_run.restarts.framework = _with_trainer(training_run.restarts.framework, trainer)
         training_run.tracking.ignore_in_recheck("tracked.trainer.logged")  # how long evaluations took
         report = logged.recover()
         self.optimizer, self._is_resumed = logged, bool(report.step)
@@ -184,6 +186,7 @@ class Loop:
         """Commit the batches before. The first call after a recovery is where training continues."""
         progress, position = self._progress, self._position
         assert position is not None
+        assert self.optimizer is not None
         if not self._has_begun:
             self._has_begun = True
             if self._is_resumed:
@@ -194,6 +197,7 @@ class Loop:
         position.advance(progress.batches)
         progress.is_stopped = is_stopped
         if is_over:
+            self.optimizer.training_run.restarts.note_end(of_loop=False)
             position.end_epoch()
             progress.epoch, progress.batches = progress.epoch + 1, 0
         next(self._turns)
@@ -220,3 +224,23 @@ class Loop:
             self._position = None
             self._turns.close()  # type: ignore[attr-defined]
             self.optimizer.close()
+
+
+def _with_trainer(framework: Framework, trainer: Trainer) -> Framework:
+    """Return what is known of the values of a script whose loop is the trainer's: its callbacks keep what `state()` gives."""
+    callbacks = trainer.callback_handler.callbacks
+
+    def tracked() -> Iterator[tuple[Any, Any]]:
+        yield from framework.tracked()
+        for one in callbacks:
+            if isinstance(one, transformers_internals.ExportableState):
+                yield one, lambda one=one: one.state()["attributes"]
+
+    return replace(
+        framework,
+        kept=lambda: [*framework.kept(), trainer],
+        tracked=tracked,
+        others=lambda: [*framework.others(), *((type(one).__name__, one) for one in callbacks)],
+        variable="exportable",
+        thing="exportable",
+    )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import announce
+from tranlogs.training import Framework, announce
 
 from ...optimizer import LoggedOptimizer
 from ..changed_attributes import CANNOT_BE_STORED
@@ -91,6 +92,8 @@ class TranLogsLightningCallback(LoggingCallback, TranLogsCallback):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is not None:
             logged.track(scaler=scaler)
+        restarts = logged.training_run.restarts
+        restarts.framework = _with_trainer(restarts.framework, trainer)
         report = logged.recover()
         self._logged, self._trainer, self._progress, self._position = logged, trainer, progress, None
         self._turns, self._has_begun, self._is_open = logged.steps(until=sys.maxsize, stateless=True), False, True
@@ -221,3 +224,14 @@ class _Position(TrainerPosition):
     def ask(self) -> None:
         self.on_ask()
         self.is_underway = True
+
+
+def _with_trainer(framework: Framework, trainer: pl.Trainer) -> Framework:
+    """Return what is known of the values of a script whose loop is Lightning's: module and callbacks are kept."""
+    callbacks: list[Any] = trainer.callbacks
+    return replace(
+        framework,
+        kept=lambda: [*framework.kept(), trainer, trainer.lightning_module, *callbacks],
+        variable="lightning",
+        thing="lightning",
+    )

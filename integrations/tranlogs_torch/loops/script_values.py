@@ -1,0 +1,92 @@
+"""Which values of a script PyTorch and the run keep, for the search of what starts over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from tranlogs.training import Framework, LoopState
+
+from ..capture.optimizer_hooks import OptimizerHooks
+from ..state import naming
+from ..state.auxiliary.auxiliary import Auxiliary
+
+_DEPTH_MAX = 4  # of datasets within each other
+_DEVICE_BYTES_MAX = 1 << 10  # of a tensor that is copied from a device
+
+
+def make_framework(modules: dict[str, torch.nn.Module], hooks: dict[str, OptimizerHooks], auxiliary: Auxiliary) -> Framework:
+    """Return what PyTorch knows of the values of a script."""
+    storages = set[int]()
+
+    def read_array(value: Any) -> np.ndarray[Any, Any] | None:
+        if not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter) or value.layout is not torch.strided:
+            return None
+        try:
+            if value.untyped_storage().data_ptr() in storages:
+                return None
+            found = value.detach()
+            if found.device.type != "cpu":
+                if found.nbytes > _DEVICE_BYTES_MAX:
+                    return None
+                found = found.cpu()
+            found = found.resolve_conj().resolve_neg()
+            is_known = found.dtype.is_complex or found.dtype in (torch.bool, torch.float16, torch.float32, torch.float64)
+            if not is_known and found.dtype.is_floating_point:
+                found = found.view({1: torch.uint8, 2: torch.int16}[found.element_size()])
+            array: np.ndarray[Any, Any] = found.numpy()
+        except (RuntimeError, TypeError, KeyError, NotImplementedError):
+            return None
+        return array
+
+    def kept() -> Iterator[Any]:
+        trained = [p for one in hooks.values() for p in one.parameters()]
+        tensors = [*naming.named_parameters(modules).values(), *naming.named_buffers(modules).values(), *trained]
+        storages.clear()
+        for tensor in tensors:
+            try:
+                storages.add(tensor.untyped_storage().data_ptr())
+            except (RuntimeError, NotImplementedError):
+                continue
+        storages.discard(0)
+        for one in hooks.values():
+            yield from (one.inner, one.outer, one.inner.param_groups, *one.inner.param_groups, one.inner.state)
+        for state in auxiliary.tracked.values():
+            if isinstance(state, LoopState):
+                yield from state.objects
+        for position in auxiliary.loaders.values():
+            yield from (position.loader, position.loader.sampler, position.loader.batch_sampler)
+
+    def tracked() -> Iterator[tuple[Any, Any]]:
+        for thing in auxiliary.tracked.values():
+            if not isinstance(thing, LoopState):
+                yield thing, thing.state_dict
+
+    def remembered() -> Mapping[str, Any]:
+        return {
+            name: value
+            for state in auxiliary.tracked.values()
+            if isinstance(state, LoopState)
+            for name, value in vars(state.namespace).items()
+        }
+
+    def others() -> Iterable[tuple[str, Any]]:
+        for name, position in auxiliary.loaders.items():
+            if not position.loader.num_workers:
+                yield from _datasets_in(position.loader.dataset, f"{name}.dataset")
+
+    return Framework(read_array, kept, tracked, remembered, others)
+
+
+def _datasets_in(dataset: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield a dataset with the datasets that it wraps."""
+    for _ in range(_DEPTH_MAX):
+        if dataset is None:
+            return
+        yield path, dataset
+        for at, one in enumerate(list(getattr(dataset, "datasets", None) or ())[:_DEPTH_MAX]):
+            yield f"{path}.datasets[{at}]", one
+        dataset, path = getattr(dataset, "dataset", None), f"{path}.dataset"

@@ -1,0 +1,263 @@
+"""What starts over at each start: which values of a script are named, and the digests that tell."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tranlogs.training import Framework, LiveReport, Restarts
+from tranlogs.training.restarts.plain_values import LOOK_BYTES_MAX, Look
+
+FRAMEWORK = Framework(lambda value: None)
+
+
+class Stopper:
+    """An object of the script's."""
+
+    def __init__(self) -> None:
+        self.best, self.bad = math.inf, 0
+
+
+class Loop:
+    """A run with nothing but boundaries."""
+
+    def __init__(self, run: Path, framework: Framework = FRAMEWORK, recorded: Any = None, number: int = 0) -> None:
+        self.report = LiveReport(run)
+        self._restarts, self._number = Restarts(self.report, framework), number
+        self._restarts.note_start()
+        self._restarts.resume(recorded)
+
+    def turns(self, count: int = 4) -> Iterator[int]:
+        """Yield turns, with a boundary after each."""
+        self._restarts.open(self._number)
+        for turn in range(count):
+            yield turn
+            if turn == count - 1:
+                self._restarts.note_end(of_loop=True)
+            self._restarts.look()
+
+    @property
+    def named(self) -> list[str]:
+        report = self.report.current
+        return [] if report is None else [one.name for one in report.restarts]
+
+    @property
+    def recorded(self) -> Any:
+        return None if self._restarts.recorded is None else self._restarts.recorded.value
+
+    @property
+    def unset(self) -> str:
+        return self._restarts.unset
+
+
+curve: list[float] = []
+
+
+def _note(value: float) -> None:
+    curve.append(value)
+
+
+def of_the_module(loop: Loop) -> None:
+    for turn in loop.turns():
+        _note(turn)
+
+
+def counted(loop: Loop) -> None:
+    n, best = 0, math.inf
+    for turn in loop.turns():
+        n = n + 1 + len(loop.named)
+        if -turn < best:
+            best = -turn
+
+
+def set_by_the_body(loop: Loop) -> None:
+    loss = None
+    for turn in loop.turns():
+        loss = turn * 2
+        print(loss)
+
+
+def set_by_an_outer_loop(loop: Loop) -> None:
+    for _ in range(2):
+        total = 0
+        for turn in loop.turns():
+            total += turn
+
+
+def of_a_function_that_an_outer_loop_calls(loop: Loop) -> None:
+    def train(loop: Loop) -> int:
+        total = 0
+        for turn in loop.turns():
+            total += turn
+        return total
+
+    for _ in range(2):
+        train(loop)
+
+
+def set_on_some_ways(loop: Loop) -> None:
+    at = -1
+    for turn in loop.turns():
+        if turn % 2:
+            at = turn
+    print(at)
+
+
+def of_an_object(loop: Loop) -> None:
+    stopper, others = Stopper(), {"second": [Stopper()]}
+    for turn in loop.turns():
+        stopper.best = min(stopper.best, -turn)
+        others["second"][0].bad += 1
+
+
+def of_a_closure(loop: Loop) -> None:
+    def make() -> Callable[[], None]:
+        calls = 0
+
+        def call() -> None:
+            nonlocal calls
+            calls += 1
+
+        return call
+
+    call = make()
+    for _ in loop.turns():
+        call()
+
+
+def of_a_clock(loop: Loop) -> None:
+    last, elapsed = time.perf_counter(), 0.0
+    for _ in loop.turns():
+        now = time.perf_counter()
+        elapsed += now - last
+        last = now
+
+
+def never_changed(loop: Loop) -> None:
+    rate, names = 0.1, ["a"]
+    for _ in loop.turns():
+        print(rate, names)
+
+
+SCENARIOS: dict[Callable[[Loop], None], list[str]] = {
+    of_the_module: ["curve"],
+    counted: ["n", "best"],
+    set_by_the_body: [],
+    set_by_an_outer_loop: [],
+    of_a_function_that_an_outer_loop_calls: [],
+    set_on_some_ways: ["at"],
+    of_an_object: ["stopper.best", "others['second'][0].bad"],
+    of_a_closure: ["calls"],
+    of_a_clock: [],
+    never_changed: [],
+}
+
+
+@pytest.mark.parametrize("script", SCENARIOS, ids=lambda script: script.__name__)
+def test_what_existed_before_the_loop_and_has_changed_is_named(
+    script: Callable[[Loop], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "curve", [])
+    loop = Loop(tmp_path)
+    script(loop)
+    assert sorted(loop.named) == sorted(SCENARIOS[script])
+
+
+def test_what_is_recorded_is_said_at_once_and_not_again(tmp_path: Path) -> None:
+    first = Loop(tmp_path)
+    counted(first)
+    second = Loop(tmp_path, recorded=first.recorded)
+    assert second.named == ["n", "best"]
+    counted(second)
+    assert second.named == ["n", "best"]
+    kept = Loop(tmp_path, Framework(lambda value: None, remembered=lambda: {"n": 0}), first.recorded)
+    assert kept.named == ["best"]
+    assert first.unset == "the loop body did not run, so `turn` is unset"
+
+
+def tracking(run: Path, state: dict[str, Any]) -> Loop:
+    stopper = Stopper()
+    loop = Loop(run, Framework(lambda value: None, tracked=lambda: [(stopper, lambda: state)]))
+    for turn in loop.turns():
+        stopper.best = -turn
+    return loop
+
+
+@pytest.mark.parametrize("state", [{}, {"best": 1.0}])
+def test_an_attribute_of_a_tracked_object_is_named_if_its_state_lacks_it(state: dict[str, Any], tmp_path: Path) -> None:
+    loop = tracking(tmp_path, state)
+    assert loop.named == ([] if state else ["stopper.best"])
+
+
+def second_loop(loop: Loop, score: float) -> Loop:
+    scores = [score]
+    for _ in loop.turns():
+        print(scores)
+    return loop
+
+
+def test_code_between_loops_that_gives_another_value_is_named(tmp_path: Path) -> None:
+    first = second_loop(Loop(tmp_path, number=1), 1.0)
+    assert first.named == []
+    assert second_loop(Loop(tmp_path, recorded=first.recorded, number=1), 1.0).named == []
+    assert second_loop(Loop(tmp_path, recorded=first.recorded, number=1), 2.0).named == ["score", "scores"]
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4) | st.tuples(inner),
+    max_leaves=8,
+)
+
+
+def _digest(value: Any) -> bytes | None:
+    return Look(lambda value: None, 10.0).digest(value)
+
+
+def _same(a: Any, b: Any, depth: int = 0) -> bool:
+    if type(a) is not type(b) or depth > 4:
+        return type(a) is type(b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and (depth == 4 or all(_same(a[key], b[key], depth + 1) for key in a))
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(_same(x, y, depth + 1) for x, y in zip(a, b, strict=True))
+    return repr(a) == repr(b)
+
+
+@given(PLAIN, PLAIN)
+def test_digests_are_equal_if_and_only_if_the_values_are(a: Any, b: Any) -> None:
+    if isinstance(a, (list, dict)):
+        assert _digest(a) == _digest(a.copy())
+    assert _digest(a) is not None
+    if _same(a, b):
+        assert _digest(a) == _digest(b)
+    elif repr(a) != repr(b) and len(repr(a)) + len(repr(b)) < 200 and not _is_deep(a) and not _is_deep(b):
+        assert _digest(a) != _digest(b)
+
+
+def _is_deep(value: Any, depth: int = 0) -> bool:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return depth >= 3 or any(_is_deep(item, depth + 1) for item in items)
+
+
+@given(st.dictionaries(st.text(max_size=4), st.integers(), max_size=5))
+def test_the_order_of_a_dict_is_no_difference(value: dict[str, int]) -> None:
+    assert _digest(value) == _digest(dict(reversed(value.items())))
+
+
+def test_a_look_reads_a_bounded_number_of_bytes_and_items() -> None:
+    look, large = Look(lambda value: None, 10.0), np.zeros(1 << 20)
+    digests = [look.digest(np.zeros(1 << 10)) for _ in range(LOOK_BYTES_MAX // (1 << 13) + 1)]
+    assert digests[0] is not None
+    assert digests[-1] is None
+    changed = large + 1
+    assert _digest(large) != _digest(changed)
+    assert _digest(list(range(100_000))) != _digest(list(range(100_001)))

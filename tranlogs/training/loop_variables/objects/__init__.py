@@ -1,1 +1,0 @@
-"""Objects that a script's loop holds: by their names, in containers, and iterators."""

@@ -1,0 +1,94 @@
+"""Notes on values of the script that start over, with the line that keeps them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...recovery.report import Restart
+from .plain_values import UNKNOWN
+
+_NAMES_MAX = 20  # in a note
+_NO_NAME = re.compile(r"\W+")  # what a keyword cannot have
+_LINES = {
+    "fit": "make {it} an attribute of a callback of this fit",
+    "exportable": "make {it} an attribute of a TrainerCallback that is an ExportableState, and return {it} in its state()",
+    "lightning": "make {it} an attribute of the LightningModule or of a callback",
+    "state": "return {it} in state_dict() of {kind}, and set {it} in load_state_dict()",
+    "extra": "return {it} in get_extra_state() of {kind}, and set {it} in set_extra_state(state)",
+}
+
+
+def describe_restarts(restarts: Sequence[Restart]) -> list[str]:
+    """Return what starts over, a text for each group of values that one line keeps."""
+    found = []
+    for group in _groups(restarts):
+        first, names = group[0], [one.name for one in group]
+        if first.code == "again":
+            what = f"{listed(names)}: another value than when this loop was first entered, since code between loops ran again, "
+            what += "on the newest state"
+        elif first.owner:
+            lacks = f"state_dict() of {first.kind} lacks" if first.code in ("state", "extra") else "its methods change"
+            attributes = listed([name.removeprefix(f"{first.owner}.") for name in names])
+            what = f"{name_of(first)} starts over at each start: {lacks} {attributes}"
+        else:
+            what = f"{listed(names)} {'starts' if len(group) == 1 else 'start'} over at each start"
+        found.append(what)
+    return found
+
+
+def with_notes(restarts: Sequence[Restart]) -> list[Restart]:
+    """Return values with their notes: what starts over, and the line that keeps it."""
+    found = []
+    for group in _groups(restarts):
+        it = "it" if len(group) == 1 else "them"
+        note = f"{describe_restarts(group)[0]}. To keep {it}: {lines_of(group)[0]}"
+        found += [replace(one, note=note) for one in group]
+    return found
+
+
+def lines_of(restarts: Sequence[Restart]) -> list[str]:
+    """Return the lines that let the run keep values, one for each group."""
+    found = []
+    for group in _groups(restarts):
+        first, it = group[0], "it" if len(group) == 1 else "them"
+        if first.code in _LINES:
+            found.append(_LINES[first.code].format(it=it, kind=first.kind))
+        elif first.code == "track":
+            states = "" if first.has_state else f"give {first.kind} state_dict() and load_state_dict(state), and "
+            found.append(f"{states}optimizer.track({_keys([first.owner])[0]}={first.owner}) before recover()")
+        else:
+            keys = _keys([one.name for one in group])
+            given = ", ".join(f"{key}={one.first}" for key, one in zip(keys, group, strict=True))
+            filled = f", with the first value for {UNKNOWN}" if any(one.first == UNKNOWN for one in group) else ""
+            found.append(f"state = optimizer.remember({given}) before recover(){filled}, and state.{keys[0]} in the loop")
+    return found
+
+
+def name_of(restart: Restart) -> str:
+    """Return the name of a value that starts over; of an attribute of an object, that of the object with its class."""
+    return f"{restart.owner} ({restart.kind})" if restart.owner else restart.name
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as one writes them: "a, b and c"."""
+    shown = [*names[:_NAMES_MAX], *([f"{len(names) - _NAMES_MAX} more"] if len(names) > _NAMES_MAX else [])]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _groups(restarts: Sequence[Restart]) -> list[list[Restart]]:
+    found = dict[tuple[str, str], list[Restart]]()
+    for one in restarts:
+        found.setdefault((one.code, one.owner), []).append(one)
+    return list(found.values())
+
+
+def _keys(names: Sequence[str]) -> list[str]:
+    """Return a keyword for each name: its last part, or all of it where two would have the same."""
+    last = [_as_keyword(name.rpartition(".")[2]) for name in names]
+    return [key if last.count(key) == 1 else _as_keyword(name) for key, name in zip(last, names, strict=True)]
+
+
+def _as_keyword(name: str) -> str:
+    return _NO_NAME.sub("_", name).strip("_") or "value"

@@ -1,0 +1,141 @@
+"""Digests of plain values: numbers, strings, arrays, and containers of these.
+
+A digest is that of the whole value up to a size, and of samples beyond it. It holds no reference to the value. Two values of
+the same content have the same digest in every process, and a set or dict has one whatever its order.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from hashlib import blake2b
+from itertools import count, islice
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+
+LOOK_BYTES_MAX = 1 << 20  # of arrays that one look reads
+LOOK_ITEMS_MAX = 20_000
+DEPTH_MAX = 4  # of containers within each other
+
+_ARRAY_BYTES = 1 << 14  # a larger array is sampled
+_SAMPLES = 2048
+_TEXT = 4096  # characters; a longer text is known by its length and its ends
+_ENDS = 256  # items at each end of a long list
+_FIRST_MAX = 40  # characters of a first value that is shown
+_ATOMS = (type(None), bool, int, float, complex)
+_CONTAINERS = (list, tuple, set, frozenset, deque, dict)
+UNKNOWN = "..."  # a first value that cannot be written in a line
+
+ReadArray = Callable[[Any], "np.ndarray[Any, Any] | None"]
+
+
+class Exhausted(Exception):
+    """A look has read as much as it may. What is left is not compared."""
+
+
+class Look:
+    """One look at plain values, of bounded size and time.
+
+    Args:
+        read_array: returns a framework's tensor as an array without copying much; None if it is none, or is kept.
+        seconds: of this thread's processor time that the look may take: a busy machine does not shorten it.
+    """
+
+    def __init__(self, read_array: ReadArray, seconds: float) -> None:
+        self._read_array = read_array
+        self._items, self._bytes, self._end = LOOK_ITEMS_MAX, LOOK_BYTES_MAX, time.thread_time() + seconds
+
+    def take(self, items: int = 1) -> None:
+        """Count items.
+
+        Raises:
+            Exhausted: the look is over.
+        """
+        self._items -= items
+        if self._items < 0 or (not self._items & 31 and time.thread_time() > self._end):
+            raise Exhausted
+
+    def digest(self, value: Any) -> bytes | None:
+        """Return the digest of a plain value; None for another one, and for an array that the look has no room for."""
+        found = self._encode(value, 0)
+        return None if found is None else blake2b(found, digest_size=8).digest()
+
+    def _encode(self, value: Any, depth: int) -> bytes | None:
+        self.take()
+        kind = type(value)
+        if kind in _ATOMS:
+            return f"{kind.__name__} {hex(value) if kind is int else repr(value)}".encode()
+        if kind is str or kind is bytes:
+            text: bytes = value.encode("utf-8", "surrogatepass") if kind is str else value
+            ends = text if len(text) <= _TEXT else text[: _TEXT // 2] + text[-_TEXT // 2 :]
+            return f"{kind.__name__} {len(text)} ".encode() + ends
+        if isinstance(value, (Enum, PurePath)) or kind is count:
+            return f"{kind.__name__} {value!r}".encode()
+        if isinstance(value, _CONTAINERS):
+            return self._encode_container(value, depth) if depth < DEPTH_MAX else None
+        array = value if isinstance(value, (np.ndarray, np.generic)) else self._read_array(value)
+        return None if array is None else self._encode_array(np.asarray(array))
+
+    def _encode_container(self, value: Any, depth: int) -> bytes:
+        is_long = len(value) > 2 * _ENDS
+        if isinstance(value, dict):
+            keys = [*islice(value, _ENDS), *islice(reversed(value), _ENDS)] if is_long else list(value)
+            parts = sorted(self._part(key, depth) + self._part(value.get(key), depth) for key in keys)
+        elif isinstance(value, (set, frozenset)):
+            parts = [] if is_long else sorted(self._part(one, depth) for one in value)
+        else:
+            ends = [*islice(value, _ENDS), *islice(reversed(value), _ENDS)] if is_long else value
+            parts = [self._part(one, depth) for one in list(ends)]
+        name = next(kind.__name__ for kind in _CONTAINERS if isinstance(value, kind))
+        return f"{name} {len(value)} ".encode() + b"".join(parts)
+
+    def _part(self, value: Any, depth: int) -> bytes:
+        """Return the digest of an item; of one that is not plain, that of its class."""
+        found = self._encode(value, depth + 1)
+        return blake2b(f"object {type(value).__name__}".encode() if found is None else found, digest_size=16).digest()
+
+    def _encode_array(self, array: np.ndarray[Any, Any]) -> bytes | None:
+        if array.dtype.hasobject:
+            return None
+        if array.nbytes > _ARRAY_BYTES:
+            content = array.flat[np.linspace(0, array.size - 1, _SAMPLES).astype(np.int64)]
+        else:
+            content = array
+        self._bytes -= content.nbytes
+        if self._bytes < 0:
+            return None
+        return f"array {array.dtype.str} {array.shape} ".encode() + content.tobytes()
+
+
+def write_first(value: Any) -> str:
+    """Return a value as a line of Python has it; "..." if it is not short."""
+    if type(value) is float and not math.isfinite(value):
+        return f'float("{value}")'
+    if type(value) in _ATOMS or (type(value) is str and value.isprintable()):
+        found = repr(value)
+    elif type(value) in (list, tuple, dict) and all(type(one) in _ATOMS for one in islice(_leaves(value), 9)):
+        found = repr(value) if len(value) < 9 and not any(_is_infinite(one) for one in _leaves(value)) else UNKNOWN
+    elif type(value) is dict and len(value) < 9 and all(type(one) in (list, dict) and not one for one in value.values()):
+        found = repr(value)
+    elif type(value) is set and not value:
+        found = "set()"
+    elif type(value) is deque and not value:
+        found = "deque()"
+    elif type(value) is count:
+        found = repr(value)[len("count(") : -1]
+    else:
+        return UNKNOWN
+    return found if len(found) <= _FIRST_MAX else UNKNOWN
+
+
+def _leaves(value: Any) -> list[Any]:
+    return [*value.values()] if isinstance(value, dict) else list(value)
+
+
+def _is_infinite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

@@ -1,0 +1,137 @@
+"""Frames of the script, and which of their names the loops around a place set anew in each turn."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import sysconfig
+from collections.abc import Iterator
+from inspect import CO_OPTIMIZED
+from types import CodeType, FrameType
+from typing import Any
+
+_FRAMES_MAX = 200
+_OF_LIBRARIES = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_MODULES_MAX = 100
+OURS = {"tranlogs", "tranlogs_torch", "tranlogs_keras", "tranlogs_monitor"}  # modules that are no script's
+_LOOKS = frozenset(("locals", "vars", "eval", "exec"))  # functions by which code looks at its own variables
+_REFERENCES = 3  # to the variables of a frame: from the frame, from here, and from the function that counts
+
+Loops = frozenset[tuple[CodeType, int]]  # code, and the place where a loop begins
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def is_of_script(module: str) -> bool:
+    """Return True for a module that is the script's own: of no library, no framework, and not of TranLogs."""
+    found = sys.modules.get(module)
+    file = None if found is None else getattr(found, "__dict__", {}).get("__file__")
+    return found is not None and not _is_of_library(module, file or "")
+
+
+def script_modules() -> list[str]:
+    """Return the names of the script's modules."""
+    return _script_modules(len(sys.modules))
+
+
+@functools.lru_cache(maxsize=1)
+def _script_modules(count: int) -> list[str]:
+    return [name for name in list(sys.modules) if is_of_script(name)][-_MODULES_MAX:]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _is_of_library(module: str, file: str) -> bool:
+    parts = module.split(".")
+    return (
+        (not file and module != "__main__")
+        or file.startswith(_OF_LIBRARIES)
+        or "site-packages" in file
+        or any(".".join(parts[: end + 1]) in OURS for end in range(len(parts)))
+    )
+
+
+def script_frames() -> list[FrameType]:
+    """Return the frames of this thread that run code of the script, the outermost first."""
+    frame, found = sys._getframe(1), list[FrameType]()
+    for _ in range(_FRAMES_MAX):
+        if not _is_of_library(str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename):
+            found.append(frame)
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return found[::-1]
+
+
+def read_locals(frame: FrameType) -> dict[str, Any]:
+    """Return a copy of the variables of a function's frame; of a module's, its globals. The frame keeps nothing alive by it."""
+    is_copy = bool(frame.f_code.co_flags & CO_OPTIMIZED) and sys.version_info < (3, 13)
+    if is_copy and _LOOKS.intersection(frame.f_code.co_names):
+        return {}  # reading the variables of the frame would change what the script holds of `locals()`
+    values = frame.f_locals
+    found = dict(values)
+    if is_copy and sys.getrefcount(values) <= _REFERENCES:
+        values.clear()
+    return found
+
+
+def loops_around(frames: list[FrameType]) -> Loops:
+    """Return the loops in whose body the frames are."""
+    return frozenset((frame.f_code, start) for frame in frames for start, _ in _loops_at(frame.f_code, frame.f_lasti))
+
+
+def names_set_anew(frame: FrameType, outside: Loops) -> set[str]:
+    """Return the names that each turn of a loop around the place in a frame sets before it reads them.
+
+    Args:
+        frame: of the script.
+        outside: loops that do not count: the run began in their body.
+    """
+    found = set[str]()
+    for start, end in _loops_at(frame.f_code, frame.f_lasti):
+        if (frame.f_code, start) not in outside:
+            found |= _set_first(frame.f_code, start, end)
+    return found
+
+
+@functools.lru_cache(maxsize=200)
+def _instructions(code: CodeType) -> list[dis.Instruction]:
+    return list(dis.get_instructions(code))
+
+
+def _is_jump(one: dis.Instruction) -> bool:
+    return one.opcode in (*dis.hasjrel, *dis.hasjabs) and "SETUP" not in one.opname and "NO_INTERRUPT" not in one.opname
+
+
+def _loops_at(code: CodeType, at: int) -> list[tuple[int, int]]:
+    """Return first and last place of each loop that has a place in its body: where a jump leads back over it."""
+    found = dict[int, int]()
+    for one in _instructions(code):
+        if _is_jump(one) and one.argval <= at <= one.offset:
+            found[one.argval] = max(one.offset, found.get(one.argval, 0))
+    return list(found.items())
+
+
+@functools.lru_cache(maxsize=200)
+def _set_first(code: CodeType, start: int, end: int) -> frozenset[str]:
+    """Return the names that a stretch of code sets on every way before it reads them. A loop in it has a turn."""
+    known, found, skipped_until = set[str](), set[str](), 0
+    for one in _instructions(code):
+        if not start <= one.offset <= end:
+            continue
+        if _is_jump(one) and one.opname != "FOR_ITER" and one.offset < one.argval <= end:
+            skipped_until = max(skipped_until, one.argval)
+        for name, is_store in _accesses(one):
+            if name not in known and is_store and one.offset >= skipped_until:
+                found.add(name)
+            known.add(name)
+    return frozenset(found)
+
+
+def _accesses(one: dis.Instruction) -> Iterator[tuple[str, bool]]:
+    """Yield the variables that an instruction reads or sets, each with True if it sets it."""
+    kinds = [part for part in one.opname.split("_") if part in ("LOAD", "STORE", "DELETE")]
+    is_variable = any(part in one.opname for part in ("_FAST", "_NAME", "_GLOBAL", "_DEREF"))
+    names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+    for name, kind in zip(names, kinds, strict=False) if is_variable else ():
+        if isinstance(name, str):
+            yield name, kind != "LOAD"

@@ -1,0 +1,290 @@
+"""The plain values that a script holds, and where: its frames, the globals of its modules, attributes of its objects.
+
+An object is the script's if its class is, or if it is a plain namespace. Attributes that a library's base class reads or sets
+are the library's. What only a library holds (callbacks, data sets) is given by the integration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from types import FrameType, FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+from .plain_values import Exhausted, Look, ReadArray
+from .script_frames import (
+    Loops,
+    is_of_script,
+    loops_around,
+    names_set_anew,
+    read_locals,
+    script_frames,
+    script_modules,
+)
+
+_DEPTH_MAX = 5  # of objects within each other
+_ITEMS_MAX = 16  # of a container that are looked at for objects
+_NAMESPACES = (SimpleNamespace, argparse.Namespace)
+_PARTS = ("_modules", "_layers")  # of a module of PyTorch, and of a layer of Keras
+_CONTAINERS = (list, tuple, deque, dict)
+
+
+def _nothing() -> Iterable[Any]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """What an integration knows of values.
+
+    Attributes:
+        read_array: see `Look`; None for a tensor that the run keeps.
+        kept: returns objects that the run keeps whole, or that it drives: what is remembered, optimizers, trainers.
+        tracked: returns the functions that read the states of tracked objects, each with its object.
+        remembered: returns the attributes of the loop's namespace.
+        others: returns objects that only a library holds, with a name for each.
+        variable: which line keeps a variable; see `Restart.code`.
+        thing: which line keeps an object.
+    """
+
+    read_array: ReadArray
+    kept: Callable[[], Iterable[Any]] = _nothing
+    tracked: Callable[[], Iterable[tuple[Any, Callable[[], Any]]]] = _nothing
+    remembered: Callable[[], Mapping[str, Any]] = dict
+    others: Callable[[], Iterable[tuple[str, Any]]] = _nothing
+    variable: str = "remember"
+    thing: str = "track"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value lies.
+
+    Attributes:
+        key: of this place in this run of the script.
+        name: as the script writes it: "best", "stopper.count".
+        owner: the object that has it as an attribute ("stopper"); "" if it is a variable, or an attribute of a namespace, a
+            class, a module of a network, or of the object whose method runs.
+        kind: the class of the owner.
+        has_state: True if the owner has `state_dict` and `load_state_dict`.
+        is_tracked: True if the owner is tracked, or belongs to what is.
+        is_module: True if the owner is a module of PyTorch.
+    """
+
+    key: str
+    name: str
+    owner: str = ""
+    kind: str = ""
+    has_state: bool = False
+    is_tracked: bool = False
+    is_module: bool = False
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One walk over the values, and what it has seen.
+
+    Attributes:
+        wanted: keys of the places to look at; None for all.
+        names: of variables of the frame that has the loop.
+    """
+
+    framework: Framework
+    look: Look
+    outside: Loops
+    wanted: Container[str] | None
+    running: set[int] = field(default_factory=set)  # objects whose methods run
+    kept: set[int] = field(default_factory=set)
+    tracked: set[int] = field(default_factory=set)
+    seen: set[int] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+
+    def values(self, frames: list[FrameType]) -> Iterator[tuple[Place, Any, bytes]]:
+        """Yield the plain values, each with its place and its digest."""
+        self.kept = {id(one) for one in self.framework.kept()}
+        self.tracked = {id(one) for one, _ in self.framework.tracked()}
+        for name, value in self.framework.remembered().items():
+            yield from self._plain(Place(f"kept:{name}", ""), value)
+        scopes = list[tuple[str, dict[str, Any]]]()
+        is_in_turn = False  # of a loop around: a function that it calls sets its variables anew
+        for number, frame in enumerate(frames):
+            variables = read_locals(frame)
+            if number == len(frames) - 1:
+                self.names = set(variables)
+            if frame.f_code.co_argcount and (first := frame.f_code.co_varnames[0]) in variables:
+                self.running.add(id(variables[first]))
+            if self.wanted is None:
+                anew = set(variables) if is_in_turn else names_set_anew(frame, self.outside)
+                is_in_turn |= bool(loops_around([frame]) - self.outside)
+                variables = {name: one for name, one in variables.items() if name not in anew}
+            scopes.insert(0, (prefix_of(frame, number), variables))
+        known = {prefix for prefix, _ in scopes}
+        for module in script_modules():
+            if f"{module}:" not in known and module in sys.modules:
+                scopes.append((f"{module}:", dict(vars(sys.modules[module]))))
+        for prefix, variables in scopes:
+            for name, value in variables.items():
+                if not name.startswith("__") and name != "_" and not isinstance(value, ModuleType):
+                    yield from self._any(Place(prefix + name, name), value, 0)
+        for name, value in self.framework.others():
+            yield from self._any(Place(f"other:{name}", name), value, 0)
+
+    def _any(self, place: Place, value: Any, depth: int) -> Iterator[tuple[Place, Any, bytes]]:
+        """Yield what a place holds, and what lies in it."""
+        if id(value) in self.kept or (
+            isinstance(value, (list, tuple)) and any(id(one) in self.kept for one in value[:_ITEMS_MAX])
+        ):
+            return
+        yield from self._plain(place, value)
+        if isinstance(value, _CONTAINERS):
+            if id(value) not in self.seen and depth < _DEPTH_MAX:
+                self.seen.add(id(value))
+                pairs = value.items() if isinstance(value, dict) else enumerate(value)
+                for key, item in list(islice(pairs, _ITEMS_MAX)):
+                    if _is_own(item) or isinstance(item, (*_CONTAINERS, FunctionType)):
+                        inner = Place(f"{place.key}[{key!r}]", f"{place.name}[{key!r}]", is_tracked=place.is_tracked)
+                        yield from (one for one in self._any(inner, item, depth + 1) if one[0] is not inner)
+        elif id(value) not in self.seen and depth < _DEPTH_MAX:
+            yield from self._object(place, value, depth)
+
+    def _plain(self, place: Place, value: Any) -> Iterator[tuple[Place, Any, bytes]]:
+        if self.wanted is not None and place.key not in self.wanted:
+            return
+        if not isinstance(value, (FunctionType, type)) and (digest := self.look.digest(value)) is not None:
+            yield place, value, digest
+
+    def _object(self, place: Place, value: Any, depth: int) -> Iterator[tuple[Place, Any, bytes]]:
+        self.look.take()
+        if isinstance(value, FunctionType):
+            if is_of_script(value.__module__ or ""):
+                self.seen.add(id(value))
+                cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
+                inside = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+                yield from self._attributes(place, inside, depth, lambda name: Place(f"{place.key}<{name}>", name))
+                yield from self._attributes(place, vars(value), depth, lambda name: _below(place, name))
+            return
+        parts = [part for name in _PARTS for part in _parts(vars(value).get(name))] if hasattr(value, "__dict__") else []
+        if not _is_own(value) and not parts:
+            return
+        self.seen.add(id(value))
+        is_tracked = place.is_tracked or id(value) in self.tracked
+        kind = value if isinstance(value, type) else type(value)
+        is_variable = not is_tracked and (
+            isinstance(value, (type, *_NAMESPACES)) or "_modules" in vars(value) or bool(parts) or id(value) in self.running
+        )
+        is_module = "_modules" in vars(value)
+        has_state = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
+
+        def inner(name: str) -> Place:
+            if is_variable:
+                return _below(place, name)
+            below = _below(place, name)
+            return Place(below.key, below.name, place.name, kind.__name__, has_state, is_tracked, is_module)
+
+        if _is_own(value):
+            yield from self._attributes(place, dict(vars(value)), depth, inner, _library_names(kind))
+        for name, part in parts:
+            yield from self._any(_below(place, name), part, depth)
+
+    def _attributes(
+        self,
+        place: Place,
+        values: Mapping[str, Any],
+        depth: int,
+        make: Callable[[str], Place],
+        ignored: frozenset[str] = frozenset(),
+    ) -> Iterator[tuple[Place, Any, bytes]]:
+        for name, value in values.items():
+            if not name.startswith("__") and name not in ignored:
+                yield from self._any(make(name), value, depth + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptValues:
+    """The plain values of a script, at one moment.
+
+    Attributes:
+        values: with their places and digests.
+        names: of the variables of the function that has the loop.
+        code: file and first line of that function.
+        prefix: with which the keys of its variables begin.
+    """
+
+    values: list[tuple[Place, Any, bytes]]
+    names: set[str]
+    code: tuple[str, int]
+    prefix: str
+
+
+def read_values(framework: Framework, outside: Loops, seconds: float, wanted: Container[str] | None = None) -> ScriptValues:
+    """Return the plain values of the script.
+
+    Args:
+        framework: knows what the run keeps.
+        outside: loops in whose body the run began.
+        seconds: that this may take; what is left out then is not compared.
+        wanted: keys of the places to look at; None where a loop opens: all, but names that loops around set anew.
+    """
+    frames, found = script_frames(), list[tuple[Place, Any, bytes]]()
+    script_modules()  # the first time it takes milliseconds
+    walk = _Walk(framework, Look(framework.read_array, seconds), outside, wanted)
+    try:
+        found.extend(walk.values(frames))
+    except Exhausted:
+        pass
+    if not frames:
+        return ScriptValues(found, set(), ("", 0), "")
+    code = frames[-1].f_code
+    return ScriptValues(found, walk.names, (code.co_filename, code.co_firstlineno), prefix_of(frames[-1], len(frames) - 1))
+
+
+def prefix_of(frame: FrameType, number: int) -> str:
+    """Return what the keys of a frame's variables begin with."""
+    return f"{frame.f_globals.get('__name__') if frame.f_code.co_name == '<module>' else number}:"
+
+
+def _below(place: Place, name: str) -> Place:
+    return Place(f"{place.key}.{name}", f"{place.name}.{name}", is_tracked=place.is_tracked)
+
+
+def _is_own(value: Any) -> bool:
+    """Return True for an object, or class, of the script's own."""
+    if isinstance(value, type):
+        return _is_own_class(value)
+    kind = type(value)
+    return kind in _NAMESPACES or (_is_own_class(kind) and hasattr(value, "__dict__"))
+
+
+def _is_own_class(kind: type) -> bool:
+    return is_of_script(kind.__module__) and not isinstance(getattr(kind, "__members__", None), Mapping)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _parts(found: Any) -> list[tuple[str, Any]]:
+    if isinstance(found, dict):
+        return [(str(name), part) for name, part in found.items() if part is not None]
+    return [(getattr(part, "name", str(number)), part) for number, part in enumerate(found)] if isinstance(found, list) else []
+
+
+@functools.lru_cache(maxsize=500)
+def _library_names(kind: type) -> frozenset[str]:
+    """Return the names of attributes that library classes which a class stands on read or set."""
+    found = set[str]()
+    for base in kind.__mro__:
+        if base is not object and not is_of_script(base.__module__):
+            for value in vars(base).values():
+                value = getattr(value, "__func__", getattr(value, "fget", value))
+                found |= set(getattr(getattr(value, "__code__", None), "co_names", ()))
+    return frozenset(found)
