@@ -6,6 +6,9 @@ Commands come on stdin, and each has an answer:
 * `copy PATH`: copy the run with shutil.copytree, within this process.
 * `reopen`: open and close each file of the run.
 * `closeall`: close all descriptors from 3 on, as a daemon does, and stop.
+* `steal PATH`: close the descriptor of the journal's folder, and open another folder under its number.
+* `closeowned`: close all descriptors from 3 on but the standard ones, and go on.
+* `stopin N`: stop within the first of N more steps, and train them when the process goes on. The answer comes behind that.
 * `fork`: fork a child that sleeps. The answer is its number.
 * `exec`: start a program that sleeps. The answer is its number.
 * `close`: close the journal.
@@ -54,6 +57,17 @@ def main(run: str, durability: str) -> None:
         elif command == "closeall":
             os.closerange(3, 256)
             os.kill(os.getpid(), signal.SIGSTOP)
+        elif command == "steal":
+            folder = trainer.journal._process.lock._folder_fd  # what a library that closes a number twice would hit
+            os.close(folder)
+            os.dup2(os.open(argument, os.O_RDONLY), folder)
+        elif command == "closeowned":
+            os.closerange(3, 256)
+        elif command == "stopin":
+            first = trainer.journal.step + 1
+            trainer.train(first, lambda _: os.kill(os.getpid(), signal.SIGSTOP))
+            trainer.train(first + int(argument) - 1)
+            answer = "suspended" if trainer.journal.is_suspended else trainer.journal.committed
         elif command == "fork":
             answer = os.fork()
             if answer == 0:

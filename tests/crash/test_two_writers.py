@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from tests.crash.power_child import SIZES
 from tests.support.toy import open_toy, uninterrupted
 from tests.support.verify import verify_run
+from tranlogs.base.errors import UsageError
 from tranlogs.verify import Finding, Problem
 
 pytestmark = pytest.mark.crash
@@ -277,3 +279,68 @@ def test_a_script_may_change_its_working_folder(tmp_path: Path, monkeypatch: pyt
     assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
     trainer.journal.close()
     assert_recovers(tmp_path / "run", 10)
+
+
+@pytest.mark.parametrize("what", ["moved", "deleted"])
+def test_a_trainer_whose_folder_is_gone_leaves_the_run_at_its_path_alone(tmp_path: Path, start: Start, what: str) -> None:
+    """The step that it stops in is followed by a checkpoint, of which the other run has one of the same name."""
+    run = tmp_path / "run"
+    first = start(run)
+    assert first.do("train 49") == "49"
+    first.begin("stopin 2")
+    os.waitpid(first.pid, os.WUNTRACED)
+    if what == "moved":
+        (run / "rank0").rename(run / "rank0.old")
+    else:
+        shutil.rmtree(run)
+    second = start(run)
+    assert second.do("train 80") == "80"
+    os.kill(first.pid, signal.SIGCONT)
+    first.answer()
+    first.train_until("suspended")
+    said = first.end()
+    second.end()
+    assert ("move the folder to RUN/rank0" in said) == (what == "moved"), said
+    assert_recovers(run, 80)
+
+
+def test_a_folder_under_the_number_of_the_locked_one_is_not_taken_for_it(tmp_path: Path, start: Start) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    other.mkdir()
+    first = start(run)
+    assert first.do("train 20") == "20"
+    first.do(f"steal {other}")
+    assert first.do("train 20") == "40"
+    assert list(other.iterdir()) == []
+    second = start(run)
+    assert second.first.startswith("refused")
+    assert str(first.pid) in second.first
+    first.end()
+    assert_recovers(run, 40)
+
+
+def test_a_process_that_closes_its_descriptors_logs_again(tmp_path: Path, start: Start) -> None:
+    run = tmp_path / "run"
+    first = start(run)
+    assert first.do("train 20") == "20"
+    first.do("closeowned")
+    first.do("train 20")
+    end = time.monotonic() + 120
+    while (answer := first.do("train 50")) == "suspended" and time.monotonic() < end:
+        pass
+    said = first.end()
+    assert answer != "suspended", said
+    assert_recovers(run, int(answer))
+
+
+def test_a_copy_by_hard_links_is_refused_and_the_original_is_whole(tmp_path: Path, start: Start) -> None:
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    first = start(run)
+    assert first.do("train 60") == "60"
+    assert first.do("close") == "done"
+    first.end()
+    shutil.copytree(run, copy, copy_function=os.link)
+    with pytest.raises(UsageError, match=r"hard links.*cp -r RUN NEW"):
+        open_toy(copy, sizes=SIZES)
+    shutil.rmtree(copy)
+    assert_recovers(run, 60)

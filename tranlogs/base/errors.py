@@ -77,6 +77,7 @@ def error_text(error: BaseException | None) -> str:
     limit = file_size_limit(error)
     if limit is None or _LIMIT in text:
         return text
+    text = text.replace(f": {os.strerror(errno.EIO)}", "")  # LMDB's word for it, which speaks of a failing disk
     return f"{text}: {_LIMIT} for this process is {limit:,} bytes"
 
 

@@ -208,9 +208,11 @@ class Catalog:
             with txn:
                 yield txn
         finally:
-            if write and self._turn is not None:
-                self._turn.give_back()
-            self._leave()
+            try:
+                if write and self._turn is not None:
+                    self._turn.give_back()
+            finally:
+                self._leave()
 
     def _begin_transaction(self, write: bool) -> lmdb.Transaction:
         env = self._enter()

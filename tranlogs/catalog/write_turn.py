@@ -53,7 +53,8 @@ class WriteTurn:
 
     def give_back(self) -> None:
         """Give the turn to others."""
-        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, _OFFSET)
+        with suppress(OSError):  # If the script has closed the descriptor, the kernel has given the turn back.
+            fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, _OFFSET)
 
     def close(self) -> None:
         """Close the file. LMDB must not have the catalog open any more."""

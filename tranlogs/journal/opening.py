@@ -85,6 +85,7 @@ def open_for_writing(run: str | os.PathLike[str], rank: int, framework: str, env
     try:
         lock = OwnerLock(paths.folder)
         try:
+            refuse_hard_links(paths)
             catalog, row = open_catalog(paths, rank, framework, notes)
             catalog.demand_writer = lock.keep
         except BaseException:
@@ -95,6 +96,24 @@ def open_for_writing(run: str | os.PathLike[str], rank: int, framework: str, env
     for note in notes:
         _log.warning("%s: %s", run, note)
     return OpenedJournal(paths, lock, catalog, row, environment, notes)
+
+
+def refuse_hard_links(paths: JournalPaths) -> None:
+    """Check that no other run shares the files that are written in place: a copy by `cp -al` or `rsync --link-dest` does.
+
+    Raises:
+        UsageError: one of them has another name, too.
+    """
+    for path in (paths.folder / CATALOG_NAME, paths.log / INDEX_NAME):
+        try:
+            links = path.stat().st_nlink
+        except FileNotFoundError:
+            continue
+        if links > 1:
+            raise UsageError(
+                f"{path} has {links} names (hard links): this run shares its files with a copy (cp -al, rsync --link-dest), "
+                "and training would damage both. Copy it without links (cp -r RUN NEW) and train on NEW, or delete the other"
+            )
 
 
 def open_catalog(paths: JournalPaths, rank: int, framework: str, notes: list[str]) -> tuple[Catalog, RunRow]:

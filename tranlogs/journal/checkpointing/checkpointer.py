@@ -20,6 +20,7 @@ from ...catalog import Catalog, CheckpointRow, Tables
 from ...checkpoints import Checkpoint, Snapshot, SnapshotPool, checkpoint_name, write_checkpoint
 from ...encoding.tree import Adapt
 from ...log.record_format import Position
+from ..ownership.writer_lock import OwnerLock
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class Checkpointer:
         catalog: the journal's.
         clock: returns the time.
         about: description of the run for the manifest.
+        lock: of the journal.
         on_published: called with the row of a checkpoint that was published.
         make_room: called if the disk is full; returns True if it freed space.
 
@@ -48,11 +50,12 @@ class Checkpointer:
         catalog: Catalog,
         clock: Clock,
         about: dict[str, Any],
+        lock: OwnerLock,
         on_published: Callable[[CheckpointRow], None],
         make_room: Callable[[], bool],
     ) -> None:
         self._folder, self._catalog, self._clock, self._about = folder, catalog, clock, about
-        self._on_published, self._make_room = on_published, make_room
+        self._lock, self._on_published, self._make_room = lock, on_published, make_room
         self._pool = SnapshotPool()
         self._thread: threading.Thread | None = None
         self._is_ending = threading.Event()
@@ -89,6 +92,7 @@ class Checkpointer:
             "created_at": self._clock.now(),
         }
         try:
+            self._lock.demand()
             if self._has(name, position):
                 return
             nbytes = self._write_folder(name, snapshot, about)
@@ -104,11 +108,24 @@ class Checkpointer:
     def _write_folder(self, name: str, snapshot: Snapshot, about: dict[str, Any]) -> int:
         """Write a checkpoint and return its size in bytes. If the disk is full, make room and try once more."""
         try:
-            return write_checkpoint(self._folder, name, snapshot, about)
+            return self._write_at_place(name, snapshot, about)
         except OSError as error:
             if not is_disk_full(error) or not self._make_room():
                 raise
-            return write_checkpoint(self._folder, name, snapshot, about)
+            return self._write_at_place(name, snapshot, about)
+
+    def _write_at_place(self, name: str, snapshot: Snapshot, about: dict[str, Any]) -> int:
+        place = self._find_place()
+        try:
+            return write_checkpoint(place, name, snapshot, about)
+        except OSError as error:
+            if error.filename is not None:
+                error.filename = str(error.filename).replace(str(place), str(self._folder))
+            raise
+
+    def _find_place(self) -> Path:
+        """Return the folder for writing and deleting. Another run may lie at its path, with a checkpoint of the same name."""
+        return self._lock.find_place() / self._folder.name
 
     def _has(self, name: str, position: Position) -> bool:
         """Return True if this checkpoint is published and sound. Delete its folder if not: it is damaged, or was not listed,
@@ -118,7 +135,7 @@ class Checkpointer:
             with suppress(CorruptCheckpoint), Checkpoint(self._folder / name) as found:
                 if found.chain == position.chain and all(damage is None for _, damage in found.verify()):
                     return True
-        shutil.rmtree(self._folder / name, ignore_errors=True)
+        shutil.rmtree(self._find_place() / name, ignore_errors=True)
         return False
 
     def _change_catalog(self, change: Callable[[Tables], _T]) -> _T:

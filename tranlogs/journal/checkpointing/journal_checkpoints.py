@@ -59,7 +59,13 @@ class JournalCheckpoints:
         """Create the checkpointer. From now on, checkpoints are taken on the timeline of `position`."""
         about = self._opened.describe(position)
         self.checkpointer = Checkpointer(
-            self._paths.checkpoints, self._catalog, self._clock, about, self._note_published, self.retire_older
+            self._paths.checkpoints,
+            self._catalog,
+            self._clock,
+            about,
+            self._opened.lock,
+            self._note_published,
+            self.retire_older,
         )
 
     @property
@@ -168,6 +174,7 @@ class JournalCheckpoints:
         if self._holds.keeps_all:
             return
         try:
+            self._opened.lock.demand()
             retire(self._catalog, self._paths.checkpoints, self._retention)
             if self.disk_space.take_published():
                 self.retire_older()
@@ -188,7 +195,7 @@ class JournalCheckpoints:
         steps than two checkpoints with a log that ended when the disk was full.
         """
         fewest = when_full(self._retention)
-        if fewest is None or self._holds.keeps_all:
+        if fewest is None or self._holds.keeps_all or self._opened.lock.find_loss() is not None:
             return False
         retired = retire(self._catalog, self._paths.checkpoints, fewest).checkpoints
         if retired:

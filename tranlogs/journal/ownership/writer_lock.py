@@ -149,8 +149,8 @@ class OwnerLock:
                 raise RunLost(str(self._loss), "")
 
     def _keep_files(self) -> bool:
-        if _identity_of(self._fd) != self._file_id:
-            # This process has closed all its descriptors, and so dropped its locks. The numbers may be other files' by now.
+        if (_identity_of(self._fd), _identity_of(self._folder_fd)) != (self._file_id, self._folder_id):
+            # This process has closed a descriptor, and so dropped its lock. The numbers may be other files' by now.
             self._close_descriptors()
             if not self._take():
                 return False
@@ -203,11 +203,19 @@ class OwnerLock:
             return
         if place.endswith(" (deleted)"):
             raise RunLost("the folder was deleted, with all that was logged", "", is_deleted=True)
+        target = os.path.join(os.path.dirname(place), self._folder.name)
         remedy = f"stop this process and start it with run={os.path.dirname(place)!r}"
+        if place != target:
+            remedy = f"stop this process, move the folder to RUN/{self._folder.name} and start it with that run"
         raise RunLost(
             f"the folder was moved to {place}, and all that was logged is there",
             f"it is moved back. To continue at the new place, {remedy}",
         )
+
+    def find_place(self) -> Path:
+        """Return a path of the journal's folder that stays its path if it is moved, and names no other folder in its place."""
+        place = Path(f"/proc/self/fd/{self._folder_fd}")
+        return place if os.path.isdir("/proc/self/fd") else self._folder
 
     def demand(self) -> None:
         """Check that this process may write the journal: `check_folder`, then `keep`.

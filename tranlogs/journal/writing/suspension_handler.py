@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -10,7 +11,15 @@ from typing import Any
 
 from ...base.atomic_files import is_disk_full
 from ...base.clock import Clock
-from ...base.errors import CatalogBusy, LogUnavailable, RunLost, UnencodableState, error_text, file_size_limit
+from ...base.errors import (
+    CatalogBusy,
+    CatalogUnavailable,
+    LogUnavailable,
+    RunLost,
+    UnencodableState,
+    error_text,
+    file_size_limit,
+)
 from ...checkpoints import Snapshot
 from ...encoding import tree
 from ...log.layout import NO_TENSORS
@@ -24,6 +33,7 @@ from .suspendable_log import SuspendableLog
 from .suspension import Suspension, end_incident, note_incident
 
 _log = logging.getLogger("tranlogs")
+_OF_THIS_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EBADF)  # errors that do not come from the disk
 
 
 class SuspensionHandler:
@@ -145,12 +155,23 @@ def _consequence(error: BaseException, committed: int) -> str:
     return f"a crash now would go back to step {committed}"
 
 
+def _is_of_this_process(error: BaseException | None) -> bool:
+    """Return True if an error, or one of its causes, is of descriptors or memory, and not of the disk."""
+    while error is not None:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _OF_THIS_PROCESS):
+            return True
+        error = error.__cause__
+    return False
+
+
 def _outlook(error: BaseException) -> str:
     when = "the disk can be written again"
     if isinstance(error, UnencodableState):
         when = "the state can be stored again"
     elif isinstance(error, CatalogBusy):
         when = "that process goes on"
+    elif isinstance(error, CatalogUnavailable) or _is_of_this_process(error):
+        when = "the cause is removed"
     elif isinstance(error, RunLost):
         when = error.resumes_when
     elif file_size_limit(error) is not None:
