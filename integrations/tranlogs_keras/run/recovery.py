@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -141,9 +142,7 @@ class Recovery:
     def refresh_report(self) -> None:
         """Make the report again, with what became known since."""
         if self.landed is not None:
-            position, loop = self.body["position"], LoopRecord.read(self.body.get("loop"))
-            done = position["total"] - loop.start.get("total", 0)
-            self._parts.report.current = self._report_of(self.landed, done, position["epoch"])
+            self._parts.report.current = self._report_of(self.landed)
 
     def undo_writes(self) -> None:
         """Undo writes made since the recovery, such as a learning rate set before the loop: the log contains their effects."""
@@ -159,7 +158,7 @@ class Recovery:
         values = self._parts.backend.values_of([slot.variable for slot in slots])
         return {slot.name: value.copy() for slot, value in zip(slots, values, strict=True) if value.nbytes <= _SMALL_BYTES}
 
-    def _report_of(self, found: Recovered, batch: int, epoch: int) -> RecoveryReport:
+    def _report_of(self, found: Recovered) -> RecoveryReport:
         parts, state = self._parts, self._parts.state
         exact, reasons = judge_exactness(found, state.fingerprint_kinds, compared="variables")
         parts.describe_environment()
@@ -178,8 +177,7 @@ class Recovery:
             found,
             exact=parts.report.verdict(exact, others),
             notes=[text for text in notes if text not in parts.report.refuted],
-            batch=batch,
-            epoch=epoch,
+            place=find_place(self.body),
             seconds=self._seconds,
             timeline=parts.journal.timeline,
         )
@@ -197,3 +195,9 @@ class Recovery:
                 holder = "the script's" if ".learning_rate was" in text and self.changes.rates else "the run's own"
                 state.notes.append(f"the script has changed: {text}; {holder} holds")
         return found
+
+
+def find_place(body: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return the number of the loop of a boundary, its epoch, and the number of its batches that are done."""
+    position, loop = body["position"], LoopRecord.read(body.get("loop"))
+    return max(loop.count, 1), position["epoch"], position["total"] - loop.start.get("total", 0)

@@ -106,7 +106,9 @@ def test_report_counts_in_the_loop_that_runs(tmp_path: Path) -> None:
     assert in_child(partial(two_phases, Attempt(run, 14))) == -signal.SIGKILL
     last = Attempt(run)
     two_phases(last)
-    assert (last.reports[0].epoch, last.reports[0].batch) in [(1, 3), (1, 4)]
+    report = last.reports[0]
+    assert (report.loop, report.epoch, report.batch) in [(2, 1, 3), (2, 1, 4)]
+    assert "(loop 2, epoch 2, after " in str(report)
 
 
 def test_finished_run_trains_nothing_and_a_longer_last_loop_goes_on(tmp_path: Path) -> None:
