@@ -46,6 +46,6 @@ def test_a_group_goes_on_in_its_second_loop(launcher: Launcher, tmp_path: Path) 
     """Killed between the loops, in the first batch of the second one, and behind that, each time another rank."""
     group = Torchrun(launcher, 2)
     twin = finish(scripts.two_loops, tmp_path / "twin", launcher=group)
-    deaths = [Death("between", number=2, rank=1), Death("batch", number=2), Death("batch", number=3, rank=1)]
+    deaths = [Death("between", number=2, rank=1), Death("batch", number=2), Death("batch", number=4, rank=1)]
     last = prove_deaths(scripts.two_loops, tmp_path, twin, deaths, Expected(), launcher=group)
     assert {life.position[0] for life in last} == {2}

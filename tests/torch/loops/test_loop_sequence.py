@@ -164,7 +164,7 @@ def left_by_chance(attempt: Attempt, *, leaves: bool) -> None:
 
 
 def test_a_loop_that_had_been_left_ends_where_the_log_has_the_next_one(tmp_path: Path) -> None:
-    """The unit that is computed again begins in the first loop and ends in the second, and the script does not leave the first."""
+    """The unit that is computed again begins in the first loop and ends in the second; the script leaves the first no more."""
     right = uninterrupted(partial(left_by_chance, leaves=True))
     assert in_child(partial(left_by_chance, Attempt(tmp_path / "run", 5), leaves=True)) == -signal.SIGKILL
     last = Attempt(tmp_path / "run")
