@@ -49,7 +49,7 @@ class OfflineRun(OfflineReplay[Any]):
         return judge_exactness(found, self.state.fingerprint_kinds, compared="variables")
 
     def _find_place(self) -> tuple[int, int, int]:
-        from ..run.recovery import find_place
+        from ..state.rarely_changed_parts import find_place
 
         return find_place(self.state.body)
 

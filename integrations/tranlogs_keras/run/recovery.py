@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tranlogs.base.errors import StateMismatch
 from tranlogs.training import (
     PENDING,
-    LoopRecord,
     Recovered,
     RecoveryReport,
     describe_end,
@@ -23,6 +21,7 @@ from tranlogs.training import (
 from ..backends.arrays import Values
 from ..state import environment
 from ..state.architecture import compare_models
+from ..state.rarely_changed_parts import find_place
 from .log_choice import LogChoice
 from .run_parts import RunParts
 from .unit_recheck import RecheckRules, UnitRecheck
@@ -195,9 +194,3 @@ class Recovery:
                 holder = "the script's" if ".learning_rate was" in text and self.changes.rates else "the run's own"
                 state.notes.append(f"the script has changed: {text}; {holder} holds")
         return found
-
-
-def find_place(body: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return the number of the loop of a boundary, its epoch, and the number of its batches that are done."""
-    position, loop = body["position"], LoopRecord.read(body.get("loop"))
-    return max(loop.count, 1), position["epoch"], position["total"] - loop.start.get("total", 0)
