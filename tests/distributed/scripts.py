@@ -76,3 +76,39 @@ def train(job: Job, *, shards: bool = False, accumulates: bool = False, draws: b
             job.print(f"epoch {int(epoch)}, batch {number}: loss {loss.item()}")
     job.keep(model=model, optimizer=optimizer, scheduler=scheduler)
     optimizer.close()
+
+
+def two_loops(job: Job) -> None:
+    """Train epochs, validate together at random points, change the rate and the weights, and train a number of batches."""
+    seed()
+    model = DistributedDataParallel(Net())
+    seed(100 + dist.get_rank())
+    generator = torch.Generator().manual_seed(5)
+    data = TensorDataset(torch.randn(24, 8, generator=generator), torch.randint(0, 3, (24,), generator=generator))
+    loader = DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data, seed=3))
+    optimizer = job.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model)
+    state = optimizer.remember(losses=[])
+    job.start(optimizer, loader=loader)
+
+    def train_on(x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        job.at("batch")
+
+    for epoch in optimizer.epochs(2, loader):
+        for x, y in epoch:
+            train_on(x, y)
+    job.at("between")
+    with torch.no_grad():
+        loss = model.module(torch.randn(6, 8)).square().sum()
+        dist.all_reduce(loss)
+        state.losses = [*state.losses, loss.item()]
+        for parameter in model.parameters():
+            parameter.mul_(0.9)
+    optimizer.param_groups[0]["lr"] *= 0.5
+    job.at("between")
+    for x, y in optimizer.batches(loader, 5):
+        train_on(x, y)
+    job.keep(model=model, optimizer=optimizer, state=state)
+    optimizer.close()

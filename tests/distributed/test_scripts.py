@@ -39,3 +39,13 @@ def test_all_ranks_set_back_their_records_where_one_differs(launcher: Launcher, 
     )
     for rank, life in enumerate(prove_deaths(script, tmp_path, twin, [Death("batch", number=9)], expected, launcher=group)):
         assert life.differences(twin[rank]) == [], "the recorded state was set back, and with it what was drawn"
+
+
+@pytest.mark.crash
+def test_a_group_goes_on_in_its_second_loop(launcher: Launcher, tmp_path: Path) -> None:
+    """Killed between the loops, in the first batch of the second one, and behind that, each time another rank."""
+    group = Torchrun(launcher, 2)
+    twin = finish(scripts.two_loops, tmp_path / "twin", launcher=group)
+    deaths = [Death("between", number=2, rank=1), Death("batch", number=2), Death("batch", number=4, rank=1)]
+    last = prove_deaths(scripts.two_loops, tmp_path, twin, deaths, Expected(), launcher=group)
+    assert {life.position[0] for life in last} == {2}

@@ -155,7 +155,7 @@ class Job:
             "notes": list(getattr(report, "notes", ())),
             "recheck": getattr(report, "recheck", ""),
             "step": getattr(report, "step", 0),
-            "position": (getattr(report, "epoch", None), getattr(report, "batch", None)),
+            "position": tuple(getattr(report, name, None) for name in ("loop", "epoch", "batch")),
             "places": list(self.places),
         }
         (self.folder / "result").write_bytes(pickle.dumps(found))

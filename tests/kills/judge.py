@@ -69,7 +69,7 @@ class Life:
     notes: list[str]
     recheck: str
     step: int
-    position: tuple[int | None, int | None]  # the report's epoch, and batch in it
+    position: tuple[int | None, int | None, int | None]  # the report's loop, epoch in it, and batch in it
     places: list[str]
     printed: list[str]
     files: dict[str, bytes]

@@ -17,6 +17,13 @@ def test_line_names_step_epoch_and_batches() -> None:
     )
 
 
+def test_line_names_the_loop_where_the_run_has_more_than_one() -> None:
+    report = RecoveryReport(step=412, loop=2, batch=24, epoch=1, checkpoint_step=400, replayed=12)
+    assert str(report).startswith("recovered to step 412 (loop 2, epoch 2, after 24 batches, checkpoint 400")
+    assert report.as_dict()["loop"] == 2
+    assert RecoveryReport().loop == 1
+
+
 @pytest.mark.parametrize(
     ("note", "restarts", "word"),
     [

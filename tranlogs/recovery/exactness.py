@@ -44,8 +44,7 @@ def make_report(
     *,
     exact: bool | None,
     notes: Iterable[str],
-    batch: int,
-    epoch: int,
+    place: tuple[int, int, int],
     seconds: float,
     timeline: int | None = None,
 ) -> RecoveryReport:
@@ -55,13 +54,14 @@ def make_report(
         found: the recovery.
         exact: the verdict of `judge_exactness`.
         notes: what else to report, one sentence each.
-        batch: batches consumed over the whole run.
-        epoch: the epoch in which the loop continues, from 0.
+        place: number of the loop, from 1, its epoch, from 0, and the number of its batches that are done.
         seconds: the time that recovery took.
         timeline: the timeline of the next record; None if it is that of the last one.
     """
+    loop, epoch, batch = place
     return RecoveryReport(
         step=found.position.step,
+        loop=loop,
         batch=batch,
         epoch=epoch,
         timeline=found.position.timeline if timeline is None else timeline,

@@ -43,8 +43,10 @@ class RecoveryReport:
 
     Attributes:
         step: the number of optimizer steps applied.
-        batch: the number of batches consumed over the whole run.
-        epoch: the epoch in which the loop continues, from 0; the line that is printed counts from 1.
+        loop: the number of the loop that was running, from 1, in the order in which the script enters them.
+        batch: the number of batches, or turns, of this loop that are done. Where no loop of `LoggedOptimizer` was running, the
+            loop is number 1, and its epochs and batches are those of the whole run.
+        epoch: the epoch of this loop that continues, from 0; the line that is printed counts from 1.
         timeline: the timeline that the next record belongs to.
         checkpoint_step: the step of the checkpoint where replay started; None for a new run.
         replayed: the number of steps redone from the log.
@@ -65,6 +67,7 @@ class RecoveryReport:
     """
 
     step: int = 0
+    loop: int = 1
     batch: int = 0
     epoch: int = 0
     timeline: int = 1
@@ -123,4 +126,5 @@ class RecoveryReport:
         if not self.batch:  # a loop without a count, or a trainer that reports its position itself
             return ""
         epoch = f"epoch {self.epoch + 1}, " if self.epoch else ""
+        epoch = f"loop {self.loop}, {epoch}" if self.loop > 1 else epoch
         return f"{epoch}after {self.batch} batch{'' if self.batch == 1 else 'es'}, "

@@ -88,13 +88,11 @@ class OfflineReplay(ABC, Generic[State]):
     def _make_report(self, found: Recovered, start: float) -> RecoveryReport:
         differences = self.state.compare_environment()
         exact, reasons = self._judge(found, differences)
-        batch, epoch = self._data_position()
         return make_report(
             found,
             exact=exact,
             notes=[*found.notes, *self.state.notes, *differences, *reasons],
-            batch=batch,
-            epoch=epoch,
+            place=self._find_place(),
             seconds=time.monotonic() - start,
         )
 
@@ -112,8 +110,8 @@ class OfflineReplay(ABC, Generic[State]):
         """
 
     @abstractmethod
-    def _data_position(self) -> tuple[int, int]:
-        """Return the number of batches that the run had consumed, and the epoch."""
+    def _find_place(self) -> tuple[int, int, int]:
+        """Return the number of the loop, its epoch, and the number of its batches that are done."""
 
     @abstractmethod
     def _write(self, path: Path, form: str | None, progress: Progress | None) -> list[str]:

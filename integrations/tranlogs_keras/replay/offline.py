@@ -48,9 +48,10 @@ class OfflineRun(OfflineReplay[Any]):
     def _judge(self, found: Recovered, differences: list[str]) -> tuple[bool | None, list[str]]:
         return judge_exactness(found, self.state.fingerprint_kinds, compared="variables")
 
-    def _data_position(self) -> tuple[int, int]:
-        position = self.state.body["position"]
-        return position["total"], position["epoch"]
+    def _find_place(self) -> tuple[int, int, int]:
+        from ..state.rarely_changed_parts import find_place
+
+        return find_place(self.state.body)
 
     def _write(self, path: Path, form: str | None, progress: Progress | None) -> list[str]:
         from .export import write

@@ -9,7 +9,6 @@ from typing import Any
 from tranlogs.base.errors import StateMismatch
 from tranlogs.training import (
     PENDING,
-    LoopRecord,
     Recovered,
     RecoveryReport,
     describe_end,
@@ -22,6 +21,7 @@ from tranlogs.training import (
 from ..backends.arrays import Values
 from ..state import environment
 from ..state.architecture import compare_models
+from ..state.rarely_changed_parts import find_place
 from .log_choice import LogChoice
 from .run_parts import RunParts
 from .unit_recheck import RecheckRules, UnitRecheck
@@ -141,9 +141,7 @@ class Recovery:
     def refresh_report(self) -> None:
         """Make the report again, with what became known since."""
         if self.landed is not None:
-            position, loop = self.body["position"], LoopRecord.read(self.body.get("loop"))
-            done = position["total"] - loop.start.get("total", 0)
-            self._parts.report.current = self._report_of(self.landed, done, position["epoch"])
+            self._parts.report.current = self._report_of(self.landed)
 
     def undo_writes(self) -> None:
         """Undo writes made since the recovery, such as a learning rate set before the loop: the log contains their effects."""
@@ -159,7 +157,7 @@ class Recovery:
         values = self._parts.backend.values_of([slot.variable for slot in slots])
         return {slot.name: value.copy() for slot, value in zip(slots, values, strict=True) if value.nbytes <= _SMALL_BYTES}
 
-    def _report_of(self, found: Recovered, batch: int, epoch: int) -> RecoveryReport:
+    def _report_of(self, found: Recovered) -> RecoveryReport:
         parts, state = self._parts, self._parts.state
         exact, reasons = judge_exactness(found, state.fingerprint_kinds, compared="variables")
         parts.describe_environment()
@@ -178,8 +176,7 @@ class Recovery:
             found,
             exact=parts.report.verdict(exact, others),
             notes=[text for text in notes if text not in parts.report.refuted],
-            batch=batch,
-            epoch=epoch,
+            place=find_place(self.body),
             seconds=self._seconds,
             timeline=parts.journal.timeline,
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tranlogs.records import Fixed
+from tranlogs.training import LoopRecord
 
 
 class Parts:
@@ -28,3 +30,9 @@ class Parts:
 def found_under(prefix: str, body: dict[str, Any]) -> dict[str, Any]:
     """Return the values that a body holds as parts of their own."""
     return {name.removeprefix(prefix): value for name, value in body.items() if name.startswith(prefix)}
+
+
+def find_place(body: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return the number of the loop of a boundary, its epoch, and the number of its batches that are done."""
+    position, loop = body["position"], LoopRecord.read(body.get("loop"))
+    return max(loop.count, 1), position["epoch"], position["total"] - loop.start.get("total", 0)

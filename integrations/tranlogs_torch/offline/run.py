@@ -72,7 +72,7 @@ class OfflineRun(OfflineReplay[RecordedState]):
         lost = lost_attributes(self.state)
         return None if lost and exact else exact, [*reasons, *lost]
 
-    def _data_position(self) -> tuple[int, int]:
+    def _find_place(self) -> tuple[int, int, int]:
         body = self.state.body
         return find_place(LoopRecord.read(body.get("loop")), body["data"], body["count"])
 

@@ -13,6 +13,7 @@ from ..tensors import arrays
 from ..tensors.placement import in_memory
 from . import naming
 from .auxiliary.auxiliary import Auxiliary
+from .extra_state import set_own
 from .state import TorchState
 
 
@@ -45,6 +46,9 @@ class StateBackup:
         for which, states in self._optimizers.items():
             _set_states(self._state.optimizers[which], states)
         body = tree.decode(self._body, make_array=arrays.make_array, make_extension=arrays.make_extension)
+        self._state.extra.write(body["extra"])
+        for which, stored in body["own"].items():
+            set_own(self._state.optimizers[which], stored)
         self._auxiliary.set_back(body)
 
 

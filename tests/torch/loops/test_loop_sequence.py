@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.torch.lab import Attempt, in_child, prove_exact
+from tests.torch.lab import Attempt, differences, in_child, prove_exact, uninterrupted
 from tranlogs.base.errors import UsageError
 
 Body = Callable[[torch.Tensor], None]
@@ -91,6 +91,90 @@ def mixed(attempt: Attempt) -> None:
     optimizer.close()
 
 
+class Counting(torch.optim.SGD):
+    """Counts its steps in an attribute of its own."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr)
+        self.count = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.count += 1
+        return super().step(closure)
+
+
+class Noise(torch.nn.Module):
+    """Adds what `get_extra_state` has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.level += 0.125
+        return x + self.level
+
+    def get_extra_state(self) -> dict[str, float]:
+        return {"level": self.level}
+
+    def set_extra_state(self, state: dict[str, float]) -> None:
+        self.level = state["level"]
+
+
+def state_of_its_own(attempt: Attempt) -> None:
+    """Code between loops changes what optimizer and module keep by themselves. Ticks: 6 in the first loop, 1, 3, 1, 3."""
+    torch.manual_seed(0)
+    noise = Noise()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), noise, torch.nn.Linear(3, 1))
+    loader = torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=4, shuffle=True)
+    inner = Counting(model.parameters(), lr=0.1)
+    optimizer = attempt.wrap(inner, model)
+    attempt.start(optimizer, loader=loader)
+    for count in (2, 1, 1):
+        for epoch in optimizer.epochs(count, loader):
+            for batch in epoch:
+                model(batch).square().sum().backward()
+                attempt.tick()
+                optimizer.step()
+                optimizer.zero_grad()
+        inner.count += 2
+        noise.level += 1
+        attempt.tick()
+    attempt.keep(model=model, count=inner.count, level=noise.level)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("die_at", [(7,), (10,), (9, 2, 4)])
+def test_what_optimizer_and_module_keep_by_themselves_is_not_changed_twice(die_at: tuple[int, ...], tmp_path: Path) -> None:
+    prove_exact(state_of_its_own, tmp_path / "run", die_at)
+
+
+def left_by_chance(attempt: Attempt, *, leaves: bool) -> None:
+    """The first loop is left at a batch that only this process knows of; ticks: 2, 1 between, 3."""
+    _, loader, optimizer, train = begin(attempt)
+    for i, batch in optimizer.batches(loader, 9, enumerate=True):
+        train(batch)
+        if i == 1 and leaves:
+            break
+    attempt.tick()
+    optimizer.param_groups[0]["lr"] = 0.05
+    for batch in optimizer.batches(loader, 3):
+        train(batch)
+    optimizer.close()
+
+
+def test_a_loop_that_had_been_left_ends_where_the_log_has_the_next_one(tmp_path: Path) -> None:
+    """The unit that is computed again begins in the first loop and ends in the second; the script leaves the first no more."""
+    right = uninterrupted(partial(left_by_chance, leaves=True))
+    assert in_child(partial(left_by_chance, Attempt(tmp_path / "run", 5), leaves=True)) == -signal.SIGKILL
+    last = Attempt(tmp_path / "run")
+    left_by_chance(last, leaves=False)
+    assert not differences(last.outcome(), right.outcome())
+    report = last.final_report()
+    assert report.exact is False
+    assert any("was computed again, and" in note for note in report.notes)
+
+
 @pytest.mark.parametrize("die_at", [(6,), (7,), (8,), (9,), (10,), (12,), (15,), (9, 2, 3, 4)])
 def test_code_between_two_loops_and_the_second_loop_come_back(die_at: tuple[int, ...], tmp_path: Path) -> None:
     prove_exact(two_phases, tmp_path / "run", die_at)
@@ -106,7 +190,9 @@ def test_report_counts_in_the_loop_that_runs(tmp_path: Path) -> None:
     assert in_child(partial(two_phases, Attempt(run, 14))) == -signal.SIGKILL
     last = Attempt(run)
     two_phases(last)
-    assert (last.reports[0].epoch, last.reports[0].batch) in [(1, 3), (1, 4)]
+    report = last.reports[0]
+    assert (report.loop, report.epoch, report.batch) in [(2, 1, 3), (2, 1, 4)]
+    assert "(loop 2, epoch 2, after " in str(report)
 
 
 def test_finished_run_trains_nothing_and_a_longer_last_loop_goes_on(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 from tranlogs.training import LoopRecord
 
 
-def find_place(loop: LoopRecord, data: Mapping[str, Any], turns: int) -> tuple[int, int]:
-    """Return the number of batches, or turns, of the loop that are done, and the epoch in it, from 0.
+def find_place(loop: LoopRecord, data: Mapping[str, Any], turns: int) -> tuple[int, int, int]:
+    """Return the number of the loop, its epoch, from 0, and the number of its batches, or turns, that are done.
 
-    Where no loop of `LoggedOptimizer` runs, these are numbers of the run.
+    Where no loop of `LoggedOptimizer` runs, the loop is number 1, and the others are numbers of the run.
 
     Args:
         loop: that runs.
@@ -20,8 +20,8 @@ def find_place(loop: LoopRecord, data: Mapping[str, Any], turns: int) -> tuple[i
     """
     if not loop.is_open:
         position = next(iter(data.values()), {"taken": turns, "epoch": 0})
-        return position["taken"], position["epoch"]
+        return 1, position["epoch"], position["taken"]
     position = data.get(loop.source)
     if position is None:
-        return turns - loop.start.get("turn", 0), 0
-    return position["taken"] - loop.start["taken"], position["epoch"] - loop.start["epoch"]
+        return loop.count, 0, turns - loop.start.get("turn", 0)
+    return loop.count, position["epoch"] - loop.start["epoch"], position["taken"] - loop.start["taken"]

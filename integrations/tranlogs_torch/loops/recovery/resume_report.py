@@ -29,7 +29,7 @@ class ResumeReport:
         self._parts, self._recheck = parts, recheck
         self._found: Recovered | None = None
         self._seconds = 0.0  # that the recovery took
-        self._place: tuple[int, int] | None = None  # in the data, where training goes on
+        self._place: tuple[int, int, int] | None = None  # in the data, where training goes on
         self.is_at_end = self.has_loaded = False
 
     def begin(self, found: Recovered, seconds: float) -> RecoveryReport:
@@ -88,8 +88,7 @@ class ResumeReport:
             found,
             exact=parts.report.verdict(exact, others),
             notes=[text for text in texts if text not in parts.report.refuted],
-            batch=self._place[0],
-            epoch=self._place[1],
+            place=self._place,
             seconds=self._seconds,
             timeline=parts.journal.timeline,
         )
