@@ -131,7 +131,7 @@ class LiveReport:
 
         Args:
             found: the values.
-            is_logged: False if a former process has named them. The report of `recover()` has them then, and no warning is logged.
+            is_logged: False if a former process has named them: the report of `recover()` has them then.
         """
         self._restarts += tuple(found)
         for text in dict.fromkeys(one.note for one in found):
