@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.kills.judge import demand_quiet, finish, prove_deaths
+from tests.kills.judge import demand_quiet, finish, finished, prove_deaths
 from tests.kills.pytorch import Death, Expected, Job, Script
 from tests.torch.nets import seed
 
@@ -110,3 +110,14 @@ def test_a_counter_that_is_not_in_the_state_dict_of_a_tracked_object_is_named(
     """The unit that is computed again comes out otherwise where each update counts; else it is equal, and proves nothing."""
     expected = Expected(exact=exact, because="updates", is_equal=False, warns=("updates",))
     demand_named(partial(averaged, every=every), tmp_path, expected, [Death("batch", number=14)])
+
+
+def test_a_finished_run_that_writes_its_results_again_names_what_they_lack(tmp_path: Path) -> None:
+    """Its loop does not run, so what only the body sets is unset, and the list that is written is empty."""
+    first = finished(history, tmp_path, tmp_path / "run")
+    again = finished(history, tmp_path, tmp_path / "run")
+    assert len(json.loads(first.files["curve.json"])["loss"]) == 25
+    assert again.files["curve.json"] == b'{"loss": []}'
+    assert next(note for note in again.notes if "over at each start" in note).startswith("curve and counts start over")
+    assert any("so `epoch`, `rows` and `wanted` are unset" in line for line in again.heard.lines), again.heard.lines
+    assert again.exact is None

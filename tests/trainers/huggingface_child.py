@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import transformers
 from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 from tests.trainers.common import Killer, plain, randomness, rank, tensors, text
 
@@ -111,6 +112,27 @@ class Watch(TrainerCallback):
         self._killer.at("end", 0)
 
 
+class Lengths(TrainerCallback):
+    """Counts and collects in attributes of its own."""
+
+    def __init__(self) -> None:
+        self.ended, self.lengths = 0, list[int]()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.ended += 1
+        self.lengths.append(state.global_step)
+
+
+class KeptLengths(Lengths, ExportableState):
+    """The same with a state."""
+
+    def __init__(self, ended: int = 0, lengths: list[int] | None = None) -> None:
+        self.ended, self.lengths = ended, lengths or []
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"ended": self.ended, "lengths": self.lengths}}
+
+
 def made(
     folder: str,
     killer: Killer,
@@ -120,6 +142,7 @@ def made(
     masks: bool = True,
     layers: int = 1,
     kind: str = "Trainer",
+    counts: str = "",
     settings: dict[str, Any] | None = None,
     **arguments: Any,
 ) -> tuple[Trainer, Any]:
@@ -149,6 +172,8 @@ def made(
     callbacks: list[Any] = [Watch(killer)]
     if patience:
         callbacks.append(EarlyStoppingCallback(patience))
+    if counts:
+        callbacks.append(globals()[counts]())
     if run is not None:
         from tranlogs_torch.trainers.huggingface import TranLogsTrainerCallback
 

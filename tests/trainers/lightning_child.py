@@ -174,6 +174,21 @@ class Keeps(Callback):  # type: ignore[misc]
         checkpoint["kept"] = 1
 
 
+class Counts(Callback):  # type: ignore[misc]
+    """Counts in an attribute, in an object, which cannot be stored, and in a list of the module."""
+
+    def __init__(self) -> None:
+        self.ended, self.meter = 0, Meter()
+
+    def on_train_batch_end(self, *given: Any) -> None:
+        self.ended += 1
+        self.meter.count += 1
+        ended.append(self.ended)
+
+
+ended: list[int] = []
+
+
 def train(
     attempt: int,
     run: str | None,
@@ -188,6 +203,7 @@ def train(
     saves: bool = False,
     scheduled: bool = False,
     keeps: bool = False,
+    counts: bool = False,
     kind: str = "Digits",
     settings: dict[str, Any] | None = None,
     **arguments: Any,
@@ -206,6 +222,8 @@ def train(
         callbacks.append(GradientAccumulationScheduler({0: 1, 1: 3}))
     if keeps:
         callbacks.append(Keeps())
+    if counts:
+        callbacks.append(Counts())
     if saves:
         callbacks.append(ModelCheckpoint(folder, monitor="val_loss", save_top_k=2))
     callback: Any = None

@@ -77,6 +77,21 @@ def test_what_a_subclass_keeps_and_cannot_be_stored_is_named(huggingface: Launch
     assert any("ForgetfulTrainer.newest_batch changes during training" in note for note in found[0]["report"]["notes"])
 
 
+@pytest.mark.parametrize("counts", ["Lengths", "KeptLengths"])
+def test_attributes_of_a_callback_that_start_over_are_named(counts: str, huggingface: Launcher, tmp_path: Path) -> None:
+    """A run that begins names them once, and so does a resume; a callback with a state is not named."""
+    texts = [
+        "Lengths (Lengths) starts over at each start: its methods change ended and lengths. To keep them: make them attributes "
+        "of a TrainerCallback that is an ExportableState, and return them in its state()"
+    ]
+    texts = texts if counts == "Lengths" else []
+    whole = huggingface.run("train", run=str(tmp_path / "fresh"), folder=str(tmp_path / "whole"), counts=counts)
+    assert [note for note in whole[0]["report"]["notes"] if "over at each start" in note] == texts
+    exact = None if texts else True
+    found = huggingface.prove_exact(tmp_path / "run", [[0, "step", 8]], exact=exact, counts=counts)
+    assert [note for note in found[0]["report"]["notes"] if "over at each start" in note] == texts
+
+
 def test_processes_under_torchrun_leave_no_trace_either(huggingface: Launcher, tmp_path: Path) -> None:
     options: dict[str, Any] = {"gradient_accumulation_steps": 2, "ddp_find_unused_parameters": False, "eval_strategy": "epoch"}
     found = huggingface.prove_exact(tmp_path / "run", [[2, "step", 1], [0, "step", 3]], world=3, **options)

@@ -74,6 +74,20 @@ def test_an_attribute_that_changes_and_cannot_be_stored_is_named(lightning: Laun
     assert [note.partition(" ")[0] for note in notes if "cannot be stored" in note] == ["Forgetful.meter"]
 
 
+def test_what_a_callback_counts_comes_back_or_is_named(lightning: Launcher, tmp_path: Path) -> None:
+    """A run that begins names it once, and so does a resume."""
+    texts = {
+        "Counts.meter changes during training and cannot be stored, so it starts over in a resumed process",
+        "ended starts over at each start. To keep it: make it an attribute of the LightningModule or of a callback",
+    }
+    whole = lightning.run("train", run=str(tmp_path / "fresh"), folder=str(tmp_path / "whole"), counts=True)
+    notes = [note.partition(". Keep")[0] for note in whole[0]["report"]["notes"] if " over " in note]
+    assert (set(notes), len(notes)) == (texts, 2)
+    found = lightning.prove_exact(tmp_path / "run", [[0, "batch", 10]], counts=True, exact=None)
+    notes = [note.partition(". Keep")[0] for note in found[0]["report"]["notes"] if " over " in note]
+    assert (set(notes), len(notes)) == (texts, 2)
+
+
 def test_a_restart_says_each_thing_once_and_keeps_the_best_models(lightning: Launcher, tmp_path: Path) -> None:
     whole = lightning.run("told", run=None, folder=str(tmp_path / "whole"), kills=[])[0]
     found = lightning.run("told", run=str(tmp_path / "run"), folder=str(tmp_path / "killed"), kills=[[0, "batch", 17]])[0]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranlogs.training import Framework, LiveReport, Restarts
-from tranlogs.training.restarts.plain_values import LOOK_BYTES_MAX, Look
+from tranlogs.training.restarts.plain_values import LOOK_BYTES_MAX, LOOK_ITEMS_MAX, Look
 
 FRAMEWORK = Framework(lambda value: None)
 
@@ -219,7 +222,7 @@ PLAIN = st.recursive(
 
 
 def _digest(value: Any) -> bytes | None:
-    return Look(lambda value: None, 10.0).digest(value)
+    return Look(lambda value: None).digest(value)
 
 
 def _same(a: Any, b: Any, depth: int = 0) -> bool:
@@ -254,10 +257,90 @@ def test_the_order_of_a_dict_is_no_difference(value: dict[str, int]) -> None:
 
 
 def test_a_look_reads_a_bounded_number_of_bytes_and_items() -> None:
-    look, large = Look(lambda value: None, 10.0), np.zeros(1 << 20)
+    look, large = Look(lambda value: None), np.zeros(1 << 20)
     digests = [look.digest(np.zeros(1 << 10)) for _ in range(LOOK_BYTES_MAX // (1 << 13) + 1)]
     assert digests[0] is not None
     assert digests[-1] is None
     changed = large + 1
     assert _digest(large) != _digest(changed)
     assert _digest(list(range(100_000))) != _digest(list(range(100_001)))
+
+
+class Large:
+    """An object with much in it."""
+
+    def __init__(self) -> None:
+        self.rows, self.served = np.zeros(1 << 16), 0
+
+
+def of_many_kinds(turns: Iterator[int]) -> list[Any]:
+    n, words, unbound, seen = 0, {"a": [0]}, 1, list[Any]()
+    del unbound
+
+    def add() -> None:
+        nonlocal n, late
+        n, late = n + 1, n
+        words["a"].append(n)
+
+    late = 0
+    for turn in turns:
+        add()
+        n += turn
+        unbound = turn
+        seen.append((n, late, [*words["a"]], unbound))
+        del unbound
+    return seen
+
+
+def executed(turns: Iterator[int]) -> list[Any]:
+    names: dict[str, Any] = {"turns": turns}
+    exec("n, seen = 0, []\nfor turn in turns:\n    n += turn\n    seen.append((n, sorted(locals())))", names)
+    return names["seen"]  # type: ignore[no-any-return]
+
+
+def looking(turns: Iterator[int]) -> list[Any]:
+    n, seen = 0, list[Any]()
+    mine = locals()
+    for turn in turns:
+        n += turn
+        seen.append((n, sorted(mine), mine.get("n")))
+    return seen
+
+
+@pytest.mark.parametrize("script", [of_many_kinds, executed, looking], ids=lambda script: script.__name__)
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_a_look_changes_no_variable_of_the_script(
+    script: Callable[[Iterator[int]], list[Any]], is_traced: bool, tmp_path: Path
+) -> None:
+    """Also with closures, `exec`, `locals()`, and a debugger that reads the variables at each line."""
+
+    def trace(frame: FrameType, event: str, given: Any) -> Any:
+        if frame.f_code is script.__code__:
+            found.update(frame.f_locals)
+        return trace
+
+    def run(turns: Iterator[int]) -> list[Any]:
+        before = sys.gettrace()
+        sys.settrace(trace if is_traced else before)
+        try:
+            return script(turns)
+        finally:
+            sys.settrace(before)
+
+    found = dict[str, Any]()
+    assert run(Loop(tmp_path).turns(11)) == run(iter(range(11)))
+
+
+@pytest.mark.parametrize("items", [0, LOOK_ITEMS_MAX], ids=["whole", "over"])
+def test_a_look_keeps_nothing_of_the_script_alive(items: int, tmp_path: Path) -> None:
+    """Also one that has come to what it may read."""
+    loop, others, large = Loop(tmp_path), [{number} for number in range(400)], Large()
+    more, alive = [[[one] for one in others] for _ in range(items and 40)], weakref.ref(large)
+    for turn in loop.turns(4):
+        if turn == 3:
+            assert alive() is not None
+            del large
+            assert alive() is None
+        else:
+            large.served += 1
+    assert len(more) in (0, 40)

@@ -77,7 +77,10 @@ class LiveReport:
 
     @current.setter
     def current(self, report: RecoveryReport | None) -> None:
-        self._current = None if report is None else replace(report, restarts=self._restarts)
+        if report is not None:
+            is_exact = None if report.exact and self._restarts else report.exact  # what starts over makes a result differ
+            report = replace(report, restarts=self._restarts, exact=is_exact)
+        self._current = report
 
     @property
     def texts(self) -> list[str]:
@@ -115,18 +118,24 @@ class LiveReport:
         if self.current is None or text not in self.current.notes:
             self.warn(text, False)
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, *, is_logged: bool = True) -> None:
         """Log what is good to know and does not change the verdict, and add it to the report."""
-        _log.warning("%s: %s", self._run, text)
+        if is_logged:
+            _log.warning("%s: %s", self._run, text)
         self._notes.append(text)
         report = self.current or RecoveryReport()
         self.current = replace(report, notes=tuple(dict.fromkeys([*report.notes, text])))
 
-    def name_restarts(self, found: Sequence[Restart]) -> None:
-        """Add values of the script that start over, with their notes."""
+    def name_restarts(self, found: Sequence[Restart], *, is_logged: bool) -> None:
+        """Add values of the script that start over, with their notes: the resume is not called exact any more.
+
+        Args:
+            found: the values.
+            is_logged: False if a former process has named them: the report of `recover()` has them then.
+        """
         self._restarts += tuple(found)
         for text in dict.fromkeys(one.note for one in found):
-            self.note(text)
+            self.note(text, is_logged=is_logged)
 
     def verdict(self, exact: bool | None, others: Iterable[str]) -> bool | None:
         """Return whether the recovery is exact, given the caveats.

@@ -12,9 +12,9 @@ from .plain_values import UNKNOWN
 _NAMES_MAX = 20  # in a note
 _NO_NAME = re.compile(r"\W+")  # what a keyword cannot have
 _LINES = {
-    "fit": "make {it} an attribute of a callback of this fit",
-    "exportable": "make {it} an attribute of a TrainerCallback that is an ExportableState, and return {it} in its state()",
-    "lightning": "make {it} an attribute of the LightningModule or of a callback",
+    "fit": "make {it} {attributes} of a callback of this fit",
+    "exportable": "make {it} {attributes} of a TrainerCallback that is an ExportableState, and return {it} in its state()",
+    "lightning": "make {it} {attributes} of the LightningModule or of a callback",
     "state": "return {it} in state_dict() of {kind}, and set {it} in load_state_dict()",
     "extra": "return {it} in get_extra_state() of {kind}, and set {it} in set_extra_state(state)",
 }
@@ -54,7 +54,8 @@ def lines_of(restarts: Sequence[Restart]) -> list[str]:
     for group in _groups(restarts):
         first, it = group[0], "it" if len(group) == 1 else "them"
         if first.code in _LINES:
-            found.append(_LINES[first.code].format(it=it, kind=first.kind))
+            attributes = "an attribute" if it == "it" else "attributes"
+            found.append(_LINES[first.code].format(it=it, attributes=attributes, kind=first.kind))
         elif first.code == "track":
             states = "" if first.has_state else f"give {first.kind} state_dict() and load_state_dict(state), and "
             found.append(f"{states}optimizer.track({_keys([first.owner])[0]}={first.owner}) before recover()")

@@ -7,7 +7,6 @@ the same content have the same digest in every process, and a set or dict has on
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 LOOK_BYTES_MAX = 1 << 20  # of arrays that one look reads
-LOOK_ITEMS_MAX = 20_000
+LOOK_ITEMS_MAX = 5_000
 DEPTH_MAX = 4  # of containers within each other
 
 _ARRAY_BYTES = 1 << 14  # a larger array is sampled
@@ -39,25 +38,23 @@ class Exhausted(Exception):
 
 
 class Look:
-    """One look at plain values, of bounded size and time.
+    """One look at plain values. Items and bytes are counted, and no time is measured: what it finds is the same at each start.
 
     Args:
         read_array: returns a framework's tensor as an array without copying much; None if it is none, or is kept.
-        seconds: of this thread's processor time that the look may take: a busy machine does not shorten it.
     """
 
-    def __init__(self, read_array: ReadArray, seconds: float) -> None:
-        self._read_array = read_array
-        self._items, self._bytes, self._end = LOOK_ITEMS_MAX, LOOK_BYTES_MAX, time.thread_time() + seconds
+    def __init__(self, read_array: ReadArray) -> None:
+        self._read_array, self._items, self._bytes = read_array, LOOK_ITEMS_MAX, LOOK_BYTES_MAX
 
-    def take(self, items: int = 1) -> None:
-        """Count items.
+    def take(self) -> None:
+        """Count an item.
 
         Raises:
             Exhausted: the look is over.
         """
-        self._items -= items
-        if self._items < 0 or (not self._items & 31 and time.thread_time() > self._end):
+        self._items -= 1
+        if self._items < 0:
             raise Exhausted
 
     def digest(self, value: Any) -> bytes | None:

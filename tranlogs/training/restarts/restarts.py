@@ -8,6 +8,7 @@ that keeps it. What is found goes into the log with the boundary, so that the ne
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections.abc import Callable
@@ -23,13 +24,12 @@ from .script_values import Framework, Place, ScriptValues, read_values
 
 _log = logging.getLogger("tranlogs")
 
-OPENING_SECONDS_MAX = 0.05
-LOOK_SECONDS_MAX = 0.005
 _NAMED_MAX = 100
 _UNSET_MAX = 20
 _OPENED_MAX = 500  # digests of one loop in the log
-_CLOCKS: tuple[Callable[[], float], ...] = (time.time, time.perf_counter, time.monotonic, time.process_time)
-_DURATIONS = re.compile(r"time|elapsed|second|duration|took|clock|(^|_)(t0|tic|toc|start)$")
+_CLOCKS: tuple[Callable[[], float], ...] = (time.time, time.perf_counter, time.monotonic)
+_IMPORTED = [clock() for clock in _CLOCKS]
+_TIMES = re.compile(r"(^|_)time_|(time|elapsed|seconds?|secs|duration|took|clock|(^|_|\.)(t0|tic|toc|start))$")
 _ROOT = re.compile(r"^\w*")
 
 _born = dict[tuple[str, int], set[str]]()  # names that only bodies of loops have set, by file and first line of their function
@@ -52,8 +52,7 @@ class Restarts:
         self._outside: Loops = frozenset()
         self._number = 0
         self._opened: ScriptValues | None = None
-        self._before = dict[str, tuple[bytes, str, float | None]]()  # digest, first value, and that as a number
-        self._clocks: tuple[float, ...] = ()
+        self._before = dict[str, tuple[bytes, str]]()  # digest and first value
         self._boundaries, self._next_look = 0, 3
         self._ending = ""
         self._named = dict[str, Restart]()
@@ -84,7 +83,8 @@ class Restarts:
                 for one in found
                 if one.name not in remembered and one.name.rpartition(".")[2] not in remembered
                 if not (one.code == "track" and one.kind in tracked)
-            ]
+            ],
+            is_logged=False,
         )
 
     @property
@@ -127,18 +127,17 @@ class Restarts:
             _log.debug("what starts over is not known", exc_info=True)
 
     def _open(self, number: int) -> None:
-        opened = read_values(self.framework, self._outside, OPENING_SECONDS_MAX)
+        opened = read_values(self.framework, self._outside)
         born = _born.get(opened.code, set())
         self._before = {
-            place.key: (digest, write_first(value), _number(value))
+            place.key: (digest, write_first(value))
             for place, value, digest in opened.values
             if not (place.key.startswith(opened.prefix) and _root(place) in born)
         }
         self._opened, self._number, self._boundaries, self._next_look = ScriptValues([], *_rest(opened)), number, 0, 3
-        self._clocks = tuple(clock() for clock in _CLOCKS)
         if not number:
             return
-        now = {key: digest for key, (digest, *_) in list(self._before.items())[:_OPENED_MAX]}
+        now = {key: digest for key, (digest, _) in list(self._before.items())[:_OPENED_MAX]}
         entered = self._entered.setdefault(str(number), now)
         if entered is now:
             self._record()
@@ -148,16 +147,16 @@ class Restarts:
         self._name([Restart("again", places[key].name, self._before[key][1]) for key in changed if places[key].name])
 
     def _compare(self, *, is_over: bool) -> None:
-        now = read_values(self.framework, self._outside, LOOK_SECONDS_MAX, self._before)
+        now = read_values(self.framework, self._outside, self._before)
         kept = {place.key: digest for place, _, digest in now.values if place.key.startswith("kept:")}
         copies = {(self._before[key][0], digest) for key, digest in kept.items() if key in self._before}
         states: list[tuple[set[str], set[bytes]]] | None = None
         found = list[Restart]()
         for place, value, digest in now.values:
-            before, first, number = self._before.get(place.key, (digest, "", None))
+            before, first = self._before.get(place.key, (digest, ""))
             if digest == before or place.key in kept or place.name in self._named or (before, digest) in copies:
                 continue
-            if self._is_of_clock(place.name, value, number):
+            if type(value) is float and _is_of_clock(place.name, first, value):
                 continue
             if states is None:
                 states = [self._read_state(read) for _, read in self.framework.tracked()]
@@ -177,7 +176,7 @@ class Restarts:
 
     def _read_state(self, read: Callable[[], Any]) -> tuple[set[str], set[bytes]]:
         """Return the names and the digests of the values that a state of a tracked object has."""
-        look, names, digests = Look(self.framework.read_array, LOOK_SECONDS_MAX), set[str](), set[bytes]()
+        look, names, digests = Look(self.framework.read_array), set[str](), set[bytes]()
         waiting: list[Any] = [read()]
         while waiting:
             value = waiting.pop()
@@ -197,22 +196,12 @@ class Restarts:
         code = framework.thing if place.owner else framework.variable
         return Restart(code, place.name, first, place.owner, place.kind, place.has_state)
 
-    def _is_of_clock(self, name: str, value: Any, first: float | None) -> bool:
-        """Return True for a time that was read since the loop opened, or a sum of such times."""
-        if type(value) not in (int, float):
-            return False
-        now = [clock() for clock in _CLOCKS]
-        if any(then <= value * scale <= at for then, at in zip(self._clocks, now, strict=True) for scale in (1, 1e-9)):
-            return True
-        passed = now[1] - self._clocks[1]
-        return first is not None and _DURATIONS.search(name) is not None and abs(value - first) <= passed * 1.01 + 0.01
-
-    def _name(self, found: list[Restart]) -> None:
+    def _name(self, found: list[Restart], *, is_logged: bool = True) -> None:
         found = list({one.name: one for one in reversed(found) if one.name not in self._named}.values())[::-1]
         found = found[: max(_NAMED_MAX - len(self._named), 0)]
         if found:
             self._named |= {one.name: one for one in found}
-            self._report.name_restarts(with_notes(found))
+            self._report.name_restarts(with_notes(found), is_logged=is_logged)
             self._record()
 
     def _record(self) -> None:
@@ -229,5 +218,11 @@ def _root(place: Place) -> str:
     return found.group() if found is not None else place.name
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if type(value) in (int, float) and abs(value) < 1e300 else None
+def _is_of_clock(name: str, first: str, value: float) -> bool:
+    """Return True for a number that a clock has given before the loop and in it, or that is called like a time."""
+    try:
+        before = float(first)
+    except ValueError:
+        before = math.nan
+    is_read = any(then <= before < value <= clock() for then, clock in zip(_IMPORTED, _CLOCKS, strict=True))
+    return is_read or _TIMES.search(name) is not None

@@ -221,18 +221,16 @@ class ScriptValues:
     prefix: str
 
 
-def read_values(framework: Framework, outside: Loops, seconds: float, wanted: Container[str] | None = None) -> ScriptValues:
+def read_values(framework: Framework, outside: Loops, wanted: Container[str] | None = None) -> ScriptValues:
     """Return the plain values of the script.
 
     Args:
         framework: knows what the run keeps.
         outside: loops in whose body the run began.
-        seconds: that this may take; what is left out then is not compared.
         wanted: keys of the places to look at; None where a loop opens: all, but names that loops around set anew.
     """
     frames, found = script_frames(), list[tuple[Place, Any, bytes]]()
-    script_modules()  # the first time it takes milliseconds
-    walk = _Walk(framework, Look(framework.read_array, seconds), outside, wanted)
+    walk = _Walk(framework, Look(framework.read_array), outside, wanted)
     try:
         found.extend(walk.values(frames))
     except Exhausted:
