@@ -25,12 +25,14 @@ _RESUMED = (
     r"(?P<verdict>[a-zA-Z# -]+)\)"
 )
 _PLACE = r"(step #|timestep #|epoch #, batch #|epoch #, its end)"
+_NAMES = r"`\w+`(, `\w+`)*( and (`\w+`|# more))?"
 _FORMS = (
     rf"TranLogs: (RUN: )?fresh run: step # \({_FORECAST}\)",
     rf"TranLogs: RUN: fit #: {_FORECAST}",
     rf"TranLogs: (RUN goes on at {_PLACE}: )?{_RESUMED}",
     r"TranLogs: (RUN: )?starts from the beginning: nothing was finished before the crash \(step #, SECONDS\)",
-    *(rf"TranLogs: {_RESUMED}: {re.escape(describe_end(end))}" for end in ("complete", "")),
+    rf"TranLogs: {_RESUMED}: {re.escape(describe_end('complete'))}(; the loop body did not run, so {_NAMES} (is|are) unset)?",
+    rf"TranLogs: {_RESUMED}: {re.escape(describe_end(''))}",
     rf"TranLogs: RUN is finished at {_PLACE}, and nothing is trained \(for another training, give another folder\): {_RESUMED}",
     rf"TranLogs: RUN: {describe_equal(0).replace('step 0', 'step #')}",
     r"TranLogs: RUN: this fit was finished before, at step #, and trains nothing; more epochs and later fits are trained",
