@@ -188,7 +188,7 @@ def begin_writing(env: lmdb.Environment, path: Path) -> lmdb.Transaction:
     txn.abort()
     with suppress(FileNotFoundError):  # The next opening makes it again with the right number, and other processes follow.
         os.unlink(f"{path}-lock")
-    raise StaleLockFile
+    raise StaleLockFile("another process has committed by another lock file")
 
 
 def _identity(path: str | Path) -> tuple[int, int] | None:
