@@ -258,8 +258,8 @@ def test_the_command_line_is_there(installed: Installed) -> None:
 @pytest.mark.crash
 @pytest.mark.slow
 def test_the_demo_is_exact(installed: Installed) -> None:
-    demo = ["tranlogs", "demo"] if campaign.is_soak() else ["python", "-c", TINY]
-    figures = json.loads(installed(*demo, "--quick", "--json", "--seed", 7))
+    command = ["tranlogs"] if campaign.is_soak() else ["python", "-c", TINY]
+    figures = json.loads(installed(*command, "demo", "--quick", "--json", "--seed", 7))
     demand_exact(figures, rechecked=1)  # as for a user
     assert Path(figures["run"]) == Path("demo-run/run")
     assert (installed.work / figures["curves"]).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

@@ -19,8 +19,13 @@ from tranlogs_torch import LoggedOptimizer
 STEPS = 9
 
 
-def train(run: Path, until: int = STEPS, say: Callable[[int], None] = lambda step: None) -> nn.Module:
-    """A run with two groups, a scheduler, BatchNorm, notes (one of them no number) and a write that no step made."""
+def train(
+    run: Path, until: int = STEPS, say: Callable[[int], None] = lambda step: None, *, target: int | None = None
+) -> nn.Module:
+    """A run with two groups, a scheduler, BatchNorm, notes (one of them no number) and a write that no step made.
+
+    With `target`, it goes on from that step.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     groups = [{"params": model[0].parameters()}, {"params": [*model[1].parameters(), *model[2].parameters()], "lr": 0.5}]
@@ -29,7 +34,7 @@ def train(run: Path, until: int = STEPS, say: Callable[[int], None] = lambda ste
     with LoggedOptimizer(inner, run, model, **options) as optimizer:
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
         optimizer.track(scheduler=scheduler)
-        optimizer.recover()
+        optimizer.recover(target)
         for number in optimizer.steps(until):
             optimizer.zero_grad()
             loss = model(torch.full((3, 4), float(number)) + torch.eye(3, 4)).square().mean()

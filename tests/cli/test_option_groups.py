@@ -56,4 +56,4 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_option(app: typer.Typer) ->
 def test_no_option_of_the_monitor_is_named_twice() -> None:
     names = [name for parameter in load_subcommand("monitor").params for name in parameter.opts]
     assert [name for name, count in Counter(names).items() if count > 1] == []
-    assert len(inspect.signature(monitor.monitor).parameters) >= 32
+    assert len(inspect.signature(monitor.monitor).parameters) >= 28

@@ -91,17 +91,7 @@ def test_a_run_that_holds_nothing_yet_is_no_problem(cli: Cli, tmp_path: Path) ->
 
 
 def test_timelines_are_shown_once_there_are_two(cli: Cli, run: Path) -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
-    groups = [{"params": model[0].parameters()}, {"params": [*model[1].parameters(), *model[2].parameters()]}]
-    with LoggedOptimizer(torch.optim.AdamW(groups), run, model, keep=100, segment_bytes=1 << 20) as optimizer:
-        optimizer.track(scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5))
-        optimizer.recover(6)
-        for _ in optimizer.steps(7):
-            model(torch.ones(3, 4)).sum().backward()
-            optimizer.step()
+    train(run, 7, target=6)
     found = cli("status", run, "--json").json["ranks"][0]
     assert (found["timeline"], found["watermarks"]["committed"]) == (2, 7)
     assert [(row["number"], row["parent"], row["fork_step"]) for row in found["timelines"]] == [(1, 0, 0), (2, 1, 6)]

@@ -14,8 +14,9 @@ import pytest
 
 from tests.support.toy import ToyState, open_toy, uninterrupted
 from tests.support.verify import verify_run
-from tranlogs.base.errors import UsageError
+from tranlogs.base.errors import CatalogBusy, UsageError
 from tranlogs.catalog import CATALOG_NAME, Catalog
+from tranlogs.catalog.lmdb_environment import verify_file
 from tranlogs.journal import read_owner
 from tranlogs.recovery import recover
 from tranlogs.verify import Problem
@@ -276,3 +277,25 @@ def test_a_resumed_run_trains_unlogged_until_the_holder_goes_on(tmp_path: Path) 
         last = int(said(trainer, "step"))
         trainer.kill()
     assert recovered_to(run) >= last
+
+
+def test_a_lock_file_that_is_deleted_during_a_transaction_loses_no_transaction(tmp_path: Path) -> None:
+    """LMDB counts transactions in its lock file: the next one must not be made from an older commit."""
+    journal = tmp_path / "run" / "rank0"
+    journal.mkdir(parents=True)
+    catalog = Catalog.open(journal, writable=True)
+    with catalog.transaction() as tables:
+        tables.put_request("before", {})
+    with running(HOLDERS["monitor"], tmp_path / "run") as holder:
+        said(holder, "holding")
+        (journal / f"{CATALOG_NAME}-lock").unlink()
+        with pytest.raises(CatalogBusy, match=str(holder.pid)), catalog.transaction(0.1):
+            pass
+        go_on(holder)
+    for name in ("after", "later"):
+        with catalog.transaction() as tables:
+            tables.put_request(name, {})
+    names = ("before", "seal", "after", "later")
+    assert [name for name in names if catalog.read(lambda tables, name=name: tables.request(name)) is None] == []
+    catalog.close()
+    verify_file(journal / CATALOG_NAME)

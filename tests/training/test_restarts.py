@@ -29,6 +29,17 @@ class Stopper:
         self.best, self.bad = math.inf, 0
 
 
+class Stream:
+    """A data set whose epoch the loop sets."""
+
+    def __init__(self) -> None:
+        self.epoch, self.calls = 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.calls += 1
+
+
 class Loop:
     """A run with nothing but boundaries."""
 
@@ -121,6 +132,12 @@ def of_an_object(loop: Loop) -> None:
         others["second"][0].bad += 1
 
 
+def of_a_data_set(loop: Loop) -> None:
+    stream = Stream()
+    for turn in loop.turns():
+        stream.set_epoch(turn)
+
+
 def of_a_closure(loop: Loop) -> None:
     def make() -> Callable[[], None]:
         calls = 0
@@ -158,6 +175,7 @@ SCENARIOS: dict[Callable[[Loop], None], list[str]] = {
     of_a_function_that_an_outer_loop_calls: [],
     set_on_some_ways: ["at"],
     of_an_object: ["stopper.best", "others['second'][0].bad"],
+    of_a_data_set: ["stream.calls"],
     of_a_closure: ["calls"],
     of_a_clock: [],
     never_changed: [],

@@ -28,7 +28,9 @@ from ..base.failpoints import hit
 from ..base.threads import WaitableLock
 from .lmdb_environment import (
     DAMAGE,
+    StaleLockFile,
     advise,
+    begin_writing,
     close_environment,
     has_lost_lock_file,
     list_readers,
@@ -201,7 +203,7 @@ class Catalog:
         """Begin a transaction. The environment is opened again first if that is needed."""
         try:
             txn = self._begin_transaction(write)
-        except (lmdb.PanicError, lmdb.MapResizedError):  # a write failed, or another process enlarged the map
+        except (lmdb.PanicError, lmdb.MapResizedError, StaleLockFile):  # a write failed, or another process enlarged the map
             self._needs_reopening = True
             txn = self._begin_transaction(write)
         try:
@@ -225,7 +227,7 @@ class Catalog:
             assert self._turn is not None, "the catalog was opened for reading"
             self._turn.take()  # after all else that opens the file: closing it would give the turn back
             try:
-                return env.begin(write=True)
+                return begin_writing(env, self.path)
             except BaseException:
                 self._turn.give_back()
                 raise

@@ -169,6 +169,28 @@ def has_lost_lock_file(env: lmdb.Environment, path: Path) -> bool:
     return _identity(path) == found.data_identity  # Otherwise the whole folder was moved or deleted.
 
 
+class StaleLockFile(lmdb.Error):
+    """The lock file of an environment does not know the last commit. The environment must be opened again."""
+
+
+def begin_writing(env: lmdb.Environment, path: Path) -> lmdb.Transaction:
+    """Begin a write transaction on the last commit.
+
+    LMDB takes the number of the last commit from the lock file. If the lock file is deleted during a transaction, that
+    transaction and those by the next lock file are counted apart, and one would overwrite the other.
+
+    Raises:
+        StaleLockFile: another process has committed by another lock file.
+    """
+    txn = env.begin(write=True)
+    if txn.id() == int(env.info()["last_txnid"]) + 1:
+        return txn
+    txn.abort()
+    with suppress(FileNotFoundError):  # The next opening makes it again with the right number, and other processes follow.
+        os.unlink(f"{path}-lock")
+    raise StaleLockFile("another process has committed by another lock file")
+
+
 def _identity(path: str | Path) -> tuple[int, int] | None:
     try:
         found = os.stat(path)

@@ -192,7 +192,8 @@ def _describe_synced(found: Survey) -> str:
     if found.in_memory:
         return f"step {synced}: to memory only (tmpfs)"
     if step is None:
-        least = "at least " if synced < found.watermarks.committed else ""  # the catalog lags behind the disk after a kill
+        has_closed = found.owner is not None and found.owner.has_closed
+        least = "" if synced == found.watermarks.committed or has_closed else "at least "  # else the catalog lags behind
         return f"{least}step {synced}: survives power loss"
     return f"step {step}, by its checkpoint: survives power loss (log: step {synced})"
 

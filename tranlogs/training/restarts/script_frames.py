@@ -93,6 +93,14 @@ def names_set_anew(frame: FrameType, outside: Loops) -> set[str]:
     return found
 
 
+def names_set_unread(code: CodeType | None) -> set[str]:
+    """Return the names of attributes that a method sets and does not read."""
+    found: dict[str, set[str]] = {"STORE_ATTR": set(), "LOAD_ATTR": set()}
+    for one in _instructions(code) if code is not None else ():
+        found.setdefault(one.opname, set()).add(str(one.argval))
+    return found["STORE_ATTR"] - found["LOAD_ATTR"]
+
+
 @functools.lru_cache(maxsize=200)
 def _instructions(code: CodeType) -> list[dis.Instruction]:
     return list(dis.get_instructions(code))

@@ -22,6 +22,7 @@ from .script_frames import (
     is_of_script,
     loops_around,
     names_set_anew,
+    names_set_unread,
     read_locals,
     script_frames,
     script_modules,
@@ -278,8 +279,11 @@ def _parts(found: Any) -> list[tuple[str, Any]]:
 
 @functools.lru_cache(maxsize=500)
 def _library_names(kind: type) -> frozenset[str]:
-    """Return the names of attributes that library classes which a class stands on read or set."""
-    found = set[str]()
+    """Return the names of attributes that library classes which a class stands on read or set, or `set_epoch` sets anew.
+
+    A loop calls `set_epoch` of a data set or sampler in each epoch, as PyTorch's documentation says.
+    """
+    found = set(names_set_unread(getattr(getattr(kind, "set_epoch", None), "__code__", None)))
     for base in kind.__mro__:
         if base is not object and not is_of_script(base.__module__):
             for value in vars(base).values():
