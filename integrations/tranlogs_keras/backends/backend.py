@@ -309,10 +309,13 @@ class Tap(ABC):
         self._replaced: list[tuple[Any, str]] = []
         self._one: Any = None  # Keras's function of one step
         self._plain: Any = None  # the function that Keras has made for a fit without us
+        self._weights: list[Any] = []
+        self._are_trainable: list[bool] = []  # the weights, when the last step was over
 
     def attach(self, watcher: Watcher) -> None:
         """Stand between Keras and the model, and call the watcher at each step."""
         model, self._watcher = self._model, watcher
+        self._weights, self._are_trainable = model.weights, []
         if self._splits:
             self._put_between()
         else:
@@ -369,9 +372,18 @@ class Tap(ABC):
         if self._watcher.is_expected():
             if self._model.optimizer is not self._optimizer:
                 raise UsageError(f"model.optimizer was replaced while fit runs. {_TWO_FITS}")
-            return self._steps(*arguments)
+            self._require_same_trainable()
+            found = self._steps(*arguments)
+            self._are_trainable = [weight.trainable for weight in self._weights]  # a train_step may set and reset it
+            return found
         self._model.make_train_function()  # the watched fit is over
         return self._model.train_function(*arguments)
+
+    def _require_same_trainable(self) -> None:
+        """Refuse another `trainable` in a running fit: a compiled step ignores it, and a step that is traced anew does not."""
+        for weight, was_trainable in zip(self._weights, self._are_trainable):
+            if weight.trainable != was_trainable:
+                raise UsageError(f"trainable of {weight.path} became {weight.trainable} while fit runs. {_TWO_FITS}")
 
     @abstractmethod
     def _steps(self, *arguments: Any) -> Any:
