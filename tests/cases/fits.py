@@ -31,10 +31,7 @@ def resumed(job: Job, style: str = "sequential") -> None:
     if saved.exists():
         with table.open() as file:
             first = len(list(csv.DictReader(file)))
-    if saved.exists() and not only_weights:
-        model = keras.models.load_model(saved)
-    else:
-        model = _built(style)
+    model = keras.models.load_model(saved) if saved.exists() and not only_weights else _built(style)
     if saved.exists() and only_weights:
         model.load_weights(saved)
     own = [
