@@ -17,7 +17,6 @@ from tranlogs.base.errors import UsageError
 from tranlogs.base.types import AnyArray, Bytes
 from tranlogs.training import ReplayCheck
 
-from ..keras_internals import is_in_fit
 from .arrays import Values, flat_bytes
 from .optimizer_tap import ApplyWatcher, Gradients, OptimizerTap, Updates
 
@@ -354,18 +353,23 @@ class Tap(ABC):
 
     def _compile(self, *arguments: Any, **options: Any) -> None:
         """Refuse `model.compile` in a running fit; a fit that an exception has ended is none."""
-        if is_in_fit(self._model):
+        if self._is_in_fit():
             raise UsageError(f"model.compile was called while fit runs. {_TWO_FITS}")
         self.release()
         self._model.compile(*arguments, **options)
 
     def _make_train_function(self, force: bool = False) -> Any:
         """Refuse to make the train function again in a running fit."""
-        if force and is_in_fit(self._model):
+        if force and self._is_in_fit():
             raise UsageError(f"model.make_train_function(force=True) was called while fit runs. {_TWO_FITS}")
         if force:
             self.release()
         return type(self._model).make_train_function(self._model, force)
+
+    def _is_in_fit(self) -> bool:
+        from ..keras_internals import is_in_fit  # imports Keras; replay chooses its backend after it has imported this module
+
+        return is_in_fit(self._model)
 
     def _train_function(self, *arguments: Any) -> Any:
         """Train one batch, or several; `fit` calls this function."""
