@@ -37,7 +37,9 @@ from tests.public.words import listening
 from tranlogs.training.restarts import script_frames
 
 # What a script has of the harness is not its own: its counters are not named as values that start over.
-script_frames.OURS.update(("tests.kills", "tests.support", "tests.torch.lab", "tests.keras.lab", "tests.public.keras.proof"))
+script_frames.OURS.update(
+    ("tests.kills", "tests.support", "tests.torch.lab", "tests.keras.lab", "tests.keras.server", "tests.public.keras.proof")
+)
 
 Script = Callable[["Job"], None]
 Outcome = dict[str, Any]  # path -> something with ==

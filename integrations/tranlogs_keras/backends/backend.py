@@ -17,7 +17,6 @@ from tranlogs.base.errors import UsageError
 from tranlogs.base.types import AnyArray, Bytes
 from tranlogs.training import ReplayCheck
 
-from ..keras_internals import is_in_fit
 from .arrays import Values, flat_bytes
 from .optimizer_tap import ApplyWatcher, Gradients, OptimizerTap, Updates
 
@@ -309,10 +308,13 @@ class Tap(ABC):
         self._replaced: list[tuple[Any, str]] = []
         self._one: Any = None  # Keras's function of one step
         self._plain: Any = None  # the function that Keras has made for a fit without us
+        self._weights: list[Any] = []
+        self._are_trainable: list[bool] = []  # the weights, when the last step was over
 
     def attach(self, watcher: Watcher) -> None:
         """Stand between Keras and the model, and call the watcher at each step."""
         model, self._watcher = self._model, watcher
+        self._weights, self._are_trainable = model.weights, []
         if self._splits:
             self._put_between()
         else:
@@ -351,27 +353,41 @@ class Tap(ABC):
 
     def _compile(self, *arguments: Any, **options: Any) -> None:
         """Refuse `model.compile` in a running fit; a fit that an exception has ended is none."""
-        if is_in_fit(self._model):
+        if self._is_in_fit():
             raise UsageError(f"model.compile was called while fit runs. {_TWO_FITS}")
         self.release()
         self._model.compile(*arguments, **options)
 
     def _make_train_function(self, force: bool = False) -> Any:
         """Refuse to make the train function again in a running fit."""
-        if force and is_in_fit(self._model):
+        if force and self._is_in_fit():
             raise UsageError(f"model.make_train_function(force=True) was called while fit runs. {_TWO_FITS}")
         if force:
             self.release()
         return type(self._model).make_train_function(self._model, force)
+
+    def _is_in_fit(self) -> bool:
+        from ..keras_internals import is_in_fit  # imports Keras; replay chooses its backend after it has imported this module
+
+        return is_in_fit(self._model)
 
     def _train_function(self, *arguments: Any) -> Any:
         """Train one batch, or several; `fit` calls this function."""
         if self._watcher.is_expected():
             if self._model.optimizer is not self._optimizer:
                 raise UsageError(f"model.optimizer was replaced while fit runs. {_TWO_FITS}")
-            return self._steps(*arguments)
+            self._require_same_trainable()
+            found = self._steps(*arguments)
+            self._are_trainable = [weight.trainable for weight in self._weights]  # a train_step may set and reset it
+            return found
         self._model.make_train_function()  # the watched fit is over
         return self._model.train_function(*arguments)
+
+    def _require_same_trainable(self) -> None:
+        """Refuse another `trainable` in a running fit: a compiled step ignores it, and a step that is traced anew does not."""
+        for weight, was_trainable in zip(self._weights, self._are_trainable):
+            if weight.trainable != was_trainable:
+                raise UsageError(f"trainable of {weight.path} became {weight.trainable} while fit runs. {_TWO_FITS}")
 
     @abstractmethod
     def _steps(self, *arguments: Any) -> Any:

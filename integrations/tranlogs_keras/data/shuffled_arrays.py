@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from ..backends import Backend
 from ..backends.arrays import Values
 from ..keras_internals import array_slicing, tree
@@ -42,10 +44,12 @@ class Arrays(Source):
         # Copied in each pass: a loop of the script may have changed its arrays since the last one.
         inputs = array_slicing.convert_to_sliceable(self._adapter._inputs, target_backend="tensorflow")
         samples = tf.data.Dataset.from_tensors(tree.lists_to_tuples(inputs)).repeat()
-        indices = tf.constant(order, tf.int64)
+        # Rows of indices, not a function that slices them: each pass would trace it. The rest, which has another length than a
+        # row and may be none, keeps the size of a batch out of what the train step is traced for.
+        full, rest = np.split(np.asarray(order, np.int64), [len(order) // size * size])
+        batches = tf.data.Dataset.from_tensor_slices(full.reshape(-1, size))
+        batches = batches.concatenate(tf.data.Dataset.from_tensors(rest).take(min(len(rest), 1)))
         as_it_is = tf.autograph.experimental.do_not_convert  # there is nothing to convert, and each fit would wait to learn so
-        slice_of = as_it_is(lambda i: indices[i * size : (i + 1) * size])
-        batches = tf.data.Dataset.range(-(-len(order) // size)).map(slice_of)
         data = tf.data.Dataset.zip((batches, samples))
 
         def take(i: Any, held: Any) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,6 +16,16 @@ from . import environment
 from .variables import Variables, without_numbers
 
 _TEXT_MAX = 60
+_LAYOUT = "_tranlogs_layout"  # an attribute of the model, which ends with it
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Layout of a weights file, for a model with these parts: layers, optimizers and variables, compared by identity."""
+
+    parts: list[Any]
+    places: dict[str, Any]
+    layers: dict[str, str]
 
 
 def describe_model(model: Any, variables: Variables, models: list[Any] | None = None) -> dict[str, Any]:
@@ -97,10 +109,16 @@ def _short(value: Any) -> str:
 
 def _layout(model: Any, optimizers: dict[str, Any], names: dict[int, str]) -> dict[str, Any] | None:
     """Return the variable at each place of a .weights.h5 file; None if a layer writes anything other than variables."""
-    try:
-        found, layers = keras_internals.weight_layout(model, optimizers)
-    except Exception:  # a layer's own save_own_variables
-        return None
+    parts = [*keras_internals.layers_within(model), *model.variables, *optimizers.values()]
+    parts += [variable for optimizer in optimizers.values() for variable in optimizer.variables]
+    known: _Layout | None = vars(model).get(_LAYOUT)  # of the fit before: looking for it takes longer than a short fit
+    if known is None or len(known.parts) != len(parts) or not all(map(operator.is_, known.parts, parts)):
+        try:
+            found, layers = keras_internals.weight_layout(model, optimizers)
+        except Exception:  # a layer's own save_own_variables
+            return None
+        vars(model)[_LAYOUT] = known = _Layout(parts, found, layers)  # Keras would look for layers in it
+    found, layers = known.places, known.layers
     if any(id(value) not in names for value in found.values()):
         return None
     return {"places": {place: names[id(value)] for place, value in found.items()}, "layers": layers}

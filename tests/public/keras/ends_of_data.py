@@ -7,9 +7,8 @@ from typing import Any
 
 import keras
 import numpy as np
-from tests.public.keras.killed import Kill, outcome
 
-from tranlogs_keras import TranLogsCallback
+from tests.kills.keras import Job
 
 BATCH = 4
 
@@ -41,15 +40,12 @@ def numbers(batches: int) -> Any:
     return tf.data.Dataset.from_generator(rows, output_signature=spec).batch(BATCH, drop_remainder=True)
 
 
-def train(
-    run: str, die: list[Any] | None, batches: int, executions: int = 1, log: str = "auto", shrinks: bool = False
-) -> dict[str, Any]:
+def train(job: Job, batches: int, executions: int = 1, log: str = "auto", shrinks: bool = False) -> None:
     """Train three epochs, with another rate in each."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.02), loss="mse", steps_per_execution=executions)
-    settings: Any = {"log": log, "checkpoint_every": 1000}
-    callback = TranLogsCallback(run, segment_bytes=1 << 20, verbose=False, **settings)
-    others = [Shrink()] if shrinks else []
-    history = model.fit(numbers(batches), epochs=3, verbose=0, callbacks=[callback, *others, Rates(), Kill(die)])
-    return outcome(model, callback, history)
+    others = [*([Shrink()] if shrinks else []), Rates()]
+    callbacks = job.callbacks(*others, by_batch=True, log=log, checkpoint_every=1000)
+    history = model.fit(numbers(batches), epochs=3, verbose=0, callbacks=callbacks)
+    job.keep(model=model, history=history)

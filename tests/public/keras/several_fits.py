@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
-from tests.public.keras.killed import Kill, outcome
 
-from tranlogs_keras import TranLogsCallback
+from tests.kills.keras import Job
 
 calls = [0]  # of the layer, in Python: a compiled step calls it while it is traced
 
@@ -35,6 +33,8 @@ class Thaw(keras.callbacks.Callback):
             self.model.make_train_function(force=True)
         elif self._how == "optimizer":
             self.model.optimizer = optimizer
+        elif self._how == "trainable":
+            self.model.layers[0].trainable = False
         else:
             self.model.compile(optimizer, loss="mse")
 
@@ -47,11 +47,10 @@ class Thaw(keras.callbacks.Callback):
             self._change()
 
 
-def _model() -> Any:
+def _model(*others: keras.layers.Layer) -> Any:
     keras.utils.set_random_seed(1)
-    model = keras.Sequential(
-        [keras.Input((4,)), keras.layers.Dense(3), Traced(), keras.layers.Dropout(0.2), keras.layers.Dense(1)]
-    )
+    dropout = keras.layers.Dropout(0.2, name="dropout")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), *others, dropout, keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.02), loss="mse")
     return model
 
@@ -61,42 +60,45 @@ def _data() -> Any:
     return x, x[:, :1] * 2
 
 
-def many(run: str, die: list[Any] | None) -> dict[str, Any]:
-    """Fit one batch after another, each by a fit of its own, the last ones with another rate of dropout."""
-    model, (x, y) = _model(), _data()
-    callback = TranLogsCallback(run, segment_bytes=1 << 20, verbose=False)
-    traced, kill = list[int](), Kill(die)
+def many(job: Job, tells: bool = False) -> None:
+    """Fit one batch after another, each by a fit of its own, the last ones with another rate of dropout.
+
+    Args:
+        job: this life.
+        tells: whether to count and to print which of the last fits have traced the step.
+    """
+    model, (x, y) = _model(*([Traced()] if tells else [])), _data()
+    traced = list[int]()
     for i in range(6):
         before = calls[0]
         if i == 4:
-            model.layers[2].rate = 0.5
+            model.get_layer("dropout").rate = 0.5
         at = slice(4 * i, 4 * i + 4)
-        history = model.fit(x[at], y[at], batch_size=2, verbose=0, callbacks=[callback, kill])
-        traced.append(calls[0] - before)
-    found = outcome(model, callback, history)
-    return found | {"traced": traced}
+        history = model.fit(x[at], y[at], batch_size=2, verbose=0, callbacks=job.callbacks(by_batch=True))
+        if tells:
+            traced.append(calls[0] - before)
+    if tells:
+        job.print(*map(bool, traced[2:]))
+    job.keep(model=model, history=history)
 
 
-def compiled_within(run: str, how: str, log: str = "auto") -> dict[str, Any]:
-    """Return what is said to a callback that changes the way of training, and whether the model can be trained after it."""
+def compiled_within(job: Job, how: str, log: str = "auto") -> None:
+    """Print what is said to a callback that changes the way of training, and train the model after it."""
     model, (x, y) = _model(), _data()
-    logs: Any = log
-    callback, said = TranLogsCallback(run, log=logs, segment_bytes=1 << 20, verbose=False), ""
     try:
-        model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[callback, Thaw(how)])
+        model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=job.callbacks(Thaw(how), log=log))
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
+        job.print(f"{type(error).__name__}: {error}")
     model.compile(keras.optimizers.SGD(0.01), loss="mse")
     model.fit(x, y, batch_size=8, verbose=0)
-    return {"said": said, "steps": int(model.optimizer.iterations)}
+    job.keep(steps=int(model.optimizer.iterations))
 
 
-def loading(run: str, die: list[Any] | None) -> dict[str, Any]:
+def loading(job: Job) -> None:
     """Resume by a model that the script has saved itself."""
-    last, (x, y) = Path(run).parent / f"{Path(run).name}.keras", _data()
-    model = keras.models.load_model(last, custom_objects={"Traced": Traced}) if last.exists() else _model()
-    callback = TranLogsCallback(run, segment_bytes=1 << 20, verbose=False)
-    save = keras.callbacks.ModelCheckpoint(str(last))
-    history = model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[save, callback, Kill(die)])
-    found = outcome(model, callback, history)
-    return found | {"state": dict(enumerate(found["state"].values()))}  # variables of a loaded model have other paths
+    last, (x, y) = job.folder / "last.keras", _data()
+    model = keras.models.load_model(last) if last.exists() else _model()
+    own = keras.callbacks.ModelCheckpoint(str(last))
+    history = model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=job.callbacks(own, by_batch=True))
+    values = [keras.ops.convert_to_numpy(v) for v in [*model.variables, *model.optimizer.variables]]
+    job.keep(values=values, history=history)  # in order: variables of a loaded model have other paths
