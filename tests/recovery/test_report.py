@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tranlogs.recovery import RecoveryReport
-from tranlogs.recovery.report import FROM_FIRST_EPOCH
+from tranlogs.recovery.report import FROM_FIRST_EPOCH, Restart
 
 
 def test_line_names_step_epoch_and_batches() -> None:
@@ -25,14 +25,17 @@ def test_line_names_the_loop_where_the_run_has_more_than_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("note", "word"),
+    ("note", "restarts", "word"),
     [
-        (f"{FROM_FIRST_EPOCH}: finished epochs yield no batches", "state bit-exact"),
-        ("lr was changed between recover() and the first batch", "bit-exact"),
+        ("best starts over", (Restart("remember", "best", "0"),), "state bit-exact"),
+        (f"{FROM_FIRST_EPOCH}: finished epochs yield no batches", (), "state bit-exact"),
+        ("lr was changed between recover() and the first batch", (), "bit-exact"),
     ],
 )
-def test_the_word_is_of_the_state_alone_where_the_epochs_start_over(note: str, word: str) -> None:
-    report = RecoveryReport(step=3, checkpoint_step=0, replayed=3, recheck="equal", notes=("other", note))
+def test_the_word_is_of_the_state_alone_where_a_part_of_the_loop_starts_over(
+    note: str, restarts: tuple[Restart, ...], word: str
+) -> None:
+    report = RecoveryReport(step=3, checkpoint_step=0, replayed=3, recheck="equal", notes=("other", note), restarts=restarts)
     assert f"0.00 s, {word})\n" in str(report)
     assert report.exact is True
     assert "0.00 s, NOT exact)" in str(replace(report, exact=False))

@@ -63,7 +63,7 @@ class RecoveryReport:
         forecast: for a new run, how much it writes and when its next checkpoint comes; else empty.
         is_at_start: True if the state is that of the beginning, before the first batch, and no record was lost.
         end: for a run whose script came to its end before, what that means for this start; else empty.
-        restarts: values of the script that start over; each is in a note, too, and `exact` is not True.
+        restarts: values of the script that start over; each is in a note, too.
     """
 
     step: int = 0
@@ -108,15 +108,15 @@ class RecoveryReport:
         )
 
     def _verdict(self) -> str:
-        """Return the word for what is known; it is of the state alone if the loop was not tried, or its epochs start over."""
+        """Return the word for what is known; it is of the state alone if the loop was not tried, or starts over in part."""
         if self.exact is False:
             return "NOT exact" if self.first_divergent_step is None else f"NOT exact from step {self.first_divergent_step}"
         if self.recheck == "pending":
             return "being proven"
         if self.exact is None:
             return "not verified"
-        epochs_start_over = any(FROM_FIRST_EPOCH in note for note in self.notes)
-        return "bit-exact" if self.recheck and not epochs_start_over else "state bit-exact"
+        starts_over = self.restarts or any(FROM_FIRST_EPOCH in note for note in self.notes)
+        return "bit-exact" if self.recheck and not starts_over else "state bit-exact"
 
     def _place(self) -> str:
         if not self.batch:  # a loop without a count, or a trainer that reports its position itself

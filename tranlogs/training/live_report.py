@@ -78,8 +78,9 @@ class LiveReport:
     @current.setter
     def current(self, report: RecoveryReport | None) -> None:
         if report is not None:
-            is_exact = None if report.exact and self._restarts else report.exact  # what starts over makes a result differ
-            report = replace(report, restarts=self._restarts, exact=is_exact)
+            # What a tracked object does not bring back is state of the run; other values of the script are only named.
+            is_tracked = any(one.code in ("extra", "state") for one in self._restarts)
+            report = replace(report, restarts=self._restarts, exact=None if report.exact and is_tracked else report.exact)
         self._current = report
 
     @property

@@ -321,7 +321,7 @@ def test_variables_that_start_over_are_named_once(
     line = {"an object of a class": "optimizer.track(stopper=stopper)"}.get(name, "optimizer.remember(")
     assert line in said[0]
     assert report.recheck == ("equal" if rechecks == "1" else "")
-    assert report.exact is None
+    assert report.exact is True or name == "a loop of the script's own"
 
 
 KEPT: dict[str, Script] = {

@@ -125,7 +125,8 @@ class _Walk:
                 variables = {name: one for name, one in variables.items() if name not in anew}
             scopes.insert(0, (prefix_of(frame, number), variables))
         known = {prefix for prefix, _ in scopes}
-        for module in script_modules():
+        of_frames = [str(frame.f_globals.get("__name__")) for frame in reversed(frames)]
+        for module in dict.fromkeys([*of_frames, *script_modules()]):  # the nearest first: what is looked at is bounded
             if f"{module}:" not in known and module in sys.modules:
                 scopes.append((f"{module}:", dict(vars(sys.modules[module]))))
         for prefix, variables in scopes:
