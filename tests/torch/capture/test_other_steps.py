@@ -419,13 +419,16 @@ def test_weights_written_after_recovery_are_said(tmp_path: Path, caplog: pytest.
     optimizer = Attempt(run).wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model)
     assert optimizer.recover().step == 12
 
-    def simple() -> None:  # the loop of the run is in a function of this name
-        for _ in optimizer.steps(13, stateless=True):
-            pass
+    def go_on() -> None:
+        def simple() -> None:  # the loop of the run is in a function of this name
+            for _ in optimizer.steps(13, stateless=True):
+                pass
+
+        simple()
 
     with torch.no_grad(), caplog.at_level(logging.WARNING):
         model[2].bias.add_(0.1)
-        simple()
+        go_on()
     assert "weight 2.bias was changed between recover() and the first batch" in caplog.text
     assert optimizer.report.exact is None
     optimizer.close()

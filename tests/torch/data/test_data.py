@@ -102,13 +102,16 @@ def test_skipped_samples_are_never_loaded(tmp_path: Path) -> None:
         report = optimizer.recover()
         assert (report.batch, report.epoch) == (17, 1)
 
-        def training() -> torch.Tensor:  # the loop of the run is in a function of this name
-            batches = optimizer.batches(DataLoader(data, batch_size=4, shuffle=True))
-            first = next(batches)
-            batches.close()
-            return first
+        def take_one() -> torch.Tensor:
+            def training() -> torch.Tensor:  # the loop of the run is in a function of this name
+                batches = optimizer.batches(DataLoader(data, batch_size=4, shuffle=True))
+                first = next(batches)
+                batches.close()
+                return first
 
-        first = training()
+            return training()
+
+        first = take_one()
     assert data.loaded == first[:, 0].int().tolist()
 
 
