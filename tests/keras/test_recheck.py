@@ -70,7 +70,7 @@ def test_a_counter_that_sets_the_learning_rate_is_named_and_no_step_is_lost(back
     arguments = {"others": ["global-rate"], "optimizer": "adam", "model": "dense", "jit": backend.backend == "jax"}
     report = _resume(backend, tmp_path / "run", [["batch", 13]], **arguments)["report"]
     assert (report["exact"], report["recheck"], report["step"]) == (False, "different", 12)
-    (note,) = report["notes"]
+    note = next(note for note in report["notes"] if "was computed again" in note)
     assert "(step 12) was computed again, and optimizer/optimizer/adam/learning_rate differs from the record by up to" in note
     assert "keep it as an attribute of a callback" in note
     _demand_replayed(backend, tmp_path / "run")
@@ -118,7 +118,8 @@ def test_a_loop_of_ones_own_proves_itself(tensorflow: Lab, torch: Lab, tmp_path:
         folder = tmp_path / f"{script}-{place[0]}"
         whole, resumed = run_killed(lab, f"tests.public.keras.own_loop:{script}", folder, [place])
         assert resumed.of("state") == whole.of("state")
-        assert (resumed.exact, resumed.recheck, resumed.notes) == (True, "equal", [])
+        assert (resumed.exact, resumed.recheck) == (True, "equal")
+        assert not [note for note in resumed.notes if not note.startswith("printed starts over")], resumed.notes
 
 
 def test_a_batch_that_waits_in_a_variable_is_named_and_no_step_is_lost(tensorflow: Lab, tmp_path: Path) -> None:

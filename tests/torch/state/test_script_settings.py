@@ -55,7 +55,7 @@ def test_another_dropout_is_noticed_once(tmp_path: Path, caplog: pytest.LogCaptu
     assert start(run, 3)[0].exact is True
     report, _ = start(run, 5)
     assert report.exact is True
-    assert [note for note in report.notes if not note.startswith("rates is a variable of the loop")] == []
+    assert [note for note in report.notes if not note.startswith("rates starts over")] == []
     with caplog.at_level(logging.WARNING, "tranlogs"):
         report, _ = start(run, 7, p=0.1)
     text = "the script has changed: 1 was Dropout(p=0.5, inplace=False), now it is Dropout(p=0.1, inplace=False)"
