@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> None:
 
 
 def test_a_fit_whose_disk_is_lost_goes_on_from_the_store(torch: Lab, tmp_path: Path) -> None:
-    run, options = tmp_path / "run", {"store": str(tmp_path / "store"), "monitor": ["process", None, False, None, "0.1s"]}
+    run, options = tmp_path / "run", {"store": str(tmp_path / "store"), "monitor": [None, None, "0.1s"]}
     assert torch.run("fit", run=str(run), die=["batch", 13], options=options).was_killed
     wait_until(lambda: read_owner(run / "rank0", "monitor") is not None, "the monitor")
     monitor = read_owner(run / "rank0", "monitor")
