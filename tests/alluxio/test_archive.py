@@ -130,7 +130,7 @@ def test_a_trainer_its_monitor_and_their_machine_are_lost(alluxio: Cluster, tmp_
 @pytest.mark.sampled(0)
 def test_a_fit_of_keras_goes_on_by_the_address_alone(alluxio: Cluster, keras: Lab, tmp_path: Path) -> None:
     run, url = tmp_path / "run", alluxio.url("/fits", replication=2)
-    options = {"store": url, "monitor": ["process", None, False, None, "0.1s"]}
+    options = {"store": url, "monitor": [None, None, "0.1s"]}
     assert keras.run("fit", run=str(run), die=["batch", 13], options=options).was_killed
     alluxio.wait(lambda: read_owner(run / "rank0", "monitor") is not None, "the monitor is there")
     monitor = read_owner(run / "rank0", "monitor")
