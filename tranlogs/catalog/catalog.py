@@ -171,7 +171,7 @@ class Catalog:
         self._held_since = max(start, self._turn_at) if self._held_since is None else self._held_since
         if not self.is_held and time.monotonic() - self._held_since >= CATALOG_TURN_SECONDS:
             self.is_held = True
-            _log.warning("%s. Meanwhile steps are logged and survive a crash, and what `status` shows lags behind", error)
+            _log.warning("%s. Meanwhile what `status` shows lags behind", error)
 
     def _note_turn(self) -> None:
         self._turn_at, self._held_since = time.monotonic(), None
