@@ -89,7 +89,9 @@ def test_the_daemon_logs_json_and_ends_at_sigterm(run: Path) -> None:
             with urllib.request.urlopen(url + "metrics", timeout=10) as answer:
                 metrics = answer.read().decode()
         assert 'tranlogs_step{journal="' in metrics
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            assert "of 1.0 GiB" in answer.read().decode()
+        page = ""
+        while "of 1.0 GiB" not in page:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                page = answer.read().decode()
         daemon.send_signal(signal.SIGTERM)
         assert daemon.wait(30) == 0

@@ -240,15 +240,24 @@ def test_a_run_whose_files_have_to_be_listed_is_not_opened_meanwhile(tmp_path: P
     with running(TRAINER, run, 10_000, "close", "machine", "direct") as trainer:
         said(trainer, "step 10")
         with held(run) as process:
-            first, last = listed_step(run), 0
-            while last < first + 30:
-                last = int(said(trainer, "step"))
+            while len(unlisted_segments(run)) < 2:  # one is prepared ahead
+                said(trainer, "step")
+            last = int(said(trainer, "step"))
             trainer.kill()
             trainer.wait()
             with pytest.raises(UsageError, match=f"process {process.pid} holds a write transaction"):
                 open_toy(run)
             assert recovered_to_by_reading(run) >= last
     assert recovered_to(run) >= last
+
+
+def unlisted_segments(run: Path) -> set[str]:
+    """The files of segments that the catalog does not know."""
+    catalog = Catalog.open(run / "rank0")
+    try:
+        return {path.name for path in (run / "rank0" / "log").glob("*.seg")} - {row.file for row in catalog.segments()}
+    finally:
+        catalog.close()
 
 
 def recovered_to_by_reading(run: Path) -> int:

@@ -39,6 +39,7 @@ CALLS = (
     "fsync",
     "fdatasync",
     "rename",
+    "renameat",
     "mkdir",
     "rmdir",
     "unlink",

@@ -128,7 +128,7 @@ class LiveReport:
         self.current = replace(report, notes=tuple(dict.fromkeys([*report.notes, text])))
 
     def name_restarts(self, found: Sequence[Restart], *, is_logged: bool) -> None:
-        """Add values of the script that start over, with their notes: the resume is not called exact any more.
+        """Add values of the script that start over, with their notes. The resume is called exact in its state only.
 
         Args:
             found: the values.

@@ -414,7 +414,7 @@ class LoopRun:
             tap.release()
         unreached = self._is_waiting and self.place.sequence.describe_unreached()
         if is_orderly and unreached and not journal.was_finished:
-            self.report.warn(unreached, True)
+            self.report.warn(unreached, bool(self.place.sequence.entered))
         if is_orderly:
             recheck.note_end()
         recheck.close()

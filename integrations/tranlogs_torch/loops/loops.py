@@ -136,9 +136,10 @@ class Loops:
 
     def note_unreached(self) -> None:
         """Warn at the end of the script if it has not entered the loop in which the run stood."""
-        text = self._parts.auxiliary.is_waiting and self._parts.auxiliary.sequence.describe_unreached()
+        sequence = self._parts.auxiliary.sequence
+        text = self._parts.auxiliary.is_waiting and sequence.describe_unreached()
         if text:
-            self._parts.report.warn(text, True)
+            self._parts.report.warn(text, bool(sequence.entered))
 
     def _undo_code_between(self) -> None:
         """Undo what code between finished loops did: it ran before the crash, and the record has what it did then."""

@@ -84,9 +84,7 @@ def train(job: Job, how: str, declares_late: bool = False) -> None:
             STEPS, stateless=how == "tracked" or (how == "stateless" and (job.death is None or not declares_late))
         )
     for _ in turns:
-        if how == "stateless":
-            waiting.fetch()
-        rows = waiting.rows
+        rows = waiting.draw() if how == "stateless" else waiting.rows
         optimizer.apply(gradients_of(model, waiting.x[rows], waiting.y[rows]), list(model.trainable_weights))
         if how != "stateless":
             waiting.fetch()

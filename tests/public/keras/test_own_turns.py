@@ -47,7 +47,8 @@ def test_turns_whose_data_are_known_come_back_exactly(backend: Lab, how: str, tm
 @pytest.mark.parametrize("how", ["untracked", "others"])
 def test_a_batch_that_waits_in_a_variable_is_never_called_exact(how: str, torch: Lab, tmp_path: Path) -> None:
     whole, resumed = run_killed(torch, _SCRIPT, tmp_path, [["step", 5], ["step", 4]], how=how)
-    assert (whole.exact, whole.notes) == (None, [UNKNOWN_DATA])
+    assert (whole.exact, whole.notes[0]) == (None, UNKNOWN_DATA)
+    assert [note.partition(":")[0] for note in whole.notes[1:]] == ["waiting (Waiting) starts over at each start"]
     demand_deviation(resumed)
 
 

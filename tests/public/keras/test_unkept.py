@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.keras.lab import Lab
-from tests.kills.judge import Expected
-from tests.public.keras.proof import prove_exact
+from tests.public.keras.proof import prove_exact, run_killed
 
 pytestmark = pytest.mark.crash
 
@@ -17,9 +16,11 @@ SCRIPT = "tests.public.keras.unkept:curve"
 
 def test_a_list_of_the_module_that_a_callback_appends_to_is_named(torch: Lab, tmp_path: Path) -> None:
     text = "losses starts over at each start. To keep it: make it an attribute of a callback of this fit"
-    expected = Expected(exact=None, because=text, is_equal=False, warns=(text,))
-    last = prove_exact(torch, SCRIPT, tmp_path, [["boundary.after", 6]], expected=expected, keeps=False)
-    assert [note for note in last.notes if "over at each start" in note] == [text]
+    whole, last = run_killed(torch, SCRIPT, tmp_path, [["boundary.after", 6]], keeps=False)
+    for life in (whole, last):
+        assert [note for note in life.notes if "over at each start" in note] == [text]
+    assert last.exact is True, "the state is, and the word for it says no more"
+    assert {path.partition("]")[0] for path in last.differences(whole)} == {"['losses'"}
 
 
 def test_the_line_keeps_it(torch: Lab, tmp_path: Path) -> None:

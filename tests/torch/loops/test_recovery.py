@@ -111,7 +111,7 @@ def test_recover_after_the_first_step_is_refused_and_twice_is_once(tmp_path: Pat
     with logged(model, tmp_path / "run") as optimizer:
         report = optimizer.recover()
         assert report.step == 1
-        assert optimizer.recover() is report
+        assert optimizer.recover() == report
 
 
 def test_second_trainer_is_refused_and_told_who_has_the_run(tmp_path: Path) -> None:

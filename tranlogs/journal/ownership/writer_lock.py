@@ -87,10 +87,9 @@ class OwnerLock:
         self._mutex = WaitableLock()
         end = time.monotonic() + _NAME_SECONDS
         while not self._take():
-            owner = read_owner(folder, role)
-            if (owner is not None and owner.is_alive and owner.pid) or time.monotonic() > end:
-                raise _in_use(folder, role, owner)
-            time.sleep(_NAME_PAUSE)  # The holder's files were deleted, and it is about to make them again.
+            if _find_holder(folder, role) or time.monotonic() > end:
+                raise _in_use(folder, role, read_owner(folder, role))
+            time.sleep(_NAME_PAUSE)  # The holder is about to lock its name, or to make its deleted files again.
         self.is_held = True
         _held.add(self)
         self.former, self.has_finished, self.loop_end = _read_info(folder, role), False, ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from enum import Enum
 from hashlib import blake2b
 from itertools import count, islice
@@ -26,7 +26,7 @@ _SAMPLES = 2048
 _TEXT = 4096  # characters; a longer text is known by its length and its ends
 _ENDS = 256  # items at each end of a long list
 _FIRST_MAX = 40  # characters of a first value that is shown
-_ATOMS = (type(None), bool, int, float, complex)
+ATOMS = (type(None), bool, int, float, complex)
 _CONTAINERS = (list, tuple, set, frozenset, deque, dict)
 UNKNOWN = "..."  # a first value that cannot be written in a line
 
@@ -42,10 +42,11 @@ class Look:
 
     Args:
         read_array: returns a framework's tensor as an array without copying much; None if it is none, or is kept.
+        kept: ids of objects that the run keeps: a container that has one is not changed by what happens to it.
     """
 
-    def __init__(self, read_array: ReadArray) -> None:
-        self._read_array, self._items, self._bytes = read_array, LOOK_ITEMS_MAX, LOOK_BYTES_MAX
+    def __init__(self, read_array: ReadArray, kept: Container[int] = ()) -> None:
+        self._read_array, self._kept, self._items, self._bytes = read_array, kept, LOOK_ITEMS_MAX, LOOK_BYTES_MAX
 
     def take(self) -> None:
         """Count an item.
@@ -65,7 +66,7 @@ class Look:
     def _encode(self, value: Any, depth: int) -> bytes | None:
         self.take()
         kind = type(value)
-        if kind in _ATOMS:
+        if kind in ATOMS:
             return f"{kind.__name__} {hex(value) if kind is int else repr(value)}".encode()
         if kind is str or kind is bytes:
             text: bytes = value.encode("utf-8", "surrogatepass") if kind is str else value
@@ -93,7 +94,7 @@ class Look:
 
     def _part(self, value: Any, depth: int) -> bytes:
         """Return the digest of an item; of one that is not plain, that of its class."""
-        found = self._encode(value, depth + 1)
+        found = None if id(value) in self._kept else self._encode(value, depth + 1)
         return blake2b(f"object {type(value).__name__}".encode() if found is None else found, digest_size=16).digest()
 
     def _encode_array(self, array: np.ndarray[Any, Any]) -> bytes | None:
@@ -113,9 +114,9 @@ def write_first(value: Any) -> str:
     """Return a value as a line of Python has it; "..." if it is not short."""
     if type(value) is float and not math.isfinite(value):
         return f'float("{value}")'
-    if type(value) in _ATOMS or (type(value) is str and value.isprintable()):
+    if type(value) in ATOMS or (type(value) is str and value.isprintable()):
         found = repr(value)
-    elif type(value) in (list, tuple, dict) and all(type(one) in _ATOMS for one in islice(_leaves(value), 9)):
+    elif type(value) in (list, tuple, dict) and all(type(one) in ATOMS for one in islice(_leaves(value), 9)):
         found = repr(value) if len(value) < 9 and not any(_is_infinite(one) for one in _leaves(value)) else UNKNOWN
     elif type(value) is dict and len(value) < 9 and all(type(one) in (list, dict) and not one for one in value.values()):
         found = repr(value)

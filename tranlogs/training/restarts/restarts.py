@@ -50,6 +50,7 @@ class Restarts:
     def __init__(self, report: LiveReport, framework: Framework) -> None:
         self._report, self.framework = report, framework
         self._outside: Loops = frozenset()
+        self._kept = set[int]()  # ids of objects that the run has kept since the loop was opened
         self._number = 0
         self._opened: ScriptValues | None = None
         self._before = dict[str, tuple[bytes, str]]()  # digest and first value
@@ -127,7 +128,8 @@ class Restarts:
             _log.debug("what starts over is not known", exc_info=True)
 
     def _open(self, number: int) -> None:
-        opened = read_values(self.framework, self._outside)
+        self._kept.clear()
+        opened = read_values(self.framework, self._outside, self._kept)
         born = _born.get(opened.code, set())
         self._before = {
             place.key: (digest, write_first(value))
@@ -147,7 +149,7 @@ class Restarts:
         self._name([Restart("again", places[key].name, self._before[key][1]) for key in changed if places[key].name])
 
     def _compare(self, *, is_over: bool) -> None:
-        now = read_values(self.framework, self._outside, self._before)
+        now = read_values(self.framework, self._outside, self._kept, self._before)
         kept = {place.key: digest for place, _, digest in now.values if place.key.startswith("kept:")}
         copies = {(self._before[key][0], digest) for key, digest in kept.items() if key in self._before}
         states: list[tuple[set[str], set[bytes]]] | None = None
@@ -173,6 +175,8 @@ class Restarts:
             _born.setdefault(now.code, set()).update(names)
             self._unset = names[:_UNSET_MAX] or self._unset
             self._record()
+        if is_over:  # what follows the loop runs again at each start
+            self._opened = None
 
     def _read_state(self, read: Callable[[], Any]) -> tuple[set[str], set[bytes]]:
         """Return the names and the digests of the values that a state of a tracked object has."""

@@ -75,8 +75,13 @@ def read_locals(frame: FrameType) -> dict[str, Any]:
 
 
 def loops_around(frames: list[FrameType]) -> Loops:
-    """Return the loops in whose body the frames are."""
-    return frozenset((frame.f_code, start) for frame in frames for start, _ in _loops_at(frame.f_code, frame.f_lasti))
+    """Return the loops in whose body the frames are. A loop that asks for its first item is not in its body yet."""
+    return frozenset(
+        (frame.f_code, start)
+        for frame in frames
+        for start, _ in _loops_at(frame.f_code, frame.f_lasti)
+        if start < frame.f_lasti
+    )
 
 
 def names_set_anew(frame: FrameType, outside: Loops) -> set[str]:

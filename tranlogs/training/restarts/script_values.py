@@ -16,7 +16,7 @@ from itertools import islice
 from types import FrameType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
-from .plain_values import Exhausted, Look, ReadArray
+from .plain_values import ATOMS, Exhausted, Look, ReadArray
 from .script_frames import (
     Loops,
     is_of_script,
@@ -107,7 +107,7 @@ class _Walk:
 
     def values(self, frames: list[FrameType]) -> Iterator[tuple[Place, Any, bytes]]:
         """Yield the plain values, each with its place and its digest."""
-        self.kept = {id(one) for one in self.framework.kept()}
+        self.kept |= {id(one) for one in self.framework.kept()}
         self.tracked = {id(one) for one, _ in self.framework.tracked()}
         for name, value in self.framework.remembered().items():
             yield from self._plain(Place(f"kept:{name}", ""), value)
@@ -223,16 +223,18 @@ class ScriptValues:
     prefix: str
 
 
-def read_values(framework: Framework, outside: Loops, wanted: Container[str] | None = None) -> ScriptValues:
+def read_values(framework: Framework, outside: Loops, kept: set[int], wanted: Container[str] | None = None) -> ScriptValues:
     """Return the plain values of the script.
 
     Args:
         framework: knows what the run keeps.
         outside: loops in whose body the run began.
+        kept: ids of remembered containers and arrays since the loop was opened; those of now are added.
         wanted: keys of the places to look at; None where a loop opens: all, but names that loops around set anew.
     """
     frames, found = script_frames(), list[tuple[Place, Any, bytes]]()
-    walk = _Walk(framework, Look(framework.read_array), outside, wanted)
+    kept |= {id(one) for one in framework.remembered().values() if not isinstance(one, (*ATOMS, str, bytes))}
+    walk = _Walk(framework, Look(framework.read_array, kept), outside, wanted, kept=set(kept))
     try:
         found.extend(walk.values(frames))
     except Exhausted:
