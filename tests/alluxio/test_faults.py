@@ -25,8 +25,7 @@ from tests.support.toy import uninterrupted
 from tranlogs.base.errors import CorruptObject, NotARun, StoreRefused, StoreUnavailable
 from tranlogs.retention import KeepLatest
 from tranlogs.shipping import Throttle, pull, read_newest
-from tranlogs.shipping.inventory import durability
-from tranlogs.shipping.sending import failures
+from tranlogs.shipping import archiver as archiver_module
 from tranlogs.stores import ObjectStatus, Store, open_store
 from tranlogs.stores import alluxio as module
 from tranlogs.stores.check import check_store
@@ -114,10 +113,8 @@ def persisted(alluxio: Cluster, store: Store, name: str) -> str:
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failures of shipping are tried again soon."""
-    monkeypatch.setattr(failures, "RETRY_SECONDS_MIN", 0.1)
-    monkeypatch.setattr(failures, "RETRY_SECONDS_MAX", 0.5)
-    monkeypatch.setattr(durability, "_RESEND_SECONDS_MIN", 2.0)
-    monkeypatch.setattr(durability, "_RESEND_SECONDS_MAX", 2.0)
+    monkeypatch.setattr(archiver_module, "RETRY_SECONDS_MIN", 0.1)
+    monkeypatch.setattr(archiver_module, "RETRY_SECONDS_MAX", 0.5)
 
 
 def under_replicated(run: Path) -> int:
@@ -203,7 +200,7 @@ def test_with_too_few_workers_there_are_fewer_copies_which_are_made_up_for(
     name = send(alluxio, twice, names)
     assert status_of(twice, name).copies == 1
     demand_problem(twice, "1 of 2 copies in the memory of workers")
-    with closing(archiver(run, twice)) as made:
+    with closing(archiver(run, twice, persist_seconds=2.0)) as made:
         alluxio.wait(lambda: made.run_once().archived == 15 and under_replicated(run) > 0, "archived, with fewer copies")
         assert copies_of(twice, run) == {1}
         assert "with fewer copies than wanted" in " ".join(tranlogs("status", run).split())

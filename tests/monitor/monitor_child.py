@@ -9,8 +9,7 @@ from tests.support.forking import serve
 from tranlogs.base import failpoints
 from tranlogs.cli.reading.find_journals import find_journals
 from tranlogs.retention.pruning_plan import Budget
-from tranlogs.shipping import ShippingSettings
-from tranlogs.shipping.sending import archiver, failures
+from tranlogs.shipping import ShippingSettings, archiver
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import DaemonSettings, StoreSettings
 
@@ -19,7 +18,7 @@ def watch(job: dict[str, Any]) -> None:
     failpoints._rules = failpoints._parse(job["failpoints"])
     store = None
     if job.get("store"):
-        archiver._TURN_SECONDS = failures.RETRY_SECONDS_MIN = failures.RETRY_SECONDS_MAX = 0.01
+        archiver._TURN_SECONDS = archiver.RETRY_SECONDS_MIN = archiver.RETRY_SECONDS_MAX = 0.01
         store = StoreSettings(job["store"], ShippingSettings(0.02))
     settings = DaemonSettings(
         Budget(job["budget"], **job.get("limits", {})),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tranlogs.shipping.sending import failures
+from tranlogs.shipping import archiver as archiver_module
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "RETRY_SECONDS_MIN", 0.01)
-    monkeypatch.setattr(failures, "RETRY_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(archiver_module, "RETRY_SECONDS_MIN", 0.01)
+    monkeypatch.setattr(archiver_module, "RETRY_SECONDS_MAX", 0.05)

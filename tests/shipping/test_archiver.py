@@ -14,9 +14,7 @@ from tests.support.faulty_store import FaultyStore
 from tranlogs.base import config
 from tranlogs.catalog import Catalog, CheckpointRow, ShippedRow
 from tranlogs.retention.keep_policy import KeepAll, KeepLatest
-from tranlogs.shipping import read_newest
-from tranlogs.shipping.items import item_files
-from tranlogs.shipping.sending import upload
+from tranlogs.shipping import read_newest, upload
 from tranlogs.stores import LocalStore
 
 
@@ -86,7 +84,7 @@ def test_a_live_run_is_followed_and_its_segments_are_sealed_by_age(memory_path: 
 
 
 def test_large_files_are_sent_in_parts(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(item_files, "PART_BYTES_MAX", 100_000)
+    monkeypatch.setattr(upload, "PART_BYTES_MAX", 100_000)
     run, store = memory_path / "a", FaultyStore()
     trained(run, 13)
     assert ship(run, store).archived == 13
@@ -121,9 +119,9 @@ def test_what_is_pruned_before_it_could_be_sent_is_no_warning(
 ) -> None:
     run, store = memory_path / "a", FaultyStore()
     trained(run, 15, every=5, retention=KeepAll())
-    opened = item_files.open_checkpoint
+    opened = upload.open_checkpoint
 
-    def open_late(folder: Path, row: CheckpointRow) -> item_files.Source:
+    def open_late(folder: Path, row: CheckpointRow) -> upload.Source:
         if row.step == 5:
             catalog = Catalog.open(run / "rank0", writable=True)
             with catalog.transaction() as tables:

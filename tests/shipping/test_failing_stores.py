@@ -12,9 +12,8 @@ import pytest
 
 from tests.shipping.ships import archiver, assert_comes_back, drain, marks, ship, store_row, trained
 from tests.support.faulty_store import FaultyStore
+from tranlogs.shipping import archiver as archiver_module
 from tranlogs.shipping import read_newest
-from tranlogs.shipping.inventory import durability
-from tranlogs.shipping.sending import failures
 
 
 @pytest.mark.parametrize("method", ["put", "stat", "names", "get", "delete"])
@@ -194,13 +193,11 @@ def test_what_the_store_will_not_make_durable_by_itself_is_asked_for_at_once(mem
     assert_comes_back(store, "a/rank0", memory_path / "b", 5)
 
 
-def test_copies_that_cannot_be_had_are_made_up_for(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durability, "_RESEND_SECONDS_MIN", 0.2)
-    monkeypatch.setattr(durability, "_RESEND_SECONDS_MAX", 0.2)
+def test_copies_that_cannot_be_had_are_made_up_for(memory_path: Path) -> None:
     run, store = memory_path / "a", FaultyStore()
     store.copies_wanted, store.is_durable = 2, False
     trained(run, 5)
-    made = archiver(run, store)
+    made = archiver(run, store, persist_seconds=0.2)
 
     def turn_until(is_so: Callable[[], bool]) -> None:
         for _ in range(400):
@@ -255,7 +252,7 @@ def test_an_error_of_the_program_is_recorded_and_shipping_goes_on(
 ) -> None:
     run, store = memory_path / "a", FaultyStore()
     trained(run, 27)
-    monkeypatch.setattr(failures, "RETRY_SECONDS_MIN", 0.05)
+    monkeypatch.setattr(archiver_module, "RETRY_SECONDS_MIN", 0.05)
     problem = threading.Event()
     call = getattr(store, method)
 

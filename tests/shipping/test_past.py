@@ -12,8 +12,8 @@ from tests.shipping.ships import archiver, drain, marks, ship, toy, trained, tra
 from tests.support.faulty_store import FaultyStore
 from tranlogs.catalog import Catalog
 from tranlogs.retention.keep_policy import KeepAll
+from tranlogs.shipping import archiver as archiver_module
 from tranlogs.shipping import pull, read_newest
-from tranlogs.shipping.sending import failures
 
 
 def lose_catalog(run: Path) -> None:
@@ -24,8 +24,8 @@ def lose_catalog(run: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "RETRY_SECONDS_MIN", 0.01)
-    monkeypatch.setattr(failures, "RETRY_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(archiver_module, "RETRY_SECONDS_MIN", 0.01)
+    monkeypatch.setattr(archiver_module, "RETRY_SECONDS_MAX", 0.05)
 
 
 @pytest.mark.parametrize("knows", [True, False], ids=["its catalog", "the log alone"])

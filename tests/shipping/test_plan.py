@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tranlogs.catalog import CheckpointRow, SegmentRow, ShippedRow, TimelineRow
 from tranlogs.retention.keep_policy import KeepAll, KeepLatest
-from tranlogs.shipping.items.shipping_plan import JournalContents, find_chain, find_recoverable_step, plan_expiry, plan_uploads
 from tranlogs.shipping.manifest import ShippedItem
+from tranlogs.shipping.plan import JournalContents, find_chain, find_recoverable_step, plan_expiry, plan_uploads
 
 ONE = [TimelineRow(1)]
 

@@ -14,7 +14,7 @@ from tranlogs.base.errors import CorruptObject, NotARun, StoreUnavailable, Usage
 from tranlogs.journal import JournalPaths
 from tranlogs.retention.keep_policy import KeepAll
 from tranlogs.shipping import find_run, pull, read_newest
-from tranlogs.shipping.fetching.missing_journal import fetch_missing_journal
+from tranlogs.shipping.fetch import fetch_missing_journal
 from tranlogs.shipping.manifest import manifest_names, publish
 from tranlogs.stores import LocalStore
 

@@ -183,7 +183,7 @@ def test_a_sound_run_asks_no_store(run: Path, monkeypatch: pytest.MonkeyPatch) -
     def refuse(url: str) -> None:
         raise AssertionError(f"{url} was opened")
 
-    monkeypatch.setattr("tranlogs.shipping.fetching.damaged_files.open_store", refuse)
+    monkeypatch.setattr("tranlogs.shipping.fetch.open_store", refuse)
     trainer, notes = recovered(run)
     assert (trainer.journal.step, notes) == (STEPS, ())
     trainer.journal.close()
@@ -220,7 +220,7 @@ def test_a_store_that_fails_once_is_asked_again(run: Path, monkeypatch: pytest.M
         return names(store, prefix)
 
     monkeypatch.setattr(LocalStore, "names", failing_once)
-    monkeypatch.setattr("tranlogs.shipping.fetching.damaged_files._PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("tranlogs.shipping.fetch._PAUSES", (0.0, 0.0, 0.0))
     harm_values(run)
     trainer, _ = recovered(run)
     assert trainer.journal.step == STEPS
@@ -235,7 +235,7 @@ def test_a_store_that_stays_away_is_given_up_for_all(run: Path, monkeypatch: pyt
         raise StoreUnavailable(store.url, "it is away")
 
     monkeypatch.setattr(LocalStore, "names", failing)
-    monkeypatch.setattr("tranlogs.shipping.fetching.damaged_files._PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("tranlogs.shipping.fetch._PAUSES", (0.0, 0.0, 0.0))
     harm_checkpoints(run)
     harm_values(run)
     trainer, _ = recovered(run)

@@ -13,7 +13,7 @@ from tests.support.faulty_store import FaultyStore
 from tranlogs.base.errors import RunInUse
 from tranlogs.journal.ownership.writer_lock import OwnerLock
 from tranlogs.shipping import pull
-from tranlogs.shipping.inventory.garbage_collection import GarbageCollector
+from tranlogs.shipping.inventory import GarbageCollector
 from tranlogs.shipping.manifest import manifest_names, parse_manifest_name
 from tranlogs.stores import LocalStore
 

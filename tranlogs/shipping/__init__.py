@@ -1,19 +1,18 @@
 """Shipping of a run to a store and back: sealed segments and checkpoints are uploaded, a manifest names those that count, and
-another machine pulls them.
+another machine fetches them.
 """
 
-from .fetching.damaged_files import StoreCopies
-from .fetching.missing_journal import fetch_missing_journal
-from .fetching.pull import find_run, pull
-from .in_process_shipping import LAG_SECONDS, start_shipping
-from .inventory.store_listing import list_runs
-from .items.throttle import Throttle
+from .archiver import Archiver, ShippingProgress, ShippingSettings
+from .fetch import StoreCopies, fetch_missing_journal, pull
+from .in_process_shipping import LAG_SECONDS, InProcessShipper
+from .listing import find_run, list_runs
 from .manifest import journal_prefix, read_newest
-from .sending.archiver import Archiver, ShippingProgress, ShippingSettings
+from .upload import Throttle
 
 __all__ = [
     "LAG_SECONDS",
     "Archiver",
+    "InProcessShipper",
     "ShippingProgress",
     "ShippingSettings",
     "StoreCopies",
@@ -24,5 +23,4 @@ __all__ = [
     "list_runs",
     "pull",
     "read_newest",
-    "start_shipping",
 ]

@@ -37,13 +37,22 @@ class ShippedItem:
     objects: ShippedRow
 
     @property
+    def name(self) -> str:
+        """The name of the segment's file or of the checkpoint's folder."""
+        return self.objects.name
+
+    @property
     def nbytes(self) -> int:
         """The size of its objects."""
-        return sum(part[1] for parts in self.objects.files.values() for part in parts)
+        return sum(nbytes for _, nbytes, _ in self.parts())
 
     def names(self) -> list[str]:
         """Return the names of its objects."""
-        return [part[0] for parts in self.objects.files.values() for part in parts]
+        return [name for name, _, _ in self.parts()]
+
+    def parts(self) -> list[list[Any]]:
+        """Return [name, bytes, digest] of its objects."""
+        return [part for parts in self.objects.files.values() for part in parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +128,7 @@ class Manifest:
                 float(content["at"]),
                 _row(RunRow, content["run"]),
                 tuple(_row(TimelineRow, row) for row in content["timelines"]),
-                {item.objects.name: item for item in shipped},
+                {item.name: item for item in shipped},
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptObject(name, f"the manifest is damaged ({error})") from None

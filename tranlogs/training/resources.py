@@ -14,7 +14,7 @@ from ..journal.process.shutdown import ShutdownHandler
 from ..recovery.group.journal_access import read_run_id
 from ..recovery.progress_bar import progress_bar
 from ..recovery.recover import Recovered
-from ..shipping import StoreCopies, fetch_missing_journal, start_shipping
+from ..shipping import InProcessShipper, StoreCopies, fetch_missing_journal
 from .rehearsed_process.rehearsed_journal import open_journal
 from .settings import RunSettings
 
@@ -77,7 +77,7 @@ class RunResources:
         self.journal = open_journal(settings.run, rank, opening)
         self.journal.adapt = adapt
         start_monitor(settings.monitor, self.journal.paths)
-        self._shipping = start_shipping(url if is_own else None, self.journal.paths)
+        self._shipping = InProcessShipper(url if is_own else None, self.journal.paths)
         self.spare = StoreCopies(self.journal.paths, url)
         self._shutdown = ShutdownHandler(self.journal, self._shipping.wait, settings.on_signal, settings.grace_seconds)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +73,26 @@ def test_a_closed_run_is_in_the_store_and_comes_back_by_itself(tmp_path: Path) -
     assert (marks.archived, marks.persisted) == (10, 10)
     shutil.rmtree(run)
     assert same(train(run, store, 15), train(tmp_path / "other", None, 15))
+
+
+def test_a_script_that_ends_without_closing_its_run_ships_all_of_it(tmp_path: Path) -> None:
+    """At the exit of the interpreter an executor takes no more work; what is sealed last is sent then."""
+    script = (
+        "import sys, torch\n"
+        "from tranlogs_torch import LoggedOptimizer\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "optimizer = LoggedOptimizer(torch.optim.SGD(model.parameters(), 0.1), sys.argv[1], model, store=sys.argv[2])\n"
+        "optimizer.recover()\n"
+        "for _ in optimizer.steps(5):\n"
+        "    optimizer.zero_grad()\n"
+        "    model(torch.ones(1, 2)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    subprocess.run([sys.executable, "-c", script, tmp_path / "run", tmp_path / "store"], check=True)
+    catalog = Catalog.open(tmp_path / "run/rank0")
+    marks = catalog.watermarks()
+    catalog.close()
+    assert (marks.archived, marks.persisted) == (5, 5)
 
 
 def test_the_end_waits_until_the_store_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from ...base.errors import CorruptObject, UnknownFormat
-from ...stores import STALL_SECONDS, Store, TimeoutStore, open_store
-from ..items.shipping_plan import find_stored_step, list_contents
-from ..manifest import MANIFESTS, Manifest, read_newest
+from ..base.errors import CorruptObject, UnknownFormat, UsageError
+from ..stores import STALL_SECONDS, Store, TimeoutStore, open_store, split_url
+from .manifest import MANIFESTS, Manifest, read_newest
+from .plan import find_stored_step, list_contents
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,31 @@ class RunListing:
     problems: tuple[str, ...]
 
 
-def find_prefixes(store: Store, folder: str = "") -> list[str]:
-    """Return the journals in a folder of a store: "RUN/rank0" and so on.
+def find_run(url: str) -> tuple[str, list[str]]:
+    """Split the address of a run into the store's address and the run's journals in that store ("RUN/rank0" and so on).
+
+    The address may also be that of a folder that contains one run.
 
     Raises:
+        StoreRefused: the address is wrong, see `open_store`.
         StoreUnavailable: the store does not answer.
+        UsageError: the store holds no run at this address, or several.
     """
-    return sorted(
-        {name.partition(f"/{MANIFESTS}/")[0] for name in store.names(folder) if f"/{MANIFESTS}/" in name},
-        key=lambda prefix: (prefix.rpartition("/")[0], len(prefix), prefix),
-    )
+    base, name = split_url(url)
+    with TimeoutStore(open_store(base), STALL_SECONDS) as store:
+        store.check_root()
+        found = set(_find_prefixes(store, name))
+    runs = {prefix.rpartition("/")[0] for prefix in found}
+    if not found:
+        raise UsageError(f"{url}: the store holds no run at this address; `tranlogs status URL` lists the runs of a store")
+    if len(runs) > 1:
+        names = ", ".join(sorted(run.removeprefix(f"{name}/") for run in runs))
+        raise UsageError(f"{url} holds several runs: {names}. Use the address of one of them; `tranlogs status URL` lists them")
+    if "" in runs:
+        raise UsageError(f"{url} is one rank of a run; use the address of the run: {base}")
+    if runs != {name}:  # the address of a folder that contains the run
+        base, found = url, {prefix.removeprefix(f"{name}/") for prefix in found}
+    return base, sorted(found, key=lambda prefix: (len(prefix), prefix))
 
 
 def list_runs(url: str) -> list[RunListing]:
@@ -56,9 +71,17 @@ def list_runs(url: str) -> list[RunListing]:
     with TimeoutStore(open_store(url), STALL_SECONDS) as store:
         store.check_root()
         places = defaultdict[str, list[str]](list)
-        for prefix in find_prefixes(store):
+        for prefix in _find_prefixes(store):
             places[prefix.rpartition("/")[0]].append(prefix)
         return [_describe(store, name, ranks) for name, ranks in places.items()]
+
+
+def _find_prefixes(store: Store, folder: str = "") -> list[str]:
+    """Return the journals in a folder of a store: "RUN/rank0" and so on."""
+    return sorted(
+        {name.partition(f"/{MANIFESTS}/")[0] for name in store.names(folder) if f"/{MANIFESTS}/" in name},
+        key=lambda prefix: (prefix.rpartition("/")[0], len(prefix), prefix),
+    )
 
 
 def _describe(store: Store, name: str, places: list[str]) -> RunListing:

@@ -1,6 +1,6 @@
-"""Copy of a store's inventory in the journal's catalog, which `status`, the monitor and recovery read instead of the store.
+"""Rows of a journal's catalog about its store, which `status`, the monitor and recovery read instead of the store.
 
-The copy is never ahead of the newest manifest in the store.
+The rows are never ahead of the newest manifest in the store.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import socket
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...base.clock import Clock
-from ...base.config import CATALOG_SECONDS
-from ...base.errors import CorruptCatalog, LogUnavailable
-from ...base.failpoints import hit
-from ...catalog import (
+from ..base.clock import Clock
+from ..base.config import CATALOG_SECONDS
+from ..base.errors import CorruptCatalog, LogUnavailable
+from ..base.failpoints import hit
+from ..catalog import (
     Catalog,
     CheckpointRow,
     CommonRow,
@@ -28,21 +28,18 @@ from ...catalog import (
     TimelineRow,
     Watermarks,
 )
-from ...journal import JournalPaths
-from ..items.shipping_plan import JournalContents
+from ..journal import JournalPaths
+from .plan import JournalContents
 
 _log = logging.getLogger(__name__)
 
 _SEAL_LEASE_SECONDS = 60.0  # a request to seal lapses unless it is renewed
 
+assert CATALOG_SECONDS < _SEAL_LEASE_SECONDS, "a trainer must see a request before it lapses"
 
-class CatalogMirror:
-    """Reads a journal's catalog, and writes the rows about its store. One thread calls it.
 
-    Args:
-        paths: the journal's.
-        url: address of the store.
-        clock: the catalog's.
+class StoreRows:
+    """Reads a journal's catalog, and writes its rows about the store at `url`. One thread calls it.
 
     Attributes:
         row: the store's row; None until it was read or written.
@@ -85,21 +82,25 @@ class CatalogMirror:
         found: JournalContents = self.current().read(read)
         return found
 
-    def read_store_row(self, catalog: Catalog) -> StoreRow | None:
-        """Return the row of this store; None if there is none.
+    def read_store(self, catalog: Catalog) -> tuple[StoreRow | None, dict[str, ShippedRow]]:
+        """Return the row of this store, if there is one, and the rows of shipped items, by name.
 
-        It names a new writer if the folder was copied or moved since the row was written.
+        The store's row names a new writer if the folder was copied or moved since the row was written.
         """
-        row: StoreRow | None = catalog.read(lambda tables: tables.get("store", StoreRow))
+
+        def read(tables: Tables) -> tuple[StoreRow | None, list[ShippedRow]]:
+            return tables.get("store", StoreRow), tables.rows("shipped/", ShippedRow)
+
+        row, shipped = catalog.read(read)
+        known = {item.name: item for item in shipped}
         if row is None or not self._is_of_this_store(row) or not row.writer:
-            return None
-        row = replace(row, url=self._url)
+            return None, known
         if row.host and row.host != self._location:
             row = replace(row, writer=secrets.token_hex(8))
-        return row
+        return replace(row, url=self._url), known
 
     def begin(self, catalog: Catalog, row: StoreRow, known: Mapping[str, ShippedRow]) -> None:
-        """Write the store's row, because the journal was attached to the store. `known` are the rows `shipped/`, by name."""
+        """Write the store's row, because the journal was attached to the store. `known` are the rows of shipped items."""
         self.row = replace(row, problem="", host=self._location)
         self._written = dict(known)
         with catalog.transaction() as tables:
@@ -115,13 +116,9 @@ class CatalogMirror:
         self._sealing_until = now + _SEAL_LEASE_SECONDS
 
     def write(self, rows: dict[str, ShippedRow], row: StoreRow, marks: tuple[int, int], contents: JournalContents) -> None:
-        """Write what the store holds, unless the catalog has that already.
+        """Write the shipped items by name, the store's row, and the watermarks `archived` and `persisted`.
 
-        Args:
-            rows: the shipped items by name.
-            row: the store's row.
-            marks: the watermarks `archived` and `persisted`.
-            contents: what the catalog listed when they were computed.
+        Nothing is written if the catalog has that already, or if its timelines are not those of `contents`.
         """
         if rows == self._written and marks == self.marks and row == self.row:
             return
@@ -162,6 +159,3 @@ class CatalogMirror:
     def _is_of_this_store(self, row: StoreRow) -> bool:
         """Return True if a row is of this store: options in the address (?replication=2) do not make it another one."""
         return row.url.partition("?")[0] == self._url.partition("?")[0]
-
-
-assert CATALOG_SECONDS < _SEAL_LEASE_SECONDS, "a trainer must see a request before it lapses"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...catalog import CheckpointRow, CommonRow, SegmentRow, TimelineRow
-from ...catalog.lineage import Limits, is_on_lineage
-from ...retention.keep_policy import RetentionPolicy
-from ...retention.prune import plan_retirement
-from ...retention.pruning_plan import trace_newest_lineage
-from ..manifest import Manifest, ShippedItem
+from ..catalog import CheckpointRow, CommonRow, SegmentRow, TimelineRow
+from ..catalog.lineage import Limits, is_on_lineage
+from ..retention.keep_policy import RetentionPolicy
+from ..retention.prune import plan_retirement
+from ..retention.pruning_plan import trace_newest_lineage
+from .manifest import Manifest, ShippedItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,23 @@ class JournalContents:
         return trace_newest_lineage(self.checkpoints, self.timelines)
 
     @property
+    def items(self) -> dict[str, SegmentRow | CheckpointRow]:
+        """The sealed segments and the checkpoints, by name."""
+        found: dict[str, SegmentRow | CheckpointRow] = {row.file: row for row in self.segments if row.state == "sealed"}
+        return found | {row.name: row for row in self.checkpoints}
+
+    @property
     def step(self) -> int:
         """The newest step of sealed segments and checkpoints on the newest timeline or those that lead to it."""
         limits = self.limits
         found = [row.step for row in self.checkpoints if is_on_lineage(row, limits)]
         found += [row.last_step for row in self.segments if row.state == "sealed" and limits.get(row.timeline, -1) is None]
         return max(found, default=0)
+
+
+def name_of(row: SegmentRow | CheckpointRow) -> str:
+    """Return the name of a segment or a checkpoint in a manifest."""
+    return row.file if isinstance(row, SegmentRow) else row.name
 
 
 def list_contents(manifest: Manifest) -> JournalContents:
@@ -61,41 +72,32 @@ def plan_uploads(
     """Return the items to send, the most urgent first.
 
     Segments are sent in order, because recovery needs a log without holes. The newest checkpoint is sent first if the store
-    has none, or if it is smaller than the unsent segments before it: recovery then reaches later steps sooner.
+    has none, or if it is smaller than the unsent segments before it: recovery then reaches later steps sooner. Items that the
+    store would drop at once are not sent.
 
-    Args:
-        contents: the rows of the catalog.
-        shipped: the items in the store, by name.
-        keep: decides which checkpoints the store keeps. Items that it would drop at once are not sent.
-        excluded: names of items that cannot be sent.
-        common: step that all journals of the run have in the store; None if this is the only journal.
+    `excluded` are items that cannot be sent; `common` is the step that all journals of the run have in the store, or None.
     """
     limits = contents.limits
     local = {row.name: row for row in contents.checkpoints}
     shipped = {name: item for name, item in shipped.items() if not item.objects.is_lost and _is_of(item, local.get(name))}
-    known = {item.row.name: item.row for item in shipped.values() if isinstance(item.row, CheckpointRow)}
-    known |= {row.name: row for row in contents.checkpoints}
+    known = {item.row.name: item.row for item in shipped.values() if isinstance(item.row, CheckpointRow)} | local
     ours = sorted((row for row in known.values() if is_on_lineage(row, limits)), key=lambda row: row.sequence)
-    kept = plan_retirement(keep, ours, (), common=common)
-    staying = [row for row in ours if row not in kept.checkpoints]
+    dropped = plan_retirement(keep, ours, (), common=common).checkpoints
+    staying = [row for row in ours if row not in dropped]
     horizon = min((row.sequence for row in staying), default=0)
-    checkpoints = [row for row in staying if row.name in local and row.name not in shipped and row.name not in excluded]
-    segments = [
-        row
-        for row in contents.segments
-        if _is_wanted(row, limits, horizon) and row.file not in shipped and row.file not in excluded
-    ]
+    absent = {name: row for name, row in contents.items.items() if name not in shipped and name not in excluded}
+    segments = [row for row in absent.values() if isinstance(row, SegmentRow) and _is_wanted(row, limits, horizon)]
     segments.sort(key=lambda row: (row.base_sequence, row.ordinal))
+    checkpoints = [row for row in staying if row.name in absent]
     if not checkpoints:
         return [*segments]
-    newest = checkpoints[-1]
-    has_one = any(name in shipped for name in (row.name for row in staying))
+    newest, rest = checkpoints[-1], checkpoints[-2::-1]
+    has_one = any(row.name in shipped for row in staying)
     before = sum(row.used_bytes for row in segments if row.last_sequence <= newest.sequence)
-    rest = [row for row in reversed(checkpoints) if row is not newest]
-    if not has_one or before > newest.nbytes:
-        later = [row for row in segments if row.last_sequence > newest.sequence]
-        return [newest, *later, *(row for row in segments if row not in later), *rest]
-    return [*segments, newest, *rest]
+    if has_one and before <= newest.nbytes:
+        return [*segments, newest, *rest]
+    later = [row for row in segments if row.last_sequence > newest.sequence]
+    return [newest, *later, *(row for row in segments if row not in later), *rest]
 
 
 def _is_of(item: ShippedItem, local: CheckpointRow | None) -> bool:
@@ -105,7 +107,7 @@ def _is_of(item: ShippedItem, local: CheckpointRow | None) -> bool:
 
 def _is_wanted(row: SegmentRow, limits: Limits, horizon: int) -> bool:
     limit = limits.get(row.timeline, -1)
-    return row.state == "sealed" and row.last_sequence > horizon and (limit is None or row.base_sequence < limit)
+    return row.last_sequence > horizon and (limit is None or row.base_sequence < limit)
 
 
 def find_chain(
@@ -124,9 +126,9 @@ def find_chain(
         ends.setdefault((_row(item).base_sequence, item.objects.base_chain), []).append(item)
     best: dict[str, tuple[int, ShippedItem | None]] = {}
     for item in sorted(ours, key=lambda item: (_row(item).base_sequence, _row(item).ordinal), reverse=True):
-        best[item.objects.name] = _find_furthest(item, ends, forks, parents, limits, best)
+        best[item.name] = _find_furthest(item, ends, forks, parents, limits, best)
     firsts = sorted((item for item in ours if _contains_start(item, start)), key=lambda item: -_row(item).base_sequence)
-    chosen: ShippedItem | None = max(firsts, key=lambda item: best[item.objects.name][0], default=None)
+    chosen: ShippedItem | None = max(firsts, key=lambda item: best[item.name][0], default=None)
     found = []
     while chosen is not None:
         found.append(chosen)
@@ -174,7 +176,7 @@ def _find_furthest(
         ]
     found: tuple[int, ShippedItem | None] = own, None
     for other in follows:
-        furthest = best.get(other.objects.name, (0, None))[0]
+        furthest = best.get(other.name, (0, None))[0]
         if other is not item and furthest > found[0]:
             found = furthest, other
     return found
@@ -214,14 +216,8 @@ def plan_expiry(
     """Return the names of the items that the store need not keep.
 
     These are the checkpoints that the policy drops, and the log before the oldest kept one. Only durable checkpoints count as
-    kept. An item that is not durable stays, unless the store has lost it and it would expire otherwise.
-
-    Args:
-        shipped: the items in the store, by name.
-        keep: the retention policy.
-        timelines: the run's timelines.
-        common: step that all journals of the run have in the store. The newest checkpoint up to this step stays, because ranks
-            recover together.
+    kept. An item that is not durable stays, unless the store has lost it and it would expire otherwise. The newest checkpoint
+    up to the step that all journals have (`common`) stays, because ranks recover together.
     """
     durable = [item.row for item in shipped.values() if item.objects.is_durable]
     checkpoints = [row for row in durable if isinstance(row, CheckpointRow)]

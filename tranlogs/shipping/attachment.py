@@ -1,0 +1,119 @@
+"""Checks before a journal writes to a store, and the selection of what the store holds of that journal's history.
+
+Its place in the store must be empty, or hold an earlier state of the journal. Two machines can hold copies of one run, and a
+store's address can point to another run or to an empty mount point. Each check raises StoreRefused if writing could destroy
+data. `--take-over` skips the checks that a person can decide better.
+
+A folder that was restored from a backup, or a machine that another machine replaced, may have continued differently than the
+run in the store. Names do not show this: both continue to fill a segment that was prepared earlier, and checkpoints of one step
+have the same name in both. The content is therefore compared: the digests in the store with those in the journal's catalog,
+which also identify items that were pruned locally, or the chain of the local log with the chain in the store.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..base.errors import StoreRefused
+from ..catalog import CheckpointRow, RunRow, SegmentRow, ShippedRow, StoreRow
+from .manifest import Manifest, ShippedItem, parse_manifest_name
+from .plan import JournalContents, name_of
+from .upload import read_chain
+
+
+def check_newest(where: str, found: Manifest | None, names: Sequence[str], row: StoreRow | None) -> None:
+    """Check that the manifest that was read is the newest of `names`, and that the store has not been emptied.
+
+    `where` is the journal's place in the store, and `row` the store's row in the journal's catalog, here and below.
+    """
+    newest_known = max(found.number if found else 0, row.number if row else 0)
+    if row is not None and row.number and not names:
+        raise StoreRefused(
+            where,
+            f"expected manifest {row.number} of this run, found nothing: check the address, and that its disk is mounted; to "
+            "ship the run to this address from the start, use --take-over",
+        )
+    newer = [
+        number
+        for number, writer in map(parse_manifest_name, names)
+        if number > newest_known and (row is None or writer != row.writer)
+    ]
+    if newer:
+        raise StoreRefused(
+            where,
+            f"the store holds manifest {max(newer)} of another copy of this run, which cannot be read (yet); to ship this "
+            "copy nevertheless, use --take-over",
+        )
+
+
+def check_same_run(where: str, found: Manifest, run: RunRow) -> None:
+    """Check that the manifest in the store is of this run."""
+    if found.run.run_id != run.run_id:
+        raise StoreRefused(
+            where,
+            f"expected run {run.run_id[:8]}, found another run ({found.run.run_id[:8]}); use another address",
+        )
+
+
+def check_continues(where: str, found: Manifest, row: StoreRow | None) -> None:
+    """Check that this journal continues what the store holds.
+
+    It does if it wrote the manifest, or was pulled from it, or has lost its catalog on the host that wrote the manifest.
+    """
+    if row is not None and (found.writer == row.writer or found.number <= row.number):
+        return
+    if row is not None or found.host != socket.gethostname():
+        raise StoreRefused(
+            where,
+            f"another copy of this run, on host {found.host}, has shipped to this address since (manifest {found.number}). "
+            "Stop that copy, or use another address; to continue from the state that it shipped, pull the run; to ship this "
+            "copy nevertheless, use --take-over",
+        )
+
+
+def select_own_history(
+    found: Manifest, contents: JournalContents, known: Mapping[str, ShippedRow], log: Path
+) -> dict[str, ShippedItem]:
+    """Return the items of a manifest that belong to the journal whose catalog lists `contents` and the shipped items `known`.
+
+    `log` is the folder of the segments.
+
+    Raises:
+        CannotRead: a segment cannot be read for want of file handles, memory or rights.
+    """
+    rows = {name_of(row): row for row in contents.segments if row.state == "open"} | contents.items
+    return {name: item for name, item in found.shipped.items() if _is_own(item, rows.get(name), known.get(name), log)}
+
+
+def _is_own(item: ShippedItem, local: SegmentRow | CheckpointRow | None, sent: ShippedRow | None, log: Path) -> bool:
+    stored = item.row
+    if isinstance(local, CheckpointRow):
+        return isinstance(stored, CheckpointRow) and (local.sequence, local.chain) == (stored.sequence, stored.chain)
+    if isinstance(local, SegmentRow) and not (isinstance(stored, SegmentRow) and _has_extent(local, stored)):
+        return False
+    if sent is not None and _content(sent) == _content(item.objects):
+        return True
+    return isinstance(local, SegmentRow) and _is_same_log(local, item.objects, log)
+
+
+def _has_extent(local: SegmentRow, stored: SegmentRow) -> bool:
+    is_sealed = local.state == "sealed"  # the catalog does not know where an open segment ends
+    return local.segment_id == stored.segment_id and (not is_sealed or local.last_sequence == stored.last_sequence)
+
+
+def _content(objects: ShippedRow) -> dict[str, list[list[object]]]:
+    return {file: [list(part[1:]) for part in parts] for file, parts in objects.files.items()}
+
+
+def _is_same_log(local: SegmentRow, objects: ShippedRow, log: Path) -> bool:
+    """Return True if the local segment contains the last entry of the store's copy. Its digest covers all earlier entries.
+
+    A sealed segment that is damaged at that entry is assumed to be the same.
+    """
+    try:
+        chain = read_chain(log / local.file, local, objects.end_sequence)
+    except OSError:
+        chain = None
+    return chain == objects.end_chain or (chain is None and local.state == "sealed")

@@ -1,1 +1,0 @@
-"""Downloads: whole journals, and intact copies of damaged files."""

@@ -1,0 +1,553 @@
+"""Inventory of one journal in its store: what the store holds of it, what is durable, what is missing, what can be deleted.
+
+The newest manifest in the store is authoritative. The store is asked, and never assumed, to hold an object: its answers decide
+which items count, which are sent again, and which objects may be deleted. Objects that the newest durable manifest names stay
+until a newer manifest is durable: if the store loses its memory, only durable objects are left.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import socket
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from ..base.clock import Clock
+from ..base.errors import CorruptCatalog, CorruptObject, RunInUse, StoreRefused
+from ..catalog import CheckpointRow, CommonRow, RunRow, SegmentRow, StoreRow
+from ..catalog.lineage import is_on_lineage
+from ..journal import JournalPaths
+from ..journal.ownership.writer_lock import OwnerLock
+from ..stores import ObjectStatus, Store
+from .attachment import check_continues, check_newest, check_same_run, select_own_history
+from .manifest import (
+    KEPT,
+    OBJECTS,
+    Manifest,
+    ShippedItem,
+    manifest_names,
+    parse_manifest_name,
+    publish,
+    read_first_sound,
+    read_manifest,
+    read_newest,
+)
+from .plan import JournalContents, find_stored_step, list_contents
+from .store_rows import StoreRows
+
+_log = logging.getLogger(__name__)
+
+_CALLS_MAX = 64  # for the durability of items, in one turn
+_COLLECT_SECONDS = 3600.0
+_GRACE_SECONDS = 3600.0  # An unreferenced object of another writer may be part of an upload that is not finished.
+_GROUP_SECONDS = 30.0  # An older answer of other journals names an older step, so that more is kept, which is safe.
+
+
+class Inventory:
+    """Inventory of one journal. One thread calls it, except for `writer`, `is_attached` and `marks`.
+
+    The class joins the manifests in the store, the durability of objects, the garbage collector and the catalog, because a
+    manifest may be published, and an object deleted, only if all of them agree. So it has many attributes.
+
+    Args:
+        paths: the journal's.
+        store: the store to which the journal is shipped.
+        prefix: the journal's place in the store, "RUN/rank0".
+        clock: the catalog's.
+        takes_over: True to ship even if another copy of the run was shipped to this place.
+
+    Attributes:
+        writer: name of this journal as a writer to the store.
+        is_attached: True once the store's manifests were read, and this journal may write to the store.
+        shipped: the items that the newest manifest names, with changes that were found since.
+    """
+
+    def __init__(self, paths: JournalPaths, store: Store, prefix: str, clock: Clock, *, takes_over: bool) -> None:
+        self._paths, self._store, self._prefix, self._clock, self._takes_over = paths, store, prefix, clock, takes_over
+        self._where = f"{store.url}/{prefix}"
+        self._rows = StoreRows(paths, store.url, clock)
+        self.writer, self.is_attached = "", False
+        self.shipped: dict[str, ShippedItem] = {}
+        self._lacks_copies: set[str] = set()  # items that are not durable and that fewer machines hold than should
+        self._requested_at: dict[str, float] = {}  # time of the last request to make an item durable
+        self._superseded: list[ShippedItem] = []  # deleted once the durable manifest does not name them, either
+        self._manifests = ManifestHistory(store, prefix, clock)
+        self._collector = GarbageCollector(store, prefix, clock)
+        self._shared_step = 0  # the step up to which the store holds this journal's history
+        self._number = 0  # the number of the last manifest that was written, or could not be written
+        self._known_number = 0  # the number of the newest manifest that is known to be in the store
+        self._attached_to = 0  # `StoreRows.opened` when the journal was attached
+        self._lock: OwnerLock | None = None
+
+    @property
+    def marks(self) -> tuple[int, int]:
+        """The watermarks `archived` and `persisted`."""
+        return self._rows.marks
+
+    def close(self) -> None:
+        """Close the catalog, and release the journal's lock for shipping."""
+        self._rows.close()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def read_contents(self) -> JournalContents:
+        """Return what the catalog lists now."""
+        contents = self._rows.read_contents()
+        if self._rows.opened != self._attached_to:  # a new catalog file, which knows nothing of the store yet
+            self.is_attached = False
+        return contents
+
+    # Reading the store's manifests.
+
+    def attach(self) -> None:
+        """Read what the store holds of this journal, unless that was done before.
+
+        Raises:
+            StoreRefused: the store holds another run, another machine has shipped this one since, or another process ships it.
+            StoreUnavailable: the store does not answer.
+        """
+        if self.is_attached:
+            return
+        try:
+            self._lock = self._lock or OwnerLock(self._paths.folder, "shipper")
+        except RunInUse as error:
+            why = f"process {error.pid} on {error.host} already ships {self._paths.folder} there"
+            raise StoreRefused(self._store.url, why) from None
+        catalog = self._rows.current()
+        run = catalog.run()
+        if run is None:
+            raise CorruptCatalog(catalog.path, "the run's row is missing")
+        row, known = self._rows.read_store(catalog)
+        names = manifest_names(self._store, self._prefix)  # read first: a manifest that appears later is another writer's
+        found, name, notes = read_first_sound(self._store, names)
+        for note in notes:
+            _log.warning("%s: %s; using an older manifest", self._paths.folder, note)
+        if not self._takes_over:
+            check_newest(self._where, found, names, row)
+        if found is not None and not found.checkpoints:
+            found = None  # without a checkpoint nothing can be recovered from it
+        if found is not None:
+            check_same_run(self._where, found, run)
+            if not self._takes_over:
+                check_continues(self._where, found, row)
+        self.writer = row.writer if row is not None else secrets.token_hex(8)
+        self.shipped, self._superseded, self._shared_step = {}, [], 0
+        self._manifests = ManifestHistory(self._store, self._prefix, self._clock)
+        if found is not None:
+            self._manifests.load(found, name, names)
+            self.shipped = select_own_history(found, self.read_contents(), known, self._paths.log)
+            self._superseded = self._find_superseded(found, row)
+        self._number = self._known_number = max((parse_manifest_name(name)[0] for name in names), default=0)
+        row = row or StoreRow(self._store.url, self.writer)
+        self._rows.begin(catalog, replace(row, number=max(row.number, 0 if found is None else found.number)), known)
+        self._collector.keeps_all, self._collector.keeps_foreign = bool(notes), found is None
+        self._collect_garbage(())
+        self.is_attached, self._attached_to = True, self._rows.opened
+        count = sum(len(item.names()) for item in self.shipped.values())
+        _log.info("%s: shipping to %s, which holds %d objects of this journal", self._paths.folder, self._where, count)
+
+    def _find_superseded(self, found: Manifest, row: StoreRow | None) -> list[ShippedItem]:
+        """Return the items that this journal has no use for.
+
+        They belong to another history of the run, or only an older manifest names them.
+
+        Raises:
+            StoreRefused: the other history leads further than this journal, and the journal's catalog does not know it.
+        """
+        superseded = [item for name, item in found.shipped.items() if name not in self.shipped]
+        contents = self.read_contents()
+        shared = replace(found, shipped=self.shipped)
+        self._shared_step = find_stored_step(shared, contents)
+        step, local = find_stored_step(found, list_contents(found)), self._local_step(contents)
+        if step > max(local, find_stored_step(shared, list_contents(found))):
+            if not self._takes_over and (row is None or row.number != found.number):
+                raise StoreRefused(
+                    self._where,
+                    f"the store holds another history of this run, up to step {step}, and this folder ends at step {local}: "
+                    "was it restored from a backup? To continue from the store's history, move the folder away and pull; to "
+                    "continue from this folder nevertheless, use --take-over",
+                )
+            _log.warning(
+                "%s: another history of this run in %s, up to step %d, is superseded and will be deleted",
+                self._paths.folder,
+                self._where,
+                step,
+            )
+            superseded = []  # The garbage collector deletes them after its grace period.
+        durable = self._manifests.durable
+        if durable is not None and durable is not found:
+            older = [item for name, item in durable.shipped.items() if not _is_same(found.shipped.get(name), item)]
+            superseded += [self._read_durability(item) for item in older]
+        return superseded
+
+    def _read_durability(self, item: ShippedItem) -> ShippedItem:
+        is_durable = all(_is_durable(self._store.stat(name)) for name in item.names())
+        return replace(item, objects=replace(item.objects, is_durable=is_durable))
+
+    # Publishing manifests.
+
+    def is_stale(self, contents: JournalContents) -> bool:
+        """Return True if the newest manifest differs from the present items and timelines."""
+        newest = self._manifests.newest
+        if newest is None:
+            return bool(self.shipped)
+        return (
+            newest.shipped.keys() != self.shipped.keys()
+            or newest.timelines != tuple(contents.timelines)
+            or any(not _is_same(newest.shipped[name], item) for name, item in self.shipped.items())
+        )
+
+    def publish(self, contents: JournalContents, arrived: Sequence[ShippedItem], expired: Iterable[str]) -> None:
+        """Publish a manifest that adds the items that have arrived, and leaves out the expired ones.
+
+        Raises:
+            StoreUnavailable: the manifest could not be written; the next one names what has arrived.
+            StoreRefused: another machine has published one meanwhile.
+        """
+        self._superseded += [self.shipped[item.name] for item in arrived if item.name in self.shipped]
+        self.shipped |= {item.name: item for item in arrived}
+        expired = [name for name in expired if name in self.shipped]
+        shipped = {name: item for name, item in self.shipped.items() if name not in expired}
+        run: RunRow | None = self._rows.current().run()
+        assert run is not None
+        self._number += 1  # A number is not used again: a write that failed may have written the manifest.
+        manifest = Manifest(
+            self._number, self.writer, socket.gethostname(), self._clock.now(), run, tuple(contents.timelines), shipped
+        )
+        self._check_sole_writer(manifest_names(self._store, self._prefix))
+        name = publish(self._store, self._prefix, manifest)  # commit point
+        names = manifest_names(self._store, self._prefix)
+        try:
+            self._check_sole_writer(names)
+        except StoreRefused:
+            self._store.delete(name)
+            raise
+        self._known_number = self._number
+        if self._manifests.name and self._manifests.name not in names:
+            self._collector.next_at = 0.0  # The previous manifest is missing; other objects may be missing, too.
+        self._superseded += [self.shipped[name] for name in expired]
+        self.shipped = dict(shipped)
+        self._manifests.add(manifest, name, names)
+        self._delete_superseded()
+
+    def _check_sole_writer(self, names: Sequence[str]) -> None:
+        """Check that no other writer has published a manifest since this journal was attached, or last published one."""
+        others = [
+            number
+            for number, writer in map(parse_manifest_name, names)
+            if writer != self.writer and number > self._known_number
+        ]
+        if others:
+            self.is_attached = False
+            raise StoreRefused(
+                self._where, f"another copy of this run was shipped to this address meanwhile (manifest {max(others)})"
+            )
+
+    def _delete_superseded(self) -> None:
+        """Delete superseded objects, except those that recovery would need if the store lost all that is not durable."""
+        needed = self._manifests.durable_objects().union(*(item.names() for item in self.shipped.values()))
+        for item in list(self._superseded):
+            if needed.isdisjoint(item.names()):
+                for name in item.names():
+                    self._store.delete(name)
+                self._superseded.remove(item)
+
+    # Asking the store.
+
+    def check_store(self, contents: JournalContents, persist_seconds: float, in_flight: Collection[str]) -> None:
+        """Ask the store which objects are durable or lost and, once an hour, which are missing.
+
+        What is lost or missing is sent again if it still exists here.
+        """
+        self._check_items(contents, persist_seconds)
+        is_manifest_lost = self._manifests.update(persist_seconds)
+        self._delete_superseded()
+        if self._collector.is_due():
+            self._collect_garbage(in_flight)
+            is_manifest_lost |= self._manifests.is_newest_missing(manifest_names(self._store, self._prefix))
+        if is_manifest_lost:
+            _log.warning("%s: the store has lost the newest manifest; a new one is written", self._paths.folder)
+        if is_manifest_lost or self.is_stale(contents):
+            self.publish(contents, (), ())
+
+    def _check_items(self, contents: JournalContents, persist_seconds: float) -> None:
+        """Query the store for the items that are not durable yet, the oldest first."""
+        waiting = [item for item in self.shipped.values() if not item.objects.is_durable]
+        waiting.sort(key=lambda item: item.objects.is_lost)  # lost items last: they may never come back
+        calls, lost = 0, []
+        try:
+            for item in waiting:
+                if calls < _CALLS_MAX:
+                    calls += len(item.names())
+                    if not self._check_item(item, persist_seconds):
+                        lost.append(item.name)
+        finally:  # Earlier answers count if the store fails.
+            self._lacks_copies &= self.shipped.keys()
+            if lost:
+                names = ", ".join(lost)
+                _log.warning("%s: the store has lost %s; files that still exist here are sent again", self._paths.folder, names)
+                self.write_marks(contents)  # At once, because a store that loses objects may not accept a manifest, either.
+
+    def _check_item(self, item: ShippedItem, persist_seconds: float) -> bool:
+        """Query the store for one item; return False if the item was lost since the last query."""
+        name, waiting = item.name, dict[str, ObjectStatus]()
+        for part, nbytes, _ in item.parts():
+            status = self._store.stat(part)
+            if status is None or not status.is_complete or status.nbytes != nbytes:
+                del self.shipped[name]
+                return False
+            if not status.is_durable:
+                waiting[part] = status
+        # A machine that comes back may bring a lost item.
+        is_lost = any(status.is_lost and not status.copies for status in waiting.values())
+        self.shipped[name] = replace(item, objects=replace(item.objects, is_durable=not waiting, is_lost=is_lost))
+        wanted = self._store.copies_wanted
+        if not is_lost and any(status.copies is not None and status.copies < wanted for status in waiting.values()):
+            self._lacks_copies.add(name)
+        else:
+            self._lacks_copies.discard(name)
+        if is_lost:
+            self._requested_at.pop(name, None)  # Durability is requested again as soon as the item is available.
+            return item.objects.is_lost
+        now = self._clock.now()
+        is_forgotten = name not in self._requested_at and any(one.is_forgotten or one.is_lost for one in waiting.values())
+        if is_forgotten or (waiting and now - self._requested_at.get(name, item.objects.at) > persist_seconds):
+            self._requested_at[name] = now
+            for part in waiting:
+                self._store.request_durability(part)
+        return True
+
+    def _collect_garbage(self, in_flight: Collection[str]) -> None:
+        """Delete the objects that nothing refers to, and give up the items of which an object is missing."""
+        needed = self._manifests.referenced_objects().union(in_flight, *(item.names() for item in self._superseded))
+        for name in self._collector.collect(self.shipped, self.writer, needed):
+            _log.warning("%s: %s is missing from the store; it is sent again if it still exists here", self._paths.folder, name)
+            del self.shipped[name]
+
+    def plan_resends(self, contents: JournalContents, persist_seconds: float) -> list[SegmentRow | CheckpointRow]:
+        """Return the items that too few machines hold and that were not durable this time after they were sent."""
+        before, items = self._clock.now() - persist_seconds, contents.items
+        lacking = (self.shipped[name] for name in self._lacks_copies if name in self.shipped and name in items)
+        return [items[item.name] for item in lacking if item.objects.at < before]
+
+    # The catalog.
+
+    def request_seals(self, age_seconds: float) -> None:
+        """Request that the trainer seals segments of this age. The request lapses unless it is renewed."""
+        self._rows.request_seals(age_seconds)
+
+    def write_marks(self, contents: JournalContents) -> None:
+        """Write the store's rows and watermarks to the catalog."""
+        assert self._rows.row is not None
+        newest = self._manifests.newest
+        row = replace(
+            self._rows.row,
+            number=max(self._rows.row.number, 0 if newest is None else newest.number),
+            objects_bytes=sum(item.nbytes for item in self.shipped.values()),
+            under_replicated=len(self._lacks_copies),
+        )
+        local = self._local_step(contents)  # Later steps in the store belong to another history.
+        marks = min(self._archived_step(contents), local), min(self._persisted_step(contents), local)
+        self._rows.write({name: item.objects for name, item in self.shipped.items()}, row, marks, contents)
+
+    def write_problem(self, problem: str) -> None:
+        """Write to the catalog why shipping does not proceed; "" if it does."""
+        self._rows.write_problem(problem)
+
+    def _local_step(self, contents: JournalContents) -> int:
+        """Return the newest step of the journal.
+
+        If the trainer died or the catalog was rebuilt, the step in the catalog may be too low.
+        """
+        return max(contents.step, self._rows.current().watermarks().committed, self._shared_step)
+
+    def _archived_step(self, contents: JournalContents) -> int:
+        newest = self._manifests.newest
+        if newest is None:
+            return 0
+        stored = {name: self.shipped[name] for name in newest.shipped if name in self.shipped}
+        return find_stored_step(replace(newest, shipped=stored), contents)
+
+    def _persisted_step(self, contents: JournalContents) -> int:
+        """Return the step that recovery reaches from the durable manifest and the durable items that it names."""
+        manifest = self._manifests.durable
+        if manifest is None:
+            return 0
+        durable = {
+            name for item in (*self.shipped.values(), *self._superseded) if item.objects.is_durable for name in item.names()
+        }
+        stored = {name: item for name, item in manifest.shipped.items() if durable.issuperset(item.names())}
+        return find_stored_step(replace(manifest, shipped=stored), contents)
+
+
+def _is_same(item: ShippedItem | None, other: ShippedItem) -> bool:
+    """Return True if two manifests describe an item in the same way.
+
+    The durability of a segment is not compared, because no reader uses it.
+    """
+    if item is None or (item.objects.files, item.objects.is_lost) != (other.objects.files, other.objects.is_lost):
+        return False
+    return isinstance(item.row, SegmentRow) or item.objects.is_durable == other.objects.is_durable
+
+
+def _is_durable(status: ObjectStatus | None) -> bool:
+    return status is not None and status.is_complete and status.is_durable
+
+
+class ManifestHistory:
+    """The recent manifests of one journal in its store.
+
+    Attributes:
+        durable: the newest manifest that the store calls durable; None if there is none, or it has vanished.
+    """
+
+    def __init__(self, store: Store, prefix: str, clock: Clock) -> None:
+        self._store, self._prefix, self._clock = store, prefix, clock
+        self._since = clock.now()
+        self._recent: list[tuple[str, Manifest]] = []  # names and manifests, newest first, down to the durable one
+        self._durable_name = ""
+        self.durable: Manifest | None = None
+
+    @property
+    def newest(self) -> Manifest | None:
+        """The newest manifest; None if there is none."""
+        return self._recent[0][1] if self._recent else None
+
+    @property
+    def name(self) -> str:
+        """The name of the newest manifest; "" if there is none."""
+        return self._recent[0][0] if self._recent else ""
+
+    def load(self, found: Manifest, name: str, names: Sequence[str]) -> None:
+        """Start from a manifest that was read. `names` are the manifests in the store, newest first."""
+        self._recent, self._since = [(name, found)], self._clock.now()
+        self._durable_name, self.durable = "", None
+        for each in names[names.index(name) :]:
+            if _is_durable(self._store.stat(each)):
+                try:
+                    self.durable = found if each == name else read_manifest(self._store, each)
+                except CorruptObject:
+                    continue
+                self._durable_name = each
+                return
+
+    def add(self, manifest: Manifest, name: str, names: Sequence[str]) -> None:
+        """Add a manifest that was published, and delete the oldest of those that are in the store now (`names`)."""
+        self._recent = [(name, manifest), *self._recent][:KEPT]
+        self._since = self._clock.now()
+        if self._durable_name not in names:
+            self._durable_name, self.durable = "", None
+        for each in names[KEPT:]:
+            if each != self._durable_name:
+                self._store.delete(each)
+
+    def update(self, persist_seconds: float) -> bool:
+        """Query the store for the newest durable manifest; return True if the store has lost the newest manifest.
+
+        If the newest takes longer than `persist_seconds`, its durability is requested again.
+        """
+        for i, (name, manifest) in enumerate(self._recent):
+            if name == self._durable_name:
+                break
+            status = self._store.stat(name)
+            if _is_durable(status):
+                self._durable_name, self.durable = name, manifest
+                del self._recent[i + 1 :]
+                break
+            if i == 0 and (status is None or status.is_lost):
+                return True
+            if i == 0 and self._clock.now() - self._since > persist_seconds:
+                self._since = self._clock.now()
+                self._store.request_durability(name)
+        return False
+
+    def is_newest_missing(self, names: Sequence[str]) -> bool:
+        """Return True if the newest manifest is not among the names."""
+        return bool(self._recent) and self.name not in names
+
+    def referenced_objects(self) -> set[str]:
+        """Return the objects that the recent manifests name, which must not be deleted as garbage."""
+        found = self.durable_objects()
+        return found.union(*(item.names() for _, manifest in self._recent for item in manifest.shipped.values()))
+
+    def durable_objects(self) -> set[str]:
+        """Return the objects that the durable manifest names."""
+        return set() if self.durable is None else {name for item in self.durable.shipped.values() for name in item.names()}
+
+
+class GarbageCollector:
+    """Compares the objects of one journal with its manifest: when shipping begins, and then once an hour.
+
+    Attributes:
+        keeps_all: True if nothing may be deleted, because a manifest is unreadable: it may name objects that exist only there.
+        keeps_foreign: True if objects of other writers stay, because this journal does not continue another writer's manifest.
+        next_at: time of the next collection, in seconds of the monotonic clock.
+    """
+
+    def __init__(self, store: Store, prefix: str, clock: Clock) -> None:
+        self._store, self._prefix, self._clock = store, prefix, clock
+        self._unreferenced_since: dict[str, float] = {}
+        self._has_collected = False
+        self.keeps_all = self.keeps_foreign = True
+        self.next_at = 0.0
+
+    def is_due(self) -> bool:
+        """Return True if the next collection is due."""
+        return self._clock.monotonic() >= self.next_at
+
+    def collect(self, shipped: Mapping[str, ShippedItem], writer: str, needed: Collection[str] = ()) -> list[str]:
+        """Delete the objects that nothing refers to, and return the names of the items that lack an object.
+
+        The first collection deletes what this writer had uploaded in part before it was restarted. Other unreferenced objects
+        are deleted after a grace period. Objects that are `needed` stay.
+        """
+        now = self._clock.monotonic()
+        self.next_at = now + _COLLECT_SECONDS
+        stored = set(self._store.names(f"{self._prefix}/{OBJECTS}"))
+        unreferenced = stored - {name for item in shipped.values() for name in item.names()}.union(needed)
+        self._unreferenced_since = {name: self._unreferenced_since.get(name, now) for name in unreferenced}
+        for name, since in [] if self.keeps_all else list(self._unreferenced_since.items()):
+            is_own = name.rpartition("-")[2][:8] == writer[:8]
+            is_old = now - since > _GRACE_SECONDS
+            if (is_own and not self._has_collected) or (is_old and (is_own or not self.keeps_foreign)):
+                self._store.delete(name)
+                del self._unreferenced_since[name]
+        self._has_collected = True
+        return [name for name, item in shipped.items() if not stored.issuperset(item.names())]
+
+
+class GroupSteps:
+    """Reads up to which step the other ranks' journals are in the store.
+
+    The checkpoint from which all journals can recover together is kept by each of them.
+    """
+
+    def __init__(self, store: Store, prefix: str, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+        self._folder, _, self._name = prefix.rpartition("/")
+        self._step = 0
+        self._read_at, self._read_for = -math.inf, (0, 0)
+
+    def read_common(self, contents: JournalContents) -> CommonRow | None:
+        """Return the step up to which every other rank has a durable checkpoint in the store; None if there are no others."""
+        if contents.world <= 1:
+            return None
+        timeline = max((row.number for row in contents.timelines), default=1)
+        now = self._clock.monotonic()
+        if now - self._read_at > _GROUP_SECONDS or self._read_for != (contents.world, timeline):
+            names = [f"rank{rank}" for rank in range(contents.world) if f"rank{rank}" != self._name]
+            self._step = min((self._read_step(f"{self._folder}/{name}", timeline) for name in names), default=0)
+            self._read_at, self._read_for = now, (contents.world, timeline)
+        return CommonRow(self._step, contents.world)
+
+    def _read_step(self, prefix: str, timeline: int) -> int:
+        """Return the step of a journal's newest durable checkpoint; 0 if it is on another timeline, since it may go back."""
+        manifest, _ = read_newest(self._store, prefix)
+        if manifest is None or max((row.number for row in manifest.timelines), default=1) != timeline:
+            return 0
+        limits = list_contents(manifest).limits
+        durable = [item.row for item in manifest.checkpoints if item.objects.is_durable]
+        return max((row.step for row in durable if isinstance(row, CheckpointRow) and is_on_lineage(row, limits)), default=0)

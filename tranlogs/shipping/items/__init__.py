@@ -1,1 +1,0 @@
-"""Segments and checkpoints as items to send: the order of uploads, and the verified bytes of each item."""

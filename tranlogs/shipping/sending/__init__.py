@@ -1,1 +1,0 @@
-"""Uploads of segments and checkpoints, and the threads that send them."""
