@@ -27,12 +27,11 @@ import alluxio
 import requests
 import urllib3
 from alluxio import exceptions
+from requests.adapters import HTTPAdapter
 
 from ..base.config import STORE_ANSWER_SECONDS, STORE_CONNECT_SECONDS
 from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable, TranLogsError, error_text
-from .file_slice import FileSlice
-from .store import ObjectStatus, Store
-from .timeout_adapter import TimeoutAdapter
+from .store import BLOCK_BYTES, FileSlice, ObjectStatus, Store, split_name
 
 _T = TypeVar("_T")
 
@@ -49,7 +48,6 @@ REST_IS_OFF = (
     "expected Alluxio's REST API, got another answer; the API is off by default since 2.9.3: set "
     "alluxio.proxy.s3.v2.version.enabled=false and alluxio.proxy.s3.v2.async.processing.enabled=false, and restart the proxy"
 )
-_BLOCK_BYTES = 1 << 20
 _SUFFIX = "~elsewhere"  # suffix of an object's second path
 _PERSISTING_FOLDER = ".alluxio_ufs_persistence/"  # where Alluxio writes files while it persists them
 _SYNC_NOW = {"syncIntervalMs": 0}  # read the under-store now
@@ -223,7 +221,7 @@ class AlluxioStore(Store):
             stream = client.open_file(quote(path))
             try:
                 with closing(client.read(stream)) as reader:
-                    while block := reader.read(_BLOCK_BYTES):
+                    while block := reader.read(BLOCK_BYTES):
                         yield block
             finally:
                 with suppress(*_FOREIGN):  # the proxy closes streams that are left open
@@ -291,7 +289,7 @@ class AlluxioStore(Store):
     def _connect(self) -> Any:
         client = alluxio.Client(*self._address, timeout=self._seconds)
         client.session.trust_env = False  # ignore the environment's proxy and .netrc
-        client.session.mount("http://", TimeoutAdapter(self._seconds))
+        client.session.mount("http://", _TimeoutAdapter(self._seconds))
         # If the REST API is off, calls answer 200 with no content, so that some would look as if they had succeeded.
         try:
             is_rest = client.exists("/") is True
@@ -317,9 +315,7 @@ class AlluxioStore(Store):
             raise StoreRefused(self.url, f"{name!r}: the name of an object in Alluxio must not contain '?' or a backslash")
         if name.endswith(_SUFFIX):
             raise StoreRefused(self.url, f"{name!r}: the name of an object must not end with {_SUFFIX}")
-        parts = name.strip("/").split("/")
-        assert all(part not in ("", ".", "..") for part in parts), f"{name!r} is not the name of an object"
-        return "/".join([self._root.rstrip("/"), *parts])
+        return "/".join([self._root.rstrip("/"), *split_name(name)])
 
 
 def _is_lost_for_good(status: ObjectStatus | None) -> bool:
@@ -348,6 +344,25 @@ def _describe_connection(text: str) -> str:
         return "its host name cannot be resolved"
     refused = re.search(r"\[Errno \d+\] [A-Za-z ]+", text)
     return refused.group().strip() if refused else " ".join(text.split())[:400]
+
+
+class _TimeoutAdapter(HTTPAdapter):
+    """An adapter that sets a time-out for requests that have none (alluxio-py's readers and writers), and sends large pieces.
+
+    `seconds` are the time to connect, and the time to wait for the next bytes.
+    """
+
+    def __init__(self, seconds: tuple[float, float]) -> None:
+        self._seconds = seconds
+        super().__init__(max_retries=0)
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, blocksize=BLOCK_BYTES, **kwargs)
+
+    def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
+        if kwargs.get("timeout") is None:
+            kwargs["timeout"] = self._seconds
+        return super().send(request, *args, **kwargs)
 
 
 class _NotThere(StoreUnavailable):

@@ -11,10 +11,11 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from ..base.config import MIB, STORE_CHECK_SECONDS
 from ..base.errors import CorruptObject, TranLogsError
-from .store import ObjectStatus, Store
+from .store import Store
 
 _POLL_SECONDS = 0.05
 _ROUND_TRIPS = 5
@@ -78,9 +79,17 @@ def check_store(
     """
     report = StoreReport(store.url)
     name = f"tranlogs-check-{secrets.token_hex(8)}"
-    check = _Check(store, name, report, nbytes, patience_seconds, clock, sleep)
-    for finding in _until_bad(check.findings()):
-        report.findings.append(finding)
+    content = secrets.token_bytes(min(nbytes, MIB)) * max(nbytes // MIB, 1)
+    try:
+        for finding in chain(
+            _check_content(store, name, content, report, clock),
+            _check_durability(store, name, report, patience_seconds, clock, sleep),
+        ):
+            report.findings.append(finding)
+            if not finding.is_good:
+                break
+    except TranLogsError as error:
+        report.findings.append(Finding(str(error), False))
     try:
         store.delete(name)
     except TranLogsError as error:
@@ -89,102 +98,71 @@ def check_store(
     return report
 
 
-def _until_bad(findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Yield findings up to the first bad one; an error is a bad finding."""
+def _check_content(
+    store: Store, name: str, content: bytes, report: StoreReport, clock: Callable[[], float]
+) -> Iterator[Finding]:
+    """Write an object, look it up, and read it back. The caller stops at the first bad finding."""
+    seconds = []
+    for _ in range(_ROUND_TRIPS):
+        start = clock()
+        store.stat(name)
+        seconds.append(clock() - start)
+    report.round_trip_seconds = sorted(seconds)[_ROUND_TRIPS // 2]
+    yield Finding("the store answers", True)
+
+    start = clock()
+    store.put(name, io.BytesIO(content), len(content))
+    report.write_rate = len(content) / max(clock() - start, 1e-9)
+    yield Finding(f"the store accepts {len(content) / MIB:g} MiB", True)
+
+    status = store.stat(name)
+    if status is None:
+        yield Finding("the object is missing after it was written", False)
+        return
+    is_complete = status.is_complete and status.nbytes == len(content)
+    unfinished = f"writing the object was not finished: {status.nbytes} of {len(content)} bytes"
+    yield Finding("the object is complete" if is_complete else unfinished, is_complete)
+    if store.copies_wanted > 1 or status.copies is not None:
+        copies = status.copies or 0
+        what = f"{copies} of {store.copies_wanted} copies in the memory of workers"
+        yield Finding(what, copies >= store.copies_wanted)
+    if status.is_forgotten:
+        yield Finding("the write type is not honoured: the store will not make the object durable", False)
+
+    into = io.BytesIO()
+    start = clock()
     try:
-        for finding in findings:
-            yield finding
-            if not finding.is_good:
-                return
-    except TranLogsError as error:
+        store.get(name, into)
+    except CorruptObject as error:
         yield Finding(str(error), False)
+    report.read_rate = len(content) / max(clock() - start, 1e-9)
+    is_same = into.getvalue() == content
+    yield Finding(f"the content that is read {'equals' if is_same else 'differs from'} the content that was written", is_same)
 
 
-class _Check:
-    """The steps of the check. Each step returns or yields findings, and records measurements in the report."""
-
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        report: StoreReport,
-        nbytes: int,
-        patience_seconds: float,
-        clock: Callable[[], float],
-        sleep: Callable[[float], None],
-    ) -> None:
-        self._name = name
-        self._store, self._report, self._patience_seconds = store, report, patience_seconds
-        self._clock, self._sleep = clock, sleep
-        self._content = secrets.token_bytes(min(nbytes, MIB)) * max(nbytes // MIB, 1)
-
-    def findings(self) -> Iterator[Finding]:
-        """Yield the findings, up to the first bad one."""
-        yield self._measure_round_trip()
-        yield self._write()
-        status = self._store.stat(self._name)
-        yield self._check_status(status)
-        assert status is not None
-        if self._store.copies_wanted > 1 or status.copies is not None:
-            copies = status.copies or 0
-            what = f"{copies} of {self._store.copies_wanted} copies in the memory of workers"
-            yield Finding(what, copies >= self._store.copies_wanted)
-        if status.is_forgotten:
-            yield Finding("the write type is not honoured: the store will not make the object durable", False)
-        yield self._read()
-        yield self._wait_until_durable()
-
-    def _measure_round_trip(self) -> Finding:
-        seconds = []
-        for _ in range(_ROUND_TRIPS):
-            start = self._clock()
-            self._store.stat(self._name)
-            seconds.append(self._clock() - start)
-        self._report.round_trip_seconds = sorted(seconds)[_ROUND_TRIPS // 2]
-        return Finding("the store answers", True)
-
-    def _write(self) -> Finding:
-        start = self._clock()
-        self._store.put(self._name, io.BytesIO(self._content), len(self._content))
-        self._report.write_rate = len(self._content) / max(self._clock() - start, 1e-9)
-        return Finding(f"the store accepts {len(self._content) / MIB:g} MiB", True)
-
-    def _check_status(self, status: ObjectStatus | None) -> Finding:
+def _check_durability(
+    store: Store,
+    name: str,
+    report: StoreReport,
+    patience_seconds: float,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> Iterator[Finding]:
+    """Wait until the object is durable; ask for it again once."""
+    start, is_requested = clock(), False
+    while True:
+        status, waited = store.stat(name), clock() - start
         if status is None:
-            return Finding("the object is missing after it was written", False)
-        if not status.is_complete or status.nbytes != len(self._content):
-            return Finding(f"writing the object was not finished: {status.nbytes} of {len(self._content)} bytes", False)
-        return Finding("the object is complete", True)
-
-    def _read(self) -> Finding:
-        into = io.BytesIO()
-        start = self._clock()
-        try:
-            self._store.get(self._name, into)
-        except CorruptObject as error:
-            return Finding(str(error), False)
-        self._report.read_rate = len(self._content) / max(self._clock() - start, 1e-9)
-        is_same = into.getvalue() == self._content
-        return Finding(
-            f"the content that is read {'equals' if is_same else 'differs from'} the content that was written", is_same
-        )
-
-    def _wait_until_durable(self) -> Finding:
-        start = self._clock()
-        is_requested = False
-        while True:
-            status = self._store.stat(self._name)
-            waited = self._clock() - start
-            if status is None:
-                return Finding("the object has vanished", False)
-            if status.is_durable:
-                self._report.durable_seconds = waited
-                return Finding("the object becomes durable", True)
-            if status.is_lost:
-                return Finding("the object was lost before it was durable", False)
-            if waited > self._patience_seconds:
-                return Finding(f"the object is not durable after {waited:.0f} s", False)
-            if waited > self._patience_seconds / 2 and not is_requested:
-                is_requested = True
-                self._store.request_durability(self._name)
-            self._sleep(_POLL_SECONDS)
+            yield Finding("the object has vanished", False)
+        elif status.is_durable:
+            report.durable_seconds = waited
+            yield Finding("the object becomes durable", True)
+            return
+        elif status.is_lost:
+            yield Finding("the object was lost before it was durable", False)
+        elif waited > patience_seconds:
+            yield Finding(f"the object is not durable after {waited:.0f} s", False)
+        elif waited > patience_seconds / 2 and not is_requested:
+            is_requested = True
+            store.request_durability(name)
+        sleep(_POLL_SECONDS)

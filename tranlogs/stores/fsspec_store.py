@@ -14,10 +14,8 @@ from typing import Any, BinaryIO
 import fsspec
 
 from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable, error_text
-from .file_slice import FileSlice
-from .store import ObjectStatus, Store
+from .store import BLOCK_BYTES, FileSlice, ObjectStatus, Store, split_name
 
-_BLOCK_BYTES = 1 << 20
 _REFUSED = (PermissionError, NotADirectoryError, ImportError)
 
 
@@ -48,7 +46,7 @@ class FsspecStore(Store):
             files.makedirs(path.rpartition("/")[0], exist_ok=True)
             with files.open(path, "wb") as file:
                 try:
-                    shutil.copyfileobj(part, file, _BLOCK_BYTES)
+                    shutil.copyfileobj(part, file, BLOCK_BYTES)
                 except BaseException:
                     with suppress(Exception):
                         file.discard()  # `close` would publish the partial file
@@ -122,14 +120,12 @@ class FsspecStore(Store):
 
     def _locate(self, name: str) -> tuple[Any, str]:
         """Return the file system, and the path of an object in it."""
-        parts = name.strip("/").split("/")
-        assert all(part not in ("", ".", "..") for part in parts), f"{name!r} is not the name of an object"
         files, root = self._root()
-        return files, "/".join([root, *parts])
+        return files, "/".join([root, *split_name(name)])
 
     def _read(self, name: str, file: Any) -> bytes:
         try:
-            block: bytes = file.read(_BLOCK_BYTES)
+            block: bytes = file.read(BLOCK_BYTES)
         except Exception as error:
             raise self._translate(name, error) from error
         return block

@@ -12,8 +12,7 @@ from typing import BinaryIO
 
 from ..base.atomic_files import make_folder, sync_folder
 from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable
-from .file_slice import FileSlice
-from .store import ObjectStatus, Store
+from .store import BLOCK_BYTES, FileSlice, ObjectStatus, Store, split_name
 
 _TEMPORARY = ".tmp-"
 _WRONG = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
@@ -35,7 +34,7 @@ class LocalStore(Store):
             make_folder(path.parent)
             try:
                 with temporary.open("wb") as file:
-                    shutil.copyfileobj(part, file, 1 << 20)
+                    shutil.copyfileobj(part, file, BLOCK_BYTES)
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(temporary, path)  # commit point
@@ -67,7 +66,7 @@ class LocalStore(Store):
         before = into.tell()
         try:
             with self._path(name).open("rb") as file:
-                shutil.copyfileobj(file, into, 1 << 20)
+                shutil.copyfileobj(file, into, BLOCK_BYTES)
         except (FileNotFoundError, IsADirectoryError):
             raise CorruptObject(f"{self.url}/{name}", "it is missing") from None
         except OSError as error:
@@ -100,9 +99,7 @@ class LocalStore(Store):
             raise self._translate(error) from error
 
     def _path(self, name: str) -> Path:
-        parts = name.strip("/").split("/")
-        assert all(part not in ("", ".", "..") for part in parts), f"{name!r} is not the name of an object"
-        return self._root.joinpath(*parts)
+        return self._root.joinpath(*split_name(name))
 
     def _translate(self, error: OSError) -> StoreRefused | StoreUnavailable:
         kind = StoreRefused if error.errno in _WRONG else StoreUnavailable

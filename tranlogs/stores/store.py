@@ -10,9 +10,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
+from errno import EIO
 from types import TracebackType
 from typing import BinaryIO
+
+BLOCK_BYTES = 1 << 20  # of reads and writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +106,50 @@ class Store(ABC):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def split_name(name: str) -> list[str]:
+    """Return the parts of an object's name."""
+    parts = name.strip("/").split("/")
+    assert all(part not in ("", ".", "..") for part in parts), f"{name!r} is not the name of an object"
+    return parts
+
+
+class FileSlice:
+    """The next `nbytes` bytes of a file, in the form that clients send. The length is known ahead, so that it is one body.
+
+    Attributes:
+        nbytes: the length.
+        error: the error of reading the file, if there was one: a client may report it as a network error.
+    """
+
+    def __init__(self, name: str, file: BinaryIO, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.error: OSError | None = None
+        self._name = name
+        self._file = file
+        self._left = nbytes
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(lambda: self.read(BLOCK_BYTES), b"")
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes; none at the end.
+
+        Raises:
+            OSError: the file ends early, or cannot be read.
+        """
+        wanted = self._left if size < 0 else min(size, self._left)
+        try:
+            block = self._file.read(wanted)
+        except OSError as error:
+            self.error = error
+            raise
+        if wanted and not block:
+            self.error = OSError(EIO, f"the file ends {self._left} of {self.nbytes} bytes early", self._name)
+            raise self.error
+        self._left -= len(block)
+        return block

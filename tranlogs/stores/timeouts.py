@@ -34,31 +34,32 @@ class TimeoutStore(Store):
 
     def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
         file = _MonitoredFile(content)
-        self._call(file, lambda: self._store.put(name, cast(BinaryIO, file), nbytes))
+        self._call(lambda: self._store.put(name, cast(BinaryIO, file), nbytes), file)
 
     def get(self, name: str, into: BinaryIO) -> int:
         file = _MonitoredFile(into)
-        return self._call(file, lambda: self._store.get(name, cast(BinaryIO, file)))
+        return self._call(lambda: self._store.get(name, cast(BinaryIO, file)), file)
 
     def stat(self, name: str) -> ObjectStatus | None:
-        return self._call(_MonitoredFile(None), lambda: self._store.stat(name))
+        return self._call(lambda: self._store.stat(name))
 
     def names(self, prefix: str) -> list[str]:
-        return self._call(_MonitoredFile(None), lambda: self._store.names(prefix))
+        return self._call(lambda: self._store.names(prefix))
 
     def delete(self, name: str) -> None:
-        self._call(_MonitoredFile(None), lambda: self._store.delete(name))
+        self._call(lambda: self._store.delete(name))
 
     def check_root(self) -> None:
-        self._call(_MonitoredFile(None), self._store.check_root)
+        self._call(self._store.check_root)
 
     def request_durability(self, name: str) -> None:
-        self._call(_MonitoredFile(None), lambda: self._store.request_durability(name))
+        self._call(lambda: self._store.request_durability(name))
 
     def close(self) -> None:
         self._store.close()
 
-    def _call(self, file: _MonitoredFile, work: Callable[[], T]) -> T:
+    def _call(self, work: Callable[[], T], file: _MonitoredFile | None = None) -> T:
+        file = file or _MonitoredFile(None)
         if self._stuck >= _STUCK_MAX:
             raise StoreUnavailable(self.url, f"{self._stuck} earlier calls still hang")
         outcome: list[tuple[T | None, BaseException | None]] = []
