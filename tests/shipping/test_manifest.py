@@ -13,8 +13,15 @@ from tranlogs.base.clock import SystemClock
 from tranlogs.base.errors import CorruptObject, StoreUnavailable, UnknownFormat
 from tranlogs.catalog import CheckpointRow, RunRow, SegmentRow, ShippedRow, TimelineRow
 from tranlogs.checkpoints.folder import open_manifest, seal_manifest
-from tranlogs.shipping.inventory import ManifestHistory
-from tranlogs.shipping.manifest import Manifest, ShippedItem, manifest_names, parse_manifest_name, publish, read_newest
+from tranlogs.shipping.manifest import (
+    Manifest,
+    ManifestHistory,
+    ShippedItem,
+    manifest_names,
+    parse_manifest_name,
+    publish,
+    read_newest,
+)
 
 SEGMENT = SegmentRow(3, f"{3:016x}", "s3", 1000, "sealed", 1, 10, 5, 20, 9, 800, 1.5, 1.0)
 CHECKPOINT = CheckpointRow("c5", 5, 10, "ab", 1, 500, 2.5)

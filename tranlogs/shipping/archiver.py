@@ -240,21 +240,22 @@ class Archiver:
                 with self._changed:
                     self._changed.notify_all()
         except Exception as error:
+            self._note_failure("send", error)
+        finally:
             with self._changed:
                 self._senders -= 1
-                self._note_failure("send", error)
+                self._is_woken |= any(upload.work for upload in self._uploads.values())  # The next turn starts a thread again.
                 self._changed.notify_all()
 
     def _claim(self) -> tuple[Upload, Part | Literal["open"]] | None:
         """Return the most urgent piece of work; None to end the thread."""
         with self._changed:
-            if not self._is_stopped and self._inventory.is_attached and self._clock.monotonic() >= self._retries.resume_at:
-                for upload in self._uploads.values():
-                    claimed = upload.claim()
-                    if claimed is not None:
-                        return upload, claimed
-            self._senders -= 1
-            self._changed.notify_all()
+            if self._is_stopped or not self._inventory.is_attached or self._clock.monotonic() < self._retries.resume_at:
+                return None
+            for upload in self._uploads.values():
+                claimed = upload.claim()
+                if claimed is not None:
+                    return upload, claimed
             return None
 
     def _process(self, upload: Upload, claimed: Part | Literal["open"]) -> None:

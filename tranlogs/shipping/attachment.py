@@ -1,8 +1,8 @@
 """Checks before a journal writes to a store, and the selection of what the store holds of that journal's history.
 
 Its place in the store must be empty, or hold an earlier state of the journal. Two machines can hold copies of one run, and a
-store's address can point to another run or to an empty mount point. Each check raises StoreRefused if writing could destroy
-data. `--take-over` skips the checks that a person can decide better.
+store's address can point to another run or to an empty mount point. `--take-over` skips the checks that a person can decide
+better.
 
 A folder that was restored from a backup, or a machine that another machine replaced, may have continued differently than the
 run in the store. Names do not show this: both continue to fill a segment that was prepared earlier, and checkpoints of one step
@@ -23,18 +23,32 @@ from .plan import JournalContents, name_of
 from .upload import read_chain
 
 
-def check_newest(where: str, found: Manifest | None, names: Sequence[str], row: StoreRow | None) -> None:
-    """Check that the manifest that was read is the newest of `names`, and that the store has not been emptied.
+def check_place(
+    where: str, found: Manifest | None, names: Sequence[str], row: StoreRow | None, run: RunRow, *, takes_over: bool
+) -> None:
+    """Check that a journal may write to its place in a store, `where`.
 
-    `where` is the journal's place in the store, and `row` the store's row in the journal's catalog, here and below.
+    `found` is the newest manifest that can be read of those that are there (`names`); `row` is the store's row in the journal's
+    catalog.
+
+    Raises:
+        StoreRefused: writing could destroy data.
     """
-    newest_known = max(found.number if found else 0, row.number if row else 0)
+    is_recoverable = found is not None and bool(found.checkpoints)
+    if found is not None and is_recoverable and found.run.run_id != run.run_id:
+        raise StoreRefused(
+            where,
+            f"expected run {run.run_id[:8]}, found another run ({found.run.run_id[:8]}); use another address",
+        )
+    if takes_over:
+        return
     if row is not None and row.number and not names:
         raise StoreRefused(
             where,
             f"expected manifest {row.number} of this run, found nothing: check the address, and that its disk is mounted; to "
             "ship the run to this address from the start, use --take-over",
         )
+    newest_known = max(found.number if found else 0, row.number if row else 0)
     newer = [
         number
         for number, writer in map(parse_manifest_name, names)
@@ -46,31 +60,20 @@ def check_newest(where: str, found: Manifest | None, names: Sequence[str], row: 
             f"the store holds manifest {max(newer)} of another copy of this run, which cannot be read (yet); to ship this "
             "copy nevertheless, use --take-over",
         )
-
-
-def check_same_run(where: str, found: Manifest, run: RunRow) -> None:
-    """Check that the manifest in the store is of this run."""
-    if found.run.run_id != run.run_id:
-        raise StoreRefused(
-            where,
-            f"expected run {run.run_id[:8]}, found another run ({found.run.run_id[:8]}); use another address",
-        )
-
-
-def check_continues(where: str, found: Manifest, row: StoreRow | None) -> None:
-    """Check that this journal continues what the store holds.
-
-    It does if it wrote the manifest, or was pulled from it, or has lost its catalog on the host that wrote the manifest.
-    """
-    if row is not None and (found.writer == row.writer or found.number <= row.number):
-        return
-    if row is not None or found.host != socket.gethostname():
+    if found is not None and is_recoverable and not _is_continued(found, row):
         raise StoreRefused(
             where,
             f"another copy of this run, on host {found.host}, has shipped to this address since (manifest {found.number}). "
             "Stop that copy, or use another address; to continue from the state that it shipped, pull the run; to ship this "
             "copy nevertheless, use --take-over",
         )
+
+
+def _is_continued(found: Manifest, row: StoreRow | None) -> bool:
+    """Return True if this journal wrote the manifest, was pulled from it, or has lost its catalog on the host that wrote it."""
+    if row is None:
+        return found.host == socket.gethostname()
+    return found.writer == row.writer or found.number <= row.number
 
 
 def select_own_history(

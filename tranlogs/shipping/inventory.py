@@ -15,23 +15,23 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ..base.clock import Clock
-from ..base.errors import CorruptCatalog, CorruptObject, RunInUse, StoreRefused
+from ..base.errors import CorruptCatalog, RunInUse, StoreRefused
 from ..catalog import CheckpointRow, CommonRow, RunRow, SegmentRow, StoreRow
 from ..catalog.lineage import is_on_lineage
 from ..journal import JournalPaths
 from ..journal.ownership.writer_lock import OwnerLock
 from ..stores import ObjectStatus, Store
-from .attachment import check_continues, check_newest, check_same_run, select_own_history
+from .attachment import check_place, select_own_history
 from .manifest import (
-    KEPT,
     OBJECTS,
     Manifest,
+    ManifestHistory,
     ShippedItem,
+    is_durable,
     manifest_names,
     parse_manifest_name,
     publish,
     read_first_sound,
-    read_manifest,
     read_newest,
 )
 from .plan import JournalContents, find_stored_step, list_contents
@@ -125,14 +125,9 @@ class Inventory:
         found, name, notes = read_first_sound(self._store, names)
         for note in notes:
             _log.warning("%s: %s; using an older manifest", self._paths.folder, note)
-        if not self._takes_over:
-            check_newest(self._where, found, names, row)
+        check_place(self._where, found, names, row, run, takes_over=self._takes_over)
         if found is not None and not found.checkpoints:
             found = None  # without a checkpoint nothing can be recovered from it
-        if found is not None:
-            check_same_run(self._where, found, run)
-            if not self._takes_over:
-                check_continues(self._where, found, row)
         self.writer = row.writer if row is not None else secrets.token_hex(8)
         self.shipped, self._superseded, self._shared_step = {}, [], 0
         self._manifests = ManifestHistory(self._store, self._prefix, self._clock)
@@ -184,8 +179,8 @@ class Inventory:
         return superseded
 
     def _read_durability(self, item: ShippedItem) -> ShippedItem:
-        is_durable = all(_is_durable(self._store.stat(name)) for name in item.names())
-        return replace(item, objects=replace(item.objects, is_durable=is_durable))
+        are_durable = all(is_durable(self._store.stat(name)) for name in item.names())
+        return replace(item, objects=replace(item.objects, is_durable=are_durable))
 
     # Publishing manifests.
 
@@ -391,91 +386,6 @@ def _is_same(item: ShippedItem | None, other: ShippedItem) -> bool:
     if item is None or (item.objects.files, item.objects.is_lost) != (other.objects.files, other.objects.is_lost):
         return False
     return isinstance(item.row, SegmentRow) or item.objects.is_durable == other.objects.is_durable
-
-
-def _is_durable(status: ObjectStatus | None) -> bool:
-    return status is not None and status.is_complete and status.is_durable
-
-
-class ManifestHistory:
-    """The recent manifests of one journal in its store.
-
-    Attributes:
-        durable: the newest manifest that the store calls durable; None if there is none, or it has vanished.
-    """
-
-    def __init__(self, store: Store, prefix: str, clock: Clock) -> None:
-        self._store, self._prefix, self._clock = store, prefix, clock
-        self._since = clock.now()
-        self._recent: list[tuple[str, Manifest]] = []  # names and manifests, newest first, down to the durable one
-        self._durable_name = ""
-        self.durable: Manifest | None = None
-
-    @property
-    def newest(self) -> Manifest | None:
-        """The newest manifest; None if there is none."""
-        return self._recent[0][1] if self._recent else None
-
-    @property
-    def name(self) -> str:
-        """The name of the newest manifest; "" if there is none."""
-        return self._recent[0][0] if self._recent else ""
-
-    def load(self, found: Manifest, name: str, names: Sequence[str]) -> None:
-        """Start from a manifest that was read. `names` are the manifests in the store, newest first."""
-        self._recent, self._since = [(name, found)], self._clock.now()
-        self._durable_name, self.durable = "", None
-        for each in names[names.index(name) :]:
-            if _is_durable(self._store.stat(each)):
-                try:
-                    self.durable = found if each == name else read_manifest(self._store, each)
-                except CorruptObject:
-                    continue
-                self._durable_name = each
-                return
-
-    def add(self, manifest: Manifest, name: str, names: Sequence[str]) -> None:
-        """Add a manifest that was published, and delete the oldest of those that are in the store now (`names`)."""
-        self._recent = [(name, manifest), *self._recent][:KEPT]
-        self._since = self._clock.now()
-        if self._durable_name not in names:
-            self._durable_name, self.durable = "", None
-        for each in names[KEPT:]:
-            if each != self._durable_name:
-                self._store.delete(each)
-
-    def update(self, persist_seconds: float) -> bool:
-        """Query the store for the newest durable manifest; return True if the store has lost the newest manifest.
-
-        If the newest takes longer than `persist_seconds`, its durability is requested again.
-        """
-        for i, (name, manifest) in enumerate(self._recent):
-            if name == self._durable_name:
-                break
-            status = self._store.stat(name)
-            if _is_durable(status):
-                self._durable_name, self.durable = name, manifest
-                del self._recent[i + 1 :]
-                break
-            if i == 0 and (status is None or status.is_lost):
-                return True
-            if i == 0 and self._clock.now() - self._since > persist_seconds:
-                self._since = self._clock.now()
-                self._store.request_durability(name)
-        return False
-
-    def is_newest_missing(self, names: Sequence[str]) -> bool:
-        """Return True if the newest manifest is not among the names."""
-        return bool(self._recent) and self.name not in names
-
-    def referenced_objects(self) -> set[str]:
-        """Return the objects that the recent manifests name, which must not be deleted as garbage."""
-        found = self.durable_objects()
-        return found.union(*(item.names() for _, manifest in self._recent for item in manifest.shipped.values()))
-
-    def durable_objects(self) -> set[str]:
-        """Return the objects that the durable manifest names."""
-        return set() if self.durable is None else {name for item in self.durable.shipped.values() for name in item.names()}
 
 
 class GarbageCollector:
