@@ -16,10 +16,10 @@ from tranlogs.base.clock import Clock, SystemClock
 from tranlogs.base.errors import LogUnavailable, NotARun, TranLogsError, UsageError, error_text
 from tranlogs.journal import JournalPaths, read_owner
 from tranlogs.journal.ownership.writer_lock import OwnerLock
-from tranlogs.shipping import Archiver
+from tranlogs.shipping import Archiver, Throttle, journal_prefix
+from tranlogs.stores import TimeoutStore, open_store
 
 from .settings import DaemonSettings
-from .watching.archiving import ArchiverFactory
 from .watching.lock import lock_journal
 from .watching.watch import Evaluation, JournalWatch
 
@@ -74,6 +74,9 @@ class Daemon:
         on_evaluation: called with each evaluation, or with the reason why a journal could not be evaluated.
         on_removed: called with the folder of a journal that does not exist any more.
         clock: returns the time of evaluations.
+
+    Raises:
+        StoreRefused: the store's address is wrong.
     """
 
     def __init__(
@@ -90,8 +93,10 @@ class Daemon:
         self._on_evaluation, self._on_removed = on_evaluation, on_removed
         self._clock = clock or SystemClock()
         self._watched: dict[Path, _Watched] = {}
-        store = None if settings.is_dry_run else settings.store
-        self._archivers = None if store is None else ArchiverFactory(store, self._clock)
+        self._store_settings = None if settings.is_dry_run else settings.store
+        if (store := self._store_settings) is not None:  # opened once, and shared by the journals
+            self._store = TimeoutStore(open_store(store.url), store.stall_seconds)
+            self._throttle = Throttle(store.bytes_per_second, store.senders)
         self._stop = threading.Event()
         self._has_reported_no_runs = False
         self._refused: dict[Path, str] = {}  # journals that cannot be watched, and why
@@ -145,8 +150,8 @@ class Daemon:
         for watched in self._watched.values():
             watched.close()
         self._watched.clear()
-        if self._archivers is not None:
-            self._archivers.close()
+        if self._store_settings is not None:
+            self._store.close()
 
     def _update_watched(self) -> None:
         """Drop journals that do not exist any more, and watch new ones."""
@@ -185,7 +190,7 @@ class Daemon:
             lock = self._lock(folder)
             if lock is None and not self._settings.is_dry_run:
                 return
-            archiver = self._archivers.start_archiver(paths) if self._archivers is not None else None
+            archiver = self._start_archiver(paths)
         except (UsageError, LogUnavailable, OSError) as error:
             if self._is_named(folder) and isinstance(error, UsageError):
                 raise
@@ -197,6 +202,15 @@ class Daemon:
         watch = JournalWatch(paths, self._settings, self._clock)
         self._watched[folder] = _Watched(watch, lock, archiver)
         _log.info("%s: watching", folder)
+
+    def _start_archiver(self, paths: JournalPaths) -> Archiver | None:
+        """Start to ship a journal if there is a store."""
+        if self._store_settings is None:
+            return None
+        shipping = self._store_settings.shipping
+        archiver = Archiver(paths, self._store, journal_prefix(paths), shipping, self._clock, self._throttle)
+        archiver.start()
+        return archiver
 
     def _is_named(self, folder: Path) -> bool:
         """Return True if the user named this journal or its run, so that the daemon must not continue without it."""
