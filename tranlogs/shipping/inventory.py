@@ -51,13 +51,6 @@ class Inventory:
     The class joins the manifests in the store, the durability of objects, the garbage collector and the catalog, because a
     manifest may be published, and an object deleted, only if all of them agree. So it has many attributes.
 
-    Args:
-        paths: the journal's.
-        store: the store to which the journal is shipped.
-        prefix: the journal's place in the store, "RUN/rank0".
-        clock: the catalog's.
-        takes_over: True to ship even if another copy of the run was shipped to this place.
-
     Attributes:
         writer: name of this journal as a writer to the store.
         is_attached: True once the store's manifests were read, and this journal may write to the store.

@@ -108,12 +108,7 @@ class Manifest:
 
     @classmethod
     def unpack(cls, raw: bytes, name: str) -> Manifest:
-        """Parse the content of a manifest's object.
-
-        Raises:
-            CorruptObject: the manifest is damaged.
-            UnknownFormat: a newer version wrote the manifest.
-        """
+        """Parse the content of a manifest's object, or raise CorruptObject or UnknownFormat."""
         try:
             content = open_manifest(raw)
             if content["format"] != FORMAT_VERSION:
@@ -169,10 +164,6 @@ def read_first_sound(store: Store, names: Sequence[str]) -> tuple[Manifest | Non
 
     Returns:
         The manifest (None if none is intact), its name, and a sentence for each damaged one before it.
-
-    Raises:
-        StoreUnavailable: the store does not answer.
-        UnknownFormat: a newer version wrote one.
     """
     notes: list[str] = []
     for name in names:
@@ -184,12 +175,7 @@ def read_first_sound(store: Store, names: Sequence[str]) -> tuple[Manifest | Non
 
 
 def read_newest(store: Store, prefix: str) -> tuple[Manifest | None, list[str]]:
-    """Return the newest intact manifest of a journal, and a sentence for each newer one that is damaged.
-
-    Raises:
-        StoreUnavailable: the store does not answer.
-        UnknownFormat: a newer version wrote it.
-    """
+    """Return the newest intact manifest of a journal, and a sentence for each newer one that is damaged."""
     manifest, _, notes = read_first_sound(store, manifest_names(store, prefix))
     return manifest, notes
 
