@@ -46,7 +46,8 @@ class RecoveryReport:
         loop: the number of the loop that was running, from 1, in the order in which the script enters them.
         batch: the number of batches, or turns, of this loop that are done. Where no loop of `LoggedOptimizer` was running, the
             loop is number 1, and its epochs and batches are those of the whole run.
-        epoch: the epoch of this loop that continues, from 0; the line that is printed counts from 1.
+        epoch: the epoch of this loop that continues, from 0, or its last one if it has ended; the line that is printed counts
+            from 1.
         timeline: the timeline that the next record belongs to.
         checkpoint_step: the step of the checkpoint where replay started; None for a new run.
         replayed: the number of steps redone from the log.

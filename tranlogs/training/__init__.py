@@ -44,7 +44,7 @@ from .recheck import (
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
 from .resources import RunResources, prepare_run_id
-from .restarts import Framework, Restarts
+from .restarts import Framework, Restarts, describe_unset
 from .rng import HostRng, is_same_state, numpy_state, python_state, read_memory_of, set_host_rng
 from .scalars import Curve, ScalarHistory
 from .settings import RunOptions, RunSettings, check_epochs
@@ -120,6 +120,7 @@ __all__ = [
     "describe_not_computed",
     "describe_replacement",
     "describe_script_change",
+    "describe_unset",
     "digest_of",
     "find_changed_elements",
     "forecast_writes",

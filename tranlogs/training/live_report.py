@@ -29,14 +29,16 @@ UNKNOWN_DATA = (
 )
 
 
-def describe_end(loop_end: str) -> str:
+def describe_end(loop_end: str, unset: str = "") -> str:
     """Return what it means for a start that the script came to its end before.
 
     Args:
         loop_end: where the script left its loop; see `Journal.note_finished`.
+        unset: what a start lacks whose loop does not run; see `describe_unset`.
     """
     if loop_end == "complete":
-        return "the run is finished, and only a longer loop trains on (for another training, give another folder)"
+        text = "the run is finished, and only a longer loop trains on (for another training, give another folder)"
+        return f"{text}; {unset}" if unset else text
     if not loop_end:
         return "its script came to its end there, so it trains on only if its loop is longer now or was left early by break"
     return f"the loop was left {loop_end}, and trains on unless it is left again"

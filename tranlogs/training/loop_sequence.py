@@ -77,6 +77,16 @@ class LoopRecord:
         index = self.loops[number - 1] if number <= len(self.loops) else _NAMES_MAX
         return self.names[index] if index < len(self.names) else ""
 
+    def find_epoch(self, epoch: int, batch: int) -> int:
+        """Return the epoch that continues, from 0; of a loop that has ended, its last one.
+
+        Args:
+            epoch: number of epochs of the loop that are done.
+            batch: number of batches of the next one that are done.
+        """
+        is_over = not self.is_open or (self.length is not None and epoch >= self.length)
+        return epoch - 1 if is_over and epoch and not batch else epoch
+
 
 def decide_entry(number: int, name: str, recorded: LoopRecord) -> LoopDecision:
     """Return what a loop is that the script enters.

@@ -13,6 +13,7 @@ from tranlogs.training import (
     RecoveryReport,
     describe_end,
     describe_not_computed,
+    describe_unset,
     judge_exactness,
     make_report,
     recover,
@@ -181,7 +182,9 @@ class Recovery:
             timeline=parts.journal.timeline,
         )
         rechecked, seconds = self.recheck.compared
-        end = describe_end(parts.journal.former_loop_end) if parts.journal.was_finished and not found.steps_lost else ""
+        unset = describe_unset((self.body.get("restarts") or {}).get("unset", ()))
+        has_ended = parts.journal.was_finished and not found.steps_lost
+        end = describe_end(parts.journal.former_loop_end, unset) if has_ended else ""
         return replace(report, recheck=parts.report.recheck, rechecked=rechecked, seconds_recheck=seconds, end=end)
 
     def _compare_models(self) -> list[str]:

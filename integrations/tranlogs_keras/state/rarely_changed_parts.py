@@ -33,6 +33,11 @@ def found_under(prefix: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_place(body: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return the number of the loop of a boundary, its epoch, and the number of its batches that are done."""
+    """Return the number of the loop of a boundary, its epoch, and the number of its batches that are done.
+
+    The epoch of a loop, or of a fit, that has ended is its last one.
+    """
     position, loop = body["position"], LoopRecord.read(body.get("loop"))
-    return max(loop.count, 1), position["epoch"], position["total"] - loop.start.get("total", 0)
+    epoch = position["epoch"] - position["is_finished"]  # that is of a fit
+    epoch = loop.find_epoch(epoch, position["batch"]) if loop.count else epoch
+    return max(loop.count, 1), epoch, position["total"] - loop.start.get("total", 0)

@@ -76,7 +76,8 @@ def test_a_finished_run_that_is_started_again_says_so(loop: str, tmp_path: Path)
         line, steps = script.start()
         told = "its script came to its end there, so it trains on only if its loop is longer now or was left early by break"
         assert line.endswith(f"bit-exact): {told}" if loop == "plain" else FINISHED + UNSET.get(loop, "")), line
-        assert line.startswith("recovered to step 24 (")
+        place = "after 24 batches" if loop == "steps" else f"epoch {EPOCHS}, after 24 batches"
+        assert line.startswith(f"recovered to step 24 ({place}, "), line
         assert steps == 0
 
 

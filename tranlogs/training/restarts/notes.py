@@ -67,6 +67,12 @@ def lines_of(restarts: Sequence[Restart]) -> list[str]:
     return found
 
 
+def describe_unset(names: Sequence[str]) -> str:
+    """Return what a start of a finished run lacks, since the body of its loop does not run; "" if that is nothing."""
+    quoted = [f"`{name}`" for name in names]
+    return f"the loop body did not run, so {listed(quoted)} {'is' if len(names) == 1 else 'are'} unset" if quoted else ""
+
+
 def name_of(restart: Restart) -> str:
     """Return the name of a value that starts over; of an attribute of an object, that of the object with its class."""
     return f"{restart.owner} ({restart.kind})" if restart.owner else restart.name

@@ -17,7 +17,7 @@ from typing import Any
 from ...encoding.tree_values import Fixed
 from ...recovery.report import Restart
 from ..live_report import LiveReport
-from .notes import listed, with_notes
+from .notes import describe_unset, with_notes
 from .plain_values import Look, write_first
 from .script_frames import Loops, loops_around, script_frames
 from .script_values import Framework, Place, ScriptValues, read_values
@@ -91,8 +91,7 @@ class Restarts:
     @property
     def unset(self) -> str:
         """What a start of a finished run lacks, since the body of its loop does not run."""
-        names = [f"`{name}`" for name in self._unset]
-        return f"the loop body did not run, so {listed(names)} {'is' if len(names) == 1 else 'are'} unset" if names else ""
+        return describe_unset(self._unset)
 
     def open(self, number: int = 0) -> None:
         """Take the digests: a loop opens, with this number among the loops of the run."""

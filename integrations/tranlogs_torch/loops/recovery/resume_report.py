@@ -93,7 +93,6 @@ class ResumeReport:
             timeline=parts.journal.timeline,
         )
         rechecked, seconds_recheck = self._recheck.compared
-        end = describe_end(parts.journal.former_loop_end) if self.is_at_end and not found.steps_lost else ""
-        if end and parts.journal.former_loop_end == "complete" and parts.restarts.unset:
-            end = f"{end}; {parts.restarts.unset}"
+        has_ended = self.is_at_end and not found.steps_lost
+        end = describe_end(parts.journal.former_loop_end, parts.restarts.unset) if has_ended else ""
         return replace(report, recheck=parts.report.recheck, rechecked=rechecked, seconds_recheck=seconds_recheck, end=end)
