@@ -43,15 +43,17 @@ class Stream:
 class Loop:
     """A run with nothing but boundaries."""
 
-    def __init__(self, run: Path, framework: Framework = FRAMEWORK, recorded: Any = None, number: int = 0) -> None:
+    def __init__(
+        self, run: Path, framework: Framework = FRAMEWORK, recorded: Any = None, number: int = 0, is_logged: bool = True
+    ) -> None:
         self.report = LiveReport(run)
-        self._restarts, self._number = Restarts(self.report, framework), number
+        self._restarts, self._number, self._is_logged = Restarts(self.report, framework), number, is_logged
         self._restarts.note_start()
         self._restarts.resume(recorded)
 
     def turns(self, count: int = 4) -> Iterator[int]:
         """Yield turns, with a boundary after each."""
-        self._restarts.open(self._number)
+        self._restarts.open(self._number, is_logged=self._is_logged)
         for turn in range(count):
             yield turn
             if turn == count - 1:
@@ -218,6 +220,21 @@ def test_an_attribute_of_a_tracked_object_is_named_if_its_state_lacks_it(state: 
     assert loop.named == ([] if state else ["stopper.best"])
 
 
+def counting(run: Path) -> Loop:
+    stopper, scheduler = Stopper(), Stopper()
+    states = [(stopper, dict), (scheduler, lambda: {"last_epoch": scheduler.bad})]
+    loop = Loop(run, Framework(lambda value: None, tracked=lambda: states))
+    for _ in loop.turns():
+        stopper.bad += 1
+        scheduler.bad += 1
+    return loop
+
+
+def test_a_counter_is_named_if_only_another_tracked_object_keeps_such_a_number(tmp_path: Path) -> None:
+    """A scheduler counts as the average does, whose own state lacks the counter."""
+    assert counting(tmp_path).named == ["stopper.bad"]
+
+
 def second_loop(loop: Loop, score: float) -> Loop:
     scores = [score]
     for _ in loop.turns():
@@ -230,6 +247,32 @@ def test_code_between_loops_that_gives_another_value_is_named(tmp_path: Path) ->
     assert first.named == []
     assert second_loop(Loop(tmp_path, recorded=first.recorded, number=1), 1.0).named == []
     assert second_loop(Loop(tmp_path, recorded=first.recorded, number=1), 2.0).named == ["score", "scores"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "line"),
+    [
+        ("remember", "state = optimizer.remember(score=..., scores=...) before recover(), with the first value for ..., and "),
+        ("fit", "make them attributes of a callback of this fit"),
+    ],
+)
+def test_the_line_that_keeps_it_is_that_of_the_framework(variable: str, line: str, tmp_path: Path) -> None:
+    """The value that the script has written first is not known."""
+    framework = Framework(lambda value: None, variable=variable)
+    first = second_loop(Loop(tmp_path, framework, number=1), 1.0)
+    again = second_loop(Loop(tmp_path, framework, recorded=first.recorded, number=1), 2.0)
+    (note,) = again.report.texts
+    assert f"To keep them: {line}" in note
+    assert f"when this {'fit' if variable == 'fit' else 'loop'} was first entered" in note
+
+
+@pytest.mark.parametrize("is_logged", [True, False])
+def test_what_a_report_says_is_not_logged_too(is_logged: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = second_loop(Loop(tmp_path, number=1), 1.0)
+    caplog.clear()
+    again = second_loop(Loop(tmp_path, recorded=first.recorded, number=1, is_logged=is_logged), 2.0)
+    assert "scores" in again.named
+    assert [again.report.texts[0] in text for text in caplog.messages] == [True] * is_logged
 
 
 PLAIN = st.recursive(

@@ -114,7 +114,8 @@ class FitRun:
                 describe=self._describe,
             )
             if not self.is_skipped:
-                self._restarts.open(self.number)
+                prints_report = settings.verbose and self._recovery.landed is not None and not self.is_complete
+                self._restarts.open(self.number, is_logged=not prints_report)
             if self._recovery.landed is None and not self.is_skipped:
                 kept = settings.retention.inner
                 report_start(self.parts, settings.shared, every_epoch=settings.every_epoch, retention=kept, ends=1)

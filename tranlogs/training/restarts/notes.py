@@ -25,9 +25,10 @@ def describe_restarts(restarts: Sequence[Restart]) -> list[str]:
     found = []
     for group in _groups(restarts):
         first, names = group[0], [one.name for one in group]
-        if first.code == "again":
-            what = f"{listed(names)}: another value than when this loop was first entered, since code between loops ran again, "
-            what += "on the newest state"
+        if first.code.startswith("again"):
+            loop = "fit" if first.code == "again fit" else "loop"
+            what = f"{listed(names)}: another value than when this {loop} was first entered, since code between {loop}s ran "
+            what += "again, on the newest state"
         elif first.owner:
             lacks = f"state_dict() of {first.kind} lacks" if first.code in ("state", "extra") else "its methods change"
             attributes = listed([name.removeprefix(f"{first.owner}.") for name in names])
@@ -53,9 +54,10 @@ def lines_of(restarts: Sequence[Restart]) -> list[str]:
     found = []
     for group in _groups(restarts):
         first, it = group[0], "it" if len(group) == 1 else "them"
-        if first.code in _LINES:
+        code = first.code.removeprefix("again ")
+        if code in _LINES:
             attributes = "an attribute" if it == "it" else "attributes"
-            found.append(_LINES[first.code].format(it=it, attributes=attributes, kind=first.kind))
+            found.append(_LINES[code].format(it=it, attributes=attributes, kind=first.kind))
         elif first.code == "track":
             states = "" if first.has_state else f"give {first.kind} state_dict() and load_state_dict(state), and "
             found.append(f"{states}optimizer.track({_keys([first.owner])[0]}={first.owner}) before recover()")

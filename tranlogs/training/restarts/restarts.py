@@ -18,7 +18,7 @@ from ...encoding.tree_values import Fixed
 from ...recovery.report import Restart
 from ..live_report import LiveReport
 from .notes import describe_unset, with_notes
-from .plain_values import Look, write_first
+from .plain_values import UNKNOWN, Look, write_first
 from .script_frames import Loops, loops_around, script_frames
 from .script_values import Framework, Place, ScriptValues, read_values
 
@@ -93,9 +93,14 @@ class Restarts:
         """What a start of a finished run lacks, since the body of its loop does not run."""
         return describe_unset(self._unset)
 
-    def open(self, number: int = 0) -> None:
-        """Take the digests: a loop opens, with this number among the loops of the run."""
-        self._guard(lambda: self._open(number))
+    def open(self, number: int = 0, *, is_logged: bool = True) -> None:
+        """Take the digests: a loop opens.
+
+        Args:
+            number: of the loop, among those of the run, from 0.
+            is_logged: False if the report is printed after this, with what is found here.
+        """
+        self._guard(lambda: self._open(number, is_logged=is_logged))
 
     def note_end(self, *, of_loop: bool) -> None:
         """Note that the next boundary ends an epoch, or the loop."""
@@ -126,7 +131,7 @@ class Restarts:
         except Exception:  # whatever a script is made of, its training goes on
             _log.debug("what starts over is not known", exc_info=True)
 
-    def _open(self, number: int) -> None:
+    def _open(self, number: int, *, is_logged: bool) -> None:
         self._kept.clear()
         opened = read_values(self.framework, self._outside, self._kept)
         born = _born.get(opened.code, set())
@@ -145,13 +150,15 @@ class Restarts:
             return
         places = {place.key: place for place, _, _ in opened.values}
         changed = [key for key, digest in now.items() if entered.get(key, digest) != digest and not key.startswith("kept:")]
-        self._name([Restart("again", places[key].name, self._before[key][1]) for key in changed if places[key].name])
+        variable = self.framework.variable
+        code = "again" if variable == "remember" else f"again {variable}"
+        self._name([Restart(code, places[key].name, UNKNOWN) for key in changed if places[key].name], is_logged=is_logged)
 
     def _compare(self, *, is_over: bool) -> None:
         now = read_values(self.framework, self._outside, self._kept, self._before)
         kept = {place.key: digest for place, _, digest in now.values if place.key.startswith("kept:")}
         copies = {(self._before[key][0], digest) for key, digest in kept.items() if key in self._before}
-        states: list[tuple[set[str], set[bytes]]] | None = None
+        states: list[tuple[int, set[str], set[bytes]]] | None = None
         found = list[Restart]()
         for place, value, digest in now.values:
             before, first = self._before.get(place.key, (digest, ""))
@@ -160,11 +167,12 @@ class Restarts:
             if type(value) is float and _is_of_clock(place.name, first, value):
                 continue
             if states is None:
-                states = [self._read_state(read) for _, read in self.framework.tracked()]
+                states = [(id(one), *self._read_state(read)) for one, read in self.framework.tracked()]
             attribute = place.name.rpartition(".")[2]
             if any(
-                (digest in digests and attribute in names) or (place.is_tracked and (digest in digests or attribute in names))
-                for names, digests in states
+                (digest in digests and attribute in names)
+                or (place.tracked == one and (digest in digests or attribute in names))
+                for one, names, digests in states
             ):
                 continue
             found.append(self._restart(place, first))
@@ -194,7 +202,7 @@ class Restarts:
 
     def _restart(self, place: Place, first: str) -> Restart:
         framework = self.framework
-        if place.is_tracked and framework.thing == "track":
+        if place.tracked and framework.thing == "track":
             return Restart("extra" if place.is_module else "state", place.name, first, place.owner, place.kind, True)
         code = framework.thing if place.owner else framework.variable
         return Restart(code, place.name, first, place.owner, place.kind, place.has_state)

@@ -73,7 +73,7 @@ class Place:
             class, a module of a network, or of the object whose method runs.
         kind: the class of the owner.
         has_state: True if the owner has `state_dict` and `load_state_dict`.
-        is_tracked: True if the owner is tracked, or belongs to what is.
+        tracked: id of the tracked object that is the owner, or to which the owner belongs; 0 if there is none.
         is_module: True if the owner is a module of PyTorch.
     """
 
@@ -82,7 +82,7 @@ class Place:
     owner: str = ""
     kind: str = ""
     has_state: bool = False
-    is_tracked: bool = False
+    tracked: int = 0
     is_module: bool = False
 
 
@@ -149,7 +149,7 @@ class _Walk:
                 pairs = value.items() if isinstance(value, dict) else enumerate(value)
                 for key, item in list(islice(pairs, _ITEMS_MAX)):
                     if _is_own(item) or isinstance(item, (*_CONTAINERS, FunctionType)):
-                        inner = Place(f"{place.key}[{key!r}]", f"{place.name}[{key!r}]", is_tracked=place.is_tracked)
+                        inner = Place(f"{place.key}[{key!r}]", f"{place.name}[{key!r}]", tracked=place.tracked)
                         yield from (one for one in self._any(inner, item, depth + 1) if one[0] is not inner)
         elif id(value) not in self.seen and depth < _DEPTH_MAX:
             yield from self._object(place, value, depth)
@@ -174,9 +174,9 @@ class _Walk:
         if not _is_own(value) and not parts:
             return
         self.seen.add(id(value))
-        is_tracked = place.is_tracked or id(value) in self.tracked
+        tracked = id(value) if id(value) in self.tracked else place.tracked
         kind = value if isinstance(value, type) else type(value)
-        is_variable = not is_tracked and (
+        is_variable = not tracked and (
             isinstance(value, (type, *_NAMESPACES)) or "_modules" in vars(value) or bool(parts) or id(value) in self.running
         )
         is_module = "_modules" in vars(value)
@@ -186,7 +186,7 @@ class _Walk:
             if is_variable:
                 return _below(place, name)
             below = _below(place, name)
-            return Place(below.key, below.name, place.name, kind.__name__, has_state, is_tracked, is_module)
+            return Place(below.key, below.name, place.name, kind.__name__, has_state, tracked, is_module)
 
         if _is_own(value):
             yield from self._attributes(place, dict(vars(value)), depth, inner, _library_names(kind))
@@ -251,7 +251,7 @@ def prefix_of(frame: FrameType, number: int) -> str:
 
 
 def _below(place: Place, name: str) -> Place:
-    return Place(f"{place.key}.{name}", f"{place.name}.{name}", is_tracked=place.is_tracked)
+    return Place(f"{place.key}.{name}", f"{place.name}.{name}", tracked=place.tracked)
 
 
 def _is_own(value: Any) -> bool:
