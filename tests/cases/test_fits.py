@@ -18,6 +18,11 @@ def test_a_script_that_resumes_by_itself_is_recognised(style: str, torch: Lab, t
     prove_exact(torch, "tests.cases.fits:resumed", tmp_path, [["batch", 15], ["batch", 6]], style=style)
 
 
+def test_a_first_epoch_that_the_script_takes_for_done_is_trained_to_its_end(torch: Lab, tmp_path: Path) -> None:
+    """Killed after the script's callbacks have saved the first epoch, and before its last batch is proven."""
+    prove_exact(torch, "tests.cases.fits:resumed", tmp_path, [["after", 1]], style="weights")
+
+
 def test_a_callback_that_thaws_layers_and_compiles_again_is_told_to_write_two_fits(torch: Lab, tmp_path: Path) -> None:
     (said,) = run_whole(torch, "tests.cases.fits:thawed_within", tmp_path).printed
     assert "model.compile was called while fit runs" in said

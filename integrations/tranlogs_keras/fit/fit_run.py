@@ -45,6 +45,13 @@ _HOST_RNG = (f"{RNG}python", f"{RNG}numpy", f"{RNG}torch")  # parts of a boundar
 _LEARNED = ("source.draws", "source.draws_own")  # each process finds out for itself whether batches draw random numbers
 
 
+class _StartingEpoch(int):
+    """The epoch at which `fit` begins. Keras takes `initial_epoch` of the script in place of a false one, such as epoch 0."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
 class FitRun:
     """One `fit` of a model, logged.
 
@@ -200,7 +207,7 @@ class FitRun:
         """The epoch at which `fit` has to begin; None for its own choice."""
         if self.is_complete:
             return self._epochs
-        return None if self._recovery.landed is None else self.cursor.position.epoch
+        return None if self._recovery.landed is None else _StartingEpoch(self.cursor.position.epoch)
 
     @property
     def is_complete(self) -> bool:
