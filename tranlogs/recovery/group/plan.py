@@ -15,9 +15,8 @@ from ..decoding import DamagedEntry, decode_chunks
 from ..history import Link
 from ..recover import EarlierNotes
 from ..recovery_plan import RecoveryPlan, has_later_boundary
-from .decision.agreement import BaseCheckpoint
-from .decision.generations import GroupTarget
-from .summary.log_summary import GenerationLog, enumerate_boundaries
+from .decide import BaseCheckpoint, GroupTarget
+from .journals import GenerationLog, enumerate_boundaries
 
 
 class RankPlanner:

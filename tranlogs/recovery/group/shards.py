@@ -21,7 +21,7 @@ from ...log.decoded_record import Entry
 from ...log.reader import SegmentReader
 from ...log.record_format import EntryKind
 from ..history import Link
-from .summary.log_summary import GenerationLog
+from .journals import GenerationLog
 
 Decode = Callable[[Entry], Any]
 _Located = tuple[int, Entry]  # the index of a tensor in the layout of a shard, and the shard
@@ -99,7 +99,7 @@ class GradientShards:
             peer.close()
         self._peers = {}
 
-    def join(self, entry: Entry, body: dict[str, Any], decode: Decode) -> Entry:
+    def join(self, entry: StepEntry, body: dict[str, Any], decode: Decode) -> StepEntry:
         """Return the record with the shards of all ranks; the record itself if it holds no shard.
 
         Args:
@@ -150,17 +150,25 @@ class GradientShards:
         return entry
 
 
-class JoinedEntry(Entry):
-    """A record with tensors that are joined from the gradient shards of all ranks. All else comes from the first record.
+class JoinedEntry:
+    """A record with tensors that are joined from the gradient shards of all ranks. All else is that of the first record.
+
+    It is no `Entry`: a payload, a layout or a checksum of it would be those of one shard.
 
     Args:
-        parts: the records that hold the shards.
+        shards: the records that hold the shards.
         on_damage: called with each error after which a copy of the shard was read.
+
+    Attributes:
+        raw_bytes: bytes of the tensors before compression, in all shards.
+        reader, kind, step, digests: those of the first record.
     """
 
-    def __init__(self, parts: Sequence[Entry], on_damage: Callable[[CorruptRecord], None]) -> None:
-        self.__dict__.update(parts[0].__dict__)
-        self.shards, self._on_damage = parts, on_damage
+    def __init__(self, shards: Sequence[Entry], on_damage: Callable[[CorruptRecord], None]) -> None:
+        first = shards[0]
+        self.shards, self._on_damage = shards, on_damage
+        self.reader, self.kind, self.step, self.digests = first.reader, first.kind, first.step, first.digests
+        self.raw_bytes = sum(one.raw_bytes for one in shards)
 
     def tensor_names(self) -> list[str]:
         """Return the names of the tensors in all shards."""
@@ -201,6 +209,9 @@ class JoinedEntry(Entry):
                 if i + 1 == len(copies):
                     raise
                 self._on_damage(error)
+
+
+StepEntry = Entry | JoinedEntry  # a record whose tensors are read by name
 
 
 def _get_offset(located: _Located) -> int:
