@@ -39,12 +39,6 @@ class JournalAccess:
 
     All ranks must create it at the same time, because they exchange which journals each of them can read.
 
-    Args:
-        folder: the journal of this rank.
-        rank: the rank of this process.
-        summaries: the summaries of all journals.
-        exchange: connects the ranks.
-
     Attributes:
         folders: where to read each rank's journal. Empty journals are not listed.
         readable_by: the processes that can read each rank's journal in place.

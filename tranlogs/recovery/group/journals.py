@@ -44,26 +44,14 @@ class GenerationLog:
 
     @classmethod
     def read(cls, folder: Path, first_timeline: int, ignored: Collection[int] = ()) -> GenerationLog:
-        """Read the part of one generation in a journal; an empty one if the journal has no part in it.
-
-        Args:
-            folder: the folder of the journal.
-            first_timeline: the timeline that started the generation.
-            ignored: timelines that do not count.
-        """
+        """Read the part of one generation in a journal; an empty one if the journal has no part in it."""
         found = read_generations(folder, ignored)
         matching = (log for log in found if log.first_timeline == first_timeline and not log.is_empty)
         return next(matching, cls(replace(found[0].facts, segments=[]), {}, History()))
 
     @classmethod
     def from_facts(cls, facts: Facts, folder: Path, limits: Limits | None = None) -> GenerationLog:
-        """Return the part of the newest generation that the facts about a journal show.
-
-        Args:
-            facts: what was read of the journal.
-            folder: the folder of the journal.
-            limits: the lineage, if a later generation has limited it.
-        """
+        """Return the part of the newest generation that facts show. A later generation may have limited its lineage."""
         log = cls(facts, limits or trace_lineage(facts.timelines, facts.timeline), History())
         log._fill()
         log.environment = _read_checkpoint_environment(folder, [row.name for row in log.checkpoints])
@@ -145,11 +133,7 @@ class GenerationLog:
         return get_timeline_ids(self._read_segment_environment(newest) or self.environment)
 
     def _read_segment_environment(self, after_timeline: int = 0) -> dict[str, Any]:
-        """Return the environment that the newest segment with an entry records; {} if there is none.
-
-        Args:
-            after_timeline: only segments of later timelines count.
-        """
+        """Return the environment that the newest segment with an entry on a later timeline records; {} if there is none."""
         for segment in sorted(self.facts.segments, key=lambda segment: -segment.row.ordinal):
             if segment.row.timeline <= after_timeline:
                 continue
@@ -168,13 +152,9 @@ class GenerationLog:
 
 
 def read_generations(folder: Path, ignored: Collection[int] = ()) -> list[GenerationLog]:
-    """Read a journal and return its generations, the newest first. Some may be empty.
+    """Read a journal without some timelines and return its generations, the newest first. Some may be empty.
 
     The facts of the first generation are those of the whole journal.
-
-    Args:
-        folder: the folder of the journal.
-        ignored: timelines that do not count.
     """
     facts = read_facts(folder)
     facts = replace(facts, timelines=[row for row in facts.timelines if row.number not in ignored])

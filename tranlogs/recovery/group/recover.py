@@ -42,7 +42,6 @@ from .exchange import Exchange, Known, OwnJournal, Replaced, Transport, message
 from .group_state import GroupState, ReplayedState
 from .plan import RankPlanner
 from .reshard import Resharding, describe_resharding, describe_resize
-from .shards import GradientShards
 from .summary import choose_timeline_ids, extend_timeline_ids
 from .unit import CommonUnit, FindObstacle
 
@@ -115,14 +114,7 @@ class Attempt:
 
 
 class GroupRecovery:
-    """Recovery of one rank of the group.
-
-    Args:
-        own: the journal of this rank.
-        state: the state to recover.
-        transport: connects the ranks.
-        known: what all journals hold, for a process that has read them itself; None to exchange it.
-    """
+    """Recovery of one rank of the group. A process that has read all journals itself gives what is `known` of them."""
 
     def __init__(self, own: OwnJournal, state: GroupState, transport: Transport, known: Known | None = None) -> None:
         self.rank, self.world, self.state = own.rank, own.world, state
@@ -171,14 +163,14 @@ class GroupRecovery:
             end = self._choose_target(generations, step)
             if end is None:
                 return None
-            work = _Work(self, access, end)
+            work = _Work(self._own, self._known, self.state, access, end)
             self._require_continuable(work)
             access.fetch_checkpoints(() if work.is_resharded else work.list_foreign_checkpoints())
             if self._unit is not None:
                 resharded = work.is_resharded
                 start = self._unit.choose(generations, end, work.planner, self._damage, is_resharded=resharded)
                 if start is not None:
-                    work = _Work(self, access, start)
+                    work = _Work(self._own, self._known, self.state, access, start)
                     access.fetch_checkpoints(work.list_foreign_checkpoints())
             attempt, recovered, error = work.attempt(progress, self._unit)
             outcomes = self._exchange.gather(attempt)
@@ -319,18 +311,17 @@ class _Work:
         planner: plans the rank's recovery.
     """
 
-    def __init__(self, group: GroupRecovery, access: JournalAccess, target: GroupTarget) -> None:
+    def __init__(self, own: OwnJournal, known: Known, state: GroupState, access: JournalAccess, target: GroupTarget) -> None:
         self.generation, self.agreement = generation, agreement = target.generation, target.agreement
-        self._state, self._access, self._known = group.state, access, group._known
-        self._rank, self._world = rank, world = group.rank, group.world
+        self._state, self._access = state, access
+        self._rank, self._world = rank, world = own.rank, own.world
         is_resized = generation.is_sharded and generation.world != world
-        self.is_resharded = generation.first_timeline in self._known.resharded or is_resized
+        self.is_resharded = generation.first_timeline in known.resharded or is_resized
         self.starts_generation = target.starts_generation(world, is_resharded=self.is_resharded)
         self.way = target.get_way(rank, world, is_resharded=self.is_resharded)
         self.has_part = rank < generation.world and rank not in agreement.lost
         self.donor = target.find_donor(rank, self.way)
-        unused = self._known.unused_timelines
-        self.planner = RankPlanner(group._own.folder, rank, self._known.logs, access.folders, target, unused)
+        self.planner = RankPlanner(own, known, access.folders, target)
         self.resharding: Resharding | None = None
         if self.is_resharded:
             self.resharding = Resharding(rank, world, generation, access.readable_by, access.scratch)
@@ -398,11 +389,9 @@ class _Work:
         self, donor: int, base: BaseCheckpoint, state: ReplayedState, progress: Progress | None, notes: list[str]
     ) -> Recovered:
         """Bring a state from a checkpoint to the target by the journal of a rank. What was damaged is added to `notes`."""
-        planner, lost = self.planner, self.agreement.lost
+        planner = self.planner
         log = planner.read_log(donor)
-        peers = [one.rank for one in self.generation.summaries if one.rank != donor and one.rank not in lost]
-        folders = {rank: planner.folders[rank] for rank in peers}
-        with GradientShards(folders, self.generation.first_timeline, self._known.unused_timelines) as shards:
+        with planner.open_shards(donor) as shards:
             state.shards = shards
             try:
                 plan = planner.plan(log, donor, base)

@@ -58,15 +58,7 @@ class FormerRank:
 
 
 class Resharding:
-    """Recovery of a resharded run, for one process.
-
-    Args:
-        rank: the rank of this process.
-        world: the number of processes.
-        generation: the generation that is recovered.
-        readable_by: the processes that can read each rank's journal in place.
-        scratch: the folder for the checkpoints that this process makes.
-    """
+    """Recovery of a resharded run, for one process. It writes its checkpoints to the folder `scratch`."""
 
     def __init__(
         self, rank: int, world: int, generation: Generation, readable_by: Mapping[int, Sequence[int]], scratch: Path
@@ -97,13 +89,7 @@ class Resharding:
             self._checkpoints[rank] = checkpoint.folder, {}
 
     def compact(self, rank: int, state: FormerState, recovered: Recovered, manifest: Mapping[str, Any]) -> None:
-        """Write a checkpoint of what was redone from a former rank's journal.
-
-        Args:
-            rank: the former rank.
-            state: its state at the target.
-            recovered: how it was redone.
-            manifest: that of the checkpoint from which the redo began.
+        """Write a checkpoint of what was redone from a former rank's journal, from a checkpoint with this manifest.
 
         Raises:
             RecoveryError: the checkpoint cannot be written.
@@ -133,10 +119,7 @@ class Resharding:
     def assemble(self, state: GroupState, position: Position, exchange: Exchange) -> Recovered:
         """Set this process's state from the checkpoints of all former ranks. All processes must call it.
 
-        Args:
-            state: the state of this process.
-            position: where its journal continues.
-            exchange: connects the processes.
+        Its journal continues at `position`.
 
         Raises:
             StateMismatch: the state does not fit the run.
@@ -167,13 +150,7 @@ class Resharding:
 
 
 def write_snapshot(folder: Path, snapshot: Snapshot, position: Position, manifest: Mapping[str, Any]) -> None:
-    """Write the folder of a checkpoint that is of no use after a crash.
-
-    Args:
-        folder: to be written.
-        snapshot: the encoded state.
-        position: of the boundary to which the state belongs.
-        manifest: that of the checkpoint from which the redo began.
+    """Write the folder of a checkpoint that is of no use after a crash, at the boundary at `position`.
 
     Raises:
         OSError: the disk is full or fails. Nothing is left on it.

@@ -28,14 +28,7 @@ _Located = tuple[int, Entry]  # the index of a tensor in the layout of a shard, 
 
 
 class PeerJournal:
-    """The step records of one generation in another rank's journal.
-
-    Args:
-        rank: the rank that wrote the journal.
-        folder: where to read it.
-        first_timeline: the timeline that started the generation.
-        ignored: timelines that do not count.
-    """
+    """The step records of one generation in another rank's journal."""
 
     def __init__(self, rank: int, folder: Path, first_timeline: int, ignored: Collection[int] = ()) -> None:
         self.rank, self.folder = rank, folder
@@ -100,12 +93,7 @@ class GradientShards:
         self._peers = {}
 
     def join(self, entry: StepEntry, body: dict[str, Any], decode: Decode) -> StepEntry:
-        """Return the record with the shards of all ranks; the record itself if it holds no shard.
-
-        Args:
-            entry: this rank's record.
-            body: the decoded body of the record.
-            decode: decodes the body of another rank's record.
+        """Return a record with its body as one with the shards of all ranks; the record itself if it holds no shard.
 
         Raises:
             MissingShard: a shard is missing, is damaged, or belongs to another history.
