@@ -59,6 +59,12 @@ def test_a_journal_beside_that_its_own_rank_reads_is_in_its_place(tmp_path: Path
     assert [summary.is_empty for summary in known.summaries] == [True, False]
 
 
+def test_a_journal_that_its_own_rank_cannot_read_counts_as_lost(tmp_path: Path) -> None:
+    place = journal(tmp_path / "run" / "rank1")
+    known = opened(tmp_path / "run" / "rank0", Opening((lost(1),), 1, ((1, f"host1:{place}"),)))
+    assert all(summary.is_empty for summary in known.summaries)
+
+
 def test_a_journal_without_a_step_is_no_loss(tmp_path: Path) -> None:
     journal(tmp_path / "run" / "rank1", "step-00000000-t0001")
     assert all(summary.is_empty for summary in opened(tmp_path / "run" / "rank0", opening(lost(1))).summaries)

@@ -130,7 +130,7 @@ class Opening:
     Attributes:
         summaries: the summaries of its journal, and of journals next to it whose ranks no longer exist.
         writer: the rank that wrote its journal; its own rank if the journal is empty.
-        others: ranks of the group whose journals lie next to its own and hold a step, each with the place.
+        nearby: ranks of the group whose journals lie in its run folder and have a checkpoint of a step, each with the place.
         step: the step that it is asked to recover; None for the newest one.
         resharded: the first timelines of generations whose parameters are sharded in another way now.
         timeline_id: an id for a new timeline.
@@ -139,7 +139,7 @@ class Opening:
 
     summaries: tuple[JournalSummary, ...]
     writer: int
-    others: tuple[tuple[int, str], ...] = ()
+    nearby: tuple[tuple[int, str], ...] = ()
     step: int | None = None
     resharded: tuple[int, ...] = ()
     timeline_id: str = ""
@@ -222,7 +222,7 @@ class OwnJournal:
         opening = Opening(
             tuple(own),
             writer,
-            self._list_others(),
+            self._list_nearby(),
             step,
             tuple(log.first_timeline for log in held if is_resharded(log.environment.get("sharding", {}))),
             new_timeline_id(),
@@ -285,13 +285,13 @@ class OwnJournal:
         """Return the journals next to this one whose ranks no longer exist."""
         return [(rank, folder) for rank, folder in list_journals(self.folder) if rank >= self.world]
 
-    def _list_others(self) -> tuple[tuple[int, str], ...]:
-        """Return the ranks of the group whose journals lie next to this one and have a checkpoint of a step."""
+    def _list_nearby(self) -> tuple[tuple[int, str], ...]:
+        """Return the ranks of the group whose journals lie in this run folder and have a checkpoint of a step."""
         host = socket.gethostname()
         return tuple(
             (rank, f"{host}:{folder}")
             for rank, folder in list_journals(self.folder)
-            if rank < self.world and rank != self.rank and any(map(_has_step, (folder / "checkpoints").glob("step-*")))
+            if rank < self.world and any(map(_has_step, (folder / "checkpoints").glob("step-*")))
         )
 
 
@@ -311,12 +311,15 @@ def _require_in_place(run: Path, answers: Sequence[Opening]) -> None:
             f"{run}: journals lie under the names of other ranks: {', '.join(swapped)}. Each journal holds state that only its "
             "rank has (random numbers, buffers, shards): rename the folders back, and start again"
         )
-    held = {summary.rank for one in answers for summary in one.summaries if not summary.is_empty}
+    found = {summary.rank for one in answers for summary in one.summaries if not summary.is_empty}
+    found |= {
+        rank for rank, one in enumerate(answers) if rank in dict(one.nearby)
+    }  # what it cannot read is lost, not misplaced
     misplaced = [
         f"that of rank {rank} is in {place}, where rank {finder} runs"
         for finder, one in enumerate(answers)
-        for rank, place in one.others
-        if rank not in held
+        for rank, place in one.nearby
+        if rank not in found
     ]
     if misplaced:
         raise RecoveryError(
