@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from tests.torch.lab import with_plain_loops
 from tranlogs.log.segments import segment_sizing
 from tranlogs.recovery import read_facts
-from tranlogs.recovery.group import journal_access
+from tranlogs.recovery.group import journals
 from tranlogs.shipping import in_process_shipping
 
 EPOCHS, BATCHES, BATCH = 3, 16, 5  # on each rank
@@ -249,7 +249,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
     """Train to the end; what came out, to be compared."""
     killer = Killer(kill, run)
     if name.startswith("far"):  # as if each rank's folder lay on a disk of its own machine
-        journal_access.is_readable = lambda summary: summary.rank == dist_rank()
+        journals.is_readable = lambda summary: summary.rank == dist_rank()
     torch.manual_seed(1)
     if "wide" in name:  # which fills segments
         segment_sizing.SEGMENT_RECORDS_WANTED = 1

@@ -24,7 +24,7 @@ from tests.distributed import wrapped
 from tests.distributed.child import BATCHES, SAMPLES, Killer, _digest, data, die, die_behind, die_when, dist_rank
 from tests.torch.lab import with_plain_loops
 from tranlogs.checkpoints import writer as checkpoint_writer
-from tranlogs.recovery.group import journal_access, resharding
+from tranlogs.recovery.group import journals
 from tranlogs.shipping import in_process_shipping
 from tranlogs_torch.elastic.former_checkpoint import FormerCheckpoint
 from tranlogs_torch.elastic.shard_loading import Assembly
@@ -312,8 +312,7 @@ def die_amid_the_change(moment: str) -> None:
 
 def put_apart() -> None:
     """Let each rank see its own folder only, and those that it finds beside its own, as if others lay on other machines."""
-    journal_access.is_readable = lambda summary: summary.rank == dist_rank()
-    resharding._can_read = lambda rank, summary, _: rank in (summary.rank, summary.sender)
+    journals.is_readable = lambda summary: summary.rank == dist_rank()
     Assembly._can_read = lambda self, rank: self._owners[rank] == dist_rank()  # type: ignore[method-assign]
 
 

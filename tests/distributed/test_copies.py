@@ -17,7 +17,7 @@ from tests.distributed.test_world import crash, landed
 from tranlogs.base.errors import UsageError
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import EntryKind
-from tranlogs.recovery.group.summary.log_summary import GenerationLog
+from tranlogs.recovery.group.journals import GenerationLog
 from tranlogs.recovery.history import Link
 from tranlogs_torch import LoggedOptimizer
 

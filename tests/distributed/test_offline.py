@@ -113,7 +113,7 @@ def test_a_damaged_share_is_named_and_worked_around(copied: Path, cli: Cli, tmp_
 def _last_gradient(folder: Path) -> int:
     from tranlogs.log.reader import SegmentReader
     from tranlogs.log.record_format import EntryKind
-    from tranlogs.recovery.group.summary.log_summary import GenerationLog
+    from tranlogs.recovery.group.journals import GenerationLog
 
     log = GenerationLog.read(folder, 1)
     (run,) = log.history.runs

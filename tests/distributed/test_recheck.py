@@ -15,7 +15,7 @@ from tests.distributed.test_kills import differences
 from tests.support import campaign
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import EntryKind
-from tranlogs.recovery.group.summary.log_summary import GenerationLog
+from tranlogs.recovery.group.journals import GenerationLog
 
 pytestmark = pytest.mark.crash
 

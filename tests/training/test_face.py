@@ -33,7 +33,8 @@ Checkpoint Entry EntryKind Fixed Layout NO_TENSORS Payload Snapshot SparseForm T
 array_of spec_of to_numpy tree
 """
 RANKS = """
-Damage FindObstacle FormerState GradientShards GroupRecovered GroupRecovery JoinedEntry ReplacementSource SingleReader Transport
+Damage FindObstacle FormerState GradientShards GroupRecovered GroupRecovery JoinedEntry OwnJournal ReplacementSource
+SingleReader Solo StepEntry Transport
 agree extend_timeline_ids get_first_timeline_id is_of_group is_sharded list_journals new_timeline_id
 read_environment read_generations read_owner
 """

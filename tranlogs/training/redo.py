@@ -7,7 +7,7 @@ The driver knows the kinds of records. How a record changes the state, and how d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -16,9 +16,13 @@ from ..log.decoded_record import Entry
 from ..log.payload_reader import RecordFile
 from ..log.record_format import EntryKind
 from ..recovery import Divergence
+from ..recovery.group.shards import StepEntry
 from .fingerprint import Digests
 
-Decoded = tuple[Entry, dict[str, Any]]  # a record and its body
+Decoded = tuple[StepEntry, dict[str, Any]]  # a record and its body
+
+E = TypeVar("E", Entry, StepEntry)  # what a framework redoes: a run of one process has no shards to join
+E_contra = TypeVar("E_contra", Entry, StepEntry, contravariant=True)
 
 
 class StateDigests(NamedTuple):
@@ -35,7 +39,7 @@ class StateDigests(NamedTuple):
     names: Sequence[str]
 
 
-class RedoTarget(Protocol):
+class RedoTarget(Protocol[E_contra]):
     """The state of a framework, to which records are applied.
 
     Attributes:
@@ -44,20 +48,20 @@ class RedoTarget(Protocol):
 
     compared: str
 
-    def write_image(self, entry: Entry, body: dict[str, Any]) -> None:
+    def write_image(self, entry: E_contra, body: dict[str, Any]) -> None:
         """Overwrite the state with the after-images of a record."""
         ...
 
-    def apply_gradients(self, entry: Entry, body: dict[str, Any]) -> None:
+    def apply_gradients(self, entry: E_contra, body: dict[str, Any]) -> None:
         """Take one step of an optimizer with the gradients of a record."""
         ...
 
-    def read_digests(self, entry: Entry, body: dict[str, Any]) -> StateDigests:
+    def read_digests(self, entry: E_contra, body: dict[str, Any]) -> StateDigests:
         """Return digests of the present state, of the kind that the record has."""
         ...
 
 
-def decode_entries(decode: Callable[[Entry], dict[str, Any]], entries: Sequence[Entry]) -> list[Decoded]:
+def decode_entries(decode: Callable[[Entry], dict[str, Any]], entries: Sequence[Entry]) -> list[tuple[Entry, dict[str, Any]]]:
     """Return entries with their bodies. A body that several entries share is decoded once."""
     bodies: dict[tuple[RecordFile, int], dict[str, Any]] = {}
     found = []
@@ -70,7 +74,9 @@ def decode_entries(decode: Callable[[Entry], dict[str, Any]], entries: Sequence[
     return found
 
 
-def redo_in_order(target: RedoTarget, decoded: Iterable[Decoded], tick: Callable[[int], None]) -> Divergence | None:
+def redo_in_order(
+    target: RedoTarget[E], decoded: Iterable[tuple[E, dict[str, Any]]], tick: Callable[[int], None]
+) -> Divergence | None:
     """Apply records in order.
 
     Args:
@@ -98,7 +104,7 @@ def redo_in_order(target: RedoTarget, decoded: Iterable[Decoded], tick: Callable
     return divergence
 
 
-def _compare(target: RedoTarget, entry: Entry, body: dict[str, Any]) -> Divergence | None:
+def _compare(target: RedoTarget[E], entry: E, body: dict[str, Any]) -> Divergence | None:
     """Return the divergence if the state differs from the record."""
     recorded = np.frombuffer(entry.digests, "<u8")
     digests, indices, names = target.read_digests(entry, body)

@@ -11,7 +11,7 @@ from ..encoding.tree import Adapt
 from ..journal import Journal, JournalPaths
 from ..journal.monitor_launch import shipping_store, start_monitor
 from ..journal.process.shutdown import ShutdownHandler
-from ..recovery.group.journal_access import read_run_id
+from ..recovery.group.journals import read_run_id
 from ..recovery.progress_bar import progress_bar
 from ..recovery.recover import Recovered
 from ..shipping import InProcessShipper, StoreCopies, fetch_missing_journal

@@ -121,26 +121,6 @@ class Group:
         return found.numpy().tobytes()
 
 
-class Solo:
-    """Transport of a single process that continues a run of several processes."""
-
-    def gather(self, value: Any) -> Sequence[Any]:
-        """Return the value of this process."""
-        return [value]
-
-    def broadcast(self, blob: bytes, source: int) -> bytes:
-        """Return the bytes of this process."""
-        return blob
-
-    def send(self, blob: bytes, to: int) -> None:
-        """Raise an error: there is no other process."""
-        raise AssertionError(f"rank {to} does not respond")
-
-    def receive(self, source: int) -> bytes:
-        """Raise an error: there is no other process."""
-        raise AssertionError(f"rank {source} does not respond")
-
-
 def size() -> int:
     """Return the number of processes that train together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

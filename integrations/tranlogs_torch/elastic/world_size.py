@@ -10,7 +10,9 @@ from tranlogs.ranks import (
     FindObstacle,
     GroupRecovered,
     GroupRecovery,
+    OwnJournal,
     ReplacementSource,
+    Solo,
     is_of_group,
     is_sharded,
     list_journals,
@@ -21,7 +23,6 @@ from tranlogs.ranks import (
 from tranlogs.training import Journal, Progress
 
 from ..ddp.comm_hooks import without_errors
-from ..distributed.process_group import Solo
 from .lost_rank_state import seeded
 from .neighbour_copies import settle_beside
 from .recoverable_state import RecoverableState
@@ -46,8 +47,8 @@ def recover_alone(
 ) -> GroupRecovered | None:
     """Bring one process to where the several that recorded the run would land; None if the run is fresh."""
     demand_unused(journal.paths.folder, 1)
-    recovery = GroupRecovery(journal.paths.folder, 0, 1, journal.run.run_id, state, Solo(), spare)
-    return recovery.recover(step, progress, find_obstacle)
+    own = OwnJournal(journal.paths.folder, 0, 1, journal.run.run_id, spare)
+    return GroupRecovery(own, state, Solo()).recover(step, progress, find_obstacle)
 
 
 def demand_unused(folder: Path, world: int) -> None:

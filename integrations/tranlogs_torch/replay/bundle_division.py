@@ -8,7 +8,7 @@ from operator import attrgetter, itemgetter
 import torch
 
 from tranlogs.base.types import TensorSpec
-from tranlogs.ranks import JoinedEntry
+from tranlogs.ranks import JoinedEntry, StepEntry
 from tranlogs.records import Entry
 from tranlogs.training import Decoded
 
@@ -122,17 +122,19 @@ class Division:
             yield TensorBundle(self._optimizer, self._which, group, names, [parameters[n] for n in names])
 
 
-def _common_form(entries: Sequence[Entry]) -> Entry | None:
+def _common_form(entries: Sequence[StepEntry]) -> Entry | None:
     """Return one of the records, if all have the same tensors, each of them whole and dense; else None."""
     one = entries[0]
+    if isinstance(one, JoinedEntry):
+        return None
     layout = one.layout
     for entry in entries:
+        if isinstance(entry, JoinedEntry) or entry.absent != one.absent or entry.sparse:
+            return None
         if entry.layout is not layout:  # of another segment
             if entry.layout != layout:
                 return None
             layout = entry.layout
-        if entry.absent != one.absent or entry.sparse or isinstance(entry, JoinedEntry):
-            return None
     is_whole = len(one.layout.index) == len(one.layout) and all(spec.piece is None for spec in one.layout.tensors)
     return one if is_whole else None
 

@@ -21,7 +21,7 @@ import torch
 from tranlogs.base.errors import CorruptRecord, LogUnavailable
 from tranlogs.base.threads import start_thread
 from tranlogs.base.types import ITEMSIZE, Bytes
-from tranlogs.ranks import JoinedEntry
+from tranlogs.ranks import JoinedEntry, StepEntry
 from tranlogs.records import Entry, Layout, array_of
 
 from ..tensors.arrays import DTYPES, from_array
@@ -69,13 +69,13 @@ class GradientMemory:
         self._last: tuple[Span | None, Layout | None, frozenset[int]] = None, None, frozenset()
         self._last_view: _View | None = None
 
-    def read(self, entry: Entry, span: Span) -> Gradients:
+    def read(self, entry: StepEntry, span: Span) -> Gradients:
         """Return a step's gradients. The next call may overwrite them.
 
         Raises:
             CorruptRecord: one of them is damaged.
         """
-        if entry.sparse or isinstance(entry, JoinedEntry):
+        if isinstance(entry, JoinedEntry) or entry.sparse:
             return _read_one_by_one(entry, span)
         before = self._last
         if span is not before[0] or entry.layout is not before[1] or entry.absent != before[2]:
@@ -131,7 +131,7 @@ def _flat(data: Bytes, dtype: str) -> torch.Tensor:
     return torch.frombuffer(data, dtype=DTYPES[dtype])
 
 
-def _read_one_by_one(entry: Entry, span: Span) -> Gradients:
+def _read_one_by_one(entry: StepEntry, span: Span) -> Gradients:
     names = [name[5:] for name in entry.tensor_names() if name.startswith("grad/")]
     there, found = set(names), dict[Key, torch.Tensor]()
     for key in names if span.keys is None else span.keys:
@@ -141,12 +141,12 @@ def _read_one_by_one(entry: Entry, span: Span) -> Gradients:
     return found
 
 
-def _read(entry: Entry, name: str, there: set[str]) -> torch.Tensor | None:
+def _read(entry: StepEntry, name: str, there: set[str]) -> torch.Tensor | None:
     array = entry.read(f"grad/{name}") if name in there else None
     return None if array is None else from_array(array)
 
 
-def _read_range(entry: Entry, range_: Range, there: set[str]) -> torch.Tensor | None:
+def _read_range(entry: StepEntry, range_: Range, there: set[str]) -> torch.Tensor | None:
     gradients = [_read(entry, part.name, there) for part in range_.parts]
     flat = [g.reshape(-1)[part.begin : part.end] for g, part in zip(gradients, range_.parts, strict=True) if g is not None]
     assert len(flat) in (0, len(gradients)), "the parameters of a range have gradients in the same steps"
@@ -179,7 +179,7 @@ class GradientBlocks:
         spans: what is read at a time.
     """
 
-    def __init__(self, records: Sequence[tuple[Entry, str]], spans: Sequence[Span]) -> None:
+    def __init__(self, records: Sequence[tuple[StepEntry, str]], spans: Sequence[Span]) -> None:
         self._records, self._spans = records, spans
         self._step_bytes = max(entry.raw_bytes for entry, _ in records)
         largest = max((span.nbytes for span in spans), default=0)
@@ -232,7 +232,9 @@ class GradientBlocks:
                     gradients.append(self._read(memory, entry, span, records) if which == span.which else None)
                 yield Block(first, len(records), i, gradients)
 
-    def _read(self, memory: GradientMemory, entry: Entry, span: Span, records: Sequence[tuple[Entry, str]]) -> Gradients:
+    def _read(
+        self, memory: GradientMemory, entry: StepEntry, span: Span, records: Sequence[tuple[StepEntry, str]]
+    ) -> Gradients:
         try:
             return memory.read(entry, span)
         except CorruptRecord:

@@ -18,6 +18,7 @@ import torch
 
 from tranlogs.base.errors import CorruptRecord
 from tranlogs.base.types import AnyArray
+from tranlogs.ranks import StepEntry
 from tranlogs.records import Entry, EntryKind
 from tranlogs.training import Decoded, Divergence, StateDigests, decode_entries, redo_in_order
 
@@ -53,8 +54,8 @@ def redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None
 
 def _redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None], orders: Orders) -> Divergence | None:
     divergence: Divergence | None = None
-    decoded = _without_covered(state, decode_entries(state.decode, entries))
-    decoded = [(_whole(state, entry, body), body) if "share" in body else (entry, body) for entry, body in decoded]
+    kept = _without_covered(state, decode_entries(state.decode, entries))
+    decoded = [(_whole(state, entry, body) if "share" in body else entry, body) for entry, body in kept]
     done = len(entries) - len(decoded)
     tick(done)
     by_step = _ByStep(state)
@@ -71,7 +72,7 @@ def _redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], Non
     return divergence
 
 
-def _whole(state: TorchState, entry: Entry, body: dict[str, Any]) -> Entry:
+def _whole(state: TorchState, entry: StepEntry, body: dict[str, Any]) -> StepEntry:
     """Return a record that ranks divided among themselves with the shares of all ranks."""
     if state.shards is None:
         raise CorruptRecord(
@@ -95,12 +96,12 @@ def _tick_from(tick: Callable[[int], None], base: int, done: int) -> None:
     tick(base + done)
 
 
-def _without_covered(state: TorchState, decoded: list[Decoded]) -> list[Decoded]:
+def _without_covered(state: TorchState, decoded: Sequence[Decoded]) -> Sequence[Decoded]:
     """Return the entries without steps whose results a later after-image replaces completely."""
     if len(state.optimizers) == 1:
         for i in range(len(decoded) - 1, 0, -1):
             if decoded[i][1].get("is_whole"):
-                return [item for item in decoded[:i] if item[0].kind != EntryKind.STEP] + decoded[i:]
+                return [item for item in decoded[:i] if item[0].kind != EntryKind.STEP] + [*decoded[i:]]
     return decoded
 
 
@@ -131,7 +132,7 @@ def _runs(state: TorchState, decoded: list[Decoded]) -> Iterator[tuple[list[Deco
         yield run, eligible and len(run) >= _STEPS_MIN
 
 
-def _is_by_tensor(state: TorchState, entry: Entry, body: dict[str, Any]) -> bool:
+def _is_by_tensor(state: TorchState, entry: StepEntry, body: dict[str, Any]) -> bool:
     if entry.kind != EntryKind.STEP or body["record"] != "gradients" or body["fingerprint"] == "device":
         return False
     optimizer = state.optimizers[body["optimizer"]]
@@ -168,15 +169,15 @@ class _ByStep:
         self._state, self._memory = state, GradientMemory()
         self._spans = {which: Span(which, None, 0) for which in state.optimizers}  # all gradients of a record
 
-    def write_image(self, entry: Entry, body: dict[str, Any]) -> None:
+    def write_image(self, entry: StepEntry, body: dict[str, Any]) -> None:
         apply_image(self._state, entry, body)
         if body.get("is_stateless"):
             self._state.redone.stale.add(body["optimizer"])
 
-    def apply_gradients(self, entry: Entry, body: dict[str, Any]) -> None:
+    def apply_gradients(self, entry: StepEntry, body: dict[str, Any]) -> None:
         _step(self._state, body, self._memory.read(entry, self._spans[body["optimizer"]]))
 
-    def read_digests(self, entry: Entry, body: dict[str, Any]) -> StateDigests:
+    def read_digests(self, entry: StepEntry, body: dict[str, Any]) -> StateDigests:
         state, kind = self._state, body["fingerprint"]
         state.redone.kinds.add(kind)
         found = state.fingerprint.digests(entry.step, kind)
@@ -184,7 +185,7 @@ class _ByStep:
         return StateDigests(found, indices, list(state.parameters))
 
 
-def apply_image(state: TorchState, entry: Entry, body: dict[str, Any]) -> None:
+def apply_image(state: TorchState, entry: StepEntry, body: dict[str, Any]) -> None:
     """Write an after-image: parameters, optimizer state where it was logged, parameter groups where they have changed."""
     arrays = {}
     for name in entry.tensor_names():
@@ -202,7 +203,7 @@ def apply_image(state: TorchState, entry: Entry, body: dict[str, Any]) -> None:
         state.set_state(which, items, partial(_state_of, entry, which))
 
 
-def _state_of(entry: Entry, which: str, name: str, key: str) -> AnyArray | None:
+def _state_of(entry: StepEntry, which: str, name: str, key: str) -> AnyArray | None:
     return entry.read(f"state/{which}/{name}/{key}")
 
 

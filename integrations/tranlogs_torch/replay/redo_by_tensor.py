@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tranlogs.records import Entry
+from tranlogs.ranks import StepEntry
 from tranlogs.training import Decoded, Divergence
 
 from ..capture.single_step import amp_of, clip_again, step_of, without_hooks
@@ -75,7 +75,7 @@ class ByTensor:
             return None
         return Divergence(self.run[self.first][0].step, self.tensor)
 
-    def _recorded(self, entry: Entry, body: dict[str, Any]) -> Recorded:
+    def _recorded(self, entry: StepEntry, body: dict[str, Any]) -> Recorded:
         return Recorded(self.fingerprint, len(self.index), entry, body)
 
     def _divide(self) -> list[SpannedBundles]:

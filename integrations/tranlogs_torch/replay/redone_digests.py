@@ -11,7 +11,7 @@ import torch
 import xxhash
 
 from tranlogs.base.types import Bytes
-from tranlogs.records import Entry
+from tranlogs.ranks import StepEntry
 
 from ..state.fingerprint import Fingerprint
 from ..tensors.arrays import flat_bytes
@@ -34,7 +34,7 @@ class Recorded:
 
     __slots__ = ("_fingerprint", "_places", "body", "differs_anyway", "digests", "is_full", "is_plain", "step")
 
-    def __init__(self, fingerprint: Fingerprint, count: int, entry: Entry, body: dict[str, Any]) -> None:
+    def __init__(self, fingerprint: Fingerprint, count: int, entry: StepEntry, body: dict[str, Any]) -> None:
         self.body, self.step, self._fingerprint = body, entry.step, fingerprint
         self.is_plain = body.get("clip") is None and not body.get("amp")
         self.is_full = body["fingerprint"] == "full"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
 from tranlogs.base.errors import RecoveryError
-from tranlogs.recovery.group.decision.agreement import Agreement, Damage, agree
-from tranlogs.recovery.group.decision.change_notes import describe_lost_journals
-from tranlogs.recovery.group.summary.journal_summary import CheckpointRef, JournalSummary, LogRange
+from tranlogs.recovery.group.decide import WAYS, Agreement, Damage, RankFacts, Way, agree, choose_way, describe_lost_journals
+from tranlogs.recovery.group.exchange import decode, encode
+from tranlogs.recovery.group.summary import CheckpointRef, JournalSummary, LogRange
 
 
 def summarize(
@@ -43,6 +44,22 @@ def bases(agreement: Agreement) -> list[tuple[int, int] | None]:
     return [None if base is None else (base.rank, base.ref.step) for base in agreement.bases]
 
 
+def ranks_by(way: Way, agreement: Agreement) -> tuple[int, ...]:
+    """The ranks that come to the boundary in a way."""
+    return tuple(rank for rank, one in enumerate(agreement.ways) if one is way)
+
+
+def test_each_combination_of_facts_has_one_row() -> None:
+    """And each row a combination."""
+    used = set()
+    for facts in itertools.product((False, True), repeat=len(RankFacts.__slots__)):
+        rows = [row for row in WAYS if all(want in (None, fact) for want, fact in zip(row[0], facts, strict=True))]
+        assert len(rows) == 1, facts
+        assert choose_way(RankFacts(*facts)) is rows[0][1]
+        used.add(rows[0])
+    assert used == set(WAYS)
+
+
 def test_nothing_anywhere_is_a_fresh_run() -> None:
     assert agree([lost(0), lost(1)], Damage()) is None
 
@@ -68,7 +85,7 @@ def test_who_had_no_data_left_lands_where_it_left() -> None:
     left = replace(summarize(1, 5, [0, 4], boundary_counts={0: 0, 4: 1, 5: 2}), exhausted_at=5)
     found = decided(summarize(0, 9, [0, 7]), left, summarize(2, 8, [0, 7]))
     assert (found.step, [found.get_target(rank) for rank in range(3)]) == (8, [(8, 1), (5, 2), (8, 1)])
-    assert (bases(found), found.lost_behind, found.short_journals) == ([(0, 7), (1, 4), (2, 7)], (), ())
+    assert (bases(found), found.behind, found.short_journals) == ([(0, 7), (1, 4), (2, 7)], (), ())
     assert decided(summarize(0, 9, [0, 7]), left, step=7).get_target(1) == (5, 2)
     assert decided(summarize(0, 9, [0, 7]), left, step=4).get_target(1) == (4, 1)  # as all had data there
     unsaid = replace(left, exhausted_at=-1, is_replicated=False)
@@ -116,44 +133,44 @@ def whole(rank: int, last: int, checkpoints: list[int]) -> JournalSummary:
 
 def test_a_lost_journal_costs_nothing_where_others_have_all_that_it_had() -> None:
     found = decided(whole(0, 9, [0, 7]), lost(1), lost(2), whole(3, 9, [0, 7]))
-    assert (found.step, found.lost, found.lost_with_equals, found.lost_with_copies) == (9, (1, 2), (1, 2), ())
+    assert (found.step, found.lost, ranks_by(Way.EQUAL, found), ranks_by(Way.COPIES, found)) == (9, (1, 2), (1, 2), ())
     assert bases(found) == [(0, 7), (0, 7), (0, 7), (3, 7)]
-    (note, *_) = describe_lost_journals(found, 4)
+    (note, *_) = describe_lost_journals(found)
     assert note.endswith("rank 1 is gone: the other ranks logged the same, so that no step is lost")
 
 
 def test_its_own_part_is_taken_where_there_is_one() -> None:
     found = decided(whole(0, 7, [0, 7]), lost(1), whole(2, 7, [0, 7]))  # in a checkpoint at the landing
-    assert (found.step, found.lost_with_equals, bases(found)[1]) == (7, (), (0, 7))
+    assert (found.step, ranks_by(Way.EQUAL, found), bases(found)[1]) == (7, (), (0, 7))
     copies = [replace(whole(rank, 9, [0, 7]), copies=2) for rank in (0, 2)]
     found = decided(copies[0], lost(1), copies[1])
-    assert (found.step, found.lost_with_copies, found.lost_with_equals) == (9, (1,), ())
+    assert (found.step, ranks_by(Way.COPIES, found), ranks_by(Way.EQUAL, found)) == (9, (1,), ())
 
 
 def test_a_checkpoint_of_which_the_log_does_not_tell_any_more_is_one_to_go_back_to() -> None:
     held = [replace(summarize(rank, 7, [7], first=7), checkpoints=(CheckpointRef(7, "step-7", 0, 0),)) for rank in (0, 2)]
     found = decided(held[0], lost(1), held[1])
-    assert (found.step, found.boundary_number, found.lost_with_equals, bases(found)[1]) == (7, 1, (), (0, 7))
+    assert (found.step, found.boundary_number, ranks_by(Way.EQUAL, found), bases(found)[1]) == (7, 1, (), (0, 7))
 
 
 def test_one_record_that_is_a_share_ends_what_others_have() -> None:
     found = decided(whole(0, 9, [0, 4]), lost(1), whole(2, 9, [0, 4]), damage=Damage(shards={(1, 8)}))
-    assert (found.step, found.lost_with_equals) == (7, (1,))
+    assert (found.step, ranks_by(Way.EQUAL, found)) == (7, (1,))
     found = decided(whole(0, 9, [0, 4]), lost(1), summarize(2, 9, [0, 4]))
-    assert (found.step, found.lost_with_equals) == (4, ())
+    assert (found.step, ranks_by(Way.EQUAL, found)) == (4, ())
 
 
 def test_ranks_that_came_to_other_states_do_not_stand_for_one_that_is_lost() -> None:
     found = decided(whole(0, 9, [0, 7]), lost(1), whole(2, 9, [0, 7]), damage=Damage(states_differ=True))
-    assert (found.step, found.lost_with_equals) == (7, ())
-    (told,) = describe_lost_journals(found, 3)
+    assert (found.step, ranks_by(Way.EQUAL, found)) == (7, ())
+    (told,) = describe_lost_journals(found)
     assert "rank 1 is gone, and the states of the other ranks differ: all ranks go back to the checkpoint of step 7" in told
 
 
 def test_a_lost_journal_of_ranks_that_were_seen_to_be_equal_costs_nothing() -> None:
     equal = [replace(summarize(rank, 14, [0, 7], shared=False), last_equal_step=10) for rank in (0, 2)]
     found = decided(equal[0], lost(1), equal[1])
-    assert (found.step, found.lost_with_equals, bases(found)) == (14, (1,), [(0, 7), (0, 7), (2, 7)])
+    assert (found.step, ranks_by(Way.EQUAL, found), bases(found)) == (14, (1,), [(0, 7), (0, 7), (2, 7)])
     with pytest.raises(RecoveryError, match=r"ranks 1 are gone, and with them .* the weights of the ranks differ"):
         decided(equal[0], lost(1), equal[1], damage=Damage(states_differ=True))
     with pytest.raises(RecoveryError, match="the weights of the ranks were never seen to be equal"):
@@ -174,10 +191,10 @@ def test_a_journal_that_ends_early_and_counts_is_named_with_its_step() -> None:
     """An older backup, where each rank has what no other has."""
     found = decided(summarize(0, 30, [0, 10], shared=False), summarize(1, 12, [0, 10], shared=False))
     assert (found.step, found.short_journals, found.last_step) == (12, ((1, 12),), 30)
-    assert describe_lost_journals(found, 2) == [
+    assert describe_lost_journals(found) == [
         "the journal of rank 1 ends at step 12, and those of other ranks reach step 30: all ranks go back to step 12"
     ]
-    assert describe_lost_journals(decided(summarize(0, 9, [0]), summarize(1, 8, [0])), 2) == []  # they died together
+    assert describe_lost_journals(decided(summarize(0, 9, [0]), summarize(1, 8, [0]))) == []  # they died together
 
 
 def test_different_timelines_make_a_new_one() -> None:
@@ -219,7 +236,7 @@ def test_damage_is_worked_around(damage: Damage, step: int, expected: list[tuple
 
 def test_a_holding_survives_being_sent() -> None:
     mine = summarize(1, 6, [0, 4])
-    assert JournalSummary.unpack(mine.pack()) == mine
+    assert decode(encode(mine)) == mine
 
 
 def kept_by(rank: int, last: int, checkpoints: list[int]) -> JournalSummary:
@@ -229,47 +246,47 @@ def kept_by(rank: int, last: int, checkpoints: list[int]) -> JournalSummary:
 
 def test_a_lost_journal_costs_nothing_where_the_rank_before_has_copies() -> None:
     found = decided(kept_by(0, 9, [0, 7]), lost(1), kept_by(2, 9, [0, 7]))
-    assert (found.step, found.lost, found.lost_with_copies, bases(found)) == (9, (1,), (1,), [(0, 7), (0, 7), (2, 7)])
+    assert (found.step, found.lost, ranks_by(Way.COPIES, found), bases(found)) == (9, (1,), (1,), [(0, 7), (0, 7), (2, 7)])
     found = decided(lost(0), kept_by(1, 9, [0, 7]), kept_by(2, 8, [0, 7]))
-    assert (found.step, found.lost_with_copies, bases(found)) == (8, (0,), [(2, 7), (1, 7), (2, 7)])
+    assert (found.step, ranks_by(Way.COPIES, found), bases(found)) == (8, (0,), [(2, 7), (1, 7), (2, 7)])
 
 
 def test_two_neighbours_that_are_lost_cost_the_steps_since_the_checkpoint() -> None:
     found = decided(kept_by(0, 9, [0, 7]), lost(1), lost(2), kept_by(3, 9, [0, 7]))
-    assert (found.step, found.lost, found.lost_with_copies) == (7, (1, 2), (1,))
+    assert (found.step, found.lost, ranks_by(Way.COPIES, found)) == (7, (1, 2), (1,))
 
 
 def test_a_damaged_copy_of_a_lost_share_is_worked_around() -> None:
     found = decided(kept_by(0, 9, [0, 7]), lost(1), kept_by(2, 9, [0, 7]), damage=Damage(shards={(1, 9)}))
-    assert (found.step, found.lost_with_copies) == (8, (1,))
+    assert (found.step, ranks_by(Way.COPIES, found)) == (8, (1,))
 
 
 def test_a_damaged_journal_counts_as_lost_where_the_rank_before_has_copies() -> None:
     held = [kept_by(rank, 9, [0, 4]) for rank in range(3)]
     for damage in (Damage(records={(1, 6)}), Damage(boundaries={(1, 6)})):
         found = decided(*held, damage=damage)
-        assert (found.step, found.lost, found.lost_with_copies, found.lost_damaged) == (9, (1,), (1,), (1,))
+        assert (found.step, found.lost, ranks_by(Way.COPIES, found), found.damaged) == (9, (1,), (1,), (1,))
         assert bases(found) == [(0, 4), (0, 4), (2, 4)]
-        assert describe_lost_journals(found, 3)[0].startswith(
+        assert describe_lost_journals(found)[0].startswith(
             "the journal of rank 1 is damaged, and counts as lost: its gradient shards and its own state"
         )
     found = decided(*held, damage=Damage(records={(1, 6), (2, 8)}))  # neighbours: the one whose damage comes first
-    assert (found.step, found.lost_damaged) == (7, (1,))
-    assert decided(*held, damage=Damage(records={(1, 6)}), step=8).lost_damaged == (1,)
+    assert (found.step, found.damaged) == (7, (1,))
+    assert decided(*held, damage=Damage(records={(1, 6)}), step=8).damaged == (1,)
     found = decided(*held, damage=Damage(records={(1, 6)}, shards={(1, 7)}))  # and the copy is no better
-    assert (found.step, found.lost_damaged) == (6, (1,))
+    assert (found.step, found.damaged) == (6, (1,))
     alone = [summarize(rank, 9, [0, 4]) for rank in range(3)]  # without copies
-    assert (decided(*alone, damage=Damage(records={(1, 6)})).step, decided(*alone).lost_damaged) == (5, ())
+    assert (decided(*alone, damage=Damage(records={(1, 6)})).step, decided(*alone).damaged) == (5, ())
 
 
 def test_a_hole_in_a_journal_is_damage() -> None:
     parts = (LogRange(0, 5, dict.fromkeys(range(1, 6), 1)), LogRange(6, 9, dict.fromkeys(range(7, 10), 1)))
     torn = replace(kept_by(1, 9, [0, 4]), ranges=parts)
     found = decided(kept_by(0, 9, [0, 4]), torn, kept_by(2, 9, [0, 4]))
-    assert (found.step, found.lost_with_copies, found.lost_damaged) == (9, (1,), (1,))
+    assert (found.step, ranks_by(Way.COPIES, found), found.damaged) == (9, (1,), (1,))
     whole_again = replace(torn, checkpoints=(*torn.checkpoints, CheckpointRef(8, "step-8", 1, 1)))
-    assert decided(kept_by(0, 9, [0, 4]), whole_again, kept_by(2, 9, [0, 4])).lost_damaged == ()
-    assert decided(kept_by(0, 10, [0, 4]), whole_again, kept_by(2, 10, [0, 4])).lost_damaged == ()  # it died a step before
+    assert decided(kept_by(0, 9, [0, 4]), whole_again, kept_by(2, 9, [0, 4])).damaged == ()
+    assert decided(kept_by(0, 10, [0, 4]), whole_again, kept_by(2, 10, [0, 4])).damaged == ()  # it died a step before
 
 
 def test_nobody_who_has_trained_starts_as_it_was_built() -> None:
@@ -282,14 +299,14 @@ def test_nobody_who_has_trained_starts_as_it_was_built() -> None:
 def test_with_copies_the_first_boundary_of_a_step_is_meant() -> None:
     twice = {0: 0, 8: 1, 9: 2}
     found = decided(replace(summarize(0, 9, [0], boundary_counts=twice), copies=2), lost(1))
-    assert (found.step, found.boundary_number, found.lost_with_copies) == (9, 1, (1,))
+    assert (found.step, found.boundary_number, ranks_by(Way.COPIES, found)) == (9, 1, (1,))
 
 
 def test_a_journal_that_came_from_a_store_counts_as_lost_where_that_leads_further() -> None:
     late = summarize(1, 5, [0])
     found = decided(summarize(0, 9, [0, 7]), late, summarize(2, 9, [0, 7]))
-    assert (found.step, found.lost, found.lost_behind, found.is_forked) == (7, (1,), (1,), True)
+    assert (found.step, found.lost, found.behind, found.is_forked) == (7, (1,), (1,), True)
     found = decided(kept_by(0, 9, [0, 7]), late, kept_by(2, 9, [0, 7]))
-    assert (found.step, found.lost_with_copies, found.lost_behind) == (9, (1,), (1,))
+    assert (found.step, ranks_by(Way.COPIES, found), found.behind) == (9, (1,), (1,))
     found = decided(summarize(0, 9, [0, 4]), late, summarize(2, 9, [0, 4]))
-    assert (found.step, found.lost, found.lost_behind) == (5, (), ())
+    assert (found.step, found.lost, found.behind) == (5, (), ())

@@ -8,9 +8,15 @@ import pytest
 
 from tests.recovery.group.test_agreement import decided, summarize
 from tranlogs.base.errors import RecoveryError
-from tranlogs.recovery.group.summary.common_history import keep_common_history
-from tranlogs.recovery.group.summary.journal_summary import JournalSummary
-from tranlogs.recovery.group.summary.timeline_ids import UNKNOWN_IDS, TimelineIds, extend_timeline_ids, get_timeline_ids
+from tranlogs.recovery.group.exchange import decode, encode
+from tranlogs.recovery.group.summary import (
+    UNKNOWN_IDS,
+    JournalSummary,
+    TimelineIds,
+    extend_timeline_ids,
+    get_timeline_ids,
+    keep_common_history,
+)
 
 FIRST: TimelineIds = (("a", 0),)
 REWOUND: TimelineIds = (("a", 0), ("b", 10))
@@ -41,7 +47,7 @@ def test_where_all_hold_the_same_the_rank_of_another_past_is_one_that_ends_early
     mixed = [replace(held(0, 25, REWOUND, 2), is_replicated=True), replace(held(1, 30, FIRST), is_replicated=True)]
     assert decided(*mixed).step == 30  # of what was given up
     found = decided(*keep_common_history(mixed)[0])
-    assert (found.step, found.lost, found.lost_behind) == (25, (1,), (1,))
+    assert (found.step, found.lost, found.behind) == (25, (1,), (1,))
 
 
 def test_a_past_that_goes_on_where_another_ends_is_the_same() -> None:
@@ -93,6 +99,6 @@ def test_what_is_recorded_of_a_past_has_an_end() -> None:
     assert (len(long), long[0], long[-2:]) == (256, ["", 0], [["999", 999], ["c", 1000]])
 
 
-def test_it_is_sent_as_plain_values() -> None:
+def test_it_is_sent_with_its_summary() -> None:
     one = held(0, 5, REWOUND)
-    assert JournalSummary.unpack({**one.pack(), "timeline_ids": [["a", 0], ["b", 10]]}) == one
+    assert decode(encode([one])) == [one]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tranlogs.base.errors import RecoveryError
-from tranlogs.recovery.group.decision.agreement import Damage
-from tranlogs.recovery.group.decision.change_notes import describe_resize
-from tranlogs.recovery.group.decision.generations import choose_target, group_by_generation
-from tranlogs.recovery.group.summary.journal_summary import CheckpointRef, JournalSummary, LogRange, remove_duplicates
+from tranlogs.recovery.group.decide import Damage, choose_target, group_by_generation
+from tranlogs.recovery.group.reshard import describe_resize
+from tranlogs.recovery.group.summary import CheckpointRef, JournalSummary, LogRange, remove_duplicates
 
 
 def part(rank: int, world: int, first_timeline: int, first: int, last: int) -> JournalSummary:

@@ -13,7 +13,7 @@ import torch
 from tranlogs.base.types import Array, Piece
 from tranlogs.checkpoints import Snapshot
 from tranlogs.log.record_format import Position
-from tranlogs.recovery.group.resharding import _choose_owner, write_snapshot
+from tranlogs.recovery.group.reshard import choose_owner, write_snapshot
 from tranlogs_torch.elastic import transfer_plan
 from tranlogs_torch.elastic.former_checkpoint import FormerCheckpoint
 from tranlogs_torch.elastic.shard_loading import Target
@@ -152,6 +152,5 @@ def test_a_stored_range_is_read_into_rows(tmp_path: Path, shape: tuple[int, ...]
 
 
 def test_a_journal_is_compacted_by_its_own_process_or_by_one_that_can_read_it() -> None:
-    readers = [[0, 3], [1, 2, 3], [2, 3]]
-    assert [_choose_owner(rank, readers, 3) for rank in range(4)] == [0, 1, 2, 0]
-    assert _choose_owner(3, [[0], [1, 3]], 2) == 1
+    assert [choose_owner(rank, able, 3) for rank, able in enumerate([[0], [1], [1, 2], [0, 1, 2]])] == [0, 1, 2, 0]
+    assert choose_owner(3, [1], 2) == 1

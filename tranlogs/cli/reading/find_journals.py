@@ -8,8 +8,7 @@ from typing import TypeVar
 
 from ...base.errors import NotARun, UsageError
 from ...journal import JournalPaths, read_owner
-from ...recovery.group.summary.log_summary import read_environment
-from ...recovery.group.summary.recorded_environment import is_of_group, is_sharded
+from ...recovery.group.journals import is_of_group, is_sharded, read_environment
 from ...stores import is_address
 
 _PARTS = ("catalog.lmdb", "owner.lock", "log", "checkpoints")

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...base.errors import RecoveryError
-from ...recovery.group.single_process_recovery import SingleReader
-from ...recovery.group.summary.log_summary import read_environment
-from ...recovery.group.summary.recorded_environment import get_world, is_of_group
+from ...recovery.group.journals import get_world, is_of_group, read_environment
+from ...recovery.group.reader import SingleReader
 from .find_journals import read_consistently
 
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from ...checkpoints import Snapshot
 from ..recover import Recovered
 from ..state_protocol import Recoverable
-from .gradient_shards import GradientShards
-from .journal_access import Transport
+from .exchange import Transport
+from .shards import GradientShards
 
 
 class ReplayedState(Recoverable, Protocol):

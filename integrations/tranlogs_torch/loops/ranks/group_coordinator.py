@@ -18,6 +18,7 @@ from tranlogs.ranks import (
     FindObstacle,
     GroupRecovered,
     GroupRecovery,
+    OwnJournal,
     ReplacementSource,
     extend_timeline_ids,
     new_timeline_id,
@@ -308,7 +309,8 @@ class GroupCoordinator:
         folder, run_id = journal.paths.folder, journal.run.run_id
         demand_unused(folder, self.world)
         try:
-            recovery = GroupRecovery(folder, self.rank, self.world, run_id, self._state, self._group, spare)
+            own = OwnJournal(folder, self.rank, self.world, run_id, spare)
+            recovery = GroupRecovery(own, self._state, self._group)
             with self._group.waiting_long():
                 landing = recovery.recover(step, progress, find_obstacle)
         finally:

@@ -21,21 +21,14 @@ from ...log.decoded_record import Entry
 from ...log.reader import SegmentReader
 from ...log.record_format import EntryKind
 from ..history import Link
-from .summary.log_summary import GenerationLog
+from .journals import GenerationLog
 
 Decode = Callable[[Entry], Any]
 _Located = tuple[int, Entry]  # the index of a tensor in the layout of a shard, and the shard
 
 
 class PeerJournal:
-    """The step records of one generation in another rank's journal.
-
-    Args:
-        rank: the rank that wrote the journal.
-        folder: where to read it.
-        first_timeline: the timeline that started the generation.
-        ignored: timelines that do not count.
-    """
+    """The step records of one generation in another rank's journal."""
 
     def __init__(self, rank: int, folder: Path, first_timeline: int, ignored: Collection[int] = ()) -> None:
         self.rank, self.folder = rank, folder
@@ -99,13 +92,8 @@ class GradientShards:
             peer.close()
         self._peers = {}
 
-    def join(self, entry: Entry, body: dict[str, Any], decode: Decode) -> Entry:
-        """Return the record with the shards of all ranks; the record itself if it holds no shard.
-
-        Args:
-            entry: this rank's record.
-            body: the decoded body of the record.
-            decode: decodes the body of another rank's record.
+    def join(self, entry: StepEntry, body: dict[str, Any], decode: Decode) -> StepEntry:
+        """Return a record with its body as one with the shards of all ranks; the record itself if it holds no shard.
 
         Raises:
             MissingShard: a shard is missing, is damaged, or belongs to another history.
@@ -150,17 +138,25 @@ class GradientShards:
         return entry
 
 
-class JoinedEntry(Entry):
-    """A record with tensors that are joined from the gradient shards of all ranks. All else comes from the first record.
+class JoinedEntry:
+    """A record with tensors that are joined from the gradient shards of all ranks. All else is that of the first record.
+
+    It is no `Entry`: a payload, a layout or a checksum of it would be those of one shard.
 
     Args:
-        parts: the records that hold the shards.
+        shards: the records that hold the shards.
         on_damage: called with each error after which a copy of the shard was read.
+
+    Attributes:
+        raw_bytes: bytes of the tensors before compression, in all shards.
+        reader, kind, step, digests: those of the first record.
     """
 
-    def __init__(self, parts: Sequence[Entry], on_damage: Callable[[CorruptRecord], None]) -> None:
-        self.__dict__.update(parts[0].__dict__)
-        self.shards, self._on_damage = parts, on_damage
+    def __init__(self, shards: Sequence[Entry], on_damage: Callable[[CorruptRecord], None]) -> None:
+        first = shards[0]
+        self.shards, self._on_damage = shards, on_damage
+        self.reader, self.kind, self.step, self.digests = first.reader, first.kind, first.step, first.digests
+        self.raw_bytes = sum(one.raw_bytes for one in shards)
 
     def tensor_names(self) -> list[str]:
         """Return the names of the tensors in all shards."""
@@ -201,6 +197,9 @@ class JoinedEntry(Entry):
                 if i + 1 == len(copies):
                     raise
                 self._on_damage(error)
+
+
+StepEntry = Entry | JoinedEntry  # a record whose tensors are read by name
 
 
 def _get_offset(located: _Located) -> int:

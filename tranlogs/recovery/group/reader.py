@@ -7,31 +7,28 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ...base.errors import RecoveryError
 from ...checkpoints import Checkpoint
-from .decision.agreement import Damage, agree
-from .decision.generations import Generation, choose_target, group_by_generation
-from .gradient_shards import GradientShards
-from .group_recovery import GroupRecovery
+from .decide import Damage, Generation, agree, choose_target, group_by_generation
+from .exchange import Known, OwnJournal, Solo
 from .group_state import GroupState
-from .journal_access import read_run_id
-from .outcome import RankAttempt
-from .summary.common_history import keep_common_history
-from .summary.journal_summary import JournalSummary
-from .summary.log_summary import (
+from .journals import (
     find_unused_timelines,
+    get_first_timeline,
     list_journals,
     read_generations,
+    read_run_id,
     read_timeline_use,
     summarize_generations,
 )
-from .summary.recorded_environment import get_first_timeline
+from .recover import GroupRecovery
+from .shards import GradientShards
+from .summary import JournalSummary, keep_common_history
 
 
 class SingleReader:
-    """A `Transport` of a single process, which answers for the other ranks from what their folders hold.
+    """Reads the journals of all ranks of a run, given the folder of one of them.
 
     Args:
         folder: the journal of one rank.
@@ -49,8 +46,7 @@ class SingleReader:
     def __init__(self, folder: Path, *, step: int | None = None, checkpoint: str | None = None) -> None:
         folder = folder.resolve()
         journals = list_journals(folder)
-        self._timeline_uses = [read_timeline_use(path) for _, path in journals]
-        self._unused = find_unused_timelines(self._timeline_uses)
+        self._unused = find_unused_timelines([read_timeline_use(path) for _, path in journals])
         known = [summary for rank, path in journals for summary in self._summarize(rank, path)]
         generations = group_by_generation(keep_common_history(known)[0])
         if not generations:
@@ -63,9 +59,8 @@ class SingleReader:
         self.generation = _choose_generation([one for one in generations if one.first_timeline <= newest], step)
         self.world = self.generation.world
         self.stopped_ranks = [rank for rank, _ in journals if rank >= generations[0].world]
-        ranks = [summary.rank for summary in self.generation.summaries if summary.folder == str(folder)]
-        held = [summary.rank for summary in self.generation.summaries if not summary.is_empty]
-        self.rank = ranks[0] if ranks else held[0]
+        ranks = [summary.rank for summary in self.generation.held if summary.folder == str(folder)]
+        self.rank = ranks[0] if ranks else self.generation.held[0].rank
 
     def _summarize(self, rank: int, path: Path) -> list[JournalSummary]:
         logs = read_generations(path, self._unused)
@@ -77,39 +72,20 @@ class SingleReader:
         other.rank = rank
         return other
 
-    def gather(self, value: Any) -> Sequence[Any]:
-        """Return what the ranks would answer if only the reader's rank had something to report."""
-        if "summaries" in value:
-            return [{**value, "summaries": [summary.pack()]} for summary in self.generation.summaries]
-        if "empty" in value:
-            return self._timeline_uses
-        if "misplaced" in value:  # The reader has searched all places.
-            return []
-        if "unreadable" in value:
-            return [value]
-        return [value if rank == self.rank else RankAttempt().pack() for rank in range(self.world)]
-
-    def broadcast(self, blob: bytes, source: int) -> bytes:
-        """Raise AssertionError: no other process can send anything."""
-        raise AssertionError(f"rank {source} does not run")
-
-    def send(self, blob: bytes, to: int) -> None:
-        """Raise AssertionError: no other process can receive anything."""
-        raise AssertionError(f"rank {to} does not run")
-
-    def receive(self, source: int) -> bytes:
-        """Raise AssertionError: no other process can send anything."""
-        raise AssertionError(f"rank {source} does not run")
-
     def make_recovery(self, state: GroupState) -> GroupRecovery:
         """Return the recovery of the reader's rank."""
         own = self.generation.summaries[self.rank]
-        return GroupRecovery(Path(own.folder), self.rank, self.world, own.run_id, state, self)
+        folder = Path(own.folder)
+        known = Known(
+            logs=read_generations(folder, self._unused),
+            summaries=[replace(summary, sender=self.rank) for summary in self.generation.summaries],
+            unused_timelines=self._unused,
+        )
+        return GroupRecovery(OwnJournal(folder, self.rank, self.world, own.run_id), state, Solo(), known)
 
     def open_shards(self) -> GradientShards:
         """Return the journals of the other ranks, which hold the other gradient shards."""
-        others = [one for one in self.generation.summaries if one.rank != self.rank and not one.is_empty]
-        folders = {summary.rank: Path(summary.folder) for summary in others}
+        folders = {one.rank: Path(one.folder) for one in self.generation.held if one.rank != self.rank}
         return GradientShards(folders, self.generation.first_timeline, self._unused)
 
     def find_newest_step(self) -> int:

@@ -1,24 +1,25 @@
-"""The log of one rank's journal, split into generations, and its summary for the other ranks."""
+"""The journals of ranks as they lie on the disk: what is recorded of the group, a log by generations, and its summary."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ....base.errors import CorruptCheckpoint, CorruptRecord
-from ....catalog import CheckpointRow
-from ....catalog.lineage import Limits, is_on_lineage, trace_lineage
-from ....checkpoints import Checkpoint
-from ....log.reader import SegmentReader
-from ....log.record_format import EntryKind
-from ...history import History, Link, ScannedSegment, build_history
-from ...journal_facts import Facts, read_facts
-from .journal_summary import CheckpointRef, JournalSummary, LogRange
-from .recorded_environment import get_copies, get_first_timeline, get_world, is_replicated, is_sharded
-from .timeline_ids import TimelineIds, get_timeline_ids
+from ...base.errors import CorruptCatalog, CorruptCheckpoint, CorruptRecord
+from ...catalog import Catalog, CheckpointRow, RunRow
+from ...catalog.lineage import Limits, is_on_lineage, trace_lineage
+from ...checkpoints import Checkpoint
+from ...log.reader import SegmentReader
+from ...log.record_format import EntryKind
+from ...rebuild_catalog import read_files
+from ..history import History, Link, ScannedSegment, build_history
+from ..journal_facts import Facts, read_facts
+from .summary import CheckpointRef, JournalSummary, LogRange, TimelineIds, get_timeline_ids
+
+Environment = Mapping[str, Any]  # what a checkpoint or a segment records of the processes that trained together
 
 
 @dataclass(slots=True)
@@ -43,26 +44,14 @@ class GenerationLog:
 
     @classmethod
     def read(cls, folder: Path, first_timeline: int, ignored: Collection[int] = ()) -> GenerationLog:
-        """Read the part of one generation in a journal; an empty one if the journal has no part in it.
-
-        Args:
-            folder: the folder of the journal.
-            first_timeline: the timeline that started the generation.
-            ignored: timelines that do not count.
-        """
+        """Read the part of one generation in a journal; an empty one if the journal has no part in it."""
         found = read_generations(folder, ignored)
         matching = (log for log in found if log.first_timeline == first_timeline and not log.is_empty)
         return next(matching, cls(replace(found[0].facts, segments=[]), {}, History()))
 
     @classmethod
     def from_facts(cls, facts: Facts, folder: Path, limits: Limits | None = None) -> GenerationLog:
-        """Return the part of the newest generation that the facts about a journal show.
-
-        Args:
-            facts: what was read of the journal.
-            folder: the folder of the journal.
-            limits: the lineage, if a later generation has limited it.
-        """
+        """Return the part of the newest generation that facts show. A later generation may have limited its lineage."""
         log = cls(facts, limits or trace_lineage(facts.timelines, facts.timeline), History())
         log._fill()
         log.environment = _read_checkpoint_environment(folder, [row.name for row in log.checkpoints])
@@ -109,7 +98,7 @@ class GenerationLog:
             ranges=tuple(_summarize_range(run) for run in self.history.runs),
             checkpoints=tuple(refs),
             first_timeline=self.first_timeline,
-            copies=get_copies(self.environment),
+            copies=int(self.environment.get("ddp", {}).get("copies", 1)),
             is_sharded=is_sharded(self.environment),
             timeline_ids=self._read_timeline_ids(),
             exhausted_at=self._find_exhaustion(body),
@@ -144,11 +133,7 @@ class GenerationLog:
         return get_timeline_ids(self._read_segment_environment(newest) or self.environment)
 
     def _read_segment_environment(self, after_timeline: int = 0) -> dict[str, Any]:
-        """Return the environment that the newest segment with an entry records; {} if there is none.
-
-        Args:
-            after_timeline: only segments of later timelines count.
-        """
+        """Return the environment that the newest segment with an entry on a later timeline records; {} if there is none."""
         for segment in sorted(self.facts.segments, key=lambda segment: -segment.row.ordinal):
             if segment.row.timeline <= after_timeline:
                 continue
@@ -167,13 +152,9 @@ class GenerationLog:
 
 
 def read_generations(folder: Path, ignored: Collection[int] = ()) -> list[GenerationLog]:
-    """Read a journal and return its generations, the newest first. Some may be empty.
+    """Read a journal without some timelines and return its generations, the newest first. Some may be empty.
 
     The facts of the first generation are those of the whole journal.
-
-    Args:
-        folder: the folder of the journal.
-        ignored: timelines that do not count.
     """
     facts = read_facts(folder)
     facts = replace(facts, timelines=[row for row in facts.timelines if row.number not in ignored])
@@ -203,19 +184,26 @@ def summarize_generations(
     return [replace(one, timeline=newest, has_empty_timeline=has_empty_timeline) for one in summaries]
 
 
-def read_timeline_use(folder: Path) -> dict[str, list[int]]:
-    """Return the timelines of which a journal holds an entry or a checkpoint ("used"), and those that it only started."""
+@dataclass(frozen=True, slots=True)
+class TimelineUse:
+    """The timelines of which journals hold an entry or a checkpoint (`used`), and those that they only started (`empty`)."""
+
+    used: tuple[int, ...] = ()
+    empty: tuple[int, ...] = ()
+
+
+def read_timeline_use(folder: Path) -> TimelineUse:
+    """Return the timelines of a journal."""
     facts = read_facts(folder)
     used = {row.timeline for row in facts.checkpoints}
     used |= {segment.row.timeline for segment in facts.segments if _has_records(segment)}
-    return {"used": sorted(used), "empty": [row.number for row in facts.timelines if row.number not in used]}
+    return TimelineUse(tuple(sorted(used)), tuple(row.number for row in facts.timelines if row.number not in used))
 
 
-def find_unused_timelines(uses: Iterable[Mapping[str, Sequence[int]]]) -> frozenset[int]:
+def find_unused_timelines(uses: Sequence[TimelineUse]) -> frozenset[int]:
     """Return the newest timelines of which no journal holds anything: a crash interrupted their start."""
-    everywhere = list(uses)
-    last = max((number for one in everywhere for number in one["used"]), default=1)
-    return frozenset(number for one in everywhere for number in one["empty"] if number > last)
+    last = max((number for one in uses for number in one.used), default=1)
+    return frozenset(number for one in uses for number in one.empty if number > last)
 
 
 def list_journals(folder: Path) -> list[tuple[int, Path]]:
@@ -224,9 +212,58 @@ def list_journals(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(number), path) for number, path in found if number.isdigit() and (path / "log").is_dir())
 
 
+def read_run_row(folder: Path) -> RunRow | None:
+    """Return the run's row of the journal in a folder; None if the folder holds none that can be read."""
+    try:
+        catalog = Catalog.open(folder)
+        try:
+            return catalog.run()
+        finally:
+            catalog.close()
+    except (CorruptCatalog, OSError):
+        rows = read_files(folder).runs if folder.is_dir() else []
+        return rows[0] if rows else None
+
+
+def read_run_id(folder: Path) -> str | None:
+    """Return the id of the journal in a folder; None if the folder holds none that can be read."""
+    row = read_run_row(folder)
+    return None if row is None else row.run_id
+
+
+def is_readable(summary: JournalSummary) -> bool:
+    """Return True if this process can read the journal of another rank where that rank sees it."""
+    return read_run_id(Path(summary.folder)) == summary.run_id
+
+
 def enumerate_boundaries(run: Collection[Link]) -> Iterator[tuple[int, Link]]:
     """Yield the index and the link of each boundary in a run of entries."""
     return ((i, link) for i, link in enumerate(run) if link.kind == EntryKind.BOUNDARY)
+
+
+def get_world(environment: Environment) -> int:
+    """Return the number of processes that trained together."""
+    return int(environment.get("world", 1))
+
+
+def get_first_timeline(environment: Environment) -> int:
+    """Return the timeline that started the generation: with it, this number of processes began to train the run."""
+    return int(environment.get("since", 1))
+
+
+def is_replicated(environment: Environment) -> bool:
+    """Return True if weights and optimizer state were the same on all ranks, so that records may hold gradient shards."""
+    return bool(environment.get("ddp", {}).get("is_divided"))
+
+
+def is_sharded(environment: Environment) -> bool:
+    """Return True if parameters were sharded over the ranks, so that each rank has a part."""
+    return bool(environment.get("sharding"))
+
+
+def is_of_group(environment: Environment) -> bool:
+    """Return True if several processes trained the run with the same weights, in this generation or in an earlier one."""
+    return is_replicated(environment) or get_first_timeline(environment) > 1
 
 
 def read_environment(folder: Path) -> dict[str, Any]:

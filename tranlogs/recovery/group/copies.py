@@ -1,4 +1,4 @@
-"""Access of a rank to the journals of the other ranks: in place or, if they are on another machine's disk, in copies.
+"""Copies of journals of other ranks, where they are on another machine's disk.
 
 Copies are sent through the group of processes, file by file: all segments of a log, and the checkpoints that are needed.
 Segments and checkpoints describe themselves, so a copy is read like a journal whose catalog was lost. Copies are deleted when
@@ -10,62 +10,51 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import zstandard
 
 from ...base.config import MIB
-from ...base.errors import CorruptCatalog, RecoveryError, error_text
-from ...catalog import Catalog, RunRow
+from ...base.errors import RecoveryError, error_text
 from ...encoding import tree
-from ...rebuild_catalog import read_files
-from .summary.journal_summary import JournalSummary
+from . import journals
+from .exchange import Exchange, message
+from .summary import JournalSummary
 
 _CHUNK_BYTES = 16 * MIB
 
 
-class Transport(Protocol):
-    """Connection between the ranks. All ranks must call the same methods in the same order."""
+@message
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """The ranks whose journals a process can read without the help of another rank."""
 
-    def gather(self, value: Any) -> Sequence[Any]:
-        """Return the values of all ranks, by rank."""
-        ...
-
-    def broadcast(self, blob: bytes, source: int) -> bytes:
-        """Return the bytes that rank `source` passed."""
-        ...
-
-    def send(self, blob: bytes, to: int) -> None:
-        """Send bytes to rank `to`, which must wait for them in `receive`."""
-        ...
-
-    def receive(self, source: int) -> bytes:
-        """Wait for the bytes that rank `source` sends, and return them."""
-        ...
+    ranks: tuple[int, ...]
 
 
 class JournalAccess:
     """Read access to the journals of all ranks. Use it as a context: its end deletes the copies.
 
-    Args:
-        folder: the journal of this rank.
-        rank: the rank of this process.
-        summaries: the summaries of all journals.
-        transport: connects the ranks.
+    All ranks must create it at the same time, because they exchange which journals each of them can read.
 
     Attributes:
         folders: where to read each rank's journal. Empty journals are not listed.
+        readable_by: the processes that can read each rank's journal in place.
     """
 
-    def __init__(self, folder: Path, rank: int, summaries: Sequence[JournalSummary], transport: Transport) -> None:
-        self._rank, self._transport = rank, transport
+    def __init__(self, folder: Path, rank: int, summaries: Sequence[JournalSummary], exchange: Exchange) -> None:
+        self._rank, self._transport = rank, exchange.transport
         self._copies = folder / "peers"
         held = {summary.rank: summary for summary in summaries if not summary.is_empty}
         self.folders = {owner: Path(summary.folder) for owner, summary in held.items()}
         self._senders = {owner: owner if summary.sender < 0 else summary.sender for owner, summary in held.items()}
-        remote = {owner for owner in held if self._senders[owner] != rank}
-        self._unreadable = {owner for owner in remote if not is_readable(held[owner])}
+        near = {owner for owner in held if self._senders[owner] == rank or journals.is_readable(held[owner])}
+        self._unreadable = held.keys() - near
+        answers = exchange.gather(Readable(tuple(sorted(near))))
+        self.readable_by = {owner: [process for process, one in enumerate(answers) if owner in one.ranks] for owner in held}
+        self._far = sorted(owner for owner in held if len(self.readable_by[owner]) < len(answers))
         self._sent: list[int] = []  # ranks whose journals come through the group
         self._fetched: set[tuple[int, str]] = set()
         self._error: OSError | None = None
@@ -82,17 +71,13 @@ class JournalAccess:
         return self._copies / "compacted"
 
     def fetch_logs(self, segments: Mapping[int, Iterable[Path]]) -> None:
-        """Copy the logs that some rank cannot read.
+        """Copy the logs that some rank cannot read, given the segments that this process can send, by rank.
 
         All ranks must call it, and again when a segment was replaced: it deletes all earlier copies, also of checkpoints.
-
-        Args:
-            segments: the segments of the journals that this process sends, by rank.
         """
         shutil.rmtree(self._copies, ignore_errors=True)
         self._fetched.clear()
-        answers = self._transport.gather({"unreadable": sorted(self._unreadable)})
-        self._sent = sorted({rank for answer in answers for rank in answer["unreadable"]})
+        self._sent = self._far
         for owner in self._sent:
             self._transfer(owner, list(segments.get(owner, ())))
         for rank in self._unreadable:
@@ -159,27 +144,3 @@ def _read_chunks(path: Path, nbytes: int) -> Iterator[bytes]:
             except OSError:
                 chunk, file = b"", None
             yield zstandard.compress(chunk.ljust(size, b"\0"), 1)
-
-
-def read_run_id(folder: Path) -> str | None:
-    """Return the id of the journal in a folder; None if the folder holds none that can be read."""
-    row = read_run_row(folder)
-    return None if row is None else row.run_id
-
-
-def read_run_row(folder: Path) -> RunRow | None:
-    """Return the run's row of the journal in a folder; None if the folder holds none that can be read."""
-    try:
-        catalog = Catalog.open(folder)
-        try:
-            return catalog.run()
-        finally:
-            catalog.close()
-    except (CorruptCatalog, OSError):
-        rows = read_files(folder).runs if folder.is_dir() else []
-        return rows[0] if rows else None
-
-
-def is_readable(summary: JournalSummary) -> bool:
-    """Return True if this process can read the journal of another rank where that rank sees it."""
-    return read_run_id(Path(summary.folder)) == summary.run_id

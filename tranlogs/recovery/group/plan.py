@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,41 +15,37 @@ from ..decoding import DamagedEntry, decode_chunks
 from ..history import Link
 from ..recover import EarlierNotes
 from ..recovery_plan import RecoveryPlan, has_later_boundary
-from .decision.agreement import BaseCheckpoint
-from .decision.generations import GroupTarget
-from .summary.log_summary import GenerationLog, enumerate_boundaries
+from .decide import BaseCheckpoint, GroupTarget
+from .exchange import Known, OwnJournal
+from .journals import GenerationLog, enumerate_boundaries
+from .shards import GradientShards
 
 
 class RankPlanner:
-    """Planner of the recovery of one rank.
+    """Planner of the recovery of one rank to a boundary of the group.
 
     Args:
-        folder: the journal of this rank.
-        rank: the rank of this process.
-        logs: the generations of its journal.
+        own: the rank's journal.
+        known: what the rank knows of all journals.
         folders: where to read each rank's journal.
         target: the generation that is recovered, and the boundary in it.
-        ignored: timelines that do not count.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        rank: int,
-        logs: Sequence[GenerationLog],
-        folders: Mapping[int, Path],
-        target: GroupTarget,
-        ignored: Collection[int] = (),
-    ) -> None:
-        self._folder, self._rank, self._logs, self.folders = folder, rank, logs, folders
-        self._ignored = ignored
+    def __init__(self, own: OwnJournal, known: Known, folders: Mapping[int, Path], target: GroupTarget) -> None:
+        self._own, self._known, self.folders = own, known, folders
         self._generation, self._agreement = target.generation, target.agreement
 
     def read_log(self, rank: int) -> GenerationLog:
         """Return the generation's part in a rank's journal. Those of other ranks are read anew: their copies may grow."""
-        first_timeline = self._generation.first_timeline
-        own = [log for log in self._logs if rank == self._rank and log.first_timeline == first_timeline and not log.is_empty]
-        return own[0] if own else GenerationLog.read(self.folders[rank], first_timeline, self._ignored)
+        first_timeline, logs = self._generation.first_timeline, self._known.logs if rank == self._own.rank else []
+        own = [log for log in logs if log.first_timeline == first_timeline and not log.is_empty]
+        return own[0] if own else GenerationLog.read(self.folders[rank], first_timeline, self._known.unused_timelines)
+
+    def open_shards(self, donor: int) -> GradientShards:
+        """Return the journals that hold the gradient shards which that of a rank does not hold."""
+        lost = (donor, *self._agreement.lost)
+        folders = {one.rank: self.folders[one.rank] for one in self._generation.summaries if one.rank not in lost}
+        return GradientShards(folders, self._generation.first_timeline, self._known.unused_timelines)
 
     def read_row(self, base: BaseCheckpoint) -> CheckpointRow:
         """Return the catalog's row of a checkpoint.
@@ -63,12 +59,7 @@ class RankPlanner:
         raise CorruptCheckpoint(self.folders[base.rank] / "checkpoints" / base.ref.name, "the catalog does not list it")
 
     def plan(self, log: GenerationLog, donor: int, base: BaseCheckpoint) -> RecoveryPlan:
-        """Plan the recovery of a state.
-
-        Args:
-            log: the generation's part in the journal that is redone.
-            donor: the rank that wrote that journal.
-            base: the checkpoint to load.
+        """Plan the recovery of a state by the journal that rank `donor` wrote, from a checkpoint.
 
         Raises:
             CorruptCheckpoint: the catalog does not list the checkpoint any more.
@@ -81,13 +72,9 @@ class RankPlanner:
         if links:
             head = links[-1].location.head
             position = Position(head.sequence, head.step, head.digest, timeline)
-        notes = (
-            ()
-            if source is None
-            else (f"loaded weights and optimizer state from rank {base.rank}'s checkpoint of step {row.step}",)
-        )
         has_later = has_later_boundary(log.history, log.checkpoints, position)
-        return RecoveryPlan(row, tuple(links), position, has_later, notes, source)
+        note = f"loaded weights and optimizer state from rank {base.rank}'s checkpoint of step {row.step}"
+        return RecoveryPlan(row, tuple(links), position, has_later, (note,) if source is not None else (), source)
 
     def count_boundaries(self, log: GenerationLog, position: Position) -> int:
         """Return which of the boundaries at its step a position is, counted from 1; 0 if the log does not hold it."""
@@ -103,7 +90,7 @@ class RankPlanner:
 
         The position lies after all entries of the journal, and its chain is random: no entry precedes it.
         """
-        facts = self._logs[0].facts
+        facts = self._known.logs[0].facts
         last = [row.sequence for row in facts.checkpoints]
         last += [location.head.sequence for segment in facts.segments for location in segment.locations[-1:]]
         return Position(max(last, default=0) + 1, step, secrets.randbits(64), 0)
@@ -115,7 +102,10 @@ class RankPlanner:
             end = next((i for i, link in enumerate(links) if link is plan.links[0]), None)
             if end is None:
                 continue
-            with suppress(CorruptCheckpoint, DamagedEntry), Checkpoint(self._folder / "checkpoints" / row.name) as checkpoint:
+            with (
+                suppress(CorruptCheckpoint, DamagedEntry),
+                Checkpoint(self._own.folder / "checkpoints" / row.name) as checkpoint,
+            ):
                 body = checkpoint.meta()["boundary"]
                 scalars = [one for chunk in decode_chunks(links[:end]) for one in chunk.scalars]
                 return {key: body[key] for key in ("scalars",) if key in body}, scalars

@@ -1,0 +1,333 @@
+"""The exchange between the ranks of a group: typed messages, encoded in one place.
+
+All ranks must gather the same messages in the same order:
+
+    Opening      what a rank's journals hold, and what it is asked for
+    Readable     the journals that it can read without another rank's help
+    UnitSummary  the newest unit of its log (unit.py), if training is to compute one again
+    Attempt      the outcome of an attempt (recover.py): damage, errors, a digest of the state. It may be repeated
+    Replaced     files that sound copies have replaced
+    FormerRanks  the checkpoints that it made of former ranks (reshard.py)
+
+`TimelineUse` precedes `Opening`, because timelines whose start a crash interrupted must be known before a journal is read.
+A process alone is a group of one, with `Solo` as its transport.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from ...base.errors import RecoveryError, UsageError, error_text
+from ...base.types import Extension
+from ...encoding import tree
+from ..journal_facts import replace_damaged
+from ..state_protocol import ReplacementSource
+from .decide import Damage
+from .journals import (
+    GenerationLog,
+    TimelineUse,
+    find_unused_timelines,
+    list_journals,
+    read_generations,
+    read_run_row,
+    read_timeline_use,
+    summarize_generations,
+)
+from .summary import CheckpointRef, JournalSummary, LogRange, keep_common_history, new_timeline_id, remove_duplicates
+
+T = TypeVar("T")
+
+_MESSAGES: dict[str, type[Any]] = {}
+
+
+def message(kind: type[T]) -> type[T]:
+    """Let values of a dataclass be sent, as a message or within one."""
+    _MESSAGES[kind.__name__] = kind
+    return kind
+
+
+for _kind in (CheckpointRef, Damage, JournalSummary, LogRange, TimelineUse):
+    message(_kind)
+
+
+class Transport(Protocol):
+    """Connection between the ranks. All ranks must call the same methods in the same order."""
+
+    def gather(self, value: Any) -> Sequence[Any]:
+        """Return the values of all ranks, by rank."""
+        ...
+
+    def broadcast(self, blob: bytes, source: int) -> bytes:
+        """Return the bytes that rank `source` passed."""
+        ...
+
+    def send(self, blob: bytes, to: int) -> None:
+        """Send bytes to rank `to`, which must wait for them in `receive`."""
+        ...
+
+    def receive(self, source: int) -> bytes:
+        """Wait for the bytes that rank `source` sends, and return them."""
+        ...
+
+
+class Solo:
+    """The transport of a process without others: it continues a run of several processes, or only reads it."""
+
+    def gather(self, value: Any) -> Sequence[Any]:
+        """Return the value of this process."""
+        return [value]
+
+    def broadcast(self, blob: bytes, source: int) -> bytes:
+        """Return the bytes of this process."""
+        return blob
+
+    def send(self, blob: bytes, to: int) -> None:
+        """Raise AssertionError: there is no other process."""
+        raise AssertionError(f"rank {to} does not run")
+
+    def receive(self, source: int) -> bytes:
+        """Raise AssertionError: there is no other process."""
+        raise AssertionError(f"rank {source} does not run")
+
+
+class Exchange:
+    """Gathers typed messages of all ranks over a transport."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+
+    def gather(self, value: T) -> list[T]:
+        """Return the messages of all ranks, by rank. All ranks must call it with messages of the same type."""
+        return [decode(blob) for blob in self.transport.gather(encode(value))]
+
+
+def encode(value: Any) -> bytes:
+    """Encode a message."""
+    return tree.encode(value, path="message", adapt=_to_extension)
+
+
+def decode(blob: bytes) -> Any:
+    """Return the message that `encode` turned into bytes."""
+    return tree.decode(blob, make_extension=lambda found: _MESSAGES[found.tag](*found.value))
+
+
+def _to_extension(value: Any) -> Extension | None:
+    if is_dataclass(value) and type(value).__name__ in _MESSAGES:
+        return Extension(type(value).__name__, tuple(getattr(value, one.name) for one in fields(value)))
+    return None
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a rank's journals hold, and what it is asked for.
+
+    Attributes:
+        summaries: the summaries of its journal, and of journals next to it whose ranks no longer exist.
+        writer: the rank that wrote its journal; its own rank if the journal is empty.
+        nearby: ranks of the group whose journals lie in its run folder and have a checkpoint of a step, each with the place.
+        step: the step that it is asked to recover; None for the newest one.
+        resharded: the first timelines of generations whose parameters are sharded in another way now.
+        timeline_id: an id for a new timeline.
+        error: why it cannot read its journal; "" if it can.
+    """
+
+    summaries: tuple[JournalSummary, ...]
+    writer: int
+    nearby: tuple[tuple[int, str], ...] = ()
+    step: int | None = None
+    resharded: tuple[int, ...] = ()
+    timeline_id: str = ""
+    error: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """What a rank has replaced by sound copies, one sentence each."""
+
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Known:
+    """What a rank knows after the opening of a group recovery.
+
+    Attributes:
+        logs: the generations of its journal.
+        segments: the segments of the journals that it can send to the others, by rank.
+        summaries: the summaries of all journals and generations.
+        notes: what to report, one sentence each.
+        abandoned: those of the notes that name journals on a timeline which the group has abandoned.
+        timeline_id: the id of the timeline that the group starts if it needs a new one.
+        resharded: the first timelines of generations whose parameters are sharded in another way now.
+        unused_timelines: timelines whose start a crash interrupted; they do not count.
+    """
+
+    logs: list[GenerationLog] = field(default_factory=list)
+    segments: dict[int, list[Path]] = field(default_factory=dict)
+    summaries: list[JournalSummary] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    abandoned: list[str] = field(default_factory=list)
+    timeline_id: str = ""
+    resharded: frozenset[int] = frozenset()
+    unused_timelines: Collection[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OwnJournal:
+    """The journal of a process, and those next to it whose ranks no longer exist, for which it answers.
+
+    Attributes:
+        folder: the rank's journal.
+        rank: the rank of this process.
+        world: the number of processes.
+        run_id: the id of the journal.
+        spare: source of sound copies that replace damaged files of the rank's journal.
+    """
+
+    folder: Path
+    rank: int
+    world: int
+    run_id: str
+    spare: ReplacementSource | None = None
+
+    def open(self, exchange: Exchange, is_resharded: Callable[[Mapping[str, Any]], bool], step: int | None) -> Known:
+        """Read the journals and exchange their summaries. All ranks must call it at the same time.
+
+        Args:
+            exchange: connects the ranks.
+            is_resharded: see `GroupState.is_resharded`.
+            step: the step that this rank is asked to recover; None for the newest one.
+
+        Raises:
+            RecoveryError: a journal cannot be read, or is not that of its rank, or the journals belong to several runs.
+            UsageError: the ranks are asked for different steps.
+        """
+        known = Known(unused_timelines=find_unused_timelines(exchange.gather(self._read_timeline_use())))
+        error: Exception | None = None
+        own, writer = [JournalSummary(self.rank, str(self.folder.resolve()), self.run_id)], self.rank
+        try:
+            own = self._summarize(known)
+            row = None if own[0].is_empty else read_run_row(self.folder)
+            writer = writer if row is None else row.rank
+        except Exception as caught:  # the other ranks wait for this one's answer
+            error = caught
+        held = [log for log in known.logs if not log.is_empty]  # a lost journal records no environment
+        opening = Opening(
+            tuple(own),
+            writer,
+            self._list_nearby(),
+            step,
+            tuple(log.first_timeline for log in held if is_resharded(log.environment.get("sharding", {}))),
+            new_timeline_id(),
+            error_text(error) if error else "",
+        )
+        answers = exchange.gather(opening)
+        if error is not None:
+            raise error
+        run = self.folder.parent
+        failed = [f"rank {rank}: {one.error}" for rank, one in enumerate(answers) if one.error]
+        if failed:
+            raise RecoveryError(f"{run}: another rank cannot read its journal: {'; '.join(failed)}")
+        if len({one.step for one in answers}) > 1:
+            raise UsageError(f"recover(step=...) must name the same step on all ranks, got {[one.step for one in answers]}")
+        _require_in_place(run, answers)
+        known.resharded = frozenset(number for one in answers for number in one.resharded)
+        known.timeline_id = answers[0].timeline_id
+        try:
+            found = remove_duplicates([summary for one in answers for summary in one.summaries])
+            known.summaries, known.abandoned = keep_common_history(found)
+        except RecoveryError as different:
+            raise RecoveryError(f"{run}: {different}") from None
+        known.notes += known.abandoned
+        return known
+
+    def replace_damaged(self, known: Known, paths: Sequence[Path]) -> list[str]:
+        """Replace damaged files of the journal by sound copies and read it again. Return a sentence about each."""
+        notes = replace_damaged(self.spare, paths)
+        if notes:
+            self._read_log(known)
+        return notes
+
+    def _read_timeline_use(self) -> TimelineUse:
+        """Return the timelines that the journals of this process use, and those that they only started."""
+        found = TimelineUse()
+        with suppress(Exception):  # reading the journals raises the error again, where all ranks learn of it
+            for folder in (self.folder, *(folder for _, folder in self._list_stopped())):
+                use = read_timeline_use(folder)
+                found = TimelineUse((*found.used, *use.used), (*found.empty, *use.empty))
+        return found
+
+    def _summarize(self, known: Known) -> list[JournalSummary]:
+        unused = known.unused_timelines
+        self._read_log(known)
+        known.notes += self.replace_damaged(known, known.logs[0].facts.torn_paths)
+        own = summarize_generations(known.logs, self.rank, self.folder, self.run_id, unused)
+        for rank, folder in self._list_stopped():
+            logs = read_generations(folder, unused)
+            row = read_run_row(folder)
+            found = summarize_generations(logs, rank, folder, row.run_id if row is not None else "", unused)
+            own += [replace(summary, sender=self.rank) for summary in found]
+            known.segments[rank] = _list_segments(logs)
+        return own
+
+    def _read_log(self, known: Known) -> None:
+        known.logs = read_generations(self.folder, known.unused_timelines)
+        known.segments[self.rank] = _list_segments(known.logs)
+
+    def _list_stopped(self) -> list[tuple[int, Path]]:
+        """Return the journals next to this one whose ranks no longer exist."""
+        return [(rank, folder) for rank, folder in list_journals(self.folder) if rank >= self.world]
+
+    def _list_nearby(self) -> tuple[tuple[int, str], ...]:
+        """Return the ranks of the group whose journals lie in this run folder and have a checkpoint of a step."""
+        host = socket.gethostname()
+        return tuple(
+            (rank, f"{host}:{folder}")
+            for rank, folder in list_journals(self.folder)
+            if rank < self.world and any(map(_has_step, (folder / "checkpoints").glob("step-*")))
+        )
+
+
+def _has_step(checkpoint: Path) -> bool:
+    return checkpoint.name.removeprefix("step-").partition("-")[0].strip("0") != ""
+
+
+def _require_in_place(run: Path, answers: Sequence[Opening]) -> None:
+    """Refuse to take a journal for lost, or to start a new run, while the journal lies where another rank runs.
+
+    Raises:
+        RecoveryError: that is so, because nodes or folders have changed places.
+    """
+    swapped = [f"rank{rank} is the journal of rank {one.writer}" for rank, one in enumerate(answers) if one.writer != rank]
+    if swapped:
+        raise RecoveryError(
+            f"{run}: journals lie under the names of other ranks: {', '.join(swapped)}. Each journal holds state that only its "
+            "rank has (random numbers, buffers, shards): rename the folders back, and start again"
+        )
+    found = {summary.rank for one in answers for summary in one.summaries if not summary.is_empty}
+    found |= {
+        rank for rank, one in enumerate(answers) if rank in dict(one.nearby)
+    }  # what it cannot read is lost, not misplaced
+    misplaced = [
+        f"that of rank {rank} is in {place}, where rank {finder} runs"
+        for finder, one in enumerate(answers)
+        for rank, place in one.nearby
+        if rank not in found
+    ]
+    if misplaced:
+        raise RecoveryError(
+            f"{run}: journals lie where another rank runs, and the folders of their own ranks are empty: "
+            f"{'; '.join(misplaced)}. No new run was started. Start each rank where its journal is, or move the folders to "
+            "their ranks; remove journals that are out of date"
+        )
+
+
+def _list_segments(logs: Sequence[GenerationLog]) -> list[Path]:
+    return [segment.path.resolve() for segment in logs[0].facts.segments]

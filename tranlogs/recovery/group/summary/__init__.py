@@ -1,1 +1,0 @@
-"""Summaries of journals: plain values that ranks exchange."""
