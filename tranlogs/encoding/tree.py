@@ -233,7 +233,9 @@ def _from_numpy(values: np.ndarray[Any, Any]) -> Array:
     return dense(values)
 
 
-def _walk(value: Any, path: str, adapt: Adapt, above: tuple[int, ...] = (), is_in_set: bool = False) -> Iterator[tuple[str, Array]]:
+def _walk(
+    value: Any, path: str, adapt: Adapt, above: tuple[int, ...] = (), is_in_set: bool = False
+) -> Iterator[tuple[str, Array]]:
     """Yield the arrays of a value that may be out of line, with their paths, in the order in which they are encoded.
 
     Raises:
@@ -295,14 +297,14 @@ class _Decoder:
     def _extension(self, code: int, data: bytes) -> Any:
         if code == _TUPLE:
             return tuple(self._items(data))
-        if code == _ARRAY or code == _FAR:
+        if code in (_ARRAY, _FAR):
             return self._make_array(self._array(code, data))
-        if code == _ORDERED or code == _COUNTER:
+        if code in (_ORDERED, _COUNTER):
             found = self.unpack(data)
             if type(found) is not dict:
                 raise MalformedTree("an ordered dict is no map")
             return OrderedDict(found) if code == _ORDERED else Counter(found)
-        if code == _SET or code == _FROZENSET:
+        if code in (_SET, _FROZENSET):
             return set(self._items(data)) if code == _SET else frozenset(self._items(data))
         if code == _INTEGER:
             return int.from_bytes(data, "little", signed=True)
