@@ -8,6 +8,7 @@ import tracemalloc
 from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -18,7 +19,7 @@ from tests.support import campaign
 from tranlogs.base.config import TREE_DEPTH_MAX
 from tranlogs.base.errors import UnencodableState
 from tranlogs.base.types import ITEMSIZE, AnyArray, Array, Extension, SparseArray, dense, is_dense
-from tranlogs.encoding import tree, tree_encoder
+from tranlogs.encoding import tree
 
 NUMPY_DTYPES = sorted(name for name in ITEMSIZE if name in np.sctypeDict)
 
@@ -140,11 +141,6 @@ def test_encoding_is_deterministic(value: Any) -> None:
     assert tree.encode(value) == tree.encode(value)
 
 
-def test_a_changed_number_keeps_the_size() -> None:
-    sizes = {len(tree.encode({"step": n, "lr": n / 7, "rng": np.full(5, n, np.uint32)})) for n in (0, 1, 255, 1 << 31)}
-    assert len(sizes) == 1
-
-
 def test_order_of_dicts_is_kept_and_order_of_sets_does_not_matter() -> None:
     assert list(tree.decode(tree.encode({"b": 1, "a": 2}))) == ["b", "a"]
     assert tree.encode({"x", "y", "z"}) == tree.encode({"z", "x", "y"})
@@ -171,6 +167,8 @@ class Words(str):
         (deque([1]), "track"),
         (defaultdict(int), "track"),
         (bytearray(b"x"), "track"),
+        ([memoryview(b"x")], "track[0]"),
+        ((msgpack.ExtType(1, b"x"),), "track[0]"),
         (range(3), "track"),
         (datetime.datetime(2024, 1, 1), "track"),
         (np.array([Opaque()]), "track (dtype object)"),
@@ -231,41 +229,48 @@ def test_damaged_bytes_are_a_tree_or_malformed(value: Any, data: st.DataObject) 
     for _ in range(data.draw(st.integers(1, 4))):
         blob[data.draw(st.integers(0, len(blob) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(blob)))
-    for damaged in (bytes(blob), bytes(blob[:cut]), bytes(blob) + b"N"):
+    for damaged in (bytes(blob), bytes(blob[:cut]), bytes(blob) + b"\xc0"):
         try:
             tree.decode(damaged, lambda index, layout: layout)
         except tree.MalformedTree:
             continue
 
 
+def extension(code: int, data: bytes) -> bytes:
+    return bytes(msgpack.packb(msgpack.ExtType(code, data)))
+
+
 def header(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, *, is_tensor: bool = False) -> bytes:
-    array = Array(dtype, (0,), np.empty(0, np.uint8), strides, is_tensor)
-    array.shape = shape
-    return tree_encoder.array_header(array)
+    return tree.array_header(dtype, shape, strides, is_tensor)
 
 
 @pytest.mark.parametrize(
     "blob",
     [
-        b"l" + b"\xff\xff\xff\xff" + b"N",
-        b"d" + b"\xff\xff\xff\x7f" + b"N" * 100,
-        b"s" + b"\xff\xff\xff\xff",
-        b"I" + b"\xff\xff\xff\xff",
-        b"a" + header("float64", (1 << 40,), None),
-        b"a" + header("float64", (1 << 62, 1 << 62), None),
-        b"a" + header("uint8", (4,), (1 << 40,)) + b"abcd",
-        b"a" + header("uint8", (4,), (-1,)) + b"abcd",
-        b"a" + header("uint8", (2, 2), (1, 1)) + b"abcd",
-        b"A" + header("uint8", (4,), None) + b"\0\0\0\0",
-        b"g" + b"\x06\0\0\0object" + b"12345678",
-        b"g" + b"\x09\0\0\0(9,9,9)i8" + b"12345678",
-        b"S\x01\0\0\0" + b"l\0\0\0\0",
-        b"d\x01\0\0\0" + b"l\0\0\0\0" + b"N",
-        b"pN" + b"T" + (b"a" + header("int64", (1, 0), None)) * 2,
-        b"l\x01\0\0\0" * 5000,
+        b"\xdd\xff\xff\xff\xff\xc0",
+        b"\xdf\xff\xff\xff\x7f" + b"\xc0" * 100,
+        b"\xdb\xff\xff\xff\xff",
+        b"\xc9\xff\xff\xff\xff\x06",
+        extension(9, header("float64", (1 << 40,), None)),
+        extension(9, header("float64", (1 << 62, 1 << 62), None)),
+        extension(9, header("uint8", (4,), (1 << 40,)) + b"abcd"),
+        extension(9, header("uint8", (4,), (-1,)) + b"abcd"),
+        extension(9, header("uint8", (2, 2), (1, 1)) + b"abcd"),
+        extension(10, header("uint8", (4,), None) + b"\0\0\0\0"),
+        extension(8, b"\x06object12345678"),
+        extension(8, b"\x09(9,9,9)i812345678"),
+        extension(8, b""),
+        extension(2, b"\x91\x90"),
+        b"\x81\x90\xc0",
+        extension(11, b"\x94\xc0\xc3\x01\x02"),
+        extension(12, b"\x92\x01\x02"),
+        extension(1, b"\x01"),
+        extension(4, b"\x90"),
+        extension(99, b"data"),
+        b"\x91" * 5000,
         b"",
-        b"NN",
-        b"?",
+        b"\xc0\xc0",
+        b"\xc1",
     ],
     ids=lambda blob: repr(blob[:12]),
 )
@@ -297,12 +302,10 @@ def test_to_numpy_puts_values_where_the_strides_say() -> None:
     assert np.array_equal(tree.to_numpy(stored), made.transpose(2, 0, 1))
 
 
-def test_a_fixed_value_is_encoded_once_wherever_it_stands() -> None:
+def test_a_fixed_value_is_encoded_as_the_value_wherever_it_stands() -> None:
     value = {"words": [1, "two"], "small": np.arange(3)}
     fixed = tree.Fixed(value)
     assert tree.encode({"a": fixed, "b": [fixed]}) == tree.encode({"a": value, "b": [value]})
-    value["words"] = "changed behind its back"
-    assert tree.encode(fixed) == tree.encode({"words": [1, "two"], "small": np.arange(3)})
 
 
 def test_a_fixed_value_with_arrays_out_of_line_refers_to_them_by_their_place_in_each_tree() -> None:

@@ -7,9 +7,11 @@ import json
 import math
 import struct
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import xxhash
 import zstandard
@@ -40,72 +42,40 @@ class DocumentEntry:
 
 
 def decode_tree(data: bytes, arrays: Any) -> Any:
-    value, rest = _value(memoryview(data), arrays)
-    assert not rest
-    return value
+    return msgpack.unpackb(data, ext_hook=partial(_extension, arrays), strict_map_key=False, unicode_errors="surrogatepass")
 
 
-def _text(data: memoryview) -> tuple[str, memoryview]:
-    (n,) = struct.unpack_from("<I", data)
-    return bytes(data[4 : 4 + n]).decode(), data[4 + n :]
+def _extension(arrays: Any, code: int, data: bytes) -> Any:
+    if code in (9, 10):
+        return _array(code, data, arrays)
+    if code == 6:
+        return int.from_bytes(data, "little", signed=True)
+    if code == 7:
+        return complex(*struct.unpack("<dd", data))
+    if code == 8:
+        dtype = data[1 : 1 + data[0]].decode()
+        return np.frombuffer(data[1 + data[0] :], dtype)[0]
+    content = decode_tree(data, arrays)
+    if code == 11:
+        return ("sparse", *content)
+    if code == 12:
+        return ("extension", *content)
+    kinds: dict[int, Any] = {1: tuple, 2: set, 3: frozenset, 4: collections.OrderedDict, 5: collections.Counter}
+    return kinds[code](content)
 
 
-def _many(data: memoryview, count: int, arrays: Any) -> tuple[list[Any], memoryview]:
-    found = []
-    for _ in range(count):
-        value, data = _value(data, arrays)
-        found.append(value)
-    return found, data
-
-
-def _value(data: memoryview, arrays: Any) -> tuple[Any, memoryview]:
-    tag, data = chr(data[0]), data[1:]
-    if tag in "NTF":
-        return {"N": None, "T": True, "F": False}[tag], data
-    if tag in "if":
-        return struct.unpack_from("<q" if tag == "i" else "<d", data)[0], data[8:]
-    if tag == "c":
-        return complex(*struct.unpack_from("<dd", data)), data[16:]
-    if tag in "Isb":
-        (n,) = struct.unpack_from("<I", data)
-        raw, data = bytes(data[4 : 4 + n]), data[4 + n :]
-        return {"I": lambda: int.from_bytes(raw, "little", signed=True), "s": raw.decode, "b": lambda: raw}[tag](), data
-    if tag in "ltSZ":
-        items, data = _many(data[4:], struct.unpack_from("<I", data)[0], arrays)
-        return {"l": list, "t": tuple, "S": set, "Z": frozenset}[tag](items), data
-    if tag in "doC":
-        items, data = _many(data[4:], 2 * struct.unpack_from("<I", data)[0], arrays)
-        kinds: dict[str, Any] = {"d": dict, "o": collections.OrderedDict, "C": lambda pairs: collections.Counter(dict(pairs))}
-        return kinds[tag](list(zip(items[::2], items[1::2], strict=True))), data
-    if tag == "g":
-        dtype, data = _text(data)
-        return np.frombuffer(data[: itemsize(dtype)], dtype)[0], data[itemsize(dtype) :]
-    if tag in "aA":
-        return _array(tag, data, arrays)
-    if tag == "p":
-        shape, data = _value(data, arrays)
-        coalesced, data = _value(data, arrays)
-        indices, data = _value(data, arrays)
-        values, data = _value(data, arrays)
-        return ("sparse", shape, coalesced, indices, values), data
-    assert tag == "x", tag
-    name, data = _text(data)
-    content, data = _value(data, arrays)
-    return ("extension", name, content), data
-
-
-def _array(tag: str, data: memoryview, arrays: Any) -> tuple[Any, memoryview]:
-    flags, (dtype, data) = data[0], _text(data[1:])
-    rank, data = data[0], data[1:]
-    shape, data = struct.unpack_from(f"<{rank}Q", data), data[8 * rank :]
+def _array(code: int, data: bytes, arrays: Any) -> Any:
+    flags, dtype, at = data[0], data[2 : 2 + data[1]].decode(), 2 + data[1]
+    rank, at = data[at], at + 1
+    shape, at = struct.unpack_from(f"<{rank}Q", data, at), at + 8 * rank
     strides = None
     if flags & 2:
-        strides, data = struct.unpack_from(f"<{rank}q", data), data[8 * rank :]
-    if tag == "A":
-        (index,) = struct.unpack_from("<I", data)
-        return ("array", dtype, shape, strides, arrays(index, math.prod(shape) * itemsize(dtype))), data[4:]
-    n = math.prod(shape) * itemsize(dtype)
-    return ("array", dtype, shape, strides, bytes(data[:n])), data[n:]
+        strides, at = struct.unpack_from(f"<{rank}q", data, at), at + 8 * rank
+    if code == 10:
+        (index,) = struct.unpack_from("<I", data, at)
+        return ("array", dtype, shape, strides, arrays(index, math.prod(shape) * itemsize(dtype)))
+    assert len(data) - at == math.prod(shape) * itemsize(dtype)
+    return ("array", dtype, shape, strides, data[at:])
 
 
 class DocumentSegment:
@@ -134,7 +104,7 @@ class DocumentSegment:
         right = xxhash.xxh3_64_intdigest(head[:4] + bytes(4) + head[8:]) & 0xFFFFFFFF
         if head[:4] != b"TLR2" or checksum != right or segment_id != self.segment_id:
             return False
-        assert head[33] == 2, f"version {head[33]}"
+        assert head[33] == 3, f"version {head[33]}"
         return True
 
     def entries(self) -> list[DocumentEntry]:
@@ -278,7 +248,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     end = text.rindex("}", 0, text.rindex('"xxh3_64"')) + 1
     inner = text[start:end].replace("\n ", "\n")
     assert xxhash.xxh3_64_hexdigest(inner.encode()) == outer["xxh3_64"]
-    assert outer["manifest"]["format"] == 2
+    assert outer["manifest"]["format"] == 3
     manifest: dict[str, Any] = outer["manifest"]
     return manifest
 

@@ -1,4 +1,4 @@
-"""docs/format.md says enough: a reader made from it alone gives what the product wrote; and version 2 stays readable."""
+"""docs/format.md says enough: a reader made from it alone gives what the product wrote; and version 3 stays readable."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tranlogs.recovery.journal_facts import read_facts
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.verify import Problem
 
-GOLDEN = Path(__file__).parents[1] / "data" / "run-format-2.tar.xz"
+GOLDEN = Path(__file__).parents[1] / "data" / "run-format-3.tar.xz"
 GOLDEN_STEPS = 12
 
 
@@ -47,7 +47,7 @@ def test_the_reader_imports_nothing_of_tranlogs() -> None:
             imported |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             imported.add(str(node.module).partition(".")[0])
-    assert imported <= set(sys.stdlib_module_names) | {"numpy", "xxhash", "zstandard"}
+    assert imported <= set(sys.stdlib_module_names) | {"msgpack", "numpy", "xxhash", "zstandard"}
 
 
 def tensors() -> list[tuple[str, Any]]:
@@ -182,7 +182,7 @@ def assert_is_readable(run: Path) -> None:
 
 @pytest.fixture
 def golden(tmp_path: Path) -> Path:
-    """A run that was written when format version 2 was new."""
+    """A run that was written when format version 3 was new."""
     with tarfile.open(GOLDEN) as archive:
         archive.extractall(tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # type: ignore[arg-type]
     return tmp_path / "run"

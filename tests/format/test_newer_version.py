@@ -78,7 +78,7 @@ def test_a_newer_run_is_refused_and_not_touched(
         (memory_path / "run").rename(left)
     part(left)
     before = content(left)
-    with pytest.raises(UnknownFormat, match="format version 7, and this TranLogs reads version 2: upgrade TranLogs"):
+    with pytest.raises(UnknownFormat, match="format version 7, and this TranLogs reads version 3: upgrade TranLogs"):
         train(left)
     after = content(left)
     assert {path: after.get(path) == data for path, data in before.items()} == dict.fromkeys(before, True)

@@ -1,4 +1,4 @@
-"""A run in format 1, which was never released, is refused by name, with what to do, and nothing of it is touched."""
+"""A run in format 2, which was never released, is refused by name, with what to do, and nothing of it is touched."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tranlogs.base.errors import UnknownFormat
 from tranlogs.catalog import CATALOG_NAME
 from tranlogs.verify import Problem
 
-ARCHIVE = Path(__file__).parents[1] / "data" / "run-format-1.tar.xz"
-WHAT = "format version 1, and this TranLogs reads version 2"
+ARCHIVE = Path(__file__).parents[1] / "data" / "run-format-2.tar.xz"
+WHAT = "format version 2, and this TranLogs reads version 3"
 ADVICE = "start a new run from the file in another folder"
 
 
@@ -39,7 +39,7 @@ def without_checkpoints(run: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda run: None, without_catalog, without_checkpoints], ids=["whole", "no catalog", "log"])
-def test_format_1_is_refused_and_left_alone(old: Path, damage: Callable[[Path], None]) -> None:
+def test_format_2_is_refused_and_left_alone(old: Path, damage: Callable[[Path], None]) -> None:
     damage(old)
     before = content(old)
     with pytest.raises(UnknownFormat, match=WHAT) as caught:
@@ -48,6 +48,6 @@ def test_format_1_is_refused_and_left_alone(old: Path, damage: Callable[[Path], 
     assert content(old) == before
 
 
-def test_verify_names_format_1(old: Path) -> None:
+def test_verify_names_format_2(old: Path) -> None:
     problems = [finding for finding in verify_run(old) if isinstance(finding, Problem)]
     assert [problem.what for problem in problems if WHAT in problem.what]

@@ -254,8 +254,8 @@ def test_unknown_version_is_refused_by_name(memory_path: Path, monkeypatch: pyte
     monkeypatch.undo()
     trainer.journal.close()
     [problem] = [problem for problem in problems_of(memory_path / "run") if problem.path.suffix == ".seg"]
-    assert problem.what == "it is in format version 7, and this TranLogs reads version 2: upgrade TranLogs"
-    with pytest.raises(UnknownFormat, match=r"\.seg: it is in format version 7, and this TranLogs reads version 2"):
+    assert problem.what == "it is in format version 7, and this TranLogs reads version 3: upgrade TranLogs"
+    with pytest.raises(UnknownFormat, match=r"\.seg: it is in format version 7, and this TranLogs reads version 3"):
         read_facts(memory_path / "run" / "rank0")
 
 
@@ -272,8 +272,8 @@ def test_unknown_version_of_another_part_is_refused_by_name(run: Path, part: str
         with catalog.transaction() as tables:
             tables.put("run", replace(row, format=7))
         catalog.close()
-    assert Problem(path, "it is in format version 7, and this TranLogs reads version 2: upgrade TranLogs") in problems_of(run)
-    with pytest.raises(UnknownFormat, match=f"{path}: it is in format version 7, and this TranLogs reads version 2"):
+    assert Problem(path, "it is in format version 7, and this TranLogs reads version 3: upgrade TranLogs") in problems_of(run)
+    with pytest.raises(UnknownFormat, match=f"{path}: it is in format version 7, and this TranLogs reads version 3"):
         recovered_step(run)
 
 

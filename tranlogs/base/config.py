@@ -7,7 +7,7 @@ from typing import Literal
 
 from .errors import UsageError
 
-FORMAT_VERSION = 2  # version of segments, checkpoints and the catalog (docs/format.md)
+FORMAT_VERSION = 3  # version of segments, checkpoints and the catalog (docs/format.md)
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 

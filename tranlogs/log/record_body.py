@@ -89,7 +89,7 @@ def encode_parts(body: dict[str, Any], adapt: tree.Adapt | None) -> dict[str, by
 
 def _encoded(value: Any, path: str, adapt: tree.Adapt | None) -> Part:
     far: list[tuple[str, AnyArray]] = []
-    blob = tree.encode(value, path=path, adapt=adapt, out_of_line=far)
+    blob = tree.encode(value, path=path, adapt=adapt, out_of_line=far, is_checked=True)
     return Part(blob, [(name, array) for name, array in far if isinstance(array, Array)])
 
 

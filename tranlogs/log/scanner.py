@@ -21,7 +21,6 @@ from .record_format import ALIGNMENT, HEAD, MAGIC, EntryKind, Location, extent_e
 
 _WINDOW_BYTES = 1 << 16  # bytes in one read while going from head to head; small records share a read
 _SEARCH_BYTES = 4 << 20  # bytes in one read while searching
-_LMDB, _LMDB_AT = bytes.fromhex("dec0efbe"), 16  # magic number of an LMDB file, and its offset
 _MAGIC_WORD = int.from_bytes(MAGIC, "little")
 
 
@@ -35,7 +34,7 @@ def scan(path: Path, segment_id: int, *, start: int = 0, last_sequence: int | No
         last_sequence: sequence number of the segment's last record, if known (the segment is sealed). The scan ends there.
 
     Raises:
-        UnknownFormat: a record of this segment was written by a newer version, or the file is in format 1.
+        UnknownFormat: a record of this segment was written by a newer version.
         CannotRead: the process lacks file handles, memory or permissions.
         OSError: the file cannot be opened.
     """
@@ -46,8 +45,6 @@ def scan(path: Path, segment_id: int, *, start: int = 0, last_sequence: int | No
             # are in the file by now, so a second scan finds them, unless they are damaged.
             last = found[-1].head.sequence
             found = [one for one in _scanned(file.fd, segment_id, start, None) if one.head.sequence <= last]
-        if not found and _pread(file.fd, len(_LMDB), _LMDB_AT) == _LMDB:  # segments of format 1 were LMDB files
-            raise UnknownFormat(path, 1, FORMAT_VERSION)
     refuse_newer(path, found)
     return found
 

@@ -70,8 +70,8 @@ class SegmentDefinitions:
             pieces.sums,
             pieces.codecs,
             digests,
-            tree.encode(scalars) if scalars else b"",
-            tree.encode(placed.packed) if placed else b"",
+            tree.encode(scalars, is_checked=True) if scalars else b"",
+            tree.encode(placed.packed, is_checked=True) if placed else b"",
         )
         return DescribedRecord(offset, pack_description(description), placed, payload.layout if layout else None, payload_end)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...base.config import MIB, REMEMBERED_BYTES_MAX, REMEMBERED_VALUES_MAX
-from ...encoding.tree_values import NUMPY_DTYPES
+from ...encoding.tree import NUMPY_DTYPES
 from .number_lists import NumberLists, find_other_kind
 from .stored_form import BIT_GENERATORS, FACTORIES, SCALARS, FrameworkValues, Given, Unstorable, is_counted, state_methods
 

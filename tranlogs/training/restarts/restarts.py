@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ...encoding.tree_values import Fixed
+from ...encoding.tree import Fixed
 from ...recovery.report import Restart
 from ..live_report import LiveReport
 from .notes import describe_unset, with_notes
