@@ -88,7 +88,8 @@ def encode(
     Raises:
         UnencodableState: the value contains a value that cannot be stored; the message has the path of that value.
     """
-    encoder = _Encoder(adapt, out_of_line is not None, out_of_line_bytes_min)
+    encoder = _free.pop() if _free else _Encoder()
+    encoder.begin(adapt, out_of_line is not None, out_of_line_bytes_min)
     if not is_checked:
         for _ in _walk(value, path, encoder.adapt):
             pass
@@ -101,6 +102,8 @@ def encode(
     if out_of_line is not None and encoder.far:
         arrays = (where for where, array in _walk(value, path, encoder.adapt) if array.nbytes >= out_of_line_bytes_min)
         out_of_line += zip(arrays, encoder.far, strict=True)
+    encoder.end()
+    _free.append(encoder)
     return encoded
 
 
@@ -136,17 +139,29 @@ class _Refused(Exception):
 
 
 class _Encoder:
-    """Encodes one value.
+    """Encodes one value after another. What it needs for that is kept from one to the next.
 
     Attributes:
         far: arrays that are out of line.
     """
 
-    def __init__(self, adapt: Adapt | None, has_far: bool, far_bytes_min: int) -> None:
-        self._adapt, self._has_far, self._far_bytes_min = adapt, has_far, far_bytes_min
-        self._adapted = dict[int, tuple[Any, Any]]()  # by id: a framework's value, which stays alive, and what it became
+    def __init__(self) -> None:
         self._packers = list[msgpack.Packer]()
+        self._adapted = dict[int, tuple[Any, Any]]()  # by id: a framework's value, which stays alive, and what it became
         self.far: list[AnyArray] = []
+        self.begin(None, False, 0)
+
+    def begin(self, adapt: Adapt | None, has_far: bool, far_bytes_min: int) -> None:
+        """Begin another value."""
+        self._adapt, self._has_far, self._far_bytes_min = adapt, has_far, far_bytes_min
+
+    def end(self) -> None:
+        """Keep nothing of the value."""
+        self._adapt = None
+        if self._adapted:
+            self._adapted.clear()
+        if self.far:
+            self.far = []
 
     def pack(self, value: Any) -> bytes:
         """Return the encoded value."""
@@ -212,6 +227,9 @@ class _Encoder:
         finally:
             self._has_far = has_far
         return bytes(msgpack.Packer(autoreset=True).pack_array_header(len(items))) + b"".join(items)
+
+
+_free: list[_Encoder] = []
 
 
 def _new_packer(default: Callable[[Any], Any]) -> msgpack.Packer:
