@@ -155,7 +155,8 @@ def close_environment(env: lmdb.Environment) -> None:
     env.close()
     found = _lock_files.pop(env, None)
     if found is not None and found.guard >= 0:
-        os.close(found.guard)
+        with suppress(OSError):  # Nothing was written through it, and the lock is gone in any case.
+            os.close(found.guard)
 
 
 def has_lost_lock_file(env: lmdb.Environment, path: Path) -> bool:

@@ -185,10 +185,10 @@ def test_generator_of_the_dataset_is_named_or_kept(keeps: str, tmp_path: Path) -
             return super().__getitem__(index) + float(self.rng.random())
 
         def state_dict(self) -> dict[str, Any]:
-            return {"parts": [self.rng.bit_generator.state]}
+            return {"parts": [self.rng.bit_generator.state], "loaded": self.loaded}
 
         def load_state_dict(self, state: dict[str, Any]) -> None:
-            self.rng.bit_generator.state = state["parts"][0]
+            self.rng.bit_generator.state, self.loaded = state["parts"][0], state["loaded"]
 
     def script(attempt: Attempt) -> None:
         seed()
