@@ -122,7 +122,7 @@ class StoreConformance:
             thread.start()
         for thread in threads:
             thread.join()
-        assert wrong == []
+        assert not wrong, wrong
         assert len(store.names(folder)) == 32
 
     def test_what_reading_into_fails_with_is_not_the_store_s(self, store: Store, folder: str) -> None:
