@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tranlogs.training import Framework, LiveReport, Restarts
 from tranlogs.training.restarts.plain_values import LOOK_BYTES_MAX, LOOK_ITEMS_MAX, Look
+from tranlogs.training.restarts.script_frames import loops_around, names_set_anew
 
 FRAMEWORK = Framework(lambda value: None)
 
@@ -405,3 +406,27 @@ def test_a_look_keeps_nothing_of_the_script_alive(items: int, tmp_path: Path) ->
         else:
             large.served += 1
     assert len(more) in (0, 40)
+
+
+def test_a_loop_with_a_long_body_has_not_begun_where_it_asks_for_its_first_item() -> None:
+    """A jump back over many instructions leads to a prefix of the instruction that asks for the next item."""
+    body = "\n".join(f"        name_{number} = item" for number in range(400))
+    namespace: dict[str, Any] = {}
+    exec(f"def script(items):\n    for item in items:\n{body}\n", namespace)
+    found = []
+
+    class Items:
+        def __iter__(self) -> Items:
+            return self
+
+        def __next__(self) -> int:
+            frame = sys._getframe(1)
+            found.append((loops_around([frame]), names_set_anew(frame, frozenset())))
+            if len(found) > 1:
+                raise StopIteration
+            return 1
+
+    namespace["script"](Items())
+    around, anew = found[0]
+    assert around == frozenset()
+    assert {"item", "name_0", "name_399"} <= anew

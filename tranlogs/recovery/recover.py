@@ -145,7 +145,7 @@ def recover(
         recovered.damaged = tuple(planner.broken)
         recovered.has_losses = bool(planner.broken or facts.lost_paths)
         committed, end = max(facts.watermarks.committed, planner.newest_step), recovered.end.step
-        if step is None and sequence is None and end < committed:
+        if step is None and sequence is None and checkpoint is None and end < committed:
             recovered.steps_lost = committed - end
             again = f"{count(committed - end, 'step')} {'has' if committed - end == 1 else 'have'} to be trained again"
             recovered.notes.append(f"step {committed} had been committed, but the readable log ends at step {end}: {again}")

@@ -67,6 +67,7 @@ class Loops:
         run, sequence = self.run, self.run.place.sequence
         sequence.demand_none_running(name)
         run.begin()
+        run.restarts.enter()
         decision = sequence.enter(name, length, self._begin, newest=run.read_newest_loop())
         run.note_data(data)
         if decision == "finished":

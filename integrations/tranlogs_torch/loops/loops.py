@@ -100,6 +100,7 @@ class Loops:
             self.note_early_writes("own")
         newest = self._boundaries.read_newest_loop()
         source, begin = auxiliary.name_of(position), partial(auxiliary.begin_loop, position)
+        self._parts.restarts.enter()
         decision = sequence.enter(name, length, begin, source, newest=newest)
         if decision == "finished":
             yield decision

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -233,3 +235,40 @@ def test_script_that_does_not_come_to_the_loop_in_which_the_run_stood_is_warned(
     optimizer.close()
     assert any("ended before it entered loop 2 of the run" in note for note in optimizer.report.notes)
     assert optimizer.report.exact is False
+
+
+PHASES = """
+import os, sys, time, torch
+from tranlogs_torch import LoggedOptimizer
+def main(run, kill):
+    torch.manual_seed(0)
+    model, loader = torch.nn.Linear(4, 1), torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=4, shuffle=True)
+    optimizer = LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), run=run, model=model)
+    state = optimizer.track(loader=loader).remember(steps=0)
+    optimizer.recover()
+    started, scores = str(time.time_ns()), []
+    def train():
+        for epoch in optimizer.epochs(2):
+            for batch in epoch:
+                model(batch).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                state.steps += 1
+                if state.steps == kill:
+                    os.kill(os.getpid(), 9)
+    train()
+    scores.append(time.time_ns())
+    train()
+    optimizer.close()
+    print([note.partition(":")[0] for note in optimizer.report.notes], bool(started))
+main(sys.argv[1], int(sys.argv[2]))
+"""
+
+
+def test_what_each_process_sets_before_its_first_loop_comes_from_no_code_between_loops(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PHASES)
+    command = [sys.executable, str(script), str(tmp_path / "run")]
+    assert subprocess.run([*command, "10"], capture_output=True).returncode == -signal.SIGKILL
+    found = subprocess.run([*command, "0"], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "['scores'] True"

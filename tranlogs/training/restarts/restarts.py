@@ -50,6 +50,7 @@ class Restarts:
     def __init__(self, report: LiveReport, framework: Framework) -> None:
         self._report, self.framework = report, framework
         self._outside: Loops = frozenset()
+        self._first: dict[str, bytes] | None = None  # digests when this process entered its first loop, finished or not
         self._kept = set[int]()  # ids of objects that the run has kept since the loop was opened
         self._number = 0
         self._opened: ScriptValues | None = None
@@ -102,6 +103,15 @@ class Restarts:
         """
         self._guard(lambda: self._open(number, is_logged=is_logged))
 
+    def enter(self) -> None:
+        """Note that the script comes to a loop, finished or not. What was set before the first one is no change."""
+        if self._first is None:
+            self._guard(self._enter)
+
+    def _enter(self) -> None:
+        found = read_values(self.framework, self._outside, set())
+        self._first = {place.key: digest for place, _, digest in found.values}
+
     def note_end(self, *, of_loop: bool) -> None:
         """Note that the next boundary ends an epoch, or the loop."""
         self._ending = "loop" if of_loop else "epoch"
@@ -149,7 +159,11 @@ class Restarts:
             self._record()
             return
         places = {place.key: place for place, _, _ in opened.values}
-        changed = [key for key, digest in now.items() if entered.get(key, digest) != digest and not key.startswith("kept:")]
+        changed = [
+            key
+            for key, digest in now.items()
+            if entered.get(key, digest) != digest and (self._first or {}).get(key) != digest and not key.startswith("kept:")
+        ]
         variable = self.framework.variable
         code = "again" if variable == "remember" else f"again {variable}"
         self._name([Restart(code, places[key].name, UNKNOWN) for key in changed if places[key].name], is_logged=is_logged)

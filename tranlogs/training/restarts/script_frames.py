@@ -117,11 +117,25 @@ def _is_jump(one: dis.Instruction) -> bool:
 
 def _loops_at(code: CodeType, at: int) -> list[tuple[int, int]]:
     """Return first and last place of each loop that has a place in its body: where a jump leads back over it."""
-    found = dict[int, int]()
+    found, heads = dict[int, int](), _heads(code)
     for one in _instructions(code):
         if _is_jump(one) and one.argval <= at <= one.offset:
-            found[one.argval] = max(one.offset, found.get(one.argval, 0))
+            start = heads.get(one.argval, one.argval)
+            found[start] = max(one.offset, found.get(start, 0))
     return list(found.items())
+
+
+@functools.lru_cache(maxsize=200)
+def _heads(code: CodeType) -> dict[int, int]:
+    """Return the place of the instruction to which each EXTENDED_ARG belongs: a jump leads to the latter."""
+    found, prefixes = dict[int, int](), list[int]()
+    for one in _instructions(code):
+        if one.opname == "EXTENDED_ARG":
+            prefixes.append(one.offset)
+        else:
+            found |= dict.fromkeys(prefixes, one.offset)
+            prefixes.clear()
+    return found
 
 
 @functools.lru_cache(maxsize=200)
