@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -48,6 +49,7 @@ REST_IS_OFF = (
     "expected Alluxio's REST API, got another answer; the API is off by default since 2.9.3: set "
     "alluxio.proxy.s3.v2.version.enabled=false and alluxio.proxy.s3.v2.async.processing.enabled=false, and restart the proxy"
 )
+_FINISHED_SECONDS = 1.0  # after which a file that is not complete was never finished
 _SUFFIX = "~elsewhere"  # suffix of an object's second path
 _PERSISTING_FOLDER = ".alluxio_ufs_persistence/"  # where Alluxio writes files while it persists them
 _SYNC_NOW = {"syncIntervalMs": 0}  # read the under-store now
@@ -103,6 +105,10 @@ class AlluxioStore(Store):
 
     def get(self, name: str, into: BinaryIO) -> int:
         path, about = self._find(name)
+        end = time.monotonic() + _FINISHED_SECONDS
+        while about is not None and not about.completed and time.monotonic() < end:  # a writer has closed it a moment ago
+            time.sleep(0.05)
+            path, about = self._find(name)
         if about is None:
             raise CorruptObject(f"{self.url}/{name}", "it is missing")
         if not about.completed:
