@@ -88,7 +88,10 @@ def encode(
     Raises:
         UnencodableState: the value contains a value that cannot be stored; the message has the path of that value.
     """
-    encoder = _free.pop() if _free else _Encoder()
+    try:
+        encoder = _free.pop()
+    except IndexError:  # no check before: another thread may take the last one after it
+        encoder = _Encoder()
     encoder.begin(adapt, out_of_line is not None, out_of_line_bytes_min)
     if not is_checked:
         for _ in _walk(value, path, encoder.adapt):
@@ -226,7 +229,7 @@ class _Encoder:
             items = sorted(map(self.pack, value))
         finally:
             self._has_far = has_far
-        return bytes(msgpack.Packer(autoreset=True).pack_array_header(len(items))) + b"".join(items)
+        return bytes(msgpack.Packer(buf_size=_PACKER_BYTES).pack_array_header(len(items))) + b"".join(items)
 
 
 _free: list[_Encoder] = []
@@ -301,7 +304,7 @@ def _walk(
 
 
 class _Decoder:
-    """Decodes one value. Nothing is allocated that is not much smaller than the bytes that are given."""
+    """Decodes one value. A length that is larger than the bytes that are given is refused before anything is allocated."""
 
     def __init__(
         self, arrays: ReadFar | None, make_array: Callable[[AnyArray], Any], make_extension: Callable[[Extension], Any]

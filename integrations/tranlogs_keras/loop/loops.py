@@ -67,10 +67,10 @@ class Loops:
         run, sequence = self.run, self.run.place.sequence
         sequence.demand_none_running(name)
         run.begin()
-        run.restarts.enter()
         decision = sequence.enter(name, length, self._begin, newest=run.read_newest_loop())
         run.note_data(data)
         if decision == "finished":
+            run.restarts.pass_finished()
             yield False
             return
         run.restarts.open(sequence.entered - 1)

@@ -100,9 +100,9 @@ class Loops:
             self.note_early_writes("own")
         newest = self._boundaries.read_newest_loop()
         source, begin = auxiliary.name_of(position), partial(auxiliary.begin_loop, position)
-        self._parts.restarts.enter()
         decision = sequence.enter(name, length, begin, source, newest=newest)
         if decision == "finished":
+            self._parts.restarts.pass_finished()
             yield decision
             self._pass()
             return

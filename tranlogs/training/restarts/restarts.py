@@ -103,12 +103,12 @@ class Restarts:
         """
         self._guard(lambda: self._open(number, is_logged=is_logged))
 
-    def enter(self) -> None:
-        """Note that the script comes to a loop, finished or not. What was set before the first one is no change."""
+    def pass_finished(self) -> None:
+        """Note that the script comes to a finished loop. What was set before the first one is no change."""
         if self._first is None:
-            self._guard(self._enter)
+            self._guard(self._read_first)
 
-    def _enter(self) -> None:
+    def _read_first(self) -> None:
         found = read_values(self.framework, self._outside, set())
         self._first = {place.key: digest for place, _, digest in found.values}
 
@@ -152,6 +152,7 @@ class Restarts:
         }
         self._opened, self._number, self._boundaries, self._next_look = ScriptValues([], *_rest(opened)), number, 0, 3
         if not number:
+            self._first = self._first or {key: digest for key, (digest, _) in self._before.items()}
             return
         now = {key: digest for key, (digest, _) in list(self._before.items())[:_OPENED_MAX]}
         entered = self._entered.setdefault(str(number), now)
