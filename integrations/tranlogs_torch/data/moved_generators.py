@@ -37,7 +37,7 @@ class MovedGenerators:
         self._dataset = dataset
         self._found: dict[str, tuple[Any, Any]] = {}  # the generator, and its state when it was first seen, by place
         self.recorded: dict[str, str] = {}
-        self._restored: set[str] = set()  # places whose state a resume has brought to what was recorded
+        self._lost: set[str] = set()  # places whose recorded state no resume of this process has brought back yet
         self._places: dict[str, int] = {}  # that workers watch: the number of its flag, by place
         self._flags: torch.Tensor | None = None  # one for each of these, in memory that workers share
 
@@ -69,25 +69,25 @@ class MovedGenerators:
 
     def load(self, recorded: dict[str, str]) -> None:
         """Take the digests of a recorded position."""
-        self.recorded, self._restored = dict(recorded), set()
+        self.recorded, self._lost = dict(recorded), set(recorded)
 
     def compare(self) -> None:
         """Note which generators have the recorded state, when a resume has opened the loader: the data brought them back."""
         self.look()
-        self._restored = {
+        self._lost -= {
             place
             for place, digest in self.recorded.items()
             if place in self._found and digest and digest == _digest_of(self._found[place][0])
         }
 
     def lost(self) -> list[tuple[str, Any]]:
-        """Return places of generators that passes have moved and no resume of this process has brought back.
+        """Return places of generators that passes of former processes have moved and no resume of this one has brought back.
 
         Returns:
             Each with the generator that is there now; None if there is none yet.
         """
-        now = dict(generators_in(self._dataset, ".dataset")) if self.recorded else {}
-        return [(place, now.get(place)) for place in self.recorded if place not in self._restored]
+        now = dict(generators_in(self._dataset, ".dataset")) if self._lost else {}
+        return [(place, now.get(place)) for place in self.recorded if place in self._lost]
 
 
 class WatchedDataset(DatasetProxy):

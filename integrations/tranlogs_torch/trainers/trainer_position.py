@@ -94,6 +94,9 @@ class TrainerPosition(LoaderPosition):
         self.trained = 0
         self._fetched.clear()
 
+    def end_left_iteration(self) -> None:
+        """Do nothing: the trainer may have read ahead for the loop that begins, and `iterate` ends what it has left."""
+
     def iterate(self) -> Iterator[Any]:
         """Return the iterator for `iter(loader)`. It opens the loader at once; a resumed one opens it at its first batch."""
         if self.batch and not self.is_pending:
