@@ -25,6 +25,7 @@ from .offline import OfflineReplay
 from .recheck import (
     CAUSES,
     CHANGED_NOW,
+    LEFT_NOW,
     NO_UNIT,
     PENDING,
     REMEMBERED_NAMES,
@@ -57,6 +58,7 @@ __all__ = [
     "FIRST_UNITS",
     "FROM_FIRST_EPOCH",
     "GRACE_SECONDS",
+    "LEFT_NOW",
     "LOOP_LENGTH",
     "NO_UNIT",
     "PENDING",

@@ -52,11 +52,16 @@ class UnitCommitter(Protocol):
         """Make the report of the recovery again."""
         ...
 
+    @property
+    def steps_since_boundary(self) -> int:
+        """Number of steps of the running unit."""
+        ...
+
     def read_newest_loop(self) -> int:
         """Return the number of loops at the newest boundary of the log, if the unit before it is computed again."""
         ...
 
-    def keep_script_changes(self, opens: Literal["own", "plain", ""]) -> list[str] | None:
+    def keep_script_changes(self, opens: Literal["own", "plain", "next", ""]) -> list[str] | None:
         """Go on at the newest boundary with what the script has changed, if anything; return its changes in words."""
         ...
 
@@ -99,6 +104,8 @@ class Loops:
         if not sequence.entered:  # what the script changes before a later loop, it has changed before the crash, too
             self.note_early_writes("own")
         newest = self._boundaries.read_newest_loop()
+        if 0 < newest <= sequence.entered and self._boundaries.is_as_recovered():  # that loop was left before its unit
+            self._boundaries.keep_script_changes("next")
         source, begin = auxiliary.name_of(position), partial(auxiliary.begin_loop, position)
         decision = sequence.enter(name, length, begin, source, newest=newest)
         if decision == "finished":
@@ -112,11 +119,14 @@ class Loops:
         self._parts.restarts.open(sequence.entered - 1)
         self.running.append(loop)
         try:
+            if decision == "new" and sequence.entered > 1 and self._boundaries.steps_since_boundary:
+                self._boundaries.boundary()  # the loop before was left by `break` after a step
             yield decision
         finally:
             self.running.remove(loop)
             is_over = sequence.is_over
             sequence.leave()
+            self._undo_code_of_epoch()  # of an epoch that was left in its middle again, before a batch
         if is_over:
             self._pass()
         elif not self._user_loops.is_led:
@@ -285,6 +295,11 @@ class Loops:
     def go_live(self) -> None:
         """Set the state back: the loop in which the run stood is about to be opened."""
         self._undo_code_between()
+        self._undo_code_of_epoch()
+        self._parts.auxiliary.open_loop()
+
+    def _undo_code_of_epoch(self) -> None:
+        """Undo what code before the batches of an epoch did when it ran again; warn of what cannot be undone."""
         backup, self._backup = self._backup, None
         if backup is not None:
             if self._boundaries.find_other_writes():
@@ -297,4 +312,3 @@ class Loops:
             backup.set_back()
             self._parts.auxiliary.set_positions_back()
             self._parts.writes.remember(self._parts.journal.step)
-        self._parts.auxiliary.open_loop()

@@ -229,7 +229,7 @@ class TrainingRun:
         """Begin a fresh run with a checkpoint of what was built, unless training has begun."""
         self._recovery.begin()
 
-    def keep_script_changes(self, opens: Literal["own", "plain", ""]) -> list[str] | None:
+    def keep_script_changes(self, opens: Literal["own", "plain", "next", ""]) -> list[str] | None:
         """Go on at the newest boundary with what the script has changed, if anything; return its changes in words."""
         return self._recovery.keep_script_changes(opens)
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,7 +169,7 @@ def left_by_chance(attempt: Attempt, *, leaves: bool) -> None:
 def test_a_loop_that_had_been_left_ends_where_the_log_has_the_next_one(tmp_path: Path) -> None:
     """The unit that is computed again begins in the first loop and ends in the second; the script leaves the first no more."""
     right = uninterrupted(partial(left_by_chance, leaves=True))
-    assert in_child(partial(left_by_chance, Attempt(tmp_path / "run", 5), leaves=True)) == -signal.SIGKILL
+    assert in_child(partial(left_by_chance, Attempt(tmp_path / "run", 4), leaves=True)) == -signal.SIGKILL
     last = Attempt(tmp_path / "run")
     left_by_chance(last, leaves=False)
     assert not differences(last.outcome(), right.outcome())
@@ -235,6 +236,56 @@ def test_script_that_does_not_come_to_the_loop_in_which_the_run_stood_is_warned(
     optimizer.close()
     assert any("ended before it entered loop 2 of the run" in note for note in optimizer.report.notes)
     assert optimizer.report.exact is False
+
+
+def left_early(attempt: Attempt, *, limit: int, kind: str) -> tuple[int, list[int]]:
+    """Leave the first loop after `limit` batches of the run; return these, and the epochs of the second loop."""
+    _, loader, optimizer, train = begin(attempt)
+    state = optimizer.remember(count=0) if attempt.run is not None else SimpleNamespace(count=0)
+    if kind == "epochs":
+        for epoch in optimizer.epochs(4, loader):
+            if state.count >= limit:
+                break
+            for batch in epoch:
+                train(batch)
+                state.count += 1
+                if state.count >= limit:
+                    break
+    else:
+        for batch in optimizer.batches(loader, 12):
+            if state.count >= limit:
+                break
+            train(batch)
+            state.count += 1
+    optimizer.param_groups[0]["lr"] = 0.05
+    epochs = list(train_epochs(optimizer, loader, train, 2))
+    optimizer.close()
+    return state.count, epochs
+
+
+@pytest.mark.parametrize("rechecks", ["1", "0"])
+@pytest.mark.parametrize("kind", ["epochs", "batches"])
+def test_loop_that_is_left_at_once_after_a_crash_loses_no_step_and_the_next_one_trains_whole_epochs(
+    kind: str, rechecks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The condition to leave differs from the run before the crash, which stood in the middle of an epoch."""
+    monkeypatch.setenv("TRANLOGS_RECHECK", rechecks)
+    assert in_child(partial(left_early, Attempt(tmp_path / "run", 6), limit=9, kind=kind)) == -signal.SIGKILL
+    last = Attempt(tmp_path / "run")
+    assert left_early(last, limit=2, kind=kind) == (5, [0, 1])
+    assert last.final_report().exact is (None if rechecks == "1" else True)
+    assert not differences(last.outcome(), uninterrupted(partial(left_early, limit=5, kind=kind)).outcome())
+
+
+def test_step_before_a_break_is_committed_when_the_next_loop_begins(tmp_path: Path) -> None:
+    """The process dies in the first step of the second loop."""
+    script = partial(left_early, limit=5, kind="epochs")
+    assert in_child(partial(script, Attempt(tmp_path / "run", 6))) == -signal.SIGKILL
+    last = Attempt(tmp_path / "run")
+    script(last)
+    assert [report.step for report in last.reports] == [4]  # and step 5 is the unit that is computed again
+    assert (last.final_report().exact, last.final_report().recheck) == (True, "equal")
+    assert not differences(last.outcome(), uninterrupted(script).outcome())
 
 
 PHASES = """

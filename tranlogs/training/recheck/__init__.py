@@ -16,12 +16,13 @@ from .messages import (
 )
 from .recheck import Recheck
 from .recomputed_unit import RecomputedUnit
-from .script_changes import CHANGED_BEFORE, CHANGED_NOW, describe_moved, describe_script_change
+from .script_changes import CHANGED_BEFORE, CHANGED_NOW, LEFT_NOW, describe_moved, describe_script_change
 
 __all__ = [
     "CAUSES",
     "CHANGED_BEFORE",
     "CHANGED_NOW",
+    "LEFT_NOW",
     "NO_UNIT",
     "PENDING",
     "REMEMBERED_NAMES",

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 CHANGED_NOW = "the script has changed weights, hyper-parameters or other state before its loop"
 CHANGED_BEFORE = "the script had changed weights, hyper-parameters or other state before its loop, in that unit"
 
+LEFT_NOW = "the script has left the loop in which it had stopped before that loop took a batch"
+
 
 def describe_script_change(what: str) -> str:
     """Return a text on something that the script has set."""

@@ -231,6 +231,8 @@ class LoaderPosition:
     def end_left_iteration(self) -> None:
         """End an iteration that a loop of `LoggedOptimizer` has left: the next loop begins with the first batch of an epoch."""
         if self.batch and self.passes.kind is None:
+            if self.is_pending:  # left at once after a recovery: bring the samplers to where its batches had brought them
+                self.open()
             self.end_epoch()
 
     def end_epoch(self) -> None:

@@ -11,6 +11,7 @@ from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.ranks import GroupRecovered, get_first_timeline_id
 from tranlogs.training import (
     CHANGED_NOW,
+    LEFT_NOW,
     NO_UNIT,
     LastUnit,
     LoopRecord,
@@ -181,7 +182,7 @@ class Recovery:
         parts.writes.remember(parts.journal.step)
         return found
 
-    def keep_script_changes(self, opens: Literal["own", "plain", ""]) -> list[str] | None:
+    def keep_script_changes(self, opens: Literal["own", "plain", "next", ""]) -> list[str] | None:
         """Go on at the newest boundary with all that the script has set since the recovery; return its changes in words.
 
         Several ranks do that together, at the end of the unit: until then one rank does not know what another has changed. A
@@ -190,7 +191,8 @@ class Recovery:
         Args:
             opens: the loop that begins. Before one of the script's own over a tracked loader ("plain"), code per epoch may have
                 set modes, counters and the like. Outside of all loops (""), the loop may set everything in each turn, and the
-                unit is compared as it comes out.
+                unit is compared as it comes out. Before a loop after that in which the run stood ("next"), the unit is never
+                computed: that loop was left at once.
 
         Returns:
             None if no unit is to be computed again.
@@ -199,21 +201,22 @@ class Recovery:
         if not self.recheck.is_pending or landed is None:
             return None
         changes = ScriptChanges(parts, landed, self.recheck.ignored)
-        self._landed_state = None
+        if opens != "own" or changes.texts:  # else its loop may be left at once, and the next one asks again
+            self._landed_state = None
         if not changes.is_certain:
             parts.writes.remember(parts.journal.step)
         if not opens:
             self._suspects = changes.texts if changes.is_certain else []
             return []
-        if not changes.texts or (opens == "plain" and not changes.is_certain):
+        if opens != "next" and (not changes.texts or (opens == "plain" and not changes.is_certain)):
             return []
         moved = changes.find_moved(self.recheck.read_end())
-        if parts.coordinator.is_single:
+        if parts.coordinator.is_single or opens == "next":
             found = self.recheck.abandon()
             parts.auxiliary.reopen()
             self._on_landed()
             moved += changes.apply()
-            parts.report.warn(describe_not_computed(CHANGED_NOW), False)
+            parts.report.warn(describe_not_computed(LEFT_NOW if opens == "next" else CHANGED_NOW), False)
             self.report.begin(found, time.monotonic() - start)
         else:
             self.recheck.drop(changes)
