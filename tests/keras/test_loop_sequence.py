@@ -91,3 +91,79 @@ def test_report_counts_in_the_loop_that_runs(die_at: int, torch: Lab, tmp_path: 
     run = str(tmp_path / "run")
     assert torch.run(NAME, run=run, die_at=die_at).was_killed
     assert torch.value(NAME, run=run)["place"] in ([2, 0, 1], [2, 0, 2], [2, 1, 2])
+
+
+def leave(run: str, limit: int, die_at: int = 0, kind: str = "epochs") -> dict[str, Any]:
+    """Leave the first loop after so many steps of the run, by `break`; then train two epochs. Die in a step."""
+    import itertools
+    import os
+    import signal
+
+    import keras
+    import numpy as np
+
+    from tranlogs_keras import LoggedOptimizer
+
+    keras.utils.set_random_seed(4)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.2), keras.layers.Dense(2)])
+    x = np.random.default_rng(1).random((6, 3), "float32")
+    optimizer = LoggedOptimizer(
+        keras.optimizers.Adam(0.1), run, model, durability="process", segment_bytes=1 << 20, seed=5, recheck=True
+    )
+    state = optimizer.remember(count=0)
+    report, steps, epochs = optimizer.recover(), itertools.count(1), list[int]()
+
+    def step(batch: Any) -> None:
+        loss = keras.ops.mean(model(batch, training=True) ** 2)
+        model.zero_grad()
+        loss.backward()
+        if next(steps) == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        trainable = model.trainable_variables
+        optimizer.apply([v.value.grad for v in trainable], trainable)
+        state.count += 1
+
+    if kind == "epochs":
+        for epoch in optimizer.epochs(4, x, batch_size=2):
+            if state.count >= limit:
+                break
+            for batch in epoch:
+                step(batch)
+                if state.count >= limit:
+                    break
+    else:
+        for batch in optimizer.batches(x, 12, batch_size=2):
+            if state.count >= limit:
+                break
+            step(batch)
+    optimizer.learning_rate = 0.01
+    for epoch in optimizer.epochs(2, x, batch_size=2):
+        epochs.append(int(epoch))
+        for batch in epoch:
+            step(batch)
+    optimizer.close()
+    weights = [weight.tolist() for weight in model.get_weights()]
+    exact, recheck = optimizer.report.exact, optimizer.report.recheck
+    return {"weights": weights, "count": state.count, "epochs": epochs, "exact": exact, "recheck": recheck, "step": report.step}
+
+
+@pytest.mark.parametrize("kind", ["epochs", "batches"])
+def test_loop_that_is_left_at_once_after_a_crash_loses_no_step(kind: str, torch: Lab, tmp_path: Path) -> None:
+    """The condition to leave differs from the run before the crash, which stood in the middle of an epoch."""
+    name = "tests.keras.test_loop_sequence.leave"
+    whole = torch.value(name, run=str(tmp_path / "whole"), limit=5, kind=kind)
+    run = str(tmp_path / "run")
+    assert torch.run(name, run=run, limit=9, die_at=6, kind=kind).was_killed
+    found = torch.value(name, run=run, limit=2, kind=kind)
+    assert (found["count"], found["epochs"], found["exact"]) == (11, [0, 1], None)
+    assert found["weights"] == whole["weights"]
+
+
+def test_step_before_a_break_is_committed_when_the_next_loop_begins(torch: Lab, tmp_path: Path) -> None:
+    """The process dies in the first step of the second loop."""
+    name, run = "tests.keras.test_loop_sequence.leave", str(tmp_path / "run")
+    whole = torch.value(name, run=str(tmp_path / "whole"), limit=5)
+    assert torch.run(name, run=run, limit=5, die_at=6).was_killed
+    found = torch.value(name, run=run, limit=5)
+    assert (found["step"], found["exact"], found["recheck"]) == (4, True, "equal")  # step 5 is computed again
+    assert found["weights"] == whole["weights"]

@@ -11,6 +11,7 @@ from tranlogs.base.config import OUTSIDE_UNITS_MAX, fitting_segment_bytes
 from tranlogs.base.errors import NotRecovered, UsageError
 from tranlogs.training import (
     CHANGED_NOW,
+    LEFT_NOW,
     LOOP_LENGTH,
     UNKNOWN_DATA,
     LiveReport,
@@ -214,23 +215,35 @@ class LoopRun:
         elif self._is_waiting and not self.place.sequence.entered:  # later changes were made before the crash, too
             self._keep_script_changes(self._begun)
 
-    def _keep_script_changes(self, begun: BegunLoop) -> None:
-        """Go on at the newest boundary if the script has set something: with other values the newest unit is another one."""
+    def enter_later_loop(self) -> None:
+        """Go on at the newest boundary if the script has left the loop that was to compute the newest unit again."""
+        begun = self._demand_begun()
+        if 0 < self.read_newest_loop() <= self.place.sequence.entered and not begun.capture.steps_since_boundary:
+            self._keep_script_changes(begun, is_left=True)
+            self._is_waiting = True
+
+    def _keep_script_changes(self, begun: BegunLoop, *, is_left: bool = False) -> None:
+        """Go on at the newest boundary if the script has set something: with other values the newest unit is another one.
+
+        Args:
+            begun: the run.
+            is_left: do so in any case, because no loop is going to compute that unit.
+        """
         recovery = begun.recovery
         changes = ScriptChanges(begun.parts, self.members, recovery.body["tracked"], self.times)
         if changes.has_writes:
             recovery.return_to_landing()
             changes.compare_variables()
-        if not changes.texts:
+        if not changes.texts and not is_left:
             return
         self._changes = changes
         if recovery.abandon_recheck():
             self.place.position = Position(**recovery.body["position"])
             self.place.sequence.land(recovery.body["loop"])
-            self.report.warn(describe_not_computed(CHANGED_NOW), False)
+            self.report.warn(describe_not_computed(LEFT_NOW if is_left else CHANGED_NOW), False)
             if moved := changes.find_moved():
                 self.report.warn(describe_moved(moved), False)
-        for text in changes.texts:
+        for text in changes.texts if not is_left else ():  # code between two loops may change anything
             self.report.warn(describe_script_change(text), False)
         recovery.refresh_report()
 
@@ -338,6 +351,11 @@ class LoopRun:
         if self._outside_units == OUTSIDE_UNITS_MAX:
             self.report.warn_of_script(_IMPLICIT)
         self._demand_begun().boundaries.commit(is_end=True)
+
+    def commit_rest(self) -> None:
+        """Commit the steps of a batch in which the loop before was left by `break`, as the next loop begins."""
+        if self._demand_begun().capture.steps_since_boundary:
+            self.boundary()
 
     def boundary(self, *, is_epoch_end: bool = False) -> None:
         """Commit what came since the last boundary as one unit."""

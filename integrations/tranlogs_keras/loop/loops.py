@@ -67,6 +67,7 @@ class Loops:
         run, sequence = self.run, self.run.place.sequence
         sequence.demand_none_running(name)
         run.begin()
+        run.enter_later_loop()
         decision = sequence.enter(name, length, self._begin, newest=run.read_newest_loop())
         run.note_data(data)
         if decision == "finished":
@@ -76,6 +77,8 @@ class Loops:
         run.restarts.open(sequence.entered - 1)
         run.is_looping, run.place.turns, self._data = True, None, data
         try:
+            if decision == "new" and sequence.entered > 1:
+                run.commit_rest()
             yield True
         finally:
             run.is_looping = False
