@@ -18,7 +18,7 @@ from tranlogs.training import describe_end, describe_equal
 
 _FORECAST = (
     r"about SIZE of log a step; next checkpoint (at the end of the epoch, or )?after (about )?# steps? \(SIZE of log\)"
-    r"; at most about SIZE on disk"
+    r"; at most about SIZE on disk without crashes"
 )
 _RESUMED = (
     r"recovered to step # \((loop #, )?(epoch #, )?(after # batch(es)?, )?checkpoint # \+ # replayed, SECONDS, "

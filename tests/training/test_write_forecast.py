@@ -41,8 +41,8 @@ def test_a_run_that_takes_checkpoints_at_epoch_ends_says_so(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("retention", "says"),
     [
-        (KeepLatest(2), "; at most about 122.2 MiB on disk"),
-        (KeepLatest(1), "; at most about 72.1 MiB on disk"),
+        (KeepLatest(2), "; at most about 122.2 MiB on disk without crashes"),
+        (KeepLatest(1), "; at most about 72.1 MiB on disk without crashes"),
         (KeepAll(), " of log)"),
     ],
 )

@@ -46,7 +46,9 @@ class ExpectedWrites:
 def forecast_writes(
     policy: CheckpointPolicy, run: Path, writes: ExpectedWrites, retention: RetentionPolicy | None = None
 ) -> str:
-    """Return how much a fresh run writes a step, when its next checkpoint comes, and how much disk space it takes.
+    """Return how much a fresh run writes a step, when its next checkpoint comes, and how much disk space it takes at most.
+
+    A crash leaves a log file more, until the next checkpoint.
 
     Args:
         policy: when a checkpoint is taken.
@@ -63,7 +65,7 @@ def forecast_writes(
     if steps and isinstance(retention, KeepLatest):
         files = _FILES_BESIDE_LOG * writes.segment_bytes + _DATABASE_BYTES
         nbytes = retention.count * steps * step_bytes + (retention.count + writes.more_checkpoints + 1) * state_bytes + files
-        disk = f"; at most about {format_bytes(nbytes)} on disk"
+        disk = f"; at most about {format_bytes(nbytes)} on disk without crashes"
     return f"about {format_bytes(step_bytes)} of log a step; next checkpoint {first}{interval}{disk}"
 
 

@@ -21,7 +21,7 @@ def test_a_small_run_takes_what_its_start_line_says_and_gives_spare_files_back(t
     model = nn.Linear(256, 256, bias=False)  # 0.25 MiB
     run = tmp_path / "run"
     optimizer = LoggedOptimizer(torch.optim.AdamW(model.parameters()), run, model, durability="process")
-    said = re.search(r"; at most about ([\d.]+) (MiB) on disk\)$", str(optimizer.recover()))
+    said = re.search(r"; at most about ([\d.]+) (MiB) on disk without crashes\)$", str(optimizer.recover()))
     assert said is not None
     limit, taken = float(said[1]) * BYTES[said[2].lower()], []
     for number in optimizer.steps(until=220, stateless=True):
