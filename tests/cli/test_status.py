@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from dataclasses import replace
@@ -232,6 +233,16 @@ def test_a_folder_of_runs_has_a_line_for_each(cli: Cli, run: Path, tmp_path: Pat
     assert shown.code == 0
     assert all(name in shown.out for name in ("other", "run", "closed"))
     assert max(len(line) for line in shown.out.splitlines()) <= 80
+
+
+def test_long_name_widens_no_row(cli: Cli, run: Path, tmp_path: Path) -> None:
+    name = f"first-{'x' * 80}-last"
+    shutil.copytree(run, tmp_path / name)
+    shown = cli("status", tmp_path)
+    assert max(len(line) for line in shown.out.splitlines()) <= 80
+    assert re.search(r"^first-x+…x+-last +closed ", shown.out, re.M)
+    found = cli("status", tmp_path, "--json")
+    assert str(tmp_path / name) in [line["run"] for line in found.json["runs"]]
 
 
 def test_a_damaged_run_in_a_folder_of_runs_is_a_problem(cli: Cli, run: Path, tmp_path: Path) -> None:

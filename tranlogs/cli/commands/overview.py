@@ -16,6 +16,8 @@ from ..reading.find_journals import find_journals, is_journal
 from ..reading.group_survey import survey_group
 from ..reading.survey import Survey, survey
 
+_NAME_MAX = 32  # characters of a run's name; JSON has all
+
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
@@ -69,7 +71,7 @@ def summarize_run(run: Path, journals: Sequence[JournalPaths]) -> RunSummary:
     recovery_step = group.step if group is not None else min(steps) if len(steps) == len(found) else None
     problems = [problem for rank in found for problem in rank.problems] + (group.problems if group is not None else [])
     alive = sum(rank.owner is not None and rank.owner.is_alive for rank in found)
-    nbytes = sum(rank.count_bytes()["log"] + rank.count_bytes()["checkpoints"] for rank in found)
+    nbytes = sum(rank.log_bytes + rank.checkpoint_bytes for rank in found)
     committed = min(rank.watermarks.committed for rank in found)
     return RunSummary(run, len(found), alive, _summarize_state(found, alive), committed, recovery_step, nbytes, tuple(problems))
 
@@ -87,7 +89,7 @@ def render_overview(runs: Sequence[RunSummary]) -> RenderableType:
     """Return all runs as a table, with the problems below it."""
     rows = [
         (
-            line.run.name,
+            _shorten(line.run.name),
             _describe_state(line),
             "-" if line.committed is None else line.committed,
             "-" if line.recovery_step is None else line.recovery_step,
@@ -98,6 +100,12 @@ def render_overview(runs: Sequence[RunSummary]) -> RenderableType:
     columns = ("run", "state", "committed", "recovers to", "bytes")
     table = screen.table("runs", columns, rows, numbers=("committed", "recovers to", "bytes"))
     return rich.console.Group(table, *(screen.problem(problem) for line in runs for problem in line.problems))
+
+
+def _shorten(name: str) -> str:
+    """Return a name that does not widen all rows; names of runs differ at both ends."""
+    half = _NAME_MAX // 2
+    return name if len(name) <= _NAME_MAX else f"{name[: half - 1]}…{name[-half:]}"
 
 
 def _describe_state(line: RunSummary) -> str:

@@ -84,13 +84,22 @@ class Survey:
         """The newest timeline."""
         return max((row.number for row in self.timelines), default=1)
 
+    @property
+    def log_bytes(self) -> int:
+        """The size of the log."""
+        return sum(row.used_bytes for row in self.segments if row.state in ("open", "sealed"))
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """The size of the checkpoints."""
+        return sum(row.nbytes for row in self.checkpoints)
+
     def count_bytes(self) -> dict[str, int]:
         """Return bytes on disk by purpose."""
-        used = [row for row in self.segments if row.state in ("open", "sealed")]
         return {
-            "log": sum(row.used_bytes for row in used),
+            "log": self.log_bytes,
             "allocated": sum(row.size for row in self.segments),
-            "checkpoints": sum(row.nbytes for row in self.checkpoints),
+            "checkpoints": self.checkpoint_bytes,
             "in_all": _count_disk_bytes(self.folder),
         }
 
