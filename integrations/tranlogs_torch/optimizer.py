@@ -34,7 +34,7 @@ from .data.position.epoch import Epoch
 from .distributed.process_group import local_world
 from .loops.log_sizes import fit_segment
 from .loops.training_run import TrainingRun
-from .sharding import zero_optimizer
+from .sharding.unsupported import demand_known_optimizer
 from .state.auxiliary.pending_gradients import mark_zero
 from .state.fingerprint import Mode
 from .state.naming import Models
@@ -146,10 +146,8 @@ class LoggedOptimizer(Optimizer):
             copies=copies,
         )
         try:
-            zero_optimizer.note_places(optimizer)
             self._join(optimizer, training_run, name, log, optimizer_state)
         except BaseException:
-            zero_optimizer.forget_places(optimizer)
             training_run.close()
             raise
 
@@ -165,7 +163,6 @@ class LoggedOptimizer(Optimizer):
     ) -> LoggedOptimizer:
         """Add another optimizer of the same loop, to be logged in the same run and recovered to the same moment."""
         _check(optimizer, log)
-        zero_optimizer.note_places(optimizer)
         shell = object.__new__(LoggedOptimizer)
         shell._join(optimizer, self.training_run, name, log, optimizer_state)
         return shell
@@ -364,7 +361,7 @@ def _check(optimizer: Any, log: str) -> None:
         raise UsageError(f"expected a torch.optim.Optimizer, got a {type(optimizer).__name__}")
     if isinstance(optimizer, LoggedOptimizer):
         raise UsageError("this optimizer is already logged; wrap the plain optimizer")
-    zero_optimizer.demand_known(optimizer)
+    demand_known_optimizer(optimizer)
     logged = getattr(optimizer, "_tranlogs_run", None)
     if logged is not None:
         raise UsageError(f"this optimizer is already logged in run {logged}; close that LoggedOptimizer first")

@@ -8,7 +8,6 @@ milliseconds]: so long after the beginning of that step, or of the process (step
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import random
@@ -17,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -139,14 +138,6 @@ def data(samples: int | None = None) -> Any:
     return DataLoader(dataset, batch_size=BATCH, sampler=sampler)
 
 
-def uneven() -> Any:
-    """More batches on the first ranks."""
-    generator = torch.Generator().manual_seed(5 + dist_rank())
-    count = BATCH * (STEPS - 9 * dist_rank())
-    dataset = TensorDataset(torch.randn(count, 8, generator=generator), torch.randint(0, 5, (count,), generator=generator))
-    return DataLoader(dataset, batch_size=BATCH, shuffle=True)
-
-
 class Net(nn.Module):
     """Layers that are used in another order than they are registered, one of them twice."""
 
@@ -188,8 +179,6 @@ DDP: dict[str, dict[str, Any]] = {
     "join": {},
     "resized": {},
     "far resized": {},
-    "join wide": {},
-    "join twice": {},
     "sparse sgd": {},
     "views kept": {"gradient_as_bucket_view": True},
     "frozen": {"static_graph": True},
@@ -199,7 +188,6 @@ DDP: dict[str, dict[str, Any]] = {
     "copies bare": {},
     "resized store": {},
     "local": {},
-    "power copies": {},
     "started": {},
     "unequal": {},
     "unequal sample": {},
@@ -265,7 +253,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
         ddp.register_comm_hook(None, fp16_compress_hook)
-    if "power" in name:
+    if name == "power":
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
         ddp.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=4), powerSGD_hook)
@@ -313,7 +301,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             optimizer.training_run.journal.start = partial(die_behind, Path(run) / "rank0", Path(run) / "rank1")
     if name == "frozen":  # when the reducer counts on it already
         model.into.requires_grad_(False)
-    loader = uneven() if name.startswith("join") else data(SAMPLES if "resized" in name else None)
+    loader = data(SAMPLES if "resized" in name else None)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 11, 0.7)
     report, losses = None, {}
     if run != "-":
@@ -373,13 +361,10 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             with open(f"{run}.seen{dist_rank()}", "a") as file:
                 file.write(json.dumps(told) + "\n")
 
-    if name.startswith("join"):
-        for turn in range(1 + name.endswith("twice")):
-            with ddp.join():
-                for x, y in optimizer.batches(loader, (1 + turn) * len(loader)):
-                    batch(x, y, 0)
-                ddp._check_and_sync_module_buffers = partial(shadowed, ddp, killer, itertools.count(step))
-            killer.step(step if dist_rank() == 0 else -2)
+    if name == "join":
+        with ddp.join():
+            for x, y in optimizer.batches(loader, len(loader)):
+                batch(x, y, 0)
     elif name == "own loop":
         for epoch in range(EPOCHS):
             loader.sampler.set_epoch(epoch)
@@ -395,12 +380,6 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         steps, values = optimizer.scalars["loss"]
         losses = dict(zip(steps, values))
     return outcome(model, inner, losses)
-
-
-def shadowed(ddp: Any, killer: Killer, numbers: Iterator[int]) -> None:
-    """A rank without data answers the others in a step."""
-    killer.step(next(numbers))
-    type(ddp)._check_and_sync_module_buffers(ddp)
 
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> str:

@@ -10,7 +10,6 @@ import json
 import random
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from tests.distributed import wrapped
 from tests.distributed.child import die, dist_rank
 from tests.torch.lab import with_plain_loops
 
@@ -48,35 +46,17 @@ def _ddp() -> nn.Module:
     return DistributedDataParallel(Net()) if dist.get_world_size() > 1 else Net()
 
 
-def _power() -> nn.Module:
-    """A communication hook with a state of its own."""
-    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-
-    model = DistributedDataParallel(Net())
-    model.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=3), powerSGD_hook)  # type: ignore[no-untyped-call]
-    return model
-
-
 def _fsdp() -> nn.Module:
     model = Net()
     fully_shard(model.middle)
     return fully_shard(model)
 
 
-def _optimizer_of(name: str, model: nn.Module) -> Any:
-    if "zero" in name:
-        return wrapped.owned(model, torch.optim.Adam)
-    return torch.optim.AdamW(model.parameters(), lr=1e-2)
-
-
 # What the loop has besides: a factor of the loss that counts the turns of the process, and begins anew.
 LOOPS: dict[str, Callable[[], nn.Module]] = {
     "ddp rechecked": _ddp,
     "ddp counter": _ddp,
-    "power counter": _power,
-    "zero counter": partial(wrapped.coordinator, Net, 2),
     "ddp implicit": _ddp,
-    "ddp join": _ddp,
     "ddp copies": _ddp,
     "fsdp rechecked": _fsdp,
     "fsdp counter": _fsdp,
@@ -113,7 +93,7 @@ class Script:
         self._model: Any = LOOPS[name]()
         seed = 100 + dist_rank()
         torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)
-        self._inner = _optimizer_of(name, self._model)
+        self._inner = torch.optim.AdamW(self._model.parameters(), lr=1e-2)
         self._optimizer = self._wrap()
         self._loader = loader_of()
         self._scheduler = torch.optim.lr_scheduler.StepLR(self._inner if "zero" in name else self._optimizer, 5, 0.7)
@@ -169,8 +149,7 @@ class Script:
             self._step = report.step
             self._tell(is_recovered=True)
             self._change()
-        with self._model.join() if "join" in self._name else nullcontext():
-            self._loop()
+        self._loop()
         self._tell()
         if self._run != "-":
             optimizer.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.distributed import wrapped
 from tests.distributed.child import BATCHES, SAMPLES, Killer, _digest, data, die, die_behind, die_when, dist_rank
 from tests.torch.lab import with_plain_loops
 from tranlogs.checkpoints import writer as checkpoint_writer
@@ -127,12 +125,6 @@ def _of_any_kind(world: int) -> nn.Module:
     return Tall() if world == 1 else DistributedDataParallel(Tall()) if world == 2 else _plain(world)
 
 
-def _of_any_wrapper(world: int) -> nn.Module:
-    """Whole in one process, wrapped in two, the same in three, of which each steps its own, sharded over four."""
-    kinds = {1: lambda: Tall(), 2: lambda: wrapped.classic(Tall, 2), 3: lambda: wrapped.coordinator(Tall, 3)}
-    return kinds[world]() if world in kinds else _plain(world)
-
-
 def _of_any_mesh(world: int) -> nn.Module:
     return _tensor_parallel(world) if world == 2 else _two_dimensions(world)
 
@@ -150,23 +142,12 @@ LOOPS: dict[str, Any] = {
     "far resharded": _of_any_number,
     "resharded ddp": _of_any_kind,
     "resharded tp": _of_any_mesh,
-    "resharded wrapped": _of_any_wrapper,
-    "classic": partial(wrapped.classic, Tall),
-    "classic mixed accumulation": partial(wrapped.classic_mixed, partial(Tall, nn.LayerNorm)),
-    "classic replicated": partial(wrapped.replicated, Tall),
-    "zero": partial(wrapped.coordinator, Tall),
-    "zero views": partial(wrapped.coordinator, Tall),
-    "zero join": partial(wrapped.coordinator, Tall),
 }
-TORN = ("resharded", "resharded ddp", "resharded wrapped")  # where one may die amid the change
+TORN = ("resharded", "resharded ddp")  # where one may die amid the change
 
 
 def optimizers_of(model: Any, name: str) -> list[torch.optim.Optimizer]:
     """One, or one of each kind."""
-    if "zero" in name:
-        return [wrapped.grouped(model) if "views" in name else wrapped.owned(model, torch.optim.Adam)]
-    if name == "resharded wrapped" and dist.get_world_size() == 3:
-        return [wrapped.owned(model, torch.optim.AdamW)]
     if name != "fsdp optimizers":
         return [torch.optim.AdamW(model.parameters(), lr=1e-2)]
     kinds = torch.optim
@@ -197,12 +178,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         from tranlogs_torch import LoggedOptimizer
 
         options: dict[str, Any] = {"durability": "process", "segment_bytes": 1 << 20, "checkpoint_every": EVERY}
-        if name in (
-            "resharded",
-            "resharded ddp",
-            "resharded wrapped",
-            "fsdp tight",
-        ):  # the old checkpoints must outlive the first new one
+        if name in ("resharded", "resharded ddp", "fsdp tight"):  # the old checkpoints must outlive the first new one
             options["keep"] = 1
         if name == "fsdp optimizers":
             in_process_shipping.LAG_SECONDS = 0.1
@@ -217,16 +193,14 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         if Path(f"{run}.torn").exists() and dist_rank() == 1:
             optimizers[0].training_run.journal.start = partial(die_behind, Path(run) / "rank0", Path(run) / "rank1")
     optimizer = optimizers[0]
-    if name == "zero views":  # fewer parameters than there are ranks
-        optimizer.add_param_group({"params": [model.module.out.bias]})
     if name == "fsdp tight" and kill and dist_rank() == kill[0]:
         die_amid_a_checkpoint(optimizer.training_run.journal, kill[3], Path(run) / "rank0")
     loader = data(SAMPLES if "resharded" in name else None)
-    scheduler = torch.optim.lr_scheduler.StepLR(inner[0] if name == "zero" else optimizer, 11, 0.7)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 11, 0.7)
     report, losses = None, {}
     if run != "-":
-        if name == "fsdp mixed" or "classic" in name:
-            with torch.set_grad_enabled(name == "fsdp mixed"):
+        if name == "fsdp mixed":
+            with torch.enable_grad():
                 model.eval()(torch.zeros(1, 8))  # leaves whole parameters in the place of the sharded ones
             model.train()
         back = Path(f"{run}.back")  # the step to which the run is to be wound back
@@ -250,12 +224,8 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             dist.broadcast(x, 0)
             dist.broadcast(y, 0)
         if "accumulation" in name:
-            if "classic" in name:
-                with model.no_sync() if number % 3 else nullcontext():
-                    nn.functional.cross_entropy(model(x).float(), y % 2).backward()
-            else:
-                model.set_requires_gradient_sync(number % 3 == 0)
-                nn.functional.cross_entropy(model(x), y % 2).backward()
+            model.set_requires_gradient_sync(number % 3 == 0)
+            nn.functional.cross_entropy(model(x), y % 2).backward()
             if number % 3:
                 return
             loss = torch.zeros(())
@@ -265,7 +235,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             loss = nn.functional.cross_entropy(model(x).float(), y % 2)
             loss.backward()
         if "fsdp tp" not in name and name != "resharded tp":  # torch does not add up norms over several meshes
-            is_ours = (run != "-" or name == "zero views") and number % 2 == 0 and len(inner) == 1  # in the order of its groups
+            is_ours = run != "-" and number % 2 == 0 and len(inner) == 1  # in the order of its groups
             theirs = getattr(model, "clip_grad_norm_", partial(nn.utils.clip_grad_norm_, model.parameters()))
             (optimizer.clip_grad_norm_ if is_ours else theirs)(0.5)
         for one in optimizers:
@@ -286,9 +256,6 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             model.train()
 
     epochs = EPOCHS + ("resharded" in name)
-    stack = ExitStack()
-    if name == "zero join":
-        stack.enter_context(model.join())
     for epoch in optimizer.epochs(epochs) if run != "-" else optimizer.epochs(epochs, loader):
         loader.sampler.set_epoch(int(epoch))
         for i, (x, y) in enumerate(epoch, start=getattr(epoch, "batch", 0)):
@@ -339,12 +306,6 @@ def tell(run: str, model: nn.Module, optimizer: torch.optim.Optimizer, what: str
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str]:
     """Digests of whole parameters and whole optimizer state, by name; all processes must call it."""
     found: dict[str, str] = {}
-    if (state := wrapped.whole_state(model, optimizer)) is not None:
-        for name, values in whole_weights(model).items():
-            found[f"{name} "] = _digest(torch.tensor(values).numpy().tobytes())
-            for key, value in state[name].items():
-                found[f"{name} {key}"] = _digest(value.numpy().tobytes())
-        return found
     for name, p in model.named_parameters():
         kept = {key: value for key, value in optimizer.state[p].items() if torch.is_tensor(value)}
         for key, value in {"": p.detach(), **kept}.items():
@@ -364,8 +325,7 @@ def outcome(model: nn.Module, optimizers: list[torch.optim.Optimizer], losses: d
     for module in model.modules():
         if hasattr(module, "reshard"):
             module.reshard()
-    own = [getattr(o, "optim", o) for o in optimizers]
-    held = [o.state.get(p, {}) for o in own for g in o.param_groups for p in g["params"]]
+    held = [o.state.get(p, {}) for o in optimizers for g in o.param_groups for p in g["params"]]
     tensors = [*model.parameters(), *(value for one in held for value in one.values() if torch.is_tensor(value))]
     rng = (torch.get_rng_state().numpy().tobytes(), str(np.random.get_state()), str(random.getstate()))
     return {
@@ -380,9 +340,8 @@ def outcome(model: nn.Module, optimizers: list[torch.optim.Optimizer], losses: d
 
 def whole_weights(model: nn.Module) -> dict[str, list[Any]]:
     """By the names that the module has unwrapped; all processes must call it."""
-    with wrapped.gathered(model):
-        named = {clean(name): p for name, p in model.named_parameters()}
-        return {n: (p.full_tensor() if hasattr(p, "full_tensor") else p).tolist() for n, p in named.items()}
+    named = {clean(name): p for name, p in model.named_parameters()}
+    return {n: (p.full_tensor() if hasattr(p, "full_tensor") else p).tolist() for n, p in named.items()}
 
 
 def _local(tensor: Any) -> torch.Tensor:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, quantization_hooks
 
-from tranlogs_torch.ddp.comm_hooks import Hook
-from tranlogs_torch.ddp.reducer import Reducer
+from tranlogs.base.errors import UsageError
+from tranlogs_torch.ddp.comm_hooks import describe_hook
 
 SCALE = 64
 ERRORS: dict[int, torch.Tensor] = {}
@@ -62,7 +61,7 @@ def with_closure() -> Callable[..., Any]:
     ],
 )
 def test_plain_functions_pass(hook: Callable[..., Any]) -> None:
-    assert Hook(hook, None).doubt() == ""
+    assert describe_hook(hook, None) == ""
 
 
 @pytest.mark.parametrize(
@@ -79,11 +78,6 @@ def test_plain_functions_pass(hook: Callable[..., Any]) -> None:
     ],
 )
 def test_what_can_keep_a_state_is_said(hook: Callable[..., Any]) -> None:
-    assert "may keep state" in Hook(hook, None).doubt()
-    assert "the state of the communication hook" in Hook(hook, object()).doubt()
-
-
-def test_a_recorded_state_whose_hook_is_not_registered_is_said() -> None:
-    ddp: Any = SimpleNamespace(module=torch.nn.Linear(2, 2), _comm_hooks=[])
-    assert Reducer(ddp).write_hooks([None]) == []
-    assert "powerSGD_hook, but no such hook" in Reducer(ddp).write_hooks([{"name": "powerSGD_hook"}])[0]
+    assert "may keep state" in describe_hook(hook, None)
+    with pytest.raises(UsageError, match=r"the communication hook .+ has a state \(object\)"):
+        describe_hook(hook, object())

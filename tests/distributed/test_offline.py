@@ -178,7 +178,6 @@ def test_a_process_group_that_came_later_is_refused(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("local", "post_localSGD_hook is post-local SGD"),
         (
             "apart",
             "(checkpoint_every: rank 0 has 7 steps, rank 1 has 1000 steps; durability: rank 0 has process, rank 1 has machine)",

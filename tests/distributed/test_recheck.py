@@ -76,7 +76,7 @@ def test_ranks_that_are_killed_one_by_one_while_they_compute_a_unit_again_lose_n
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", [campaign.in_soak("ddp"), "fsdp", "zero", campaign.in_soak("power")])
+@pytest.mark.parametrize("kind", [campaign.in_soak("ddp"), "fsdp"])
 def test_all_ranks_set_back_their_records_where_the_units_differ(launcher: Launcher, tmp_path: Path, kind: str) -> None:
     """A counter of the script's own begins anew in each process: each rank continues behind its record.
 
@@ -151,7 +151,6 @@ def test_nothing_is_computed_again_where_a_rank_is_not_to(launcher: Launcher, tm
     [
         ("bare rechecked", "the processes do not wait for each other at each step"),
         ("fsdp implicit", "the loop is one of the script's own over no tracked loader"),
-        ("ddp join", "in join() ranks run out of data one by one"),
     ],
 )
 def test_where_ranks_cannot_conclude_together_the_report_says_why(

@@ -69,12 +69,6 @@ class PruningHolds:
         with suppress(*SUSPENDING_ERRORS), self._catalog.transaction() as tables:
             tables.delete(_KEY)
 
-    def hold_until_next_process(self) -> None:
-        """Let nothing be pruned from now on until another process continues the run."""
-        self.keeps_all = True
-        with suppress(*SUSPENDING_ERRORS), self._catalog.transaction() as tables:
-            self._put_lasting(tables)
-
     def _put_lasting(self, tables: Tables) -> None:
         tables.put_request("hold", {"pid": self._pid, "outlives": True})
 

@@ -23,13 +23,11 @@ class HookedOptimizer(Protocol):
 
     Attributes:
         name: in the run.
-        inner: the optimizer that takes the steps of this process.
-        outer: the one around it, which has all parameters; itself if there is none.
+        inner: the optimizer.
     """
 
     name: str
     inner: torch.optim.Optimizer
-    outer: torch.optim.Optimizer
 
 
 class GradientDivider(Protocol):

@@ -18,9 +18,7 @@ from tranlogs.base.errors import LogUnavailable
 from tranlogs.records import NO_TENSORS, Tensor, tree
 from tranlogs.training import StepRecorder
 
-from ..sharding import fsdp_wrapper
 from ..sharding.shards import array_of, is_elementwise, is_part, settled
-from ..sharding.zero_optimizer import forget_places, own_of
 from ..state.auxiliary.pending_gradients import mark_used
 from ..state.group_values import GroupValues
 from ..state.state_watch import StateWatch
@@ -68,8 +66,7 @@ class OptimizerHooks:
     Attributes:
         run: the run to which steps are logged.
         name: of the optimizer in the run.
-        inner: the optimizer that takes the steps of this process.
-        outer: the one around it, which has all parameters; itself if there is none.
+        inner: the optimizer.
         shell: the LoggedOptimizer around it, as soon as there is one.
         log: "gradients" or "weights"; an optimizer that cannot be redone from gradients logs weights once that is found out.
         with_state: True if an after-image includes the optimizer's state.
@@ -77,10 +74,9 @@ class OptimizerHooks:
         recorder: writes the records of the steps.
     """
 
-    def __init__(self, run: LoggedRun, name: str, outer: torch.optim.Optimizer, log: LogKind, *, optimizer_state: bool) -> None:
-        self.run, self.name, self.outer, self.log = run, name, outer, log
-        self.inner = inner = own_of(outer)
-        self._values = GroupValues(outer)
+    def __init__(self, run: LoggedRun, name: str, inner: torch.optim.Optimizer, log: LogKind, *, optimizer_state: bool) -> None:
+        self.run, self.name, self.inner, self.log = run, name, inner, log
+        self._values = GroupValues(inner)
         tree.encode(self._values.now(), path=f"optimizer {name!r}.param_groups", adapt=adapt)
         if log == "gradients" and isinstance(inner, torch.optim.LBFGS):
             self.log = "weights"
@@ -123,16 +119,15 @@ class OptimizerHooks:
 
     def mark_called(self) -> None:
         """Tell learning-rate schedulers, which may hold the wrapper, that the optimizer stepped."""
-        self.shell._opt_called = self.inner._opt_called = self.outer._opt_called = True  # type: ignore[attr-defined]
+        self.shell._opt_called = self.inner._opt_called = True  # type: ignore[attr-defined]
 
     def release(self) -> None:
         """Take the hooks off: the optimizer is a plain one again."""
         self._drop()
         self._pre.remove()
         self._post.remove()
-        forget_places(self.outer)
-        if hasattr(self.outer, "_tranlogs_run"):
-            del self.outer._tranlogs_run
+        if hasattr(self.inner, "_tranlogs_run"):
+            del self.inner._tranlogs_run
 
     def parameters(self) -> list[torch.Tensor]:
         """The optimizer's parameters, in order."""
@@ -142,14 +137,9 @@ class OptimizerHooks:
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
     ) -> torch.Tensor:
         """Clip as torch does; the log holds the gradients as they were, and the norm (see `LoggedOptimizer`)."""
-        trained = [p for group in self.outer.param_groups for p in group["params"]]
-        parameters = [p for p in trained if settled(p) is not None]
-        norm: Any = fsdp_wrapper.total_norm(self.run.modules, trained, norm_type, foreach)
-        if norm is None:
-            gradients = [p.grad for p in parameters if p.grad is not None]
-            norm = torch.nn.utils.get_total_norm(gradients, norm_type, error_if_nonfinite, foreach)
-        elif error_if_nonfinite and not norm.isfinite():
-            raise RuntimeError(f"The total norm of order {norm_type} is not finite, so gradients are not clipped")
+        parameters = [p for p in self.parameters() if settled(p) is not None]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm: Any = torch.nn.utils.get_total_norm(gradients, norm_type, error_if_nonfinite, foreach)
         norm = norm.full_tensor() if is_part(norm) else norm  # of shards it is a sum that is not taken yet
         if self.run.is_active and self.log == "gradients":
             self._begin()
@@ -183,7 +173,7 @@ class OptimizerHooks:
             self._log_weights("its step is given arguments, which redo does not have")
         if self._scaler.look():
             self.run.saw_scaler(self._scaler.scaler)
-        self._scaler.check(self.outer, self.shell)
+        self._scaler.check(self.inner, self.shell)
         self._step.captures = 0
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer itself
         if closure is None and next(reversed(inner._optimizer_step_pre_hooks)) == self._pre.id:
@@ -260,7 +250,7 @@ class OptimizerHooks:
             return
         run = self.run
         self.mark_called()
-        mark_used(self.outer)
+        mark_used(self.inner)
         run.journal.recovery_speed.observe_step(time.perf_counter() - self._step.began)
         if not run.is_active:
             return

@@ -7,7 +7,7 @@ pass of zeros in the recorded order, before the first real one.
 
 Private names of torch that this module uses: `reducer.prepare_for_forward`, `reducer.prepare_for_backward`,
 `reducer._rebuild_buckets`, `reducer._delay_all_reduce`, `logger.set_runtime_stats_and_log`, `_get_ddp_logging_data`,
-`_static_graph_delay_allreduce_enqueued`, `_comm_hooks`, `_join_config`; public, but replaced: `join_hook`.
+`_static_graph_delay_allreduce_enqueued`, `_comm_hooks`, `_join_config`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tranlogs.base.errors import UsageError
+
 from ..state.auxiliary.pending_gradients import move_into
-from .comm_hooks import Hook
-from .join import Leaving, WatchedJoin
+from .comm_hooks import describe_hook, name_of
 
 
 class Reducer:
@@ -56,7 +57,7 @@ class Reducer:
             "bucket_bytes": int(ddp.bucket_bytes_cap),
             "find_unused_parameters": bool(ddp.find_unused_parameters),
             "static_graph": bool(ddp.static_graph),
-            "hooks": [hook.name for hook in self.hooks()],
+            "hooks": [name_of(hook) for hook, _ in self.ddp._comm_hooks],
         }
 
     @property
@@ -64,44 +65,25 @@ class Reducer:
         """True if the buckets change after the first backward pass."""
         return bool(self.ddp.static_graph or not self.ddp.find_unused_parameters)
 
-    @property
-    def is_joining(self) -> bool:
-        """True if ranks may run out of data one by one (`join`)."""
-        return bool(self.ddp._join_config.enable)
-
-    @property
-    def pass_of_join(self) -> object:
-        """An object that is the same within one `join`, and another one in the next."""
-        return self.ddp._join_config
-
-    def watch_join(self, listener: Leaving) -> None:
-        """Call the listener when this rank has run out of data in a `join`."""
-        self.ddp.join_hook = WatchedJoin(self.ddp, listener)
-
-    def find_hook_doubts(self) -> list[str]:
-        """Return doubts about communication hooks whose state is not recovered.
+    def demand_no_join(self) -> None:
+        """Refuse `join`, in which ranks run out of data one by one.
 
         Raises:
-            UsageError: the hook makes a log of gradients wrong.
+            UsageError: the module is in a `join`.
         """
-        return [doubt for hook in self.hooks() if (doubt := hook.doubt())]
+        if self.ddp._join_config.enable:
+            raise UsageError(
+                "DistributedDataParallel.join() is not logged: ranks that run out of data one by one reach no common step to "
+                "resume at. Give all ranks the same number of batches (DistributedSampler does)"
+            )
 
-    def hooks(self) -> list[Hook]:
-        """Return the communication hooks."""
-        return [Hook(hook, state) for hook, state in self.ddp._comm_hooks]
+    def find_hook_doubts(self) -> list[str]:
+        """Return doubts about communication hooks that may keep a state.
 
-    def write_hooks(self, recorded: list[dict[str, Any] | None]) -> list[str]:
-        """Restore the states of the communication hooks; return what cannot be restored, one sentence each."""
-        device = self._parameters[0].device if self._parameters else torch.device("cpu")
-        padded = [*recorded, *[None] * len(self.ddp._comm_hooks)]
-        doubts = [doubt for hook, one in zip(self.hooks(), padded, strict=False) if (doubt := hook.write(one, device))]
-        for one in recorded[len(self.ddp._comm_hooks) :]:
-            if one is not None:
-                doubts.append(
-                    f"the run has the state of the communication hook {one['name']}, but no such hook is registered. "
-                    "Register it before recover()"
-                )
-        return doubts
+        Raises:
+            UsageError: a hook has a state.
+        """
+        return [doubt for hook, state in self.ddp._comm_hooks if (doubt := describe_hook(hook, state))]
 
     def note_order(self) -> None:
         """Rebuild the buckets now, if that is due at the next forward pass: their order is then known. All must call it."""

@@ -63,8 +63,7 @@ class FormerCheckpoint(Checkpoint):
                     f"optimizer {which!r} keeps state that belongs to no parameter and cannot be divided among a different "
                     "number of processes. Start as many processes as before"
                 )
-            names = about.get("all", about["params"])  # also those of other ranks
-            optimizers[which] = {**about, "params": names, "all": names}
+            optimizers[which] = about
         found = {
             "tensors": [tuple(box) for box in self._boxes()],
             "optimizers": optimizers,

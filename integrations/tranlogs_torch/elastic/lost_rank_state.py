@@ -20,7 +20,6 @@ from tranlogs.base.errors import CorruptCheckpoint, StateMismatch
 from tranlogs.records import Checkpoint, tree
 
 from ..data.rng import get_rng
-from ..ddp.comm_hooks import without_errors
 from ..state.state import TorchState
 from ..tensors import arrays
 
@@ -58,7 +57,7 @@ def adopt(state: TorchState, sources: Sequence[Path], rank: int, built: dict[str
         state.set_auxiliary(unpacked(blob))
         return []
     rng = seeded(f"{sources[0].name} {rank}")
-    state.set_auxiliary({**without_errors(boundary), "rng": rng, "start_rng": rng})
+    state.set_auxiliary({**boundary, "rng": rng, "start_rng": rng})
     return [
         f"the journal of rank {rank} is gone, and no copy has what only that rank kept: it continues with the buffers of "
         "another rank and with new random states"

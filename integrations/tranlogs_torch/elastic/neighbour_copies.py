@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from tranlogs.base.errors import UnencodableState, UsageError
 from tranlogs.ranks import GroupRecovered
 
-from ..ddp.comm_hooks import without_errors
 from .lost_rank_state import packed, seeded, unpacked
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def settle_beside(state: TorchState, landing: GroupRecovered, body: dict[str, An
         The boundary of this rank.
     """
     rank, blob = body.get("beside", (-1, b""))
-    theirs = {key: value for key, value in without_errors(body).items() if key != "beside"}
+    theirs = {key: value for key, value in body.items() if key != "beside"}
     lost = landing.copied_rank
     own = unpacked(blob) if rank == lost and blob else {"rng": seeded(f"{landing.timeline} {lost}")}
     if "tracked" not in own or "data" not in own:

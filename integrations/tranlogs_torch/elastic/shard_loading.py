@@ -28,7 +28,7 @@ from ..state.plain_tensors import unwrapped
 from ..state.state import TorchState
 from ..tensors import arrays
 from ..tensors.equality import have_same_bits
-from ..tensors.placement import NOTHING, empty_of, is_dtensor, local
+from ..tensors.placement import is_dtensor, local
 from .former_checkpoint import FormerCheckpoint
 from .lost_rank_state import packed, unpacked
 from .transfer_plan import BoxPiece, StoredBox, bundles, common, pieces
@@ -161,7 +161,7 @@ class Assembly:
             named = {one[0][6:]: (one[1], tuple(one[4])) for one in about["tensors"] if one[0].startswith("param/")}
             theirs = theirs or named
             if named != theirs or any(
-                about["optimizers"][which]["all"] != one["all"] for which, one in first["optimizers"].items()
+                about["optimizers"][which]["params"] != one["params"] for which, one in first["optimizers"].items()
             ):
                 differing = f"rank {rank} did not train the same parameters as rank {min(self._descriptions)}"
         if not differing and self._is_copied and len({about["whole"] for about in self._descriptions.values()}) > 1:
@@ -256,8 +256,6 @@ class Assembly:
             return Target(whole, cut(whole, None))
         parameter = self._state.parameters[box.parameter]
         place, held = place_of(parameter), local(parameter).detach()
-        if box.name.startswith("grad/") and empty_of(parameter) is not None:  # it is there, also of what is another's
-            place, held = None, parameter.detach()
         if not box.name.startswith("param/"):
             held = torch.zeros_like(held, dtype=arrays.DTYPES[box.dtype], device="cpu")
         return Target(held, cut(held, place))
@@ -299,11 +297,10 @@ class Assembly:
         return arrays.to_array(self._targets.pop(name).tensor)
 
     def _rest(self, which: str) -> dict[str, Any]:
-        """Return the entries of an optimizer's state for each parameter, from all ranks. One without a part may have fewer."""
+        """Return the entries of an optimizer's state for each parameter, from all ranks."""
         found: dict[str, dict[str, Any]] = {}
-        nothing = {name for name, p in self._state.parameters.items() if (place := place_of(p)) and place.piece == NOTHING}
         for about in self._descriptions.values():
             for name, items in about["optimizers"][which]["state"].items():
                 for key, value, device in items:
                     found.setdefault(name, {}).setdefault(key, (key, value, device))
-        return {name: list(items.values()) for name, items in found.items() if name not in nothing}
+        return {name: list(items.values()) for name, items in found.items()}

@@ -22,7 +22,6 @@ from tranlogs.ranks import (
 )
 from tranlogs.training import Journal, Progress
 
-from ..ddp.comm_hooks import without_errors
 from .lost_rank_state import seeded
 from .neighbour_copies import settle_beside
 from .recoverable_state import RecoverableState
@@ -79,6 +78,6 @@ def settle_in(state: RecoverableState, landing: GroupRecovered, body: dict[str, 
         return settle_beside(state, landing, body)
     if landing.seed:
         rng = seeded(landing.seed)
-        body = {**without_errors(body), "rng": rng, "start_rng": rng}
+        body = {**body, "rng": rng, "start_rng": rng}
         state.set_auxiliary(body)
     return body

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from tranlogs.base.errors import LogUnavailable, UsageError
+from tranlogs.base.errors import LogUnavailable
 from tranlogs.records import Payload, Tensor
 from tranlogs.training import Place
 
@@ -54,11 +54,6 @@ class WriteLog:
         if not names and not touched and not grown:
             return False
         body: dict[str, Any] = {"state": {}, "groups": {}}
-        if any(which in state.outers for which in grown):
-            raise UsageError(
-                f"optimizer {grown[0]!r}: a parameter group was added to a ZeroRedundancyOptimizer during training, which is "
-                "not logged. Add it before recover()"
-            )
         if grown:
             covered = set(state.parameters)
             state.named.refresh()

@@ -218,14 +218,6 @@ class Boundaries:
         body = self._read() | {"rng": implicit["rng"], "is_implicit": True, "turns": None}
         self._commit(body if is_before_forward else body | {"buffers": implicit["buffers"]})
 
-    def leave_join(self) -> None:
-        """Commit the end of this rank's data: recovery returns the rank to this boundary, whatever step the others reach."""
-        if not self._recovery.has_begun or not self._journal.is_writer:
-            return
-        self.commit_implicit(is_before_forward=True)
-        if not self.steps_since_boundary:  # else the loop was left amid a batch, which is taken again
-            self._commit(self._auxiliary.read() | {"left": True})
-
     def is_as_recovered(self) -> bool:
         """Return True if the run was recovered, and nothing was logged since."""
         report = self._parts.report.current

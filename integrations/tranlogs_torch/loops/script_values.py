@@ -53,7 +53,7 @@ def make_framework(modules: dict[str, torch.nn.Module], hooks: dict[str, Optimiz
                 continue
         storages.discard(0)
         for one in hooks.values():
-            yield from (one.inner, one.outer, one.inner.param_groups, *one.inner.param_groups, one.inner.state)
+            yield from (one.inner, one.inner.param_groups, *one.inner.param_groups, one.inner.state)
         for state in auxiliary.tracked.values():
             if isinstance(state, LoopState):
                 yield from state.objects

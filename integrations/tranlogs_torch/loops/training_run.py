@@ -31,7 +31,7 @@ from ..capture.staging import Staging
 from ..data.position.epoch import Epoch
 from ..distributed.process_group import demand_group
 from ..offline.live_state import LiveState
-from ..sharding import fsdp
+from ..sharding.unsupported import demand_known_modules
 from ..state import naming
 from ..state.auxiliary.auxiliary import Auxiliary
 from ..state.auxiliary.loader_positions import LoaderPositions
@@ -88,7 +88,7 @@ class TrainingRun:
         self.run = settings.run
         demand_group(self.run)  # before a journal is opened: all would open that of rank 0
         modules = naming.as_modules(models)
-        fsdp.note_places(modules)
+        demand_known_modules(modules)
         report = LiveReport(self.run)
         self.state = LiveState(modules, {}, lambda body: self._recovery.set_auxiliary(body), fingerprint=settings.fingerprint)
         self._recovery: Recovery
@@ -103,7 +103,6 @@ class TrainingRun:
         hooks: dict[str, OptimizerHooks] = {}
         environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
         self.coordinator = make_coordinator(self.state, settings.policy, rank, copies)
-        self.coordinator.watch_join(lambda: self._boundaries.leave_join())
         self._resources = RunResources(
             settings,
             framework="torch",
@@ -196,12 +195,10 @@ class TrainingRun:
         if hooks.name in self.hooks:
             raise UsageError(f"the run already has an optimizer {hooks.name!r}; use another name")
         mine = {id(p) for p in naming.named_parameters(self.modules).values()}
-        if mine and not any(id(p) in mine for group in hooks.outer.param_groups for p in group["params"]):
+        if mine and not any(id(p) in mine for group in hooks.inner.param_groups for p in group["params"]):
             raise UsageError(f"optimizer {hooks.name!r} trains no parameter of model=...; give the module that it trains")
         self.hooks[hooks.name] = hooks
         self.state.optimizers[hooks.name] = hooks.inner
-        if hooks.outer is not hooks.inner:
-            self.state.outers[hooks.name] = hooks.outer
         self.state.named.refresh()
         self._parts.describe_environment()
 

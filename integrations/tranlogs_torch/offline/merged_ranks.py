@@ -104,9 +104,6 @@ def _join(state: RecordedState, states: Sequence[RecordedState]) -> None:
             if keys:
                 kept[which, name] = {key: _joined_state(f"{name} ({key})", key, held, parts, places) for key in keys}
     exchange(state.named, wholes, lambda name, key, value: value)
-    for which, optimizer in state.optimizers.items():  # each rank's optimizer may have held only some of the parameters
-        for group, names in zip(optimizer.param_groups, state.meta["optimizers"][which].get("all", ()), strict=False):
-            group["params"][:] = [state.parameters[name] for name in names]
     for (which, name), values in kept.items():
         state.optimizers[which].state[wholes[name]] = values
 

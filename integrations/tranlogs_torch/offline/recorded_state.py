@@ -74,8 +74,6 @@ class RecordedState(RecoverableState):
                 "state": rest,
                 "given": self.given.by_optimizer[which],
             }
-            if "all" in about:  # of an optimizer that has some of the parameters
-                optimizers[which]["all"] = about["all"]
         curves = ScalarHistory()
         curves.unpack(self.body.get("scalars", before["boundary"].get("scalars", {})))
         curves.extend(recovered.scalars)

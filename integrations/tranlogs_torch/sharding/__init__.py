@@ -1,1 +1,1 @@
-"""Parameters of which a process holds a part: FSDP, DTensor, ZeroRedundancyOptimizer."""
+"""Parameters of which a process holds a part: FSDP2 and DTensor."""

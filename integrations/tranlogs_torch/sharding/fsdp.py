@@ -12,8 +12,6 @@ from typing import Any
 
 from torch import nn
 
-from . import fsdp_wrapper
-
 Modules = Mapping[str, nn.Module]
 
 
@@ -31,31 +29,20 @@ def _groups(modules: Modules) -> Iterator[Any]:
         yield from module._get_fsdp_state()._fsdp_param_groups
 
 
-def note_places(modules: Modules) -> None:
-    """Note the places of parts in parameters that do not know them.
-
-    Raises:
-        UsageError: the places in a module cannot be determined.
-    """
-    fsdp_wrapper.note_places(modules)
-
-
 def reshard(modules: Modules) -> None:
     """Register the sharded parameters, whose values may differ from what was gathered before."""
     for module in _fully_sharded(modules):
         module.reshard()
-    fsdp_wrapper.reshard(modules)
 
 
 def sharded_for(modules: Modules) -> dict[int, nn.Parameter]:
     """Return the sharded parameter for each whole one (by id) that replaces it until the next backward pass."""
-    found = {
+    return {
         id(getattr(p._module_info.module, p._module_info.param_name)): p.sharded_param
         for group in _groups(modules)
         for p in group.fsdp_params
         if p.sharded_state.name != "SHARDED"
     }
-    return found | fsdp_wrapper.sharded_for(modules)
 
 
 def are_accumulating(modules: Modules) -> bool:
@@ -63,12 +50,12 @@ def are_accumulating(modules: Modules) -> bool:
     leaves = (getattr(p, "_unsharded_param", None) for group in _groups(modules) for p in group.fsdp_params)
     if any(leaf is not None and leaf.grad is not None for leaf in leaves):
         return True
-    return any(group._partial_reduce_output is not None for group in _groups(modules)) or fsdp_wrapper.are_accumulating(modules)
+    return any(group._partial_reduce_output is not None for group in _groups(modules))
 
 
 def describe(modules: Modules) -> list[str]:
     """Return the dtypes in which gradients are computed and summed, each once."""
-    policies = [p.mp_policy for group in _groups(modules) for p in group.fsdp_params] + fsdp_wrapper.policies(modules)
+    policies = [p.mp_policy for group in _groups(modules) for p in group.fsdp_params]
     return sorted({f"{_dtype(one.param_dtype)}/{_dtype(one.reduce_dtype)}" for one in policies})
 
 

@@ -1,4 +1,4 @@
-"""Tensors of which this process holds a part: DTensors (FSDP2, tensor parallelism), and plain ones whose layout was noted.
+"""Tensors of which this process holds a part: DTensors (FSDP2, tensor parallelism).
 
 The update of a sharded parameter is taken element by element on its part, so a part is all that is logged, put into
 checkpoints and redone, each with its place in the whole. Only `settled` communicates with other processes.
@@ -20,7 +20,7 @@ from tranlogs.base.types import AnyArray, Array, Piece, TensorSpec
 
 from ..tensors import arrays
 from ..tensors.arrays import to_array
-from ..tensors.placement import KNOWN, Place, is_dtensor, layout_of, local
+from ..tensors.placement import Place, is_dtensor, local
 from .update_kinds import BY_ELEMENT, is_one_of
 
 _PLACE = "_tranlogs_place"  # on a plain tensor that was made from a part, without its script
@@ -34,8 +34,7 @@ def place_of(parameter: torch.Tensor) -> Place | None:
         UsageError: its layout is not supported.
     """
     if not is_dtensor(parameter):
-        layout = layout_of(parameter) if KNOWN else None
-        return getattr(parameter, _PLACE, None) if layout is None else layout.place
+        return getattr(parameter, _PLACE, None)
     whole: Any = parameter
     found = _box(tuple(whole.shape), whole.device_mesh, tuple(whole.placements))
     if found is not None and found.piece.length != tuple(local(parameter).shape):
@@ -146,22 +145,18 @@ def describe(parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Return the layout of parameters over the processes, as plain values; empty if none is sharded.
 
     `meshes` has each mesh's dimensions, sizes and the ranks in C order; `tensors` by name [mesh, shape of the whole, placement
-    in each dimension of the mesh, or words of who laid it out].
+    in each dimension of the mesh].
     """
     meshes: list[dict[str, Any]] = []
     tensors: dict[str, list[Any]] = {}
     for name, parameter in parameters.items():
         whole: Any = parameter
-        layout = layout_of(parameter)
-        if is_dtensor(parameter) and whole.device_mesh.size() > 1:
-            mesh, shape, words = _described(whole.device_mesh), whole.shape, [_words(p) for p in whole.placements]
-        elif layout is not None:
-            mesh, shape, words = layout.mesh, layout.place.whole if layout.place else parameter.shape, [layout.words]
-        else:
+        if not is_dtensor(parameter) or whole.device_mesh.size() == 1:
             continue
+        mesh = _described(whole.device_mesh)
         if mesh not in meshes:
             meshes.append(mesh)
-        tensors[name] = [meshes.index(mesh), list(shape), words]
+        tensors[name] = [meshes.index(mesh), list(whole.shape), [_words(p) for p in whole.placements]]
     return {"meshes": meshes, "tensors": tensors} if tensors else {}
 
 

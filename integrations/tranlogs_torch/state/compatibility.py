@@ -43,14 +43,7 @@ def _differences(named: NamedTensors, which: str, recorded: dict[str, Any]) -> l
     now = environment.class_name(named.optimizers[which])
     if recorded["class"] != now:
         found.append(f"optimizer {which!r} was a {recorded['class']} and is now a {now}")
-    is_all = "all" in recorded  # the names that all ranks have together
-    groups = list(
-        zip(
-            named.all_names(which) if is_all else named.group_names(which),
-            recorded["all" if is_all else "params"],
-            strict=False,
-        )
-    )
+    groups = list(zip(named.group_names(which), recorded["params"], strict=False))
     if {name for mine, _ in groups for name in mine} == {name for _, theirs in groups for name in theirs}:
         return found  # if they are grouped otherwise now, the run's groups hold
     for i, (mine, theirs) in enumerate(groups):

@@ -13,7 +13,7 @@ from tranlogs.training import Fingerprint as BaseFingerprint
 
 from ..device.digests import DeviceDigests
 from ..tensors.arrays import memory_order, to_array
-from ..tensors.placement import KNOWN, is_dtensor, local
+from ..tensors.placement import is_dtensor, local
 
 __all__ = ["Digests", "Fingerprint", "Mode", "memory_of", "version_of"]
 
@@ -39,7 +39,7 @@ class Fingerprint(BaseFingerprint):
         return sum(self.sizes)
 
     def _local(self) -> list[torch.Tensor]:
-        return self.tensors if self._is_plain and not KNOWN else [local(t) for t in self.tensors]
+        return self.tensors if self._is_plain else [local(t) for t in self.tensors]
 
     def memory(self) -> list[Bytes]:
         """Return each tensor's bytes in the order of memory: kept views while the tensors stay where they are."""

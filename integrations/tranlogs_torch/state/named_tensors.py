@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..sharding import zero_optimizer
 from . import naming
 from .fingerprint import Fingerprint, Mode
 from .group_values import Groups, values_of
@@ -23,7 +22,6 @@ class NamedTensors:
         mode: what a fingerprint of the parameters reads.
 
     Attributes:
-        outers: optimizers around those inner optimizers that have only some of the parameters.
         parameters: all parameters by name. The order is that of the records.
         name_of: names of the parameters by id.
         fingerprint: of the parameters that the log holds.
@@ -34,7 +32,6 @@ class NamedTensors:
         self, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer], mode: Mode = "auto"
     ) -> None:
         self.modules, self.optimizers = dict(modules), dict(optimizers)
-        self.outers: dict[str, torch.optim.Optimizer] = {}
         self.parameters: dict[str, torch.Tensor] = {}
         self.name_of: dict[int, str] = {}
         self.logged_members: dict[str, list[list[int]]] = {}
@@ -44,9 +41,7 @@ class NamedTensors:
 
     def refresh(self) -> None:
         """Look up the parameters again (a group or an optimizer was added). New parameters come last."""
-        for outer in self.outers.values():
-            zero_optimizer.note_places(outer)
-        found = naming.name_parameters(self.modules, self.optimizers | self.outers)
+        found = naming.name_parameters(self.modules, self.optimizers)
         self.use({name: found[name] for name in self.parameters if name in found} | found)
 
     def use(self, parameters: dict[str, torch.Tensor], covered: int | None = None) -> None:
@@ -55,21 +50,13 @@ class NamedTensors:
         self.name_of = {id(p): name for name, p in self.parameters.items()}
         self.fingerprint = Fingerprint(list(self.parameters.values())[:covered], self._mode)
 
-    def outer(self, which: str) -> torch.optim.Optimizer:
-        """Return the optimizer that has all of the parameters, and whose groups the script writes to."""
-        return self.outers.get(which, self.optimizers[which])
-
     def hyper(self, which: str) -> Groups:
         """Return an optimizer's parameter groups without the parameters. The values are live."""
-        return values_of(self.outer(which))
+        return values_of(self.optimizers[which])
 
     def group_names(self, which: str) -> list[list[str]]:
         """Return the names of the parameters in each group."""
         return [[self.name_of[id(p)] for p in group["params"]] for group in self.optimizers[which].param_groups]
-
-    def all_names(self, which: str) -> list[list[str]]:
-        """Return the names of the parameters in each group of the optimizer that has all of the parameters."""
-        return [[self.name_of[id(p)] for p in group["params"]] for group in self.outer(which).param_groups]
 
     def group_members(self, which: str) -> list[list[int]]:
         """Return the ids of the parameters in each group."""

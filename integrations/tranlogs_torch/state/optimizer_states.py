@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tranlogs.base.errors import StateMismatch, UsageError
+from tranlogs.base.errors import UsageError
 from tranlogs.base.types import AnyArray
 from tranlogs.records import Tensor
 
@@ -100,17 +100,12 @@ def write_state(named: NamedTensors, which: str, rest: dict[str, Any], read: Cal
 def write_groups(named: NamedTensors, which: str, names: list[list[str]], groups: Groups) -> None:
     """Give an optimizer the recorded parameters and values of groups. Groups after the recorded ones stay."""
     optimizer = named.optimizers[which]
-    if which not in named.outers:  # an optimizer that has some of the parameters only keeps them in an order of its own
-        for i, members in enumerate(names):
-            parameters = [named.parameters[name] for name in members]
-            if i == len(optimizer.param_groups):
-                optimizer.add_param_group({"params": parameters, **groups[i], **_param_names(optimizer, members)})
-            elif [id(p) for p in optimizer.param_groups[i]["params"]] != [id(p) for p in parameters]:
-                optimizer.param_groups[i].update(params=parameters, **_param_names(optimizer, members))
-    if len(names) > len(optimizer.param_groups):
-        now = len(optimizer.param_groups)
-        why = f"optimizer {which!r}: {len(names)} parameter groups were recorded, and now there are {now}"
-        raise StateMismatch("recover()", [why], is_untouched=False)
+    for i, members in enumerate(names):
+        parameters = [named.parameters[name] for name in members]
+        if i == len(optimizer.param_groups):
+            optimizer.add_param_group({"params": parameters, **groups[i], **_param_names(optimizer, members)})
+        elif [id(p) for p in optimizer.param_groups[i]["params"]] != [id(p) for p in parameters]:
+            optimizer.param_groups[i].update(params=parameters, **_param_names(optimizer, members))
     named.logged_members[which] = named.group_members(which)[: len(names)]
     write_hyper(named, which, groups)
 
@@ -122,12 +117,7 @@ def _param_names(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str
 
 def write_hyper(named: NamedTensors, which: str, groups: Groups) -> None:
     """Set the values of parameter groups in place. Tensors are set by `copy_`, since schedulers hold them."""
-    for optimizer in (named.optimizers[which], *([named.outers[which]] if which in named.outers else [])):
-        _write_hyper(optimizer, groups)
-
-
-def _write_hyper(optimizer: torch.optim.Optimizer, groups: Groups) -> None:
-    for group, recorded in zip(optimizer.param_groups, groups, strict=False):
+    for group, recorded in zip(named.optimizers[which].param_groups, groups, strict=False):
         for key, value in recorded.items():
             old = group.get(key)
             if isinstance(old, torch.Tensor) and isinstance(value, torch.Tensor) and old.shape == value.shape:

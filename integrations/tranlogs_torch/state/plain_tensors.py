@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..sharding.shards import is_alike, like
-from ..tensors.placement import empty_of, is_dtensor, local
+from ..tensors.placement import is_dtensor, local
 from .named_tensors import NamedTensors
 
 Convert = Callable[[str, str, Any], Any]  # a parameter's name, a key of its state, the value
@@ -22,7 +22,7 @@ Convert = Callable[[str, str, Any], Any]  # a parameter's name, a key of its sta
 @contextmanager
 def unwrapped(named: NamedTensors) -> Iterator[None]:
     """Replace DTensors by the plain tensors in them for a while, with gradients and optimizer state."""
-    wrapped = {name: p for name, p in named.parameters.items() if is_dtensor(p) or empty_of(p) is not None}
+    wrapped = {name: p for name, p in named.parameters.items() if is_dtensor(p)}
     if not wrapped:
         yield
         return
@@ -59,8 +59,7 @@ def _plain(parameter: torch.Tensor) -> nn.Parameter:
     wanted = getattr(parameter, "grad_dtype", None)
     if wanted not in (None, parameter.dtype):
         made.grad_dtype = wanted
-    if empty_of(parameter) is None:
-        made.grad = None if parameter.grad is None else local(parameter.grad)
+    made.grad = None if parameter.grad is None else local(parameter.grad)
     return made
 
 

@@ -10,7 +10,7 @@ import torch
 from tranlogs.records import tree
 
 from ..tensors import arrays
-from ..tensors.placement import in_memory
+from ..tensors.placement import local
 from . import naming
 from .auxiliary.auxiliary import Auxiliary
 from .extra_state import set_own
@@ -39,7 +39,7 @@ class StateBackup:
         """Make the state again what it was."""
         for name, value in self._parameters.items():
             parameter = self._state.parameters[name]
-            held = in_memory(parameter)
+            held = local(parameter)
             if not torch.equal(held.detach().cpu(), value):
                 held.data.copy_(value)
         naming.set_buffers(self._state.modules, self._buffers)
@@ -68,11 +68,11 @@ def _set_states(optimizer: torch.optim.Optimizer, states: dict[torch.Tensor, dic
             del kept[key]
         for key, value in values.items():
             now = kept.get(key)
-            if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and in_memory(now).shape == value.shape:
-                in_memory(now).data.copy_(value)
+            if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and local(now).shape == value.shape:
+                local(now).data.copy_(value)
             else:
                 kept[key] = value
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return in_memory(tensor).detach().to("cpu", copy=True)
+    return local(tensor).detach().to("cpu", copy=True)

@@ -108,11 +108,6 @@ class TorchState:
         return self.named.optimizers
 
     @property
-    def outers(self) -> dict[str, torch.optim.Optimizer]:
-        """Optimizers around those inner optimizers that have only some of the parameters."""
-        return self.named.outers
-
-    @property
     def parameters(self) -> dict[str, torch.Tensor]:
         """All parameters by name, in the order of the records."""
         return self.named.parameters
@@ -159,8 +154,6 @@ class TorchState:
                 "state": rest,
                 "given": self.given.by_optimizer.get(which, []),
             }
-            if which in self.outers:
-                optimizers[which]["all"] = self.named.all_names(which)
         born = sorted(buffers.keys() - self._built_buffers)
         meta = {"optimizers": optimizers, "modules": naming.state_keys(self.modules), "boundary": boundary, "born": born}
         return Snapshot(tensors, meta | {"mirror": self.mirror} if self.mirror else meta)

@@ -10,7 +10,7 @@ import torch
 from tranlogs.base.types import ITEMSIZE, AnyArray, Array, Bytes, Extension, SparseArray, TensorSpec
 from tranlogs.records import to_numpy
 
-from .placement import layout_of, local
+from .placement import local
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE if hasattr(torch, name)}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -170,7 +170,7 @@ def write_into(target: torch.Tensor, array: AnyArray) -> None:
     while training gets new memory. This process's part of a sharded parameter is always copied: its memory is the sharding's.
     """
     value, data = from_array(array), target.data
-    is_own = type(target) in (torch.Tensor, torch.nn.Parameter) and layout_of(target) is None
+    is_own = type(target) in (torch.Tensor, torch.nn.Parameter)
     if is_own and (data.shape != value.shape or not is_stored_alike(data, value)):
         target.data = value.to(data.device, copy=True)
     else:

@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader
 from tranlogs.training import Unstorable
 
 from . import arrays
-from .placement import layout_of
 
 _PLAIN = (torch.dtype, torch.device, torch.Size)
 
@@ -61,7 +60,7 @@ def _store_tensor(value: torch.Tensor) -> Any:
         raise Unstorable(
             "is a Parameter. Parameters are recovered with their module: give the module as model=..., or track it"
         )
-    if type(value) not in (torch.Tensor, torch.nn.Buffer) or layout_of(value) is not None:
+    if type(value) not in (torch.Tensor, torch.nn.Buffer):
         raise Unstorable(
             f"is a {type(value).__name__}, which cannot be remembered. Give an object with state_dict() to track(...)"
         )

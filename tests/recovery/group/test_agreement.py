@@ -81,17 +81,6 @@ def test_a_step_can_be_asked_for() -> None:
         decided(*(summarize(rank, 9, [5], boundary_counts={5: 0, 9: 1}) for rank in (0, 1)), step=3)
 
 
-def test_who_had_no_data_left_lands_where_it_left() -> None:
-    left = replace(summarize(1, 5, [0, 4], boundary_counts={0: 0, 4: 1, 5: 2}), exhausted_at=5)
-    found = decided(summarize(0, 9, [0, 7]), left, summarize(2, 8, [0, 7]))
-    assert (found.step, [found.get_target(rank) for rank in range(3)]) == (8, [(8, 1), (5, 2), (8, 1)])
-    assert (bases(found), found.behind, found.short_journals) == ([(0, 7), (1, 4), (2, 7)], (), ())
-    assert decided(summarize(0, 9, [0, 7]), left, step=7).get_target(1) == (5, 2)
-    assert decided(summarize(0, 9, [0, 7]), left, step=4).get_target(1) == (4, 1)  # as all had data there
-    unsaid = replace(left, exhausted_at=-1, is_replicated=False)
-    assert decided(summarize(0, 9, [0, 7], shared=False), unsaid).step == 5
-
-
 def test_a_rank_whose_checkpoint_is_old_takes_the_newer_one_of_another() -> None:
     """What the others hold begins behind the old one."""
     found = decided(summarize(0, 9, [4, 7], first=4), summarize(1, 9, [0], first=0))

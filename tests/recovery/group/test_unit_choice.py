@@ -73,14 +73,10 @@ def test_another_group_computes_other_bits() -> None:
     assert find_obstacle(replace(target, is_newest=False), 2, is_resharded=False).startswith("the run resumes before its last")
 
 
-def test_a_rank_without_journal_or_data_computes_nothing_again() -> None:
+def test_a_rank_without_journal_computes_nothing_again() -> None:
     gone = choose_target(group_by_generation([journals()[0], replace(lost(1), world=2)]), Damage())
     assert gone is not None
     assert find_obstacle(gone, 2, is_resharded=False) == "the journal of rank 1 is lost or damaged"
-    left = replace(journals()[1], exhausted_at=5)
-    without = choose_target(group_by_generation([journals()[0], left]), Damage())
-    assert without is not None
-    assert find_obstacle(without, 2, is_resharded=False) == "rank 1 has run out of data"
 
 
 def test_a_rank_is_named_unless_all_say_the_same() -> None:

@@ -7,7 +7,7 @@ Two rules, the first that leads to a step of which every rank has a way (`WAYS`)
 2. the newest checkpoint that all ranks can load. A lost journal costs its gradient shards, so this is where all go back to.
 
 A journal that is damaged, or that ends much earlier than the others (an older copy), counts as lost if that leads further.
-A rank that ran out of data resumes where it ran out. The choice is made in the newest generation; in the one before it, if a
+The choice is made in the newest generation; in the one before it, if a
 crash interrupted the start of the newest one, or if that cannot be recovered.
 """
 
@@ -96,7 +96,6 @@ class Agreement:
         timeline: the newest timeline of all journals.
         is_forked: True if the newest timelines of the journals differ, or if a journal was lost.
         has_full_records: True if records hold whole gradients instead of shards.
-        exhausted: ranks that ran out of data before `step`, each with the step and the boundary number at which it resumes.
         behind: the lost ranks whose journals exist and end earlier than the others.
         damaged: the lost ranks whose journals exist and are damaged.
         short_journals: ranks whose journals end earlier than the others and count, each with its last step.
@@ -110,7 +109,6 @@ class Agreement:
     timeline: int
     is_forked: bool
     has_full_records: bool = False
-    exhausted: tuple[tuple[int, int, int], ...] = ()
     behind: tuple[int, ...] = ()
     damaged: tuple[int, ...] = ()
     short_journals: tuple[tuple[int, int], ...] = ()
@@ -120,10 +118,6 @@ class Agreement:
     def lost(self) -> tuple[int, ...]:
         """The ranks whose journals are lost or do not count."""
         return tuple(rank for rank, way in enumerate(self.ways) if way is not Way.OWN)
-
-    def get_target(self, rank: int) -> tuple[int, int]:
-        """Return the step at which a rank resumes, and the number of the boundary at that step."""
-        return next(((step, number) for one, step, number in self.exhausted if one == rank), (self.step, self.boundary_number))
 
 
 @dataclass(slots=True)
@@ -172,7 +166,7 @@ def agree(summaries: Sequence[JournalSummary], damage: Damage, step: int | None 
         return None
     ends = {summary.rank: summary.last_step for summary in held}
     newest = max(ends.values())
-    behind = {one.rank for one in held if one.exhausted_at < 0 and ends[one.rank] + _STEPS_APART_MAX < newest}
+    behind = {one.rank for one in held if ends[one.rank] + _STEPS_APART_MAX < newest}
     unreadable = {rank for rank, _ in (*damage.records, *damage.boundaries)}
     damaged = {one.rank for one in held if one.rank in unreadable or _is_torn(one)} - behind
     found: Agreement | None = None
@@ -231,10 +225,10 @@ class _Journals:
         """
         held = self._held
         steps = set().union(*(one.list_steps() for one in held))
-        common = {at for at in steps if all(one.is_exhausted_before(at) or at in one.list_steps() for one in held)}
+        common = {at for at in steps if all(at in one.list_steps() for one in held)}
         has_lost_copies = len(held) < len(self._summaries) and any(one.copies > 1 for one in held)
         for target in sorted(common if step is None else common & {step}, reverse=True):
-            counts = [one.count_boundaries(target) for one in held if not one.is_exhausted_before(target)]
+            counts = [one.count_boundaries(target) for one in held]
             last = min((count for count in counts if count is not None), default=0)
             # A copy holds the state that only the lost rank had at the first boundary of a step, not at the later ones.
             for number in [min(last, 1), last] if has_lost_copies and last > 1 else [last]:
@@ -244,15 +238,9 @@ class _Journals:
 
     def _agree_on(self, target: int, number: int) -> Agreement | None:
         """Return the agreement on one boundary; None if some rank cannot reach it."""
-        exhausted = tuple(
-            (one.rank, one.exhausted_at, one.count_boundaries(one.exhausted_at) or 0)
-            for one in self._held
-            if one.is_exhausted_before(target)
-        )
-        targets = {rank: (at, count) for rank, at, count in exhausted}
         ways, bases = [], []
         for summary in self._summaries:
-            way, base = self._find_way(summary, *targets.get(summary.rank, (target, number)))
+            way, base = self._find_way(summary, target, number)
             if way is None:
                 return None
             ways.append(way)
@@ -266,7 +254,6 @@ class _Journals:
             newest,
             is_forked=len(self._held) < len(ways) or any(summary.timeline != newest for summary in self._summaries),
             has_full_records=self._has_full_records,
-            exhausted=exhausted,
         )
 
     def _find_way(self, summary: JournalSummary, target: int, number: int) -> tuple[Way | None, BaseCheckpoint | None]:
@@ -308,9 +295,7 @@ class _Journals:
         if self._is_replicated and (summary.is_empty or not self._damage.states_differ):
             for one in self._held:
                 if one.rank != summary.rank:
-                    found += [
-                        BaseCheckpoint(one.rank, ref) for ref in one.checkpoints if not one.is_exhausted_before(ref.step + 1)
-                    ]
+                    found += [BaseCheckpoint(one.rank, ref) for ref in one.checkpoints]
         broken = self._damage.checkpoints
         found = [base for base in found if base.ref.step <= target and (base.rank, base.ref.name) not in broken]
         return sorted(found, key=lambda base: -base.ref.step)  # a stable sort
@@ -351,10 +336,6 @@ class _Journals:
 
     def _has_shards(self, summary: JournalSummary, start: int, target: int) -> bool:
         """Return True if a rank's gradient shards of a range of steps exist, in its own journal or as copies."""
-        if summary.exhausted_at >= 0:  # the rank logged no shards after that step
-            target = min(target, summary.exhausted_at)
-        if target <= start:
-            return True
         holders = (summary, self._find_copy_holder(summary.rank))
         return any(
             self._is_sound(one.rank, log_range, start, target) for one in holders if one is not None for log_range in one.ranges

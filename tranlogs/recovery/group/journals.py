@@ -101,7 +101,6 @@ class GenerationLog:
             copies=int(self.environment.get("ddp", {}).get("copies", 1)),
             is_sharded=is_sharded(self.environment),
             timeline_ids=self._read_timeline_ids(),
-            exhausted_at=self._find_exhaustion(body),
             has_full_records=replicated and bool(body.get("ddp", {}).get("is_divided")) and self._ends_with_full_record(),
             last_equal_step=int(body.get("equal", -1)),
         )
@@ -110,11 +109,6 @@ class GenerationLog:
         """Return the body of the newest boundary; {} if it cannot be read."""
         last = self._find_newest(EntryKind.BOUNDARY)
         return {} if last is None else _read_body(last)
-
-    def _find_exhaustion(self, body: Mapping[str, Any]) -> int:
-        """Return the step at which the rank ran out of data while others went on, if its log ends there; else -1."""
-        last = self._find_newest(EntryKind.BOUNDARY)
-        return last.step if last is not None and last is self.history.runs[-1][-1] and "left" in body else -1
 
     def _ends_with_full_record(self) -> bool:
         """Return True if the newest record holds all that its step needs."""

@@ -113,7 +113,7 @@ class RankPlanner:
 
     def _select_links(self, log: GenerationLog, donor: int, base: BaseCheckpoint, row: CheckpointRow) -> list[Link]:
         """Return the donor's entries from the checkpoint to the target."""
-        runs, (target, number) = log.history.runs, self._agreement.get_target(donor)
+        runs, target, number = log.history.runs, self._agreement.step, self._agreement.boundary_number
         if base.rank == donor:
             is_reached = number in (0, base.ref.boundary_number)
             if row.step == target and (is_reached or self._generation.summaries[donor].count_boundaries(target) is None):

@@ -89,7 +89,6 @@ class JournalSummary:
         is_sharded: True if parameters were sharded, so that each rank has parts that no other rank has.
         has_empty_timeline: True if the journal's newest timeline was started and holds nothing.
         timeline_ids: the ids of the timelines that lead to the end of the journal.
-        exhausted_at: the step at which the rank ran out of data and after which it took no step; -1 if it did not run out.
         has_full_records: True if each record holds whole gradients, judged by the newest record, although parameters
             are replicated.
         last_equal_step: the step at which ranks that each log everything were last seen to have equal parameters; -1 for
@@ -110,7 +109,6 @@ class JournalSummary:
     is_sharded: bool = False
     has_empty_timeline: bool = False
     timeline_ids: TimelineIds = UNKNOWN_IDS
-    exhausted_at: int = -1
     has_full_records: bool = False
     last_equal_step: int = -1
 
@@ -137,10 +135,6 @@ class JournalSummary:
         """Return the number of boundaries at a step; None if only a checkpoint is known there."""
         return max((one.boundary_counts[step] for one in self.ranges if step in one.boundary_counts), default=None)
 
-    def is_exhausted_before(self, step: int) -> bool:
-        """Return True if the rank ran out of data before a step."""
-        return 0 <= self.exhausted_at < step
-
     def without_records(self) -> JournalSummary:
         """Return the summary of the journal as if it were lost."""
         return replace(self, ranges=(), checkpoints=())
@@ -150,8 +144,7 @@ class JournalSummary:
         ranges = tuple(_truncate_range(one, step) for one in self.ranges)
         checkpoints = tuple(one for one in self.checkpoints if one.step <= step)
         is_empty = not checkpoints and not any(one.boundary_counts for one in ranges)
-        exhausted_at = self.exhausted_at if self.exhausted_at <= step else -1
-        return replace(self, ranges=() if is_empty else ranges, checkpoints=checkpoints, exhausted_at=exhausted_at)
+        return replace(self, ranges=() if is_empty else ranges, checkpoints=checkpoints)
 
 
 def _truncate_range(log_range: LogRange, step: int) -> LogRange:

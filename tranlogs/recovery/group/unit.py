@@ -4,7 +4,7 @@ what the ranks hold                                                    decision
 a newest unit with a step, of the same form, from the same boundary    all ranks resume before it and compute it again
 such a unit, and no checkpoints that lead all ranks to its begin       no rank computes anything again
 units of different forms, or none on some rank                         the same
-a lost journal, or a rank that has run out of data                     the same
+a lost journal                                                         the same
 another number of processes, or another sharding                       the same: other processes compute other bits
 """
 
@@ -56,8 +56,6 @@ def find_obstacle(target: GroupTarget, world: int, *, is_resharded: bool) -> str
         return "the run resumes before its last change of the number of processes or of the sharding"
     if agreement.lost:
         return f"the journal of rank {agreement.lost[0]} is lost or damaged"
-    if agreement.exhausted:
-        return f"rank {agreement.exhausted[0][0]} has run out of data"
     return ""
 
 
@@ -81,7 +79,7 @@ def choose_unit_start(
         start = choose_target(generations, damage, units[0].step)
     except RecoveryError:
         return None, no_way
-    if start is None or start.generation is not target.generation or start.agreement.lost or start.agreement.exhausted:
+    if start is None or start.generation is not target.generation or start.agreement.lost:
         return None, no_way
     if any(unit.number not in (0, start.agreement.boundary_number) for unit in units):
         return None, "the ranks do not have the same boundaries before the newest unit"

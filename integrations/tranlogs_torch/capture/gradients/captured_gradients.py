@@ -7,8 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from ...state.extra_state import is_torchs
-from ...state.fingerprint import version_of, versions
-from ...tensors.placement import KNOWN
+from ...state.fingerprint import versions
 
 
 class CapturedGradients:
@@ -27,17 +26,13 @@ class CapturedGradients:
     def capture(self, owners: Iterable[torch.Tensor]) -> None:
         """Note the gradients of these parameters, and their versions, before the step."""
         self._gradients = [p.grad for p in owners if p.grad is not None]
-        self._versions = _versions(self._gradients)
+        self._versions = versions(self._gradients)
 
     def were_written(self) -> bool:
         """Return True if something wrote to the captured gradients, and forget them."""
         gradients, self._gradients = self._gradients, []
-        return _versions(gradients) != self._versions
+        return versions(gradients) != self._versions
 
     def forget(self) -> None:
         """Drop the references to the gradients."""
         self._gradients, self._versions = [], []
-
-
-def _versions(gradients: list[torch.Tensor]) -> list[int]:
-    return [version_of(g) for g in gradients] if KNOWN else versions(gradients)

@@ -18,7 +18,6 @@ from tranlogs.training import GradientLayout
 
 from ...sharding.shards import place_of
 from ...tensors.arrays import NAMES, memory_order, odd_strides
-from ...tensors.placement import KNOWN
 
 _PLANS_MAX = 16
 
@@ -86,8 +85,6 @@ class GradientPlans:
             names: of the optimizer's parameters; another list object stands for other parameters.
             gradients: of each, None where there is none.
         """
-        if KNOWN:  # some parameters are laid out over several processes
-            return None
         if names is not self._names:
             self._names, self._plans = names, {}
         present = [g for g in gradients if g is not None]

@@ -25,7 +25,6 @@ from tranlogs.ranks import (
 )
 from tranlogs.training import CheckpointPolicy, Journal, Progress
 
-from ...ddp.comm_hooks import without_errors
 from ...ddp.divergence_check import Likeness
 from ...ddp.gradient_ranges import Named, Portion
 from ...ddp.reducer import Reducer, reducers_in
@@ -38,7 +37,6 @@ from ...sharding.shards import describe as describe_shards
 from .checkpoint_notes import CheckpointNotes
 from .gradient_shares import GradientDivision, first_other
 from .group_checkpoints import GroupCheckpoints
-from .join_watch import JoinWatch
 
 if TYPE_CHECKING:
     from ...capture.logged_run import HookedOptimizer
@@ -52,7 +50,7 @@ _SUM_OF_TWO = 2  # processes: whatever the order, it is the same
 class GroupCoordinator:
     """The `RankCoordinator` of a process among several.
 
-    Its parts (division of gradients, copies, likeness, checkpoints, `join`) each have a class; what the boundaries of all ranks
+    Its parts (division of gradients, copies, likeness, checkpoints) each have a class; what the boundaries of all ranks
     must agree on comes together here, so it has many attributes.
 
     Args:
@@ -86,7 +84,7 @@ class GroupCoordinator:
         self._spans_all = reduced or self._has_world_mesh()
         self._stood_at = 0  # step of the last boundary
         self._is_compared = False
-        self._join = JoinWatch(self._reducers)
+        self._has_left = False
         warn_of_restarts(self.rank)
 
     # What is recorded.
@@ -155,16 +153,9 @@ class GroupCoordinator:
         if not body.get("ddp", {}).get("is_divided", True):
             self._division.stop()
 
-    def watch_join(self, on_leaving: Callable[[], None]) -> None:
-        """Call `on_leaving` when this rank has run out of data in a `join` and others have not."""
-        self._join.start(on_leaving)
-
     def _is_lockstep(self) -> bool:
         """Return True if all ranks pass the same boundaries, so that they may wait for each other there."""
-        if any(reducer.is_joining for reducer in self._reducers):  # and then they need not be equal, either
-            self._division.stop()
-            return False
-        return self._spans_all and not self._join.has_left
+        return self._spans_all and not self._has_left
 
     # Boundaries.
 
@@ -188,7 +179,8 @@ class GroupCoordinator:
         """
         self._state.mirror, digests = {}, read_digests()
         is_lockstep = self._is_lockstep()
-        self._join.note_boundary(journal, is_sharded=bool(self._sharding))
+        for reducer in self._reducers:
+            reducer.demand_no_join()
         has_stepped, self._stood_at = journal.step > self._stood_at, journal.step  # other boundaries may be this rank's alone
         if is_lockstep and has_stepped:
             for reducer in self._reducers:
@@ -197,12 +189,10 @@ class GroupCoordinator:
             body["ddp"] = {
                 "orders": [reducer.read_order() for reducer in self._reducers],
                 "is_divided": self._division.is_active,
-                "hooks": [[hook.read() for hook in reducer.hooks()] for reducer in self._reducers],
-                **({"is_joining": True} if any(reducer.is_joining for reducer in self._reducers) else {}),
             }
         if is_lockstep and has_stepped and self.copies > 1 and self._division.is_active:
             body |= self._neighbour_copies.exchange(body)
-        if self._join.has_left:
+        if self._has_left:
             return False
         if not (self._spans_all or self._reducers or self._sharding):
             body["equal"] = self._likeness.look(journal.step, xxhash.xxh3_64_hexdigest(digests) if digests else "")
@@ -249,7 +239,7 @@ class GroupCoordinator:
             return
         following = (self.rank + 1) % self.world
         try:
-            own = lost_rank_state.packed({key: value for key, value in without_errors(whole).items() if key != "beside"})
+            own = lost_rank_state.packed({key: value for key, value in whole.items() if key != "beside"})
         except UnencodableState:  # the journal will meet the same error, and report it
             own = b""
         self._state.mirror = {following: self._group.gather(own)[following]}
@@ -332,8 +322,6 @@ class GroupCoordinator:
 
     def find_unit_obstacle(self, read: Callable[[str], Any]) -> str:
         """Return why a unit cannot be computed again; "" if it can."""
-        if (read("ddp") or {}).get("is_joining"):
-            return "in join() ranks run out of data one by one, and do not wait for each other"
         if read("is_implicit") and (self._sharding or describe_shards(self._state.parameters)):
             return (
                 "the loop is one of the script's own over no tracked loader, which the run sees only in the forward pass, "
@@ -341,11 +329,9 @@ class GroupCoordinator:
             )
         return ""
 
-    def restore_hooks(self, body: dict[str, Any], step: int) -> list[str]:
-        """Set communication hooks in the middle of training back to a boundary. Return what cannot be restored."""
+    def stand_at(self, step: int) -> None:
+        """Note the step of the boundary to which training was set back."""
         self._stood_at = step
-        hooks = body.get("ddp", {}).get("hooks", [])
-        return [text for reducer, own in zip(self._reducers, hooks, strict=False) for text in reducer.write_hooks(own)]
 
     def restore_reducers(self, body: dict[str, Any], step: int, checkpoint_step: int) -> list[str]:
         """Make the reducers round as those of the run did. Return where that is impossible, one sentence each.
@@ -361,13 +347,10 @@ class GroupCoordinator:
         oldest = min(self._group.gather(checkpoint_step))  # a rank that died while it wrote may have an older one
         self._checkpoints.restart(step, oldest)
         mine = body.get("ddp", {}).get("orders", []) if step else []
-        answers = self._group.gather({"step": step, "orders": mine})
-        self._join.came_back = step < max(one["step"] for one in answers)
-        found = [one["orders"] for one in answers]  # a rank that ran out of data early may not know all orders
+        found = self._group.gather(mine)
         recorded = max(found, key=lambda orders: len(orders) - orders.count(None) / (len(orders) + 1))
         primed = [reducer.prime(order) for reducer, order in zip(self._reducers, recorded, strict=False)]
-        hooks = body.get("ddp", {}).get("hooks", []) if step else []  # which the fake passes went through, too
-        doubts = [text for reducer, own in zip(self._reducers, hooks, strict=False) for text in reducer.write_hooks(own)]
+        doubts = []
         if any(reducer.had_views for reducer in self._reducers) and self.world & (self.world - 1):
             doubts.append(
                 "gradients stayed in views of their buckets (gradient_as_bucket_view=True, without zero_grad() or with "
@@ -390,7 +373,7 @@ class GroupCoordinator:
 
     def leave(self) -> None:
         """Stop exchanging messages: the other processes may have ended."""
-        self._join.has_left = True
+        self._has_left = True
 
     def gather_caveats(self, doubts: list[str]) -> list[str]:
         """Return the caveats of all ranks: the run is exact on all ranks or on none. The last call before training begins."""

@@ -59,10 +59,6 @@ class RankCoordinator(Protocol):
         """Return the portions of a step's gradients that this rank logs; None for all of them."""
         ...
 
-    def watch_join(self, on_leaving: Callable[[], None]) -> None:
-        """Call `on_leaving` when this rank has run out of data in a `join` and others have not."""
-        ...
-
     def at_boundary(
         self,
         journal: Journal,
@@ -143,13 +139,8 @@ class RankCoordinator(Protocol):
         """
         ...
 
-    def restore_hooks(self, body: dict[str, Any], step: int) -> list[str]:
-        """Set communication hooks in the middle of training back to a boundary. Return what cannot be restored.
-
-        Args:
-            body: body of the boundary.
-            step: step of the boundary.
-        """
+    def stand_at(self, step: int) -> None:
+        """Note the step of the boundary to which training was set back."""
         ...
 
     def first_timeline_ids(self) -> dict[str, Any]:

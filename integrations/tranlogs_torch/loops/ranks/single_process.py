@@ -41,9 +41,6 @@ class SingleProcess:
     def share(self, hooks: HookedOptimizer, named: Sequence[tuple[str, torch.Tensor]]) -> list[Portion] | None:
         return None
 
-    def watch_join(self, on_leaving: Callable[[], None]) -> None:
-        """Do nothing: `join` needs several processes."""
-
     def at_boundary(
         self,
         journal: Journal,
@@ -84,8 +81,8 @@ class SingleProcess:
     def restore_reducers(self, body: dict[str, Any], step: int, checkpoint_step: int) -> list[str]:
         return []
 
-    def restore_hooks(self, body: dict[str, Any], step: int) -> list[str]:
-        return []
+    def stand_at(self, step: int) -> None:
+        """Do nothing."""
 
     def first_timeline_ids(self) -> dict[str, Any]:
         return {}

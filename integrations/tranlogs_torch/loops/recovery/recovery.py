@@ -27,7 +27,6 @@ from tranlogs.training import (
 from ...distributed.process_group import demand_group
 from ...elastic.world_size import settle_in
 from ...sharding import fsdp
-from ...sharding.zero_optimizer import bring_in
 from ...state.caveats import has_steps
 from ...state.compatibility import compare_modules, compare_schedulers, describe_modules
 from ..run_parts import RunParts
@@ -175,9 +174,8 @@ class Recovery:
         parts.scalars.extend(found.scalars)
         parts.state.named.refresh()
         if self._is_of_group:
-            bring_in(parts.state.outers.values())
             coordinator.restore_division(self._landed)
-            parts.report.caveats += [(text, False) for text in coordinator.restore_hooks(self._landed, unit.end.step)]
+            coordinator.stand_at(unit.end.step)
             self._landed = {}
         parts.writes.remember(parts.journal.step)
         return found
@@ -275,7 +273,6 @@ class Recovery:
     def _land_together(self, landing: GroupRecovered, found: Recovered) -> None:
         """Do what all ranks do before any of them goes on."""
         parts, coordinator, caveats_found = self._parts, self._parts.coordinator, landing.caveats
-        bring_in(parts.state.outers.values())
         body = {**self._landed, "scalars": parts.scalars.pack()}
         is_any_lost = any(coordinator.all_gather(landing.is_journal_lost))
         begins = landing.starts_generation or is_any_lost  # a disk that is lost next costs nothing more
@@ -380,7 +377,6 @@ class Recovery:
             _log.warning("%s: %s", run, caveat)
         body["scalars"] = parts.scalars.pack()
         if not is_first:  # the others continue from what they have: they report it as they land, and that they have begun
-            bring_in(state.outers.values())
             coordinator.all_gather(True)
             coordinator.all_gather(True)
         coordinator.exchange_backups(body)

@@ -68,7 +68,7 @@ class ResumeReport:
         parts, state, auxiliary = self._parts, self._parts.state, self._parts.auxiliary
         exact, notes = verdict(state, found)
         compared = environment.compare(state.redone.environment, parts.environment)
-        optimizers = [optimizer for hooks in parts.hooks.values() for optimizer in (hooks.shell, hooks.outer, hooks.inner)]
+        optimizers = [optimizer for hooks in parts.hooks.values() for optimizer in (hooks.shell, hooks.inner)]
         scheduler = untracked_scheduler(optimizers, auxiliary.tracked.values())
         others = [*auxiliary.caveats(parts.report.face), *scheduler, *caveats(state, found.body, parts.report.face)]
         if auxiliary.has_landed or self._place is None:  # a loader may be tracked after the recovery

@@ -131,8 +131,7 @@ class ScriptChanges:
             if name in tracked:
                 tracked[name].load_state_dict(apply_changes(tracked[name].state_dict(), changes))
         for which, i, key, value in self._hyper:
-            for optimizer in {id(one): one for one in (state.optimizers[which], state.named.outer(which))}.values():
-                optimizer.param_groups[i][key] = value
+            state.optimizers[which].param_groups[i][key] = value
         apply_tensor_changes(self._tensors, state)
         self._set_modules(apply_changes(_read_modules(self._parts), self._modules))
         return moved

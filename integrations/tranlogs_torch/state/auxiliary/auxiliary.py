@@ -271,7 +271,7 @@ class Auxiliary:
         """
         landed = self._landed
         self._rng = landed["rng"] if landed is not None else None
-        is_opened = landed is not None and not (landed.get("is_implicit") or landed.get("left"))
+        is_opened = landed is not None and not landed.get("is_implicit")
         if is_opened and self._start_rng.value:
             set_rng(self._start_rng.value)
 

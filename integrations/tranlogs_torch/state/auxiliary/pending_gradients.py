@@ -18,7 +18,7 @@ import torch
 
 from ...sharding import fsdp
 from ...sharding.shards import like
-from ...tensors.placement import KNOWN, local
+from ...tensors.placement import local
 from ..fingerprint import version_of, versions
 from ..state import TorchState
 
@@ -67,7 +67,7 @@ class Gradients:
         That is so at nearly every boundary of most scripts. The answer is that of the loop in `read`, without Python code for
         each parameter.
         """
-        if KNOWN or any(self._is_kept.get(which) is not False for which in self._state.optimizers):
+        if any(self._is_kept.get(which) is not False for which in self._state.optimizers):
             return None
         gradients: list[Any] = [p.grad for p in parameters]
         if set(map(type, gradients)) != {torch.Tensor} or {g.layout for g in gradients} != {torch.strided}:
@@ -139,7 +139,7 @@ class Gradients:
 
     def _owned(self) -> Iterator[tuple[str, torch.Tensor]]:
         for which in self._state.optimizers:
-            for group in self._state.named.outer(which).param_groups:
+            for group in self._state.optimizers[which].param_groups:
                 for parameter in group["params"]:
                     yield which, parameter
 
@@ -157,7 +157,7 @@ def mark_used(optimizer: torch.optim.Optimizer) -> None:
     """Note that the optimizer has taken a step with its gradients."""
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
     present = [g for g in gradients if g is not None]
-    is_plain = not KNOWN and set(map(type, present)) <= {torch.Tensor}
+    is_plain = set(map(type, present)) <= {torch.Tensor}
     now = versions(present if is_plain else list(map(local, present)))
     deque(map(setattr, present, repeat(_USED), now), maxlen=0)  # without a Python loop: there may be hundreds
 

@@ -31,7 +31,7 @@ class SteadyParts:
     def _values_of(self, which: str) -> GroupValues:
         found = self._values.get(which)
         if found is None:
-            found = self._values[which] = GroupValues(self._state.named.outer(which))
+            found = self._values[which] = GroupValues(self._state.optimizers[which])
         return found
 
     def flags(self, flags: Any) -> Fixed:
