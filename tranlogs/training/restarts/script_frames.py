@@ -84,8 +84,13 @@ def loops_around(frames: list[FrameType]) -> Loops:
     )
 
 
+def is_opening(frame: FrameType) -> bool:
+    """Return True if a loop in a frame asks for its first item."""
+    return any(start >= frame.f_lasti for start, _ in _loops_at(frame.f_code, frame.f_lasti))
+
+
 def names_set_anew(frame: FrameType, outside: Loops) -> set[str]:
-    """Return the names that each turn of a loop around the place in a frame sets before it reads them.
+    """Return the names that each turn of a loop at a place in a frame sets before it reads them.
 
     Args:
         frame: of the script.
@@ -96,6 +101,12 @@ def names_set_anew(frame: FrameType, outside: Loops) -> set[str]:
         if (frame.f_code, start) not in outside:
             found |= _set_first(frame.f_code, start, end)
     return found
+
+
+def names_set_by_turn(frame: FrameType, outside: Loops) -> set[str]:
+    """Return the names that the running turn of a loop around a place in a frame has set, up to this place."""
+    around = loops_around([frame]) - outside
+    return {name for code, start in around for name in _set_first(code, start, frame.f_lasti)}
 
 
 def names_set_unread(code: CodeType | None) -> set[str]:
