@@ -35,7 +35,7 @@ _CLOCKS: tuple[Callable[[], float], ...] = (time.time, time.perf_counter, time.m
 _IMPORTED = [clock() for clock in _CLOCKS]
 _TIME = re.compile(  # in a name, of which each part between dots is looked at
     r"(^|_)time_|(timings?|times?|timer|elapsed|sec(ond)?s?|durations?|took|(stop)?(clock|watch)|throughputs?|latency|latencies"
-    r"|(^|_)(t0|tic|toc|start|fps|mfu|eta))$",
+    r"|(^|_)(t0|dt|tic|toc|start|fps|mfu|eta))$",
     re.IGNORECASE,
 )
 _ROOT = re.compile(r"^\w*")

@@ -107,7 +107,7 @@ class _Walk:
 
     def values(self, scopes: list[tuple[str, dict[str, Any]]], *, has_others: bool) -> Iterator[tuple[Place, Any, bytes]]:
         """Yield the plain values, each with its place and its digest."""
-        self.kept |= {id(one) for one in self.framework.kept()}
+        self.kept |= {id(one) for one in self.framework.kept() if one is not None}
         self.tracked = {id(one) for one, _ in self.framework.tracked()}
         for name, value in self.framework.remembered().items():
             yield from self._plain(Place(f"kept:{name}", ""), value)
@@ -235,6 +235,7 @@ def read_values(
     is_first = is_opening(frames[-1])
     scopes, names = list[tuple[str, dict[str, Any]]](), set[str]()
     is_in_turn = False  # of a loop around: a function that it calls sets its variables anew
+    left_out = set[str]()  # attributes that the loop sets anew
     for number, frame in enumerate(frames):
         variables = read_locals(frame)
         names = set(variables)
@@ -247,7 +248,9 @@ def read_values(
             else:
                 chosen = set[str]() if is_in_turn and not is_first else names
             is_in_turn |= bool(loops_around([frame]) - outside)
-            variables = {name: one for name, one in variables.items() if name in chosen and name not in anew}
+            left_out |= {f"{prefix_of(frame, number)}{name}" for name in anew if "." in name}
+            attributes = {name: one for name in chosen - anew if "." in name for one in _attribute(variables, name)}
+            variables = {name: one for name, one in variables.items() if name in chosen and name not in anew} | attributes
         scopes.insert(0, (prefix_of(frame, number), variables))
     known = {id(frame.f_globals) for frame in frames if frame.f_code.co_name == "<module>"}
     of_frames = [str(frame.f_globals.get("__name__")) for frame in reversed(frames)]
@@ -258,7 +261,8 @@ def read_values(
             scopes.append((f"{module}:", dict(content)))
     if opens != "pass" or is_first:
         try:
-            found.extend(walk.values(scopes, has_others=opens != "pass"))
+            values = walk.values(scopes, has_others=opens != "pass")
+            found.extend(one for one in values if one[0].key not in left_out)
         except Exhausted:
             pass
     code, around = frames[-1].f_code, loops_around(frames) if is_first else frozenset()
@@ -310,6 +314,13 @@ def _slots_of(kind: type) -> tuple[str, ...]:
 
 def _is_own_class(kind: type) -> bool:
     return is_of_script(kind.__module__) and not isinstance(getattr(kind, "__members__", None), Mapping)
+
+
+def _attribute(variables: dict[str, Any], name: str) -> list[Any]:
+    """Return the attribute of a variable, "self.total", if it has a number, a text or nothing."""
+    variable, _, attribute = name.partition(".")
+    value = _attributes_of(variables.get(variable)).get(attribute, variables)
+    return [value] if isinstance(value, (*ATOMS, str, bytes, list)) else []
 
 
 def _is_filled(cell: Any) -> bool:
