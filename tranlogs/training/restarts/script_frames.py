@@ -108,9 +108,23 @@ def names_set_anew(frame: FrameType, outside: Loops) -> set[str]:
 
 
 def names_set_by_turn(frame: FrameType, outside: Loops) -> set[str]:
-    """Return the names that the running turn of a loop around a place in a frame has set, up to this place."""
+    """Return the names that the running turn of a loop around a place in a frame has set, up to this place.
+
+    What is computed from the number of the next batch (`epoch.batch`) is left out: it is right after a crash, too.
+    """
     around = loops_around([frame]) - outside
-    return {name for code, start in around for name in _set_first(code, start, frame.f_lasti)}
+    found = {name for code, start in around for name in _set_first(code, start, frame.f_lasti)}
+    return found - names_of_position(frame.f_code)
+
+
+@functools.lru_cache(maxsize=50)
+def names_of_position(code: CodeType) -> frozenset[str]:
+    """Return the names that code sets to something that it computes from an attribute `batch`."""
+    found, is_read = set[str](), False
+    for name, is_store in (access for _, names in _accesses(code) for access in names):
+        found |= {name} if is_store and is_read else set()
+        is_read = not is_store and (is_read or name.endswith(".batch"))
+    return frozenset(found)
 
 
 def names_set_unread(code: CodeType | None) -> set[str]:

@@ -22,6 +22,7 @@ from .script_frames import (
     is_of_script,
     is_opening,
     loops_around,
+    names_of_position,
     names_set_anew,
     names_set_by_turn,
     names_set_unread,
@@ -244,7 +245,7 @@ def read_values(
         if opens:
             anew = names_set_anew(frame, loops_around([frame]) if is_first else outside)
             if opens == "pass":
-                chosen = names if is_in_turn else names_set_by_turn(frame, outside)
+                chosen = names - names_of_position(frame.f_code) if is_in_turn else names_set_by_turn(frame, outside)
             else:
                 chosen = set[str]() if is_in_turn and not is_first else names
             is_in_turn |= bool(loops_around([frame]) - outside)
@@ -317,10 +318,10 @@ def _is_own_class(kind: type) -> bool:
 
 
 def _attribute(variables: dict[str, Any], name: str) -> list[Any]:
-    """Return the attribute of a variable, "self.total", if it has a number, a text or nothing."""
+    """Return the attribute of a variable, "self.total", if there is one."""
     variable, _, attribute = name.partition(".")
-    value = _attributes_of(variables.get(variable)).get(attribute, variables)
-    return [value] if isinstance(value, (*ATOMS, str, bytes, list)) else []
+    found = _attributes_of(variables.get(variable))
+    return [found[attribute]] if attribute in found else []
 
 
 def _is_filled(cell: Any) -> bool:
