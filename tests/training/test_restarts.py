@@ -211,7 +211,7 @@ def tracking(run: Path, state: dict[str, Any]) -> Loop:
     stopper = Stopper()
     loop = Loop(run, Framework(lambda value: None, tracked=lambda: [(stopper, lambda: state)]))
     for turn in loop.turns():
-        stopper.best = -turn
+        stopper.best = min(stopper.best, -turn)
     return loop
 
 
