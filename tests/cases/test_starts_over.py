@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 import signal
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -128,3 +132,191 @@ def test_a_finished_run_that_writes_its_results_again_names_what_they_lack(tmp_p
     assert again.files["curve.json"] == b'{"loss": []}'
     assert next(note for note in again.notes if "over at each start" in note).startswith("curve and counts start over")
     assert any("so `epoch`, `rows` and `wanted` are unset" in line for line in again.heard.lines), again.heard.lines
+
+
+def built(job: Job) -> tuple[nn.Module, DataLoader[Any], Any]:
+    seed()
+    model = nn.Linear(6, 1)
+    loader = DataLoader(TensorDataset(torch.randn(40, 6)), batch_size=8, shuffle=True)
+    return model, loader, job.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
+
+
+def stepped(job: Job, model: nn.Module, optimizer: Any, rows: torch.Tensor) -> float:
+    optimizer.zero_grad()
+    loss = model(rows).square().mean()
+    loss.backward()
+    optimizer.step()
+    job.at("batch")
+    return loss.item()
+
+
+class Meter:
+    """A mean of an epoch."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.sum, self.count = 0.0, 0
+
+    def update(self, value: float) -> None:
+        self.sum, self.count = self.sum + value, self.count + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+def summed(job: Job) -> None:
+    """Sum up the losses of an epoch, in a function that evaluates, too."""
+    model, loader, optimizer = built(job)
+    job.start(optimizer, loader=loader)
+    best = 1e9
+    for epoch in optimizer.epochs(4, loader):
+        model.train()
+        total, meter = 0.0, Meter()
+        for (rows,) in epoch:
+            loss = stepped(job, model, optimizer, rows)
+            total += loss
+            meter.update(loss)
+        model.eval()
+        best = min(best, loss)
+        job.print(f"epoch {int(epoch)}: {total}, {meter.sum / meter.count}")
+    job.keep(model=model, optimizer=optimizer)
+    optimizer.close()
+
+
+def summed_in_the_run(job: Job) -> None:
+    """The same as the notes tell."""
+    model, loader, optimizer = built(job)
+    meter = Meter()
+    state = optimizer.remember(total=0.0, best=1e9)
+    job.start(optimizer, loader=loader, meter=meter)
+    for epoch in optimizer.epochs(4, loader):
+        model.train()
+        state.total = 0.0
+        meter.reset()
+        for (rows,) in epoch:
+            loss = stepped(job, model, optimizer, rows)
+            state.total += loss
+            meter.update(loss)
+        model.eval()
+        state.best = min(state.best, loss)
+        job.print(f"epoch {int(epoch)}: {state.total}, {meter.sum / meter.count}")
+    job.keep(model=model, optimizer=optimizer)
+    optimizer.close()
+
+
+def test_sums_of_an_epoch_are_named_with_a_line_that_keeps_them(tmp_path: Path) -> None:
+    """By a fresh run and after a kill in the middle of an epoch; the line is right as it stands."""
+    twin = finished(summed, tmp_path / "twin")
+    whole = finished(summed, tmp_path / "whole", tmp_path / "whole" / "run")
+    line = "optimizer.remember(total=0.0) before recover(), and state.total in the loop, with state.total = 0.0 where the epoch"
+    assert any(line in text for text in whole.heard.warnings)
+    for script in (summed, summed_in_the_run):
+        folder = tmp_path / script.__name__
+        assert killed(script, folder, Death("batch", number=8)) == -signal.SIGKILL
+        last = finished(script, folder, folder / "run")
+        assert last.exact is True
+        named = [
+            note.partition(": ")[0] for note in last.notes if "over at each start" in note or "the epoch of a crash" in note
+        ]
+        if script is summed:
+            assert last.printed != twin.printed
+            crash = "misses, in the epoch of a crash, the batches before it"
+            assert sorted(note.partition(". ")[0] for note in named) == [
+                "best starts over at each start",
+                f"meter (Meter) {crash}",
+                f"total {crash}",
+            ]
+        else:
+            assert last.differences(twin) == []
+            assert named == []
+
+
+class Slotted:
+    """Has no dictionary."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Part:
+    """Has a state with one of two counters that are always equal."""
+
+    def __init__(self) -> None:
+        self.steps = self.calls = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.steps = state["steps"]
+
+
+def many_kinds(job: Job) -> None:
+    """Change what is hard to see."""
+
+    def record(loss: float, seen: list[float] = []) -> None:  # noqa: B006  # the fault that is to be found
+        seen.append(loss)
+
+    model, loader, optimizer = built(job)
+    slotted, part, words, timings = Slotted(), Part(), dict.fromkeys(range(2000), 0), list[float]()
+    draws = random.Random(1), np.random.default_rng(1), torch.Generator().manual_seed(1)
+    python, numpy, generator = draws[0], draws[1], draws[2]
+    unused = random.Random(2)
+    job.start(optimizer, loader=loader, part=part)
+    for epoch in optimizer.epochs(4, loader):
+        job.number = int(epoch)  # type: ignore[attr-defined]
+        for (rows,) in epoch:
+            record(stepped(job, model, optimizer, rows))
+            slotted.count += 1
+            part.steps, part.calls = part.steps + 1, part.calls + 1
+            words[900] += 1
+            timings.append(0.1 * python.random() + numpy.random() + torch.rand(1, generator=generator).item())
+    assert unused.random()
+    job.keep(model=model, optimizer=optimizer)
+    optimizer.close()
+
+
+def test_what_is_hard_to_see_is_named(tmp_path: Path) -> None:
+    """Slots, defaults of arguments, the middle of a long dict, generators, and one of two equal counters; no measured times."""
+    said = " ".join(finished(many_kinds, tmp_path, tmp_path / "run").heard.warnings)
+    for name in ("seen", "words", "python", "numpy", "generator", "slotted (Slotted)", "lacks calls"):
+        assert name in said, said
+    for name in ("timings", "unused", "steps,", "epoch"):
+        assert name not in said, said
+    assert "python=python, numpy=numpy, generator=generator" in said
+
+
+def between(job: Job, *, guards: bool) -> None:
+    """Evaluate between two loops."""
+    model, loader, optimizer = built(job)
+    state = optimizer.remember(score=None) if guards else SimpleNamespace(score=None)
+    job.start(optimizer, loader=loader)
+    for number in range(2):
+        for epoch in optimizer.epochs(2, loader):
+            for (rows,) in epoch:
+                stepped(job, model, optimizer, rows)
+        if not number and (state.score is None or not guards):
+            state.score = model.weight.sum().item()
+            job.print("evaluated")
+    job.print(state.score)
+    job.keep(model=model, optimizer=optimizer)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("guards", [False, True])
+def test_code_between_loops_is_guarded_by_the_line_that_the_note_gives(guards: bool, tmp_path: Path) -> None:
+    script = partial(between, guards=guards)
+    twin = finished(script, tmp_path / "twin")
+    assert killed(script, tmp_path / "killed", Death("batch", number=14)) == -signal.SIGKILL
+    last = finished(script, tmp_path / "killed", tmp_path / "killed" / "run")
+    assert last.printed.count("evaluated") == (1 if guards else 2)
+    assert (last.printed == twin.printed) is guards
+    line = "optimizer.remember(score=None) before recover(), and `if state.score is None:` before the code that sets it"
+    assert any(line in note for note in last.notes) is not guards

@@ -211,7 +211,7 @@ def tracking(run: Path, state: dict[str, Any]) -> Loop:
     stopper = Stopper()
     loop = Loop(run, Framework(lambda value: None, tracked=lambda: [(stopper, lambda: state)]))
     for turn in loop.turns():
-        stopper.best = -turn
+        stopper.best = min(stopper.best, -turn)
     return loop
 
 
@@ -253,12 +253,12 @@ def test_code_between_loops_that_gives_another_value_is_named(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("variable", "line"),
     [
-        ("remember", "state = optimizer.remember(score=..., scores=...) before recover(), with the first value for ..., and "),
+        ("remember", "state = optimizer.remember(score=None, scores=None) before recover(), and `if state.score is None:` "),
         ("fit", "make them attributes of a callback of this fit"),
     ],
 )
 def test_the_line_that_keeps_it_is_that_of_the_framework(variable: str, line: str, tmp_path: Path) -> None:
-    """The value that the script has written first is not known."""
+    """Code between loops runs again, but for what it has set."""
     framework = Framework(lambda value: None, variable=variable)
     first = second_loop(Loop(tmp_path, framework, number=1), 1.0)
     again = second_loop(Loop(tmp_path, framework, recorded=first.recorded, number=1), 2.0)

@@ -18,8 +18,9 @@ class Restart:
     Attributes:
         code: which line keeps it. "remember": `optimizer.remember(...)`; "track": `optimizer.track(...)` of its owner; "state":
             state_dict() of its owner, which is tracked; "extra": the same of a module; "fit": an attribute of a callback of the
-            fit; "exportable": a callback with `state()`; "lightning": an attribute of a module or callback; "again": code
-            between loops ran again, and gave another value ("again fit": between fits; in the same way for trainers).
+            fit; "exportable": a callback with `state()`; "lightning": an attribute of a module or callback. "again " before it:
+            code between loops ran again, and gave another value; "epoch " or "pass ": it starts over where an epoch of
+            `epochs()`, or a pass of the script's own loop, is entered in its middle.
         name: as the script writes it ("best", "stopper.count").
         first: the value with which it begins, as a line of Python has it; "..." if that is not short.
         owner: the object that has it as an attribute; "" if it is a variable, or what is written like one.

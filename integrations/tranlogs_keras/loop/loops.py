@@ -199,6 +199,7 @@ class Loops:
         source.entered(is_amid=position.batch > 0)
         batches = self._open(source, is_resumed=is_resumed)
         self._is_in_pass = True
+        run.restarts.open_pass(has_epochs=True)
         try:
             while until is None or position.total < until:
                 try:

@@ -286,6 +286,7 @@ class Loops:
         if self._backup is not None and (not self.running or self.running[0] is position):
             self.go_live()
         self._parts.auxiliary.open_loop()
+        self._parts.restarts.open_pass(has_epochs=bool(self.running))
 
     @property
     def runs_again(self) -> bool:

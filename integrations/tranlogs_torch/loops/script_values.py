@@ -11,6 +11,7 @@ import torch
 from tranlogs.training import Framework, LoopState
 
 from ..capture.optimizer_hooks import OptimizerHooks
+from ..data.generators import generators_in
 from ..state import naming
 from ..state.auxiliary.auxiliary import Auxiliary
 
@@ -55,10 +56,10 @@ def make_framework(modules: dict[str, torch.nn.Module], hooks: dict[str, Optimiz
         for one in hooks.values():
             yield from (one.inner, one.inner.param_groups, *one.inner.param_groups, one.inner.state)
         for state in auxiliary.tracked.values():
-            if isinstance(state, LoopState):
-                yield from state.objects
+            yield from state.objects if isinstance(state, LoopState) else filter(None, (getattr(state, "generator", None),))
         for position in auxiliary.loaders.values():
-            yield from (position.loader, position.loader.sampler, position.loader.batch_sampler)
+            yield from (position.loader, position.loader.sampler, position.loader.batch_sampler, *position.source.generators)
+            yield from (generator for _, generator in generators_in(position.loader.dataset, ""))
 
     def tracked() -> Iterator[tuple[Any, Any]]:
         for thing in auxiliary.tracked.values():

@@ -25,17 +25,24 @@ def describe_restarts(restarts: Sequence[Restart]) -> list[str]:
     found = []
     for group in _groups(restarts):
         first, names = group[0], [one.name for one in group]
-        if first.code.startswith("again"):
-            loop = "fit" if first.code == "again fit" else "loop"
+        when, _, line = first.code.rpartition(" ")
+        if when == "again":
+            loop = "fit" if line == "fit" else "loop"
             what = f"{listed(names)}: another value than when this {loop} was first entered, since code between {loop}s ran "
-            what += "again, on the newest state"
-        elif first.owner:
-            lacks = f"state_dict() of {first.kind} lacks" if first.code in ("state", "extra") else "its methods change"
-            attributes = listed([name.removeprefix(f"{first.owner}.") for name in names])
-            what = f"{name_of(first)} starts over at each start: {lacks} {attributes}"
+            found.append(f"{what}again, on the newest state")
+            continue
+        if first.owner:
+            lacks = f"state_dict() of {first.kind} lacks" if line in ("state", "extra") else "its methods change"
+            changed = f": {lacks} {listed([name.removeprefix(f'{first.owner}.') for name in names])}"
+            names = [name_of(first)]
         else:
-            what = f"{listed(names)} {'starts' if len(group) == 1 else 'start'} over at each start"
-        found.append(what)
+            changed = ""
+        is_one = len(names) == 1
+        if when:
+            what = f"{'misses' if is_one else 'miss'}, in the epoch of a crash, the batches before it"
+        else:
+            what = f"{'starts' if is_one else 'start'} over at each start"
+        found.append(f"{listed(names)} {what}{changed}")
     return found
 
 
@@ -54,18 +61,32 @@ def lines_of(restarts: Sequence[Restart]) -> list[str]:
     found = []
     for group in _groups(restarts):
         first, it = group[0], "it" if len(group) == 1 else "them"
-        code = first.code.removeprefix("again ")
+        when, _, code = first.code.rpartition(" ")
+        epochs = "take the epochs from optimizer.epochs(...), and " if when == "pass" else ""
         if code in _LINES:
             attributes = "an attribute" if it == "it" else "attributes"
             found.append(_LINES[code].format(it=it, attributes=attributes, kind=first.kind))
-        elif first.code == "track":
+            continue
+        keys = _keys([first.owner] if code == "track" else [one.name for one in group])
+        again = " where the epoch begins (a resume in its middle undoes that)"
+        if code == "track":
             states = "" if first.has_state else f"give {first.kind} state_dict() and load_state_dict(state), and "
-            found.append(f"{states}optimizer.track({_keys([first.owner])[0]}={first.owner}) before recover()")
+            made = f"make {first.owner} and " if when else ""
+            line = f"{states}{made}optimizer.track({keys[0]}={first.owner}) before recover()"
+            line += f", and set its attributes back{again}" if when else ""
         else:
-            keys = _keys([one.name for one in group])
-            given = ", ".join(f"{key}={one.first}" for key, one in zip(keys, group, strict=True))
-            filled = f", with the first value for {UNKNOWN}" if any(one.first == UNKNOWN for one in group) else ""
-            found.append(f"state = optimizer.remember({given}) before recover(){filled}, and state.{keys[0]} in the loop")
+            values = ["None" if when == "again" else one.first for one in group]
+            given = ", ".join(f"{key}={value}" for key, value in zip(keys, values, strict=True))
+            line = f"state = optimizer.remember({given}) before recover()"
+            line += f", with the first value for {UNKNOWN}" if UNKNOWN in values else ""
+            used = (
+                f"`if state.{keys[0]} is None:` before the code that sets it"
+                if when == "again"
+                else f"state.{keys[0]} in the loop"
+            )
+            line += f", and {used}"
+            line += f", with state.{keys[0]} = {values[0]}{again}" if when in ("epoch", "pass") else ""
+        found.append(f"{epochs}{line}")
     return found
 
 

@@ -1,12 +1,14 @@
 """Digests of plain values: numbers, strings, arrays, and containers of these.
 
 A digest is that of the whole value up to a size, and of samples beyond it. It holds no reference to the value. Two values of
-the same content have the same digest in every process, and a set or dict has one whatever its order.
+the same content have the same digest in every process, and a set or dict has one whatever its order. A random generator is
+known by its state.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections import deque
 from collections.abc import Callable, Container
 from enum import Enum
@@ -24,10 +26,12 @@ DEPTH_MAX = 4  # of containers within each other
 _ARRAY_BYTES = 1 << 14  # a larger array is sampled
 _SAMPLES = 2048
 _TEXT = 4096  # characters; a longer text is known by its length and its ends
-_ENDS = 256  # items at each end of a long list
+_ENDS = 256  # items at each end of a long list, and samples of its middle
+_NUMBER_BYTES = 64  # about, that a number in a long container takes
 _FIRST_MAX = 40  # characters of a first value that is shown
 ATOMS = (type(None), bool, int, float, complex)
 _CONTAINERS = (list, tuple, set, frozenset, deque, dict)
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 UNKNOWN = "..."  # a first value that cannot be written in a line
 
 ReadArray = Callable[[Any], "np.ndarray[Any, Any] | None"]
@@ -76,21 +80,26 @@ class Look:
             return f"{kind.__name__} {value!r}".encode()
         if isinstance(value, _CONTAINERS):
             return self._encode_container(value, depth) if depth < DEPTH_MAX else None
+        if is_generator(value):
+            return None if isinstance(value, random.SystemRandom) else self._encode(_state_of(value), depth)
         array = value if isinstance(value, (np.ndarray, np.generic)) else self._read_array(value)
         return None if array is None else self._encode_array(np.asarray(array))
 
     def _encode_container(self, value: Any, depth: int) -> bytes:
+        name = next(kind.__name__ for kind in _CONTAINERS if isinstance(value, kind))
+        head = f"{name} {len(value)} ".encode()
         is_long = len(value) > 2 * _ENDS
+        if is_long and 0 < (size := _number_bytes(value)) <= self._bytes:
+            self._bytes -= size
+            texts = map(repr, value.items() if isinstance(value, dict) else value)
+            return head + "".join(texts if isinstance(value, (list, tuple, deque)) else sorted(texts)).encode()
         if isinstance(value, dict):
-            keys = [*islice(value, _ENDS), *islice(reversed(value), _ENDS)] if is_long else list(value)
-            parts = sorted(self._part(key, depth) + self._part(value.get(key), depth) for key in keys)
+            parts = sorted(self._part(key, depth) + self._part(value.get(key), depth) for key in _sample(value))
         elif isinstance(value, (set, frozenset)):
             parts = [] if is_long else sorted(self._part(one, depth) for one in value)
         else:
-            ends = [*islice(value, _ENDS), *islice(reversed(value), _ENDS)] if is_long else value
-            parts = [self._part(one, depth) for one in list(ends)]
-        name = next(kind.__name__ for kind in _CONTAINERS if isinstance(value, kind))
-        return f"{name} {len(value)} ".encode() + b"".join(parts)
+            parts = [self._part(one, depth) for one in _sample(value)]
+        return head + b"".join(parts)
 
     def _part(self, value: Any, depth: int) -> bytes:
         """Return the digest of an item; of one that is not plain, that of its class."""
@@ -108,6 +117,36 @@ class Look:
         if self._bytes < 0:
             return None
         return f"array {array.dtype.str} {array.shape} ".encode() + content.tobytes()
+
+
+def _sample(value: Any) -> list[Any]:
+    """Return the items of a list, or the keys of a dict; of a long one, those at its ends and some of its middle."""
+    if len(value) <= 2 * _ENDS:
+        return list(value)
+    middle = islice(value, _ENDS, len(value) - _ENDS, max((len(value) - 2 * _ENDS) // _ENDS, 1))
+    return [*islice(value, _ENDS), *islice(middle, _ENDS), *islice(reversed(value), _ENDS)]
+
+
+def _number_bytes(value: Any) -> int:
+    """Return about how many bytes the text of a container of numbers takes; 0 if it has other values."""
+    items, size = value, len(value) * _NUMBER_BYTES
+    if isinstance(value, dict):
+        items, keys = value.values(), set(map(type, value))
+        size = size + sum(map(len, value)) if keys == {str} else size if keys.issubset(ATOMS) else 0
+    return size if set(map(type, items)).issubset(ATOMS) else 0
+
+
+def is_generator(value: Any) -> bool:
+    """Return True for a random generator of Python, numpy or PyTorch."""
+    kind = type(value)
+    return isinstance(value, _GENERATORS) or (kind.__name__ == "Generator" and kind.__module__ == "torch._C")
+
+
+def _state_of(generator: Any) -> Any:
+    """Return the state of a random generator, as an object that keeps it has it in its own state."""
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
 
 
 def write_first(value: Any) -> str:

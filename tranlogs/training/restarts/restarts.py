@@ -2,7 +2,9 @@
 
 When a loop opens, digests are taken. At its boundaries 3, 10, 30, 100, ..., at ends of epochs and of the loop they are
 compared: what existed when the loop opened, has another value and is not kept has a name, its first value and the line
-that keeps it. What is found goes into the log with the boundary, so that the next process says it at once.
+that keeps it. What is found goes into the log with the boundary, so that the next process says it at once. What a turn of the
+loop has set before a pass over the data (the sum of an epoch) is compared within passes 1, 3, 10, ...: it misses what came
+before where the pass is entered in its middle.
 """
 
 from __future__ import annotations
@@ -11,14 +13,17 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from ...encoding.tree import Fixed
 from ...recovery.report import Restart
 from ..live_report import LiveReport
 from .notes import describe_unset, with_notes
-from .plain_values import UNKNOWN, Look, write_first
+from .plain_values import ATOMS, UNKNOWN, Look, is_generator, write_first
 from .script_frames import Loops, loops_around, script_frames
 from .script_values import Framework, Place, ScriptValues, read_values
 
@@ -27,9 +32,14 @@ _log = logging.getLogger("tranlogs")
 _NAMED_MAX = 100
 _UNSET_MAX = 20
 _OPENED_MAX = 500  # digests of one loop in the log
+_ITEMS_MAX = 64  # of a container that may hold times
 _CLOCKS: tuple[Callable[[], float], ...] = (time.time, time.perf_counter, time.monotonic)
 _IMPORTED = [clock() for clock in _CLOCKS]
-_TIMES = re.compile(r"(^|_)time_|(time|elapsed|seconds?|secs|duration|took|clock|(^|_|\.)(t0|tic|toc|start))$")
+_TIME = re.compile(  # in a name, of which each part between dots is looked at
+    r"(^|_)time_|(timings?|times?|timer|elapsed|sec(ond)?s?|durations?|took|(stop)?(clock|watch)|throughputs?|latency|latencies"
+    r"|(^|_)(t0|dt|tic|toc|start|fps|mfu|eta))$",
+    re.IGNORECASE,
+)
 _ROOT = re.compile(r"^\w*")
 
 _born = dict[tuple[str, int], set[str]]()  # names that only bodies of loops have set, by file and first line of their function
@@ -52,10 +62,11 @@ class Restarts:
         self._outside: Loops = frozenset()
         self._first: dict[str, bytes] | None = None  # digests when this process entered its first loop, finished or not
         self._kept = set[int]()  # ids of objects that the run has kept since the loop was opened
-        self._number = 0
         self._opened: ScriptValues | None = None
-        self._before = dict[str, tuple[bytes, str]]()  # digest and first value
-        self._boundaries, self._next_look = 0, 3
+        self._before = dict[str, tuple[bytes, str]]()  # digest and first value where the loop was opened
+        self._in_pass = dict[str, tuple[bytes, str]]()  # and of what its turn had set where the running pass was opened
+        self._boundaries = self._passes = 0
+        self._pass_code, self._pass_look = "", 0
         self._ending = ""
         self._named = dict[str, Restart]()
         self._unset: list[str] = []
@@ -84,7 +95,7 @@ class Restarts:
                 one
                 for one in found
                 if one.name not in remembered and one.name.rpartition(".")[2] not in remembered
-                if not (one.code == "track" and one.kind in tracked)
+                if not (one.code.endswith("track") and one.kind in tracked)
             ],
             is_logged=False,
         )
@@ -109,8 +120,27 @@ class Restarts:
             self._guard(self._read_first)
 
     def _read_first(self) -> None:
-        found = read_values(self.framework, self._outside, set())
-        self._first = {place.key: digest for place, _, digest in found.values}
+        values = read_values(self.framework, self._outside, set(), opens="loop").values
+        self._first = {place.key: digest for place, _, digest in values}
+
+    def open_pass(self, *, has_epochs: bool) -> None:
+        """Take the digests of what the turn of the loop has set before a pass over the data, which opens now: sums of an epoch.
+
+        Args:
+            has_epochs: True if the loop is one of `epochs()`.
+        """
+        self._in_pass = {}
+        if self._opened is not None:
+            self._passes += 1
+            if _is_chosen(self._passes):
+                self._guard(lambda: self._open_pass("epoch" if has_epochs else "pass"))
+
+    def _open_pass(self, code: str) -> None:
+        assert self._opened is not None
+        opened, outside = self._opened, self._outside | self._opened.around
+        values = read_values(self.framework, outside, self._kept | opened.seen, opens="pass").values
+        self._in_pass = _first_of(one for one in values if one[0].key not in self._before or one[0].key.startswith("kept:"))
+        self._pass_code, self._pass_look = code, self._boundaries + 2
 
     def note_end(self, *, of_loop: bool) -> None:
         """Note that the next boundary ends an epoch, or the loop."""
@@ -122,16 +152,14 @@ class Restarts:
             return
         ending, self._ending = self._ending, ""
         self._boundaries += 1
-        if (not ending and self._boundaries < self._next_look) or self._report.recheck == "pending":
-            return
-        while self._next_look <= self._boundaries:
-            self._next_look = self._next_look * 10 // 3 if str(self._next_look)[0] == "3" else self._next_look * 3
-        self._guard(lambda: self._compare(is_over=ending == "loop"))
+        is_due = ending or (self._boundaries > 1 and _is_chosen(self._boundaries)) or self._boundaries == self._pass_look
+        if is_due and self._report.recheck != "pending":
+            self._guard(lambda: self._compare(ending))
 
     def close(self) -> None:
         """Compare for the last time, and keep nothing."""
         if self._opened is not None:
-            self._guard(lambda: self._compare(is_over=False))
+            self._guard(lambda: self._compare("run"))
         self._opened = None
         self._before.clear()
 
@@ -143,14 +171,13 @@ class Restarts:
 
     def _open(self, number: int, *, is_logged: bool) -> None:
         self._kept.clear()
-        opened = read_values(self.framework, self._outside, self._kept)
+        opened = read_values(self.framework, self._outside, self._kept, opens="loop")
         born = _born.get(opened.code, set())
-        self._before = {
-            place.key: (digest, write_first(value))
-            for place, value, digest in opened.values
-            if not (place.key.startswith(opened.prefix) and _root(place) in born)
-        }
-        self._opened, self._number, self._boundaries, self._next_look = ScriptValues([], *_rest(opened)), number, 0, 3
+        values = [one for one in opened.values if not (one[0].key.startswith(opened.prefix) and _root(one[0]) in born)]
+        self._before, self._in_pass = _first_of(values), {}
+        seen = opened.seen | {id(value) for _, value, _ in values if not isinstance(value, (*ATOMS, str, bytes))}
+        self._opened = replace(opened, values=[], seen=seen)
+        self._boundaries = self._passes = self._pass_look = 0
         if not number:
             self._first = self._first or {key: digest for key, (digest, _) in self._before.items()}
             return
@@ -159,67 +186,66 @@ class Restarts:
         if entered is now:
             self._record()
             return
-        places = {place.key: place for place, _, _ in opened.values}
+        first, code = self._first or {}, f"again {self.framework.variable}"
         changed = [
-            key
-            for key, digest in now.items()
-            if entered.get(key, digest) != digest and (self._first or {}).get(key) != digest and not key.startswith("kept:")
+            Restart(code, place.name, UNKNOWN)
+            for place, value, digest in values
+            if entered.get(place.key, digest) != digest and first.get(place.key) != digest and place.name
+            if not _is_of_clock(place, None, value)
         ]
-        variable = self.framework.variable
-        code = "again" if variable == "remember" else f"again {variable}"
-        self._name([Restart(code, places[key].name, UNKNOWN) for key in changed if places[key].name], is_logged=is_logged)
+        self._name(changed, is_logged=is_logged)
 
-    def _compare(self, *, is_over: bool) -> None:
-        now = read_values(self.framework, self._outside, self._kept, self._before)
+    def _compare(self, ending: str) -> None:
+        known = self._before if ending else self._before | self._in_pass
+        now = read_values(self.framework, self._outside, self._kept, known)
         kept = {place.key: digest for place, _, digest in now.values if place.key.startswith("kept:")}
-        copies = {(self._before[key][0], digest) for key, digest in kept.items() if key in self._before}
-        states: list[tuple[int, set[str], set[bytes]]] | None = None
+        copies = {(one[key][0], digest) for one in (self._before, known) for key, digest in kept.items() if key in one}
+        states: dict[int, _State] | None = None
         found = list[Restart]()
         for place, value, digest in now.values:
-            before, first = self._before.get(place.key, (digest, ""))
+            before, first = known.get(place.key, (digest, ""))
             if digest == before or place.key in kept or place.name in self._named or (before, digest) in copies:
                 continue
-            if type(value) is float and _is_of_clock(place.name, first, value):
+            if _is_of_clock(place, first, value):
                 continue
             if states is None:
-                states = [(id(one), *self._read_state(read)) for one, read in self.framework.tracked()]
-            attribute = place.name.rpartition(".")[2]
-            if any(
-                (digest in digests and attribute in names)
-                or (place.tracked == one and (digest in digests or attribute in names))
-                for one, names, digests in states
-            ):
-                continue
-            found.append(self._restart(place, first))
+                states = {id(one): self._read_state(read) for one, read in self.framework.tracked()}
+                for other in (other for other, _, _ in now.values if other.tracked in states):
+                    states[other.tracked].attributes.add(_attribute(other))
+            if is_generator(value):
+                is_kept = any(digest == other for state in states.values() for _, other in state.digests)
+            else:
+                is_kept = any(s.has(_attribute(place), digest, is_own=place.tracked == one) for one, s in states.items())
+            if not is_kept:
+                found.append(self._restart(place, first, of_pass=place.key not in self._before))
         self._name(found)
-        if is_over and self._opened is not None and now.code == self._opened.code:
+        if ending == "loop" and self._opened is not None and now.code == self._opened.code:
             names = sorted(name for name in now.names - self._opened.names if not name.startswith("_"))
             _born.setdefault(now.code, set()).update(names)
             self._unset = names[:_UNSET_MAX] or self._unset
             self._record()
-        if is_over:  # what follows the loop runs again at each start
+        if ending == "loop":  # what follows the loop runs again at each start
             self._opened = None
 
-    def _read_state(self, read: Callable[[], Any]) -> tuple[set[str], set[bytes]]:
-        """Return the names and the digests of the values that a state of a tracked object has."""
-        look, names, digests = Look(self.framework.read_array), set[str](), set[bytes]()
-        waiting: list[Any] = [read()]
+    def _read_state(self, read: Callable[[], Any]) -> _State:
+        look, found = Look(self.framework.read_array), _State()
+        waiting: list[tuple[str, Any]] = [("", read())]
         while waiting:
-            value = waiting.pop()
+            key, value = waiting.pop()
             if (digest := look.digest(value)) is not None:
-                digests.add(digest)
+                found.digests.add((key, digest))
             if isinstance(value, dict):
-                names |= {key for key in value if isinstance(key, str)} | {f"_{key}" for key in value}
-                waiting += value.values()
+                waiting += [(str(name), one) for name, one in value.items()]
             elif isinstance(value, (list, tuple)) and len(value) < 20:
-                waiting += value
-        return names, digests
+                waiting += [(key, one) for one in value]
+        return found
 
-    def _restart(self, place: Place, first: str) -> Restart:
+    def _restart(self, place: Place, first: str, *, of_pass: bool) -> Restart:
         framework = self.framework
-        if place.tracked and framework.thing == "track":
-            return Restart("extra" if place.is_module else "state", place.name, first, place.owner, place.kind, True)
         code = framework.thing if place.owner else framework.variable
+        if place.tracked and framework.thing == "track":
+            code = "extra" if place.is_module else "state"
+        code = f"{self._pass_code} {code}" if of_pass else code
         return Restart(code, place.name, first, place.owner, place.kind, place.has_state)
 
     def _name(self, found: list[Restart], *, is_logged: bool = True) -> None:
@@ -235,8 +261,41 @@ class Restarts:
         self.recorded = Fixed({"named": named, "unset": self._unset, "entered": {**self._entered}})
 
 
-def _rest(opened: ScriptValues) -> tuple[set[str], tuple[str, int], str]:
-    return opened.names, opened.code, opened.prefix
+@dataclass(slots=True)
+class _State:
+    """What the state of a tracked object has.
+
+    Attributes:
+        digests: of its values, each with the key under which it stands.
+        attributes: names of the attributes of the object, and of objects in it.
+    """
+
+    digests: set[tuple[str, bytes]] = field(default_factory=set)
+    attributes: set[str] = field(default_factory=set)
+
+    def has(self, attribute: str, digest: bytes, *, is_own: bool) -> bool:
+        """Return True if the state has the value of an attribute: by its name, or under a name that no other attribute has."""
+        names = {attribute, attribute.removeprefix("_")}
+        if not is_own:
+            return any((name, digest) in self.digests for name in names)
+        keys = {key for key, _ in self.digests}
+        return bool(names & keys) or any(
+            one == digest and key not in self.attributes and f"_{key}" not in self.attributes for key, one in self.digests
+        )
+
+
+def _first_of(values: Iterable[tuple[Place, Any, bytes]]) -> dict[str, tuple[bytes, str]]:
+    """Return digests and first values by key. A generator is remembered as it is."""
+    return {place.key: (digest, place.name if is_generator(value) else write_first(value)) for place, value, digest in values}
+
+
+def _is_chosen(number: int) -> bool:
+    """Return True for 1, 3, 10, 30, 100, ..."""
+    return str(number).rstrip("0") in ("1", "3")
+
+
+def _attribute(place: Place) -> str:
+    return place.name.rpartition(".")[2]
 
 
 def _root(place: Place) -> str:
@@ -244,11 +303,21 @@ def _root(place: Place) -> str:
     return found.group() if found is not None else place.name
 
 
-def _is_of_clock(name: str, first: str, value: float) -> bool:
-    """Return True for a number that a clock has given before the loop and in it, or that is called like a time."""
+def _is_of_clock(place: Place, first: str | None, value: Any) -> bool:
+    """Return True for numbers that a clock has given, also before the loop if it is known, or that are called like a time."""
+    parts = [re.sub(r"\[.*?\]", "", part) for part in place.name.split(".")]
+    if any(_TIME.search(part) for part in (*parts[:-1], place.kind)):  # a meter of times
+        return True
+    numbers = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, deque)) else (value,)
+    if not all(type(one) is float for one in islice(numbers, _ITEMS_MAX)):
+        return False
+    if _TIME.search(parts[-1]):
+        return True
     try:
-        before = float(first)
+        before = -math.inf if first is None else float(first)
     except ValueError:
-        before = math.nan
-    is_read = any(then <= before < value <= clock() for then, clock in zip(_IMPORTED, _CLOCKS, strict=True))
-    return is_read or _TIMES.search(name) is not None
+        return False
+    return type(value) is float and any(
+        value <= clock() and (then <= value if first is None else then <= before < value)
+        for then, clock in zip(_IMPORTED, _CLOCKS, strict=True)
+    )

@@ -6,7 +6,6 @@ import dis
 import functools
 import sys
 import sysconfig
-from collections.abc import Iterator
 from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
 from typing import Any
@@ -65,13 +64,18 @@ def script_frames() -> list[FrameType]:
 def read_locals(frame: FrameType) -> dict[str, Any]:
     """Return a copy of the variables of a function's frame; of a module's, its globals. The frame keeps nothing alive by it."""
     is_copy = bool(frame.f_code.co_flags & CO_OPTIMIZED) and sys.version_info < (3, 13)
-    if is_copy and _LOOKS.intersection(frame.f_code.co_names):
+    if is_copy and _looks_at_itself(frame.f_code):
         return {}  # reading the variables of the frame would change what the script holds of `locals()`
     values = frame.f_locals
     found = dict(values)
     if is_copy and sys.getrefcount(values) <= _REFERENCES:
         values.clear()
     return found
+
+
+@functools.lru_cache(maxsize=200)
+def _looks_at_itself(code: CodeType) -> bool:
+    return any(one.opname in ("LOAD_GLOBAL", "LOAD_NAME") and one.argval in _LOOKS for one in _instructions(code))
 
 
 def loops_around(frames: list[FrameType]) -> Loops:
@@ -84,8 +88,13 @@ def loops_around(frames: list[FrameType]) -> Loops:
     )
 
 
+def is_opening(frame: FrameType) -> bool:
+    """Return True if a loop in a frame asks for its first item."""
+    return any(start >= frame.f_lasti for start, _ in _loops_at(frame.f_code, frame.f_lasti))
+
+
 def names_set_anew(frame: FrameType, outside: Loops) -> set[str]:
-    """Return the names that each turn of a loop around the place in a frame sets before it reads them.
+    """Return the names that each turn of a loop at a place in a frame sets before it reads them.
 
     Args:
         frame: of the script.
@@ -96,6 +105,26 @@ def names_set_anew(frame: FrameType, outside: Loops) -> set[str]:
         if (frame.f_code, start) not in outside:
             found |= _set_first(frame.f_code, start, end)
     return found
+
+
+def names_set_by_turn(frame: FrameType, outside: Loops) -> set[str]:
+    """Return the names that the running turn of a loop around a place in a frame has set, up to this place.
+
+    What is computed from the number of the next batch (`epoch.batch`) is left out: it is right after a crash, too.
+    """
+    around = loops_around([frame]) - outside
+    found = {name for code, start in around for name in _set_first(code, start, frame.f_lasti)}
+    return found - names_of_position(frame.f_code)
+
+
+@functools.lru_cache(maxsize=50)
+def names_of_position(code: CodeType) -> frozenset[str]:
+    """Return the names that code sets to something that it computes from an attribute `batch`."""
+    found, is_read = set[str](), False
+    for name, is_store in (access for _, names in _accesses(code) for access in names):
+        found |= {name} if is_store and is_read else set()
+        is_read = not is_store and (is_read or name.endswith(".batch"))
+    return frozenset(found)
 
 
 def names_set_unread(code: CodeType | None) -> set[str]:
@@ -140,25 +169,36 @@ def _heads(code: CodeType) -> dict[int, int]:
 
 @functools.lru_cache(maxsize=200)
 def _set_first(code: CodeType, start: int, end: int) -> frozenset[str]:
-    """Return the names that a stretch of code sets on every way before it reads them. A loop in it has a turn."""
+    """Return the names that a stretch of code sets on every way before it reads them. A loop in it has a turn.
+
+    Attributes of variables count, too ("self.epoch"), as far as the stretch itself reads and sets them.
+    """
     known, found, skipped_until = set[str](), set[str](), 0
-    for one in _instructions(code):
+    for one, names in _accesses(code):
         if not start <= one.offset <= end:
             continue
         if _is_jump(one) and one.opname != "FOR_ITER" and one.offset < one.argval <= end:
             skipped_until = max(skipped_until, one.argval)
-        for name, is_store in _accesses(one):
+        for name, is_store in names:
             if name not in known and is_store and one.offset >= skipped_until:
                 found.add(name)
             known.add(name)
     return frozenset(found)
 
 
-def _accesses(one: dis.Instruction) -> Iterator[tuple[str, bool]]:
-    """Yield the variables that an instruction reads or sets, each with True if it sets it."""
-    kinds = [part for part in one.opname.split("_") if part in ("LOAD", "STORE", "DELETE")]
-    is_variable = any(part in one.opname for part in ("_FAST", "_NAME", "_GLOBAL", "_DEREF"))
-    names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
-    for name, kind in zip(names, kinds, strict=False) if is_variable else ():
-        if isinstance(name, str):
-            yield name, kind != "LOAD"
+@functools.lru_cache(maxsize=50)
+def _accesses(code: CodeType) -> list[tuple[dis.Instruction, list[tuple[str, bool]]]]:
+    """Return the instructions, each with the variables, and attributes of variables, that it reads, or sets (True)."""
+    found, read = list[tuple[dis.Instruction, list[tuple[str, bool]]]](), ""  # `read`: the variable that was read last
+    for one in _instructions(code):
+        names = list[tuple[str, bool]]()
+        if one.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
+            names = [(f"{read}.{one.argval}", one.opname == "STORE_ATTR")] if read else []
+        elif any(part in one.opname for part in ("_FAST", "_NAME", "_GLOBAL", "_DEREF")):
+            kinds = [part for part in one.opname.split("_") if part in ("LOAD", "STORE", "DELETE")]
+            given = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+            names = [(name, kind != "LOAD") for name, kind in zip(given, kinds, strict=False) if isinstance(name, str)]
+        if one.opname not in ("COPY", "DUP_TOP", "CACHE"):
+            read = names[-1][0] if names and not names[-1][1] and "ATTR" not in one.opname else ""
+        found.append((one, names))
+    return found

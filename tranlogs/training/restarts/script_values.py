@@ -13,15 +13,18 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from types import FrameType, FunctionType, ModuleType, SimpleNamespace
-from typing import Any
+from types import FrameType, FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
+from typing import Any, Literal
 
 from .plain_values import ATOMS, Exhausted, Look, ReadArray
 from .script_frames import (
     Loops,
     is_of_script,
+    is_opening,
     loops_around,
+    names_of_position,
     names_set_anew,
+    names_set_by_turn,
     names_set_unread,
     read_locals,
     script_frames,
@@ -92,48 +95,28 @@ class _Walk:
 
     Attributes:
         wanted: keys of the places to look at; None for all.
-        names: of variables of the frame that has the loop.
+        kept: ids of objects that are not looked at.
     """
 
     framework: Framework
     look: Look
-    outside: Loops
     wanted: Container[str] | None
+    kept: set[int]
     running: set[int] = field(default_factory=set)  # objects whose methods run
-    kept: set[int] = field(default_factory=set)
     tracked: set[int] = field(default_factory=set)
     seen: set[int] = field(default_factory=set)
-    names: set[str] = field(default_factory=set)
 
-    def values(self, frames: list[FrameType]) -> Iterator[tuple[Place, Any, bytes]]:
+    def values(self, scopes: list[tuple[str, dict[str, Any]]], *, has_others: bool) -> Iterator[tuple[Place, Any, bytes]]:
         """Yield the plain values, each with its place and its digest."""
-        self.kept |= {id(one) for one in self.framework.kept()}
+        self.kept |= {id(one) for one in self.framework.kept() if one is not None}
         self.tracked = {id(one) for one, _ in self.framework.tracked()}
         for name, value in self.framework.remembered().items():
             yield from self._plain(Place(f"kept:{name}", ""), value)
-        scopes = list[tuple[str, dict[str, Any]]]()
-        is_in_turn = False  # of a loop around: a function that it calls sets its variables anew
-        for number, frame in enumerate(frames):
-            variables = read_locals(frame)
-            if number == len(frames) - 1:
-                self.names = set(variables)
-            if frame.f_code.co_argcount and (first := frame.f_code.co_varnames[0]) in variables:
-                self.running.add(id(variables[first]))
-            if self.wanted is None:
-                anew = set(variables) if is_in_turn else names_set_anew(frame, self.outside)
-                is_in_turn |= bool(loops_around([frame]) - self.outside)
-                variables = {name: one for name, one in variables.items() if name not in anew}
-            scopes.insert(0, (prefix_of(frame, number), variables))
-        known = {prefix for prefix, _ in scopes}
-        of_frames = [str(frame.f_globals.get("__name__")) for frame in reversed(frames)]
-        for module in dict.fromkeys([*of_frames, *script_modules()]):  # the nearest first: what is looked at is bounded
-            if f"{module}:" not in known and module in sys.modules:
-                scopes.append((f"{module}:", dict(vars(sys.modules[module]))))
         for prefix, variables in scopes:
             for name, value in variables.items():
                 if not name.startswith("__") and name != "_" and not isinstance(value, ModuleType):
                     yield from self._any(Place(prefix + name, name), value, 0)
-        for name, value in self.framework.others():
+        for name, value in self.framework.others() if has_others else ():
             yield from self._any(Place(f"other:{name}", name), value, 0)
 
     def _any(self, place: Place, value: Any, depth: int) -> Iterator[tuple[Place, Any, bytes]]:
@@ -166,20 +149,21 @@ class _Walk:
             if is_of_script(value.__module__ or ""):
                 self.seen.add(id(value))
                 cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
-                inside = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
-                yield from self._attributes(place, inside, depth, lambda name: Place(f"{place.key}<{name}>", name))
-                yield from self._attributes(place, vars(value), depth, lambda name: _below(place, name))
+                inside = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)} | _defaults_of(value)
+                yield from self._attributes(inside, depth, lambda name: Place(f"{place.key}<{name}>", name))
+                yield from self._attributes(vars(value), depth, lambda name: _below(place, name))
             return
-        parts = [part for name in _PARTS for part in _parts(vars(value).get(name))] if hasattr(value, "__dict__") else []
+        content = _attributes_of(value)
+        parts = [part for name in _PARTS for part in _parts(content.get(name))]
         if not _is_own(value) and not parts:
             return
         self.seen.add(id(value))
         tracked = id(value) if id(value) in self.tracked else place.tracked
         kind = value if isinstance(value, type) else type(value)
+        is_module = "_modules" in content
         is_variable = not tracked and (
-            isinstance(value, (type, *_NAMESPACES)) or "_modules" in vars(value) or bool(parts) or id(value) in self.running
+            isinstance(value, (type, *_NAMESPACES)) or is_module or bool(parts) or id(value) in self.running
         )
-        is_module = "_modules" in vars(value)
         has_state = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
 
         def inner(name: str) -> Place:
@@ -189,20 +173,18 @@ class _Walk:
             return Place(below.key, below.name, place.name, kind.__name__, has_state, tracked, is_module)
 
         if _is_own(value):
-            yield from self._attributes(place, dict(vars(value)), depth, inner, _library_names(kind))
+            ignored = _library_names(kind)
+            content = {name: one for name, one in content.items() if name not in ignored}
+            yield from self._attributes(content, depth, inner)
         for name, part in parts:
             yield from self._any(_below(place, name), part, depth)
 
     def _attributes(
-        self,
-        place: Place,
-        values: Mapping[str, Any],
-        depth: int,
-        make: Callable[[str], Place],
-        ignored: frozenset[str] = frozenset(),
+        self, values: Mapping[str, Any], depth: int, make: Callable[[str], Place]
     ) -> Iterator[tuple[Place, Any, bytes]]:
         for name, value in values.items():
-            if not name.startswith("__") and name not in ignored:
+            value = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
+            if not name.startswith("__") or isinstance(value, FunctionType):
                 yield from self._any(make(name), value, depth + 1)
 
 
@@ -212,37 +194,81 @@ class ScriptValues:
 
     Attributes:
         values: with their places and digests.
+        seen: ids of the containers and objects that were looked at.
         names: of the variables of the function that has the loop.
         code: file and first line of that function.
         prefix: with which the keys of its variables begin.
+        around: loops of the script around a loop that asks for its first item.
     """
 
     values: list[tuple[Place, Any, bytes]]
-    names: set[str]
-    code: tuple[str, int]
-    prefix: str
+    seen: set[int] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+    code: tuple[str, int] = ("", 0)
+    prefix: str = ""
+    around: Loops = frozenset()
 
 
-def read_values(framework: Framework, outside: Loops, kept: set[int], wanted: Container[str] | None = None) -> ScriptValues:
+def read_values(
+    framework: Framework,
+    outside: Loops,
+    kept: set[int],
+    wanted: Container[str] | None = None,
+    *,
+    opens: Literal["loop", "pass", ""] = "",
+) -> ScriptValues:
     """Return the plain values of the script.
 
     Args:
         framework: knows what the run keeps.
-        outside: loops in whose body the run began.
+        outside: loops in whose body the run began, or this loop.
         kept: ids of remembered containers and arrays since the loop was opened; those of now are added.
-        wanted: keys of the places to look at; None where a loop opens: all, but names that loops around set anew.
+        wanted: keys of the places to look at; None for all.
+        opens: what opens here. Where a loop opens, names that it sets anew in each turn are left out; if that is not the
+            place where it asks for its first item, names that loops around set anew, too. Where a pass over the data opens in
+            a loop, only what the running turn of that loop has set is looked at.
     """
     frames, found = script_frames(), list[tuple[Place, Any, bytes]]()
     kept |= {id(one) for one in framework.remembered().values() if not isinstance(one, (*ATOMS, str, bytes))}
-    walk = _Walk(framework, Look(framework.read_array, kept), outside, wanted, kept=set(kept))
-    try:
-        found.extend(walk.values(frames))
-    except Exhausted:
-        pass
+    walk = _Walk(framework, Look(framework.read_array, kept), wanted, set(kept))
     if not frames:
-        return ScriptValues(found, set(), ("", 0), "")
-    code = frames[-1].f_code
-    return ScriptValues(found, walk.names, (code.co_filename, code.co_firstlineno), prefix_of(frames[-1], len(frames) - 1))
+        return ScriptValues(found)
+    is_first = is_opening(frames[-1])
+    scopes, names = list[tuple[str, dict[str, Any]]](), set[str]()
+    is_in_turn = False  # of a loop around: a function that it calls sets its variables anew
+    left_out = set[str]()  # attributes that the loop sets anew
+    for number, frame in enumerate(frames):
+        variables = read_locals(frame)
+        names = set(variables)
+        if frame.f_code.co_argcount and (first := frame.f_code.co_varnames[0]) in variables:
+            walk.running.add(id(variables[first]))
+        if opens:
+            anew = names_set_anew(frame, loops_around([frame]) if is_first else outside)
+            if opens == "pass":
+                chosen = names - names_of_position(frame.f_code) if is_in_turn else names_set_by_turn(frame, outside)
+            else:
+                chosen = set[str]() if is_in_turn and not is_first else names
+            is_in_turn |= bool(loops_around([frame]) - outside)
+            left_out |= {f"{prefix_of(frame, number)}{name}" for name in anew if "." in name}
+            attributes = {name: one for name in chosen - anew if "." in name for one in _attribute(variables, name)}
+            variables = {name: one for name, one in variables.items() if name in chosen and name not in anew} | attributes
+        scopes.insert(0, (prefix_of(frame, number), variables))
+    known = {id(frame.f_globals) for frame in frames if frame.f_code.co_name == "<module>"}
+    of_frames = [str(frame.f_globals.get("__name__")) for frame in reversed(frames)]
+    for module in dict.fromkeys([*of_frames, *script_modules()]):  # the nearest first: what is looked at is bounded
+        content = vars(sys.modules[module]) if module in sys.modules and opens != "pass" else {}
+        if id(content) not in known:  # the main module has two names
+            known.add(id(content))
+            scopes.append((f"{module}:", dict(content)))
+    if opens != "pass" or is_first:
+        try:
+            values = walk.values(scopes, has_others=opens != "pass")
+            found.extend(one for one in values if one[0].key not in left_out)
+        except Exhausted:
+            pass
+    code, around = frames[-1].f_code, loops_around(frames) if is_first else frozenset()
+    at = (code.co_filename, code.co_firstlineno)
+    return ScriptValues(found, walk.seen, names, at, prefix_of(frames[-1], len(frames) - 1), around)
 
 
 def prefix_of(frame: FrameType, number: int) -> str:
@@ -254,16 +280,48 @@ def _below(place: Place, name: str) -> Place:
     return Place(f"{place.key}.{name}", f"{place.name}.{name}", tracked=place.tracked)
 
 
+def _attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, also those that have slots in classes of the script."""
+    in_slots = {name: getattr(value, name) for name in _slots_of(type(value)) if hasattr(value, name)}
+    return {**getattr(value, "__dict__", {}), **in_slots}
+
+
+def _defaults_of(function: FunctionType) -> dict[str, Any]:
+    """Return the defaults of a function's arguments that a call may change, by the names of the arguments."""
+    code, values = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
+    found = dict(zip(names, values, strict=False)) | (function.__kwdefaults__ or {})
+    return {name: value for name, value in found.items() if not isinstance(value, (*ATOMS, str, bytes))}
+
+
 def _is_own(value: Any) -> bool:
     """Return True for an object, or class, of the script's own."""
     if isinstance(value, type):
         return _is_own_class(value)
     kind = type(value)
-    return kind in _NAMESPACES or (_is_own_class(kind) and hasattr(value, "__dict__"))
+    return kind in _NAMESPACES or (_is_own_class(kind) and (hasattr(value, "__dict__") or bool(_slots_of(kind))))
+
+
+@functools.lru_cache(maxsize=500)
+def _slots_of(kind: type) -> tuple[str, ...]:
+    return tuple(
+        name
+        for base in kind.__mro__
+        if base is not object and is_of_script(base.__module__)
+        for name, one in vars(base).items()
+        if isinstance(one, MemberDescriptorType)
+    )
 
 
 def _is_own_class(kind: type) -> bool:
     return is_of_script(kind.__module__) and not isinstance(getattr(kind, "__members__", None), Mapping)
+
+
+def _attribute(variables: dict[str, Any], name: str) -> list[Any]:
+    """Return the attribute of a variable, "self.total", if there is one."""
+    variable, _, attribute = name.partition(".")
+    found = _attributes_of(variables.get(variable))
+    return [found[attribute]] if attribute in found else []
 
 
 def _is_filled(cell: Any) -> bool:
