@@ -18,7 +18,7 @@ in the segment is not written again; what counts is its length and its 128-bit h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +85,26 @@ class BodyEncoder:
         if known is None or known[0] is not value:
             known = self._fixed[name] = value, _encoded(value.value, name, adapt, below)
         return known[1]
+
+
+def decode_part(name: str, parts: Mapping[str, tuple[bytes, Sequence[Bytes]]], **make: Any) -> Any:
+    """Decode a part of a body that is not in a file, with the parts below it.
+
+    Args:
+        name: of the part.
+        parts: the encoded parts and the bytes of their large arrays, by name.
+        make: the arguments `make_array` and `make_extension` of `tree.decode`.
+
+    Raises:
+        MalformedTree: the bytes are damaged.
+    """
+    blob, arrays = parts[name]
+    return tree.decode(
+        blob,
+        lambda index, array: Array(array.dtype, array.shape, arrays[index], array.strides, array.is_tensor),
+        parts=lambda index: decode_part(f"{name}/{index}", parts, **make),
+        **make,
+    )
 
 
 def _encoded(value: Any, path: str, adapt: tree.Adapt | None, below: list[tree.Fixed] | None) -> Part:

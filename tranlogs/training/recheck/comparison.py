@@ -13,7 +13,7 @@ import numpy as np
 from ...base.types import Array, Bytes, Extension, SparseArray, TensorSpec
 from ...encoding import tree
 from ...log.layout import Payload
-from ...log.record_body import WHOLE, EncodedBody, Part
+from ...log.record_body import WHOLE, EncodedBody, Part, decode_part
 from ..loop_state.number_lists import as_list
 from .recorded_unit import RecordedEntry
 
@@ -132,18 +132,12 @@ def _find_in(
     name: str, body: EncodedBody, recorded: Mapping[str, RecordedPart], ignored: Collection[str]
 ) -> tuple[str, str, float | None] | None:
     """Return the first difference in a part, or in one below it, as `_find` does."""
-    ours = {key: (part.blob, part.arrays) for key, part in body.items()}
-    return _find(name, _decode(name, ours), _decode(name, recorded), ignored)
-
-
-def _decode(name: str, parts: Mapping[str, RecordedPart]) -> Any:
-    blob, arrays = parts[name]
-    return tree.decode(
-        blob,
-        lambda index, _: arrays[index],
-        parts=lambda index: _decode(f"{name}/{index}", parts),
-        make_array=lambda array: array,
-    )
+    both = [
+        {key: (part.blob, [array.data for array in part.arrays]) for key, part in body.items()},
+        {key: (blob, [array.data for array in arrays]) for key, (blob, arrays) in recorded.items()},
+    ]
+    ours, theirs = (decode_part(name, parts, make_array=lambda array: array) for parts in both)
+    return _find(name, ours, theirs, ignored)
 
 
 def _find(path: str, ours: Any, theirs: Any, ignored: Collection[str]) -> tuple[str, str, float | None] | None:
