@@ -37,4 +37,5 @@ class LastingStates:
 
 def join_position(recorded: dict[str, Any]) -> dict[str, Any]:
     """Return the position of a boundary."""
-    return {name: recorded[name] for name in _OUTSIDE} | recorded["head"]
+    head: dict[str, Any] = recorded["head"]
+    return {name: recorded[name] for name in _OUTSIDE} | head
