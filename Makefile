@@ -68,7 +68,7 @@ experiments: $(VENV)/.ready
 gpu-wheels: $(VENV)/.usable
 	$(BIN)/python -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
 		$(foreach n,28 27 17,--platform manylinux_2_$(n)_x86_64) --platform manylinux2014_x86_64 -d gpu-wheels \
-		'lmdb >= 3.0, < 4' 'msgpack >= 1.1' 'zstandard >= 0.23'
+		'lmdb >= 3.0, < 4' 'msgpack >= 1.1'
 
 soak: $(VENV)/.ready
 	$(BIN)/python -m tests.crash.soak --minutes $(SOAK_MINUTES) --kills $(KILLS)

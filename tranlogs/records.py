@@ -5,11 +5,13 @@ from .encoding import tree
 from .encoding.tree import Fixed, to_numpy
 from .log.decoded_record import Entry
 from .log.layout import NO_TENSORS, Layout, Payload, SparseForm, array_of, spec_of
+from .log.record_body import BodyEncoder, decode_part
 from .log.record_format import EntryKind
 from .log.writer import Tensor
 
 __all__ = [
     "NO_TENSORS",
+    "BodyEncoder",
     "Checkpoint",
     "Entry",
     "EntryKind",
@@ -20,6 +22,7 @@ __all__ = [
     "SparseForm",
     "Tensor",
     "array_of",
+    "decode_part",
     "spec_of",
     "to_numpy",
     "tree",

@@ -13,7 +13,7 @@ from .conftest import Cli
 COMMANDS = ("demo", "status", "log", "verify", "replay", "rehearse", "monitor", "push", "pull")
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 CLIENTS = ("alluxio", "fsspec", "requests", "starlette", "uvicorn")
-HEAVY = (*FRAMEWORKS, *CLIENTS, "numpy", "lmdb", "rich", "zstandard", "xxhash")
+HEAVY = (*FRAMEWORKS, *CLIENTS, "numpy", "lmdb", "rich", "xxhash")
 
 
 def test_help_names_every_command_and_the_exit_codes(cli: Cli) -> None:

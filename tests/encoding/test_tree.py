@@ -129,10 +129,10 @@ def test_every_value_comes_back_as_it_was(value: Any) -> None:
 @given(values)
 @settings(max_examples=campaign.examples(150))
 def test_arrays_out_of_line_come_back_in_their_places(value: Any) -> None:
-    far: list[tuple[str, AnyArray]] = []
+    far: list[AnyArray] = []
     blob = tree.encode(value, out_of_line=far, out_of_line_bytes_min=8)
-    assert all(array.nbytes >= 8 for _, array in far)
-    assert same(tree.decode(blob, lambda index, _: far[index][1]), value)
+    assert all(array.nbytes >= 8 for array in far)
+    assert same(tree.decode(blob, lambda index, _: far[index]), value)
 
 
 @given(values)
@@ -285,7 +285,7 @@ def test_hostile_bytes_are_malformed_and_take_no_memory(blob: bytes) -> None:
 
 
 def test_an_array_out_of_line_must_have_the_layout_that_the_tree_says() -> None:
-    far: list[tuple[str, AnyArray]] = []
+    far: list[AnyArray] = []
     blob = tree.encode(np.zeros(4), out_of_line=far, out_of_line_bytes_min=1)
     with pytest.raises(tree.MalformedTree, match="out of line"):
         tree.decode(blob, lambda index, layout: dense(np.zeros(5)))
@@ -311,11 +311,28 @@ def test_a_fixed_value_is_encoded_as_the_value_wherever_it_stands() -> None:
 def test_a_fixed_value_with_arrays_out_of_line_refers_to_them_by_their_place_in_each_tree() -> None:
     fixed = tree.Fixed({"large": np.arange(4096.0)})
     for before in ([], [np.zeros(4096)]):
-        far: list[tuple[str, AnyArray]] = []
+        far: list[AnyArray] = []
         blob = tree.encode([*before, fixed], out_of_line=far)
         assert len(far) == len(before) + 1
-        decoded = tree.decode(blob, lambda i, _, far=far: far[i][1])
+        decoded = tree.decode(blob, lambda i, _, far=far: far[i])
         assert np.array_equal(decoded[-1]["large"], np.arange(4096.0))
+
+
+def test_fixed_values_are_parts_of_their_own_where_parts_are_wanted() -> None:
+    first, second = tree.Fixed({"words": [1, "two"]}), tree.Fixed(3)
+    value = {"a": first, "b": [second, first]}
+    parts: list[tree.Fixed] = []
+    blob = tree.encode(value, parts=parts)
+    assert parts == [first, second, first]
+    plain = {"a": first.value, "b": [3, first.value]}
+    assert tree.decode(blob, parts=lambda index: parts[index].value) == plain
+    assert tree.decode(blob)["b"] == [Extension("part", 1), Extension("part", 2)]
+    assert tree.decode(tree.encode(value)) == plain
+
+
+def test_paths_of_arrays_are_found() -> None:
+    value = {"a": [np.zeros(3), tree.Fixed({"b": np.ones(1)})]}
+    assert [where for where, _ in tree.find_arrays(value, "state", lambda one: one)] == ["state['a'][0]", "state['a'][1]['b']"]
 
 
 @pytest.mark.parametrize("array", [np.zeros(3), np.zeros((2, 3), np.float32).T, np.zeros((), np.int64), np.zeros(2, bool)])

@@ -14,7 +14,6 @@ from typing import Any
 import msgpack
 import numpy as np
 import xxhash
-import zstandard
 
 SIZES = {
     **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
@@ -41,13 +40,16 @@ class DocumentEntry:
     scalars: dict[str, float] = field(default_factory=dict)
 
 
-def decode_tree(data: bytes, arrays: Any) -> Any:
-    return msgpack.unpackb(data, ext_hook=partial(_extension, arrays), strict_map_key=False, unicode_errors="surrogatepass")
+def decode_tree(data: bytes, arrays: Any, parts: Any = None) -> Any:
+    hook = partial(_extension, arrays, parts)
+    return msgpack.unpackb(data, ext_hook=hook, strict_map_key=False, unicode_errors="surrogatepass")
 
 
-def _extension(arrays: Any, code: int, data: bytes) -> Any:
+def _extension(arrays: Any, parts: Any, code: int, data: bytes) -> Any:
     if code in (9, 10):
         return _array(code, data, arrays)
+    if code == 13:
+        return parts(*struct.unpack("<I", data))
     if code == 6:
         return int.from_bytes(data, "little", signed=True)
     if code == 7:
@@ -55,7 +57,7 @@ def _extension(arrays: Any, code: int, data: bytes) -> Any:
     if code == 8:
         dtype = data[1 : 1 + data[0]].decode()
         return np.frombuffer(data[1 + data[0] :], dtype)[0]
-    content = decode_tree(data, arrays)
+    content = decode_tree(data, arrays, parts)
     if code == 11:
         return ("sparse", *content)
     if code == 12:
@@ -145,7 +147,12 @@ class DocumentSegment:
             for i, (spec, size) in enumerate(zip(layout, sizes, strict=True)):
                 self._add(entry.tensors, spec, data[start : start + size], forms.get(i), is_absent(absent, i))
                 start += size
-        parts = {name: self._part(name, part) for name, part in self._parts(body_at or at).items()}
+        body = self._body(body_at or at)
+        if 0 in body:
+            base = self._body(body.pop(0))
+            assert 0 not in base
+            body = {key: part for key, part in (base | body).items() if part is not None}
+        parts = {key: self._part(key, body) for key in body if "/" not in key}
         entry.body = parts if kind == "BOUNDARY" else parts[""]
         return entry
 
@@ -198,25 +205,23 @@ class DocumentSegment:
         else:
             tensors[name] = tensors.get(name, b"") + data
 
-    def _parts(self, at: int) -> dict[str, Any]:
-        parts: dict[str, Any] = decode_tree(self._sections(at)[1][7], None)
-        return parts
+    def _body(self, at: int) -> dict[Any, Any]:
+        body: dict[Any, Any] = decode_tree(self._sections(at)[1][7] or b"\x80", None)
+        return body
 
-    def _part(self, name: str, part: Any) -> Any:
-        place, content, arrays = part
-        if place:
-            zero, full, places = self._parts(place)[name]
-            assert zero == 0
-            if content is None:
-                content = full
-            elif isinstance(content, tuple):
-                xor = zstandard.ZstdDecompressor().decompress(content[0])
-                content = bytes(a ^ b for a, b in zip(xor, full, strict=True))
-            arrays = places if arrays is None else arrays
-        return decode_tree(content, lambda index, size: self._far(arrays[index], size))
+    def _part(self, key: str, body: dict[Any, Any]) -> Any:
+        content, arrays = body[key] if isinstance(body[key], list) else (body[key], [])
+        if isinstance(content, int):
+            there = self._body(content)[key]
+            content = there[0] if isinstance(there, list) else there
+        if isinstance(arrays, int):
+            arrays = self._body(arrays)[key][1]
+        return decode_tree(
+            content, lambda index, size: self._far(arrays[index], size), lambda index: self._part(f"{key}/{index}", body)
+        )
 
     def _far(self, row: Any, size: int) -> bytes:
-        _, at, nbytes, total, codec = row
+        at, nbytes, total, codec = row
         return self._piece(at, nbytes, codec, total, size)
 
 

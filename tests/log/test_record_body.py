@@ -17,7 +17,17 @@ from tranlogs.base.errors import UnencodableState
 from tranlogs.base.types import ITEMSIZE, AnyArray, Array
 from tranlogs.encoding import tree
 from tranlogs.encoding.compression import Codec, decompress
-from tranlogs.log.record_body import WHOLE, BodyEncoder, EncodedBody, PartsWriter, encode_parts, merge_part, unpack_parts
+from tranlogs.log.record_body import (
+    BASE,
+    WHOLE,
+    BodyEncoder,
+    EncodedBody,
+    PackedBody,
+    PartsWriter,
+    merge_bodies,
+    merge_part,
+    unpack_body,
+)
 
 
 class Segment:
@@ -50,28 +60,31 @@ class Segment:
             self.parts.written(placed)
         return record
 
+    def body_at(self, record: int) -> PackedBody:
+        return unpack_body(self.packed[record])
+
     def read(self, record: int) -> dict[str, Any]:
-        record = self.shared.get(record, record)
-        found = {}
-        for name, part in unpack_parts(self.packed[record]).items():
-            full = unpack_parts(self.packed[part[0]])[name] if part[0] else None
-            assert full is None or full[0] == 0, "a part in full never refers to another one"
-            blob, rows = merge_part(part, full)
+        body = self.body_at(self.shared.get(record, record))
+        if BASE in body:
+            body = merge_bodies(body, self.body_at(body[BASE]))
+        return {name: self._decode(name, body) for name in body if "/" not in name}
 
-            def array(index: int, layout: AnyArray, rows: Any = rows) -> AnyArray:
-                assert isinstance(layout, Array)
-                _, offset, nbytes, _, codec = rows[index]
-                out = np.empty(math.prod(layout.shape) * ITEMSIZE[layout.dtype], np.uint8)
-                stored = self.arrays[offset] if nbytes else b""
-                decompress(codec, np.frombuffer(stored, np.uint8)[:nbytes], out)
-                return Array(layout.dtype, layout.shape, out, layout.strides, layout.is_tensor)
+    def _decode(self, name: str, body: PackedBody) -> Any:
+        blob, rows = merge_part(name, body[name], self.body_at)
 
-            found[name] = tree.decode(blob, array)
-        return found
+        def array(index: int, layout: AnyArray) -> AnyArray:
+            assert isinstance(layout, Array)
+            offset, nbytes, _, codec = rows[index]
+            out = np.empty(math.prod(layout.shape) * ITEMSIZE[layout.dtype], np.uint8)
+            stored = self.arrays[offset] if nbytes else b""
+            decompress(codec, np.frombuffer(stored, np.uint8)[:nbytes], out)
+            return Array(layout.dtype, layout.shape, out, layout.strides, layout.is_tensor)
+
+        return tree.decode(blob, array, parts=lambda index: self._decode(f"{name}/{index}", body))
 
 
 def same(first: Any, second: Any) -> bool:
-    if isinstance(second, tree.Fixed):
+    while isinstance(second, tree.Fixed):
         second = second.value
     if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
         return bool(np.array_equal(first, second))
@@ -84,12 +97,41 @@ def same(first: Any, second: Any) -> bool:
 
 LARGE = [np.random.default_rng(i).integers(0, 256, OUT_OF_LINE_BYTES_MIN + i, np.uint8) for i in range(3)]
 LARGE += [np.zeros(OUT_OF_LINE_BYTES_MIN, np.uint8)]
+
+
+def with_names(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.named(name) if isinstance(value, Below) else value for name, value in body.items()}
+
+
+LARGE = [np.random.default_rng(i).integers(0, 256, OUT_OF_LINE_BYTES_MIN + i, np.uint8) for i in range(3)]
+LARGE += [np.zeros(OUT_OF_LINE_BYTES_MIN, np.uint8)]
+
+
+class Below(dict[str, Any]):
+    """A value in which another one is a part of its own."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(kept=value, n=1)
+
+    def named(self, name: str) -> dict[str, Any]:
+        return {"kept": tree.Fixed({"deep": tree.Fixed(self["kept"], f"{name}/kept/deep")}, f"{name}/kept"), "n": 1}
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        return {"kept": {"deep": self["kept"]}, "n": 1}
+
+
 FIXED = [tree.Fixed(value) for value in ({"constant": ["x"] * 100}, 7, LARGE[0])]
 values = st.one_of(
     st.integers(-3, 3),
     st.sampled_from(LARGE),
     st.sampled_from(FIXED),
-    st.lists(st.integers(0, 2), min_size=100, max_size=104),  # often of one length: stored as differences
+    st.lists(st.integers(0, 2), min_size=100, max_size=104),
+    st.builds(
+        lambda value, n: {"kept": tree.Fixed({"deep": tree.Fixed(value)}), "n": n},
+        st.sampled_from([*LARGE, 1, "text", *FIXED]),
+        st.integers(0, 1),
+    ),
     st.dictionaries(st.sampled_from("abc"), st.sampled_from([*LARGE, 1, "text"]), max_size=3),
 )
 bodies = st.dictionaries(st.sampled_from(["rng", "loop", "ema", "data"]), values, max_size=4)
@@ -103,9 +145,8 @@ def test_any_sequence_of_bodies_is_read_back(sequence: list[tuple[dict[str, Any]
     for body, is_boundary, chance in sequence:
         if chance == 9:
             segment.parts = PartsWriter()
-        if not is_boundary:
-            body = {name: value.value if isinstance(value, tree.Fixed) else value for name, value in body.items()}
-        encoded = segment.encoder.parts(body, None) if is_boundary else segment.encoder.whole(body, None)
+        encode = segment.encoder.parts if is_boundary else segment.encoder.whole
+        encoded = encode(body, None)
         is_committed = chance != 8
         record = segment.write(encoded, is_committed=is_committed)
         if is_committed:
@@ -122,21 +163,68 @@ def test_damaged_parts_are_refused_or_are_parts(sequence: list[dict[str, Any]], 
     raw = bytearray(segment.packed[data.draw(st.sampled_from(records))])
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(ValueError):
-        for name, part in unpack_parts(bytes(raw)).items():
+        body = merge_bodies(unpack_body(bytes(raw)), segment.body_at(records[0]))
+        for name, part in body.items():
             assert isinstance(name, str)
-            other = unpack_parts(segment.packed[records[0]]).get(name)
-            merge_part(part, other if part[0] else None)
+            blob, rows = merge_part(name, part, lambda _: segment.body_at(records[0]))
+            assert isinstance(blob, bytes)
+            assert all(len(row) == 4 for row in rows)
 
 
-def test_an_unchanged_part_is_a_reference() -> None:
+def test_a_boundary_has_only_what_has_changed() -> None:
     segment = Segment()
-    body = {"words": ["constant"] * 1000, "array": LARGE[0], "n": 0}
+    body = {"words": ["constant"] * 1000, "array": LARGE[0], "n": 0, "m": 0}
     first = segment.write(segment.encoder.parts(body, None))
     before = segment.stored
     second = segment.write(segment.encoder.parts({**body, "n": 1}, None))
-    assert segment.stored - before < 200
-    packed = unpack_parts(segment.packed[second])
-    assert packed["words"] == packed["array"] == (first, None, None)
+    assert segment.body_at(second) == {BASE: first, "n": tree.encode(1)}
+    third = segment.write(segment.encoder.parts({**body, "n": 1, "m": 1}, None))
+    assert segment.body_at(third) == {BASE: first, "n": second, "m": tree.encode(1)}
+    fourth = segment.write(segment.encoder.parts({"n": 0, "array": LARGE[0]}, None))
+    assert segment.body_at(fourth) == {BASE: first, "n": tree.encode(0), "words": None, "m": None}
+    assert segment.stored - before < 100
+
+
+def test_a_boundary_that_has_little_in_common_with_the_first_one_becomes_what_later_ones_refer_to() -> None:
+    segment, encoder = Segment(), BodyEncoder()
+    names = [str(number) for number in range(12)]
+    segment.write(encoder.parts(dict.fromkeys(names, 0), None))
+    changed = dict.fromkeys(names, 0)
+    for number, name in enumerate(names, 1):  # one more of them differs from the first boundary in each
+        changed[name] = 1
+        record = segment.write(encoder.parts(changed, None))
+        assert (BASE in segment.body_at(record)) == (number != 10), number
+    assert segment.body_at(record)[BASE] not in (64, record)
+    assert segment.read(record) == changed
+
+
+def test_an_array_and_the_tree_around_it_change_apart() -> None:
+    segment = Segment()
+    first = segment.write(segment.encoder.parts({"ema": {"order": LARGE[1], "n": 1}}, None))
+    second = segment.write(segment.encoder.parts({"ema": {"order": LARGE[1], "n": 2}}, None))
+    assert segment.body_at(second)["ema"][1] == first
+    third = segment.write(segment.encoder.parts({"ema": {"order": LARGE[1] ^ 1, "n": 2}}, None))
+    assert segment.body_at(third)["ema"][0] == second
+    fourth = segment.write(segment.encoder.parts({"ema": {"order": LARGE[1] ^ 1, "n": 2}}, None))
+    assert segment.body_at(fourth) == {BASE: first, "ema": [second, third]}
+    assert same(segment.read(fourth), {"ema": {"order": LARGE[1] ^ 1, "n": 2}})
+
+
+def test_a_value_below_that_changes_is_stored_alone() -> None:
+    segment, kept = Segment(), "x" * 5000
+    records = []
+    for n in range(3):
+        body = {"data": {"head": tree.Fixed([kept]), "at": tree.Fixed(n), "n": n // 2}}
+        records.append(segment.write(segment.encoder.parts(body, None)))
+        assert segment.read(records[-1]) == {"data": {"head": [kept], "at": n, "n": n // 2}}
+    assert segment.body_at(records[0]).keys() == {"data", "data/0", "data/1"}
+    assert segment.body_at(records[1]).keys() == {BASE, "data/1"}
+    assert segment.body_at(records[2]).keys() == {BASE, "data", "data/1"}
+
+
+def test_the_name_of_a_value_below_is_taken_by_no_other_part() -> None:
+    with pytest.raises(AssertionError, match="slash"):
+        BodyEncoder().parts({"a": [tree.Fixed(1)], "a/0": 2}, None)
 
 
 def test_a_fixed_value_that_is_kept_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,29 +245,6 @@ def test_a_fixed_value_that_is_kept_is_encoded_once(monkeypatch: pytest.MonkeyPa
     assert tree.decode(again["data"].blob) == {"constant": 1}
 
 
-def test_a_part_of_the_same_length_is_a_difference() -> None:
-    segment = Segment()
-    state = {"state": np.random.default_rng(0).bytes(3000), "position": 1}
-    first = segment.write(segment.encoder.parts({"rng": state}, None))
-    second = segment.write(segment.encoder.parts({"rng": {**state, "position": 2}}, None))
-    third = segment.write(segment.encoder.parts({"rng": {**state, "position": 3}}, None))
-    for record, position in ((second, 2), (third, 3)):
-        offset, content, rows = unpack_parts(segment.packed[record])["rng"]
-        assert (offset, rows) == (first, None)
-        assert isinstance(content, tuple)
-        assert len(content[0]) < 100
-        assert segment.read(record) == {"rng": {**state, "position": position}}
-
-
-def test_an_array_that_comes_again_is_stored_once_though_its_part_changed() -> None:
-    segment = Segment()
-    segment.write(segment.encoder.parts({"ema": {"order": LARGE[1], "n": 1}}, None))
-    before = len(segment.arrays)
-    record = segment.write(segment.encoder.parts({"ema": {"order": LARGE[1], "n": "two"}}, None))
-    assert len(segment.arrays) == before
-    assert same(segment.read(record), {"ema": {"order": LARGE[1], "n": "two"}})
-
-
 def test_arrays_that_move_within_a_body_are_stored_once() -> None:
     """A history gives up its oldest array for a new one; so does the body of a step, which has one part."""
     segment, rng = Segment(), np.random.default_rng(0)
@@ -197,8 +262,8 @@ def test_arrays_that_move_within_a_body_are_stored_once() -> None:
 def test_arrays_of_a_body_are_compressed_where_it_pays() -> None:
     segment = Segment()
     record = segment.write(segment.encoder.whole({"zeros": LARGE[3], "noise": LARGE[0]}, None))
-    rows = unpack_parts(segment.packed[record])[WHOLE][2]
-    assert [(row[2], row[4]) for row in rows] == [(0, Codec.ZERO), (OUT_OF_LINE_BYTES_MIN, Codec.RAW)]
+    rows = segment.body_at(record)[WHOLE][1]
+    assert [(row[1], row[3]) for row in rows] == [(0, Codec.ZERO), (OUT_OF_LINE_BYTES_MIN, Codec.RAW)]
     assert same(segment.read(record)[WHOLE], {"zeros": LARGE[3], "noise": LARGE[0]})
 
 
@@ -222,46 +287,51 @@ def test_what_cannot_be_stored_is_named_with_its_path() -> None:
         BodyEncoder().parts({"data": tree.Fixed({"f": lambda: 1})}, None)
 
 
-def test_parts_to_compare_with_are_those_that_are_stored() -> None:
-    body = {"rng": [1, 2], "array": LARGE[0], "fixed": 3}
-    stored = BodyEncoder().parts(body, None)
-    assert encode_parts(body, None) == {name: part.blob for name, part in stored.items()}
-
-
 @pytest.mark.parametrize(
     "packed",
     [
         [],
-        {"a": (0, None, [])},
-        {"a": (0, b"", None)},
-        {"a": (-1, b"", [])},
-        {"a": (0, "text", [])},
-        {1: (0, b"", [])},
-        {"a": (0, b"")},
-        {"a": [0, b"", []]},
-        {"a": (0, b"", [("x", 1, 2, 3)])},
-        {"a": (0, b"", [("x", -1, 2, 3, 0)])},
-        {"a": (0, b"", [(1, 1, 2, 3, 0)])},
-        {"a": (64, (b"", b""), None)},
-        {"a": (64, ("text",), None)},
-        {"a": (True, b"", [])},
-        {"a": (0, b"", [("x", 1 << 64, 2, 3, 0)])},
+        {1: b""},
+        {False: 64},
+        {BASE: 0},
+        {BASE: b""},
+        {"a": 0},
+        {"a": -64},
+        {"a": True},
+        {"a": "text"},
+        {"a": (b"", [])},
+        {"a": [b""]},
+        {"a": [b"", [], []]},
+        {"a": [None, []]},
+        {"a": [b"", None]},
+        {"a": [b"", [[1, 2, 3]]]},
+        {"a": [b"", [[-1, 2, 3, 0]]]},
+        {"a": [b"", [["x", 2, 3, 0]]]},
+        {"a": [b"", [[1, 2, True, 0]]]},
+        {"a": [b"", [[1 << 64, 2, 3, 0]]]},
     ],
 )
-def test_malformed_parts_are_refused(packed: object) -> None:
+def test_malformed_bodies_are_refused(packed: object) -> None:
     with pytest.raises(tree.MalformedTree):
-        unpack_parts(tree.encode(packed))
+        unpack_body(tree.encode(packed))
 
 
 @pytest.mark.parametrize(
-    ("part", "full"),
+    ("part", "there"),
     [
-        ((64, None, None), (32, None, None)),
-        ((64, None, None), (32, (b"x",), None)),
-        ((64, None, None), (32, b"x", None)),
-        ((64, (b"\xff\xff",), None), (0, b"full", [])),
+        (64, {}),
+        (64, {"a": 32}),
+        (64, {"a": None}),
+        ([b"", 64], {"a": b""}),
+        ([64, []], {"a": 32}),
+        ([64, 64], {"a": [b"", 32]}),
     ],
 )
-def test_parts_that_do_not_fit_together_are_refused(part: Any, full: Any) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        merge_part(part, full)
+def test_parts_that_do_not_fit_together_are_refused(part: Any, there: PackedBody) -> None:
+    with pytest.raises(ValueError, match="does not hold the part 'a'"):
+        merge_part("a", part, lambda _: there)
+
+
+def test_a_boundary_that_refers_to_one_without_all_its_parts_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not have all its parts"):
+        merge_bodies({BASE: 64}, {BASE: 32})

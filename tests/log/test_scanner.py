@@ -8,6 +8,7 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from tranlogs.base.config import FORMAT_VERSION, META_BYTES_MAX, MIB, JournalCon
 from tranlogs.base.errors import CorruptRecord, UnknownFormat
 from tranlogs.base.types import dense
 from tranlogs.catalog import SegmentRow
+from tranlogs.encoding.tree import Fixed
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import HEAD, MAGIC, EntryKind, Location, checksum_of, pack_head
@@ -295,8 +297,12 @@ def _written(folder: Path, records: list[tuple[EntryKind, int]]) -> tuple[Path, 
         patch.setattr(files, "new_segment_id", lambda: SEGMENT_ID)
         for sequence, (kind, size) in enumerate(records, 1):
             values = np.random.default_rng(sequence).integers(0, 256, size, np.uint8)
-            body = {"n": sequence % 3, "words": ["constant"] * 20}
-            encoded = log.encoder.parts(body, None) if kind == EntryKind.BOUNDARY else log.encoder.whole(body, None)
+            body: dict[str, Any] = {"n": sequence % 3, "words": ["constant"] * 20}
+            if kind == EntryKind.BOUNDARY:
+                body["data"] = {"head": ["same"] * 20, "sometimes": sequence // 4}
+                encoded = log.encoder.parts({**body, "data": {name: Fixed(one) for name, one in body["data"].items()}}, None)
+            else:
+                encoded = log.encoder.whole(body, None)
             log.append(kind, sequence, Payload.of([("w", dense(values))]), encoded)
             contents.append((values.tobytes(), body))
         assert log._segment is not None

@@ -52,7 +52,7 @@ def boundary_arrays(run: Path) -> list[tuple[Path, int, list[int]]]:
         with SegmentReader(segment.path) as reader:
             for entry in reader.entries(segment.locations):
                 if entry.kind == EntryKind.BOUNDARY:
-                    found.append((segment.path, entry.step, [offset for _, offset, *_ in entry.arrays()]))
+                    found.append((segment.path, entry.step, [row[0] for _, row in entry.arrays()]))
     return found
 
 

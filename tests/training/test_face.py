@@ -22,8 +22,8 @@ Decoded demand_storable describe_difference describe_end describe_equal describe
 describe_replacement describe_script_change describe_unset digest_of Digests Divergence EverySteps ExpectedWrites Face
 find_changed_elements Fingerprint FIRST_UNITS FixedCache forecast_writes Framework FROM_FIRST_EPOCH full_digests
 GRACE_SECONDS GradientLayout
-HostRng LEFT_NOW is_below is_rounding is_same is_same_state is_set_as_a_whole Journal judge_exactness LastUnit LiveReport
-LOOP_LENGTH
+HostRng LEFT_NOW is_below is_rounding is_same is_same_state is_set_as_a_whole join_python join_torch Journal judge_exactness
+LastUnit LiveReport LOOP_LENGTH split_python split_torch
 LoopDecision LoopRecord LoopSequence LoopState make_report Mode Monitor name_loop NO_UNIT NumberLists numpy_state
 OfflineReplay OnSignal path_of_remembered PENDING Place prepare_run_id Progress progress_bar python_state read_facts
 read_memory_of Recheck RecomputedUnit recover Recovered RecoveryReport redo_in_order Remembered REMEMBERED_NAMES ReplayCheck
@@ -31,7 +31,7 @@ Restarts restore_numbers RetentionPolicy RunOptions RunResources RunSettings Sca
 some_bytes StateDigests StepRecorder TurnData UNKNOWN_DATA Unstorable when_full window_of
 """
 RECORDS = """
-Checkpoint Entry EntryKind Fixed Layout NO_TENSORS Payload Snapshot SparseForm Tensor
+BodyEncoder Checkpoint decode_part Entry EntryKind Fixed Layout NO_TENSORS Payload Snapshot SparseForm Tensor
 array_of spec_of to_numpy tree
 """
 RANKS = """

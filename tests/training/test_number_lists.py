@@ -28,7 +28,7 @@ def restored(stored: tuple[Any, ...]) -> list[Any]:
     """The list that a record gives."""
     far: list[Any] = []
     blob = tree.encode(stored, out_of_line=far)
-    found = tree.decode(blob, lambda index, like: far[index][1])
+    found = tree.decode(blob, lambda index, like: far[index])
     assert found[0] == "numbers"
     return restore_numbers(*found[1:])
 
@@ -114,6 +114,22 @@ def test_blocks_that_are_full_stay_the_arrays_that_they_are() -> None:
     assert restored(first) == values[: BLOCK * 33 + 5], "what was stored before does not change"
 
 
+def test_a_boundary_has_few_blocks_and_few_bytes_of_its_own_however_long_the_list_is() -> None:
+    lists, values, seen, written = NumberLists(), [0.5] * BLOCK, set[bytes](), 0
+    for number in range(BLOCK * 40):
+        values.append(float(number))
+        stored = lists.store(values)
+        assert stored is not None
+        *_, blocks, recent, last = stored
+        assert len(blocks) < 32
+        assert len(last) < 256
+        for part in (*(block.tobytes() for block in blocks), recent.value):
+            written += 0 if part in seen else len(part)
+            seen.add(part)
+        written += len(last)
+    assert written / (BLOCK * 40) < 250, "bytes for each number"
+
+
 def test_list_that_a_boundary_does_not_have_is_forgotten() -> None:
     lists = NumberLists()
     values = [0.5] * BLOCK
@@ -126,15 +142,15 @@ def test_list_that_a_boundary_does_not_have_is_forgotten() -> None:
 
 @pytest.mark.parametrize(
     ("count", "blocks", "text"),
-    [(BLOCK * 2 + 1, 0, "1024 numbers in a list of 2049"), (3, 1, "1024 numbers in a list of 3")],
+    [(BLOCK * 2 + 1, 0, "40 numbers in a list of 513"), (3, 1, "296 numbers in a list of 3")],
 )
 def test_damaged_count_is_refused(count: int, blocks: int, text: str) -> None:
-    stored = NumberLists().store([0.5] * (BLOCK + 1))
+    stored = NumberLists().store([0.5] * (BLOCK + 40))
     assert stored is not None
     with pytest.raises(ValueError, match=text):
-        restore_numbers("float", count, stored[3][:blocks], stored[4])
+        restore_numbers("float", count, stored[3][:blocks], *stored[4:])
     with pytest.raises(ValueError, match="a block of float64 in a list of int"):
-        restore_numbers("int", BLOCK + 1, stored[3], stored[4])
+        restore_numbers("int", BLOCK + 40, *stored[3:])
 
 
 def test_stored_lists_are_compared_item_by_item() -> None:

@@ -150,7 +150,7 @@ class Base:
             with SegmentReader(segment.path) as reader:
                 for location in segment.locations:
                     if location.head.kind == EntryKind.SEGMENT or location in reachable:
-                        arrays = [(row[1], row[1] + row[2]) for row in reader.decode(location).arrays()]
+                        arrays = [(row[0], row[0] + row[1]) for _, row in reader.decode(location).arrays()]
                         self.entries[segment.path.name].append(Place(location, arrays))
 
     def is_open(self, name: str) -> bool:

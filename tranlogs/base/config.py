@@ -12,7 +12,7 @@ FORMAT_VERSION = 3  # version of segments, checkpoints and the catalog (docs/for
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 # Encoding.
-OUT_OF_LINE_BYTES_MIN = 8 * KIB  # Arrays of this size or more in auxiliary state are stored outside of the tree.
+OUT_OF_LINE_BYTES_MIN = 2 * KIB  # Arrays of this size or more in auxiliary state are stored outside of the tree.
 TREE_DEPTH_MAX = 64
 META_BYTES_MAX = 256 * MIB  # A larger description of a record has a damaged length.
 REMEMBERED_BYTES_MAX = 64 * MIB  # of all that a loop remembers, since it is written at each boundary

@@ -31,10 +31,10 @@ class Snapshot:
 
     def encode(self, adapt: tree.Adapt | None) -> None:
         """Encode `meta`. Its large arrays become tensors `aux/...`."""
-        large: list[tuple[str, AnyArray]] = []
+        large: list[AnyArray] = []
         self.blob = tree.encode(self.meta, path="", adapt=adapt, out_of_line=large)
         self.flat = []
-        for name, content in [*self.tensors.items(), *((aux_name(i), array) for i, (_, array) in enumerate(large))]:
+        for name, content in [*self.tensors.items(), *((aux_name(i), array) for i, array in enumerate(large))]:
             if isinstance(content, SparseArray):
                 self.flat += [(name + "#indices", content.indices), (name + "#values", content.values)]
             else:

@@ -1,1 +1,1 @@
-"""Bytes: plain values (tree), tensors (compression), differences (delta), log entries (entry)."""
+"""Bytes: plain values (tree) and tensors (compression)."""

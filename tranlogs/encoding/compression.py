@@ -12,12 +12,10 @@ recognises it, and it is stored as it is.
 
 from __future__ import annotations
 
-import threading
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
-import zstandard
 
 from ..base.types import Bytes
 
@@ -31,9 +29,6 @@ class Codec(IntEnum):
     ZERO = 1
     HIGH16 = 2
     NONZERO = 3
-
-
-_threads = threading.local()
 
 
 def compress(data: Bytes) -> tuple[Codec, Bytes]:
@@ -107,40 +102,6 @@ def _put_zeros(stored: Bytes, out: Bytes) -> None:
     words[places] = np.frombuffer(stored[:stored_bytes], "<u4")
 
 
-def pack(data: bytes | memoryview) -> bytes:
-    """Compress data to one zstd frame, level 1, whose header contains the length of the data."""
-    return _compressor().compress(data)
-
-
-def unpack(packed: bytes | memoryview, nbytes: int) -> bytes:
-    """Return the content of a zstd frame.
-
-    Raises:
-        ValueError: the data are not a zstd frame with `nbytes` bytes of content.
-    """
-    try:
-        _expect(zstandard.frame_content_size(packed), nbytes)  # Before decompression, because zstd allocates this size.
-        raw = _decompressor().decompress(packed)
-    except zstandard.ZstdError as error:
-        raise ValueError(str(error)) from None
-    _expect(len(raw), nbytes)
-    return raw
-
-
 def _expect(got: int, wanted: int) -> None:
     if got != wanted:
         raise ValueError(f"expected {wanted} bytes, got {got}")
-
-
-def _compressor() -> zstandard.ZstdCompressor:  # one for each thread, because threads must not share a compressor
-    found: zstandard.ZstdCompressor | None = getattr(_threads, "compressor", None)
-    if found is None:
-        found = _threads.compressor = zstandard.ZstdCompressor(level=1)
-    return found
-
-
-def _decompressor() -> zstandard.ZstdDecompressor:
-    found: zstandard.ZstdDecompressor | None = getattr(_threads, "decompressor", None)
-    if found is None:
-        found = _threads.decompressor = zstandard.ZstdDecompressor()
-    return found

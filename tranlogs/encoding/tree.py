@@ -15,6 +15,7 @@ What a type holds besides bytes of its own is MessagePack again. Integers and fl
     10 array           out of line: header, index (u32) into the arrays that are stored outside of the tree
     11 sparse array    array of shape (a tuple), coalesced (bool), indices and values (each an array)
     12 extension       array of the integration's tag (str) and a value
+    13 part            index (u32) of the part that has the value: a `Fixed` in the body of a boundary
 
 An array's header: flag (u8: 1 = framework tensor, 2 = has strides), length (u8) and name of the dtype, rank (u8), shape (u64
 each), strides (i64 each, if flagged). Only the exact types are accepted: a subclass could have behaviour that would be lost.
@@ -40,7 +41,8 @@ Adapt = Callable[[Any], Any]  # turns a framework's value into an Array, SparseA
 ReadFar = Callable[[int, AnyArray], AnyArray]
 
 NUMPY_DTYPES = frozenset(name for name in ITEMSIZE if name in np.sctypeDict)
-_TUPLE, _SET, _FROZENSET, _ORDERED, _COUNTER, _INTEGER, _COMPLEX, _SCALAR, _ARRAY, _FAR, _SPARSE, _EXTENSION = range(1, 13)
+_TUPLE, _SET, _FROZENSET, _ORDERED, _COUNTER, _INTEGER, _COMPLEX = range(1, 8)
+_SCALAR, _ARRAY, _FAR, _SPARSE, _EXTENSION, _PART = range(8, 14)
 _C128, _U32 = struct.Struct("<dd"), struct.Struct("<I")
 _PACKER_BYTES = 1 << 12  # of the buffer of a packer, which grows
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
@@ -48,7 +50,7 @@ _NATIVE = frozenset((type(None), bool, float, str, bytes, list, dict))  # Messag
 
 
 class Fixed:
-    """A value that does not change, at any place in a tree. `BodyEncoder` encodes it once.
+    """A value that rarely changes, at any place in a tree. `BodyEncoder` encodes the same object once.
 
     Attributes:
         value: the value.
@@ -69,8 +71,9 @@ def encode(
     *,
     path: str = "state",
     adapt: Adapt | None = None,
-    out_of_line: list[tuple[str, AnyArray]] | None = None,
+    out_of_line: list[AnyArray] | None = None,
     out_of_line_bytes_min: int = OUT_OF_LINE_BYTES_MIN,
+    parts: list[Fixed] | None = None,
     is_checked: bool = False,
 ) -> bytes:
     """Encode a value.
@@ -79,9 +82,11 @@ def encode(
         value: the value. The types above are accepted.
         path: name of the value in error messages.
         adapt: turns a framework's values into arrays and extensions.
-        out_of_line: list to which arrays of `out_of_line_bytes_min` bytes or more are appended with their paths. The tree
-            refers to them by index. If None, all arrays are stored in the tree.
+        out_of_line: list to which arrays of `out_of_line_bytes_min` bytes or more are appended. The tree refers to them by
+            index. If None, all arrays are stored in the tree.
         out_of_line_bytes_min: size from which on arrays are out of line.
+        parts: list to which each `Fixed` below the value is appended. The tree refers to it by index. If None, they are all
+            stored in the tree.
         is_checked: True if a value of this form has been encoded before. `bytearray`, which MessagePack takes for `bytes`, is
             not looked for then.
 
@@ -92,7 +97,7 @@ def encode(
         encoder = _free.pop()
     except IndexError:  # no check before: another thread may take the last one after it
         encoder = _Encoder()
-    encoder.begin(adapt, out_of_line is not None, out_of_line_bytes_min)
+    encoder.begin(adapt, out_of_line is not None, out_of_line_bytes_min, parts)
     if not is_checked:
         for _ in _walk(value, path, encoder.adapt):
             pass
@@ -102,18 +107,29 @@ def encode(
         for _ in _walk(value, path, encoder.adapt):  # It raises the error that names the path.
             pass
         raise UnencodableState(path, value, f"cannot be stored: {error}") from error
-    if out_of_line is not None and encoder.far:
-        arrays = (where for where, array in _walk(value, path, encoder.adapt) if array.nbytes >= out_of_line_bytes_min)
-        out_of_line += zip(arrays, encoder.far, strict=True)
+    if out_of_line is not None:
+        out_of_line += encoder.far
     encoder.end()
     _free.append(encoder)
     return encoded
+
+
+def find_arrays(value: Any, path: str, adapt: Adapt) -> Iterator[tuple[str, AnyArray]]:
+    """Yield the arrays of a value with their paths.
+
+    Raises:
+        UnencodableState: the value contains a value that cannot be stored.
+    """
+    encoder = _Encoder()
+    encoder.begin(adapt, False, 0)
+    yield from _walk(value, path, encoder.adapt)
 
 
 def decode(
     data: bytes | memoryview,
     arrays: ReadFar | None = None,
     *,
+    parts: Callable[[int], Any] | None = None,
     make_array: Callable[[AnyArray], Any] | None = None,
     make_extension: Callable[[Extension], Any] | None = None,
 ) -> Any:
@@ -122,13 +138,14 @@ def decode(
     Args:
         data: the result of `encode`.
         arrays: returns an out-of-line array, given its index and an array of the same layout without data.
+        parts: returns the decoded value of a part, given its index (default: `Extension("part", index)`).
         make_array: makes the framework's tensor of an array (default: returns numpy arrays as such, other arrays as `Array`).
         make_extension: makes the framework's value of an extension (default: returns the `Extension`).
 
     Raises:
         MalformedTree: the bytes are damaged.
     """
-    decoder = _Decoder(arrays, make_array or _default_array, make_extension or _default_extension)
+    decoder = _Decoder(arrays, parts or _default_part, make_array or _default_array, make_extension or _default_extension)
     try:
         return decoder.unpack(data)
     except MalformedTree:
@@ -154,13 +171,13 @@ class _Encoder:
         self.far: list[AnyArray] = []
         self.begin(None, False, 0)
 
-    def begin(self, adapt: Adapt | None, has_far: bool, far_bytes_min: int) -> None:
+    def begin(self, adapt: Adapt | None, has_far: bool, far_bytes_min: int, parts: list[Fixed] | None = None) -> None:
         """Begin another value."""
-        self._adapt, self._has_far, self._far_bytes_min = adapt, has_far, far_bytes_min
+        self._adapt, self._has_far, self._far_bytes_min, self._parts = adapt, has_far, far_bytes_min, parts
 
     def end(self) -> None:
         """Keep nothing of the value."""
-        self._adapt = None
+        self._adapt = self._parts = None
         if self._adapted:
             self._adapted.clear()
         if self.far:
@@ -193,6 +210,9 @@ class _Encoder:
         if kind is tuple:
             return msgpack.ExtType(_TUPLE, self.pack(list(value)))
         if kind is Fixed:
+            if self._parts is not None:
+                self._parts.append(value)
+                return msgpack.ExtType(_PART, _U32.pack(len(self._parts) - 1))
             return value.value if type(value.value) in _NATIVE else self._default(value.value)
         if kind is np.ndarray:
             return self._array(_from_numpy(value))
@@ -307,9 +327,13 @@ class _Decoder:
     """Decodes one value. A length that is larger than the bytes that are given is refused before anything is allocated."""
 
     def __init__(
-        self, arrays: ReadFar | None, make_array: Callable[[AnyArray], Any], make_extension: Callable[[Extension], Any]
+        self,
+        arrays: ReadFar | None,
+        parts: Callable[[int], Any],
+        make_array: Callable[[AnyArray], Any],
+        make_extension: Callable[[Extension], Any],
     ) -> None:
-        self._arrays, self._make_array, self._make_extension = arrays, make_array, make_extension
+        self._arrays, self._parts, self._make_array, self._make_extension = arrays, parts, make_array, make_extension
 
     def unpack(self, data: bytes | memoryview, hook: Callable[[int, bytes], Any] | None = None) -> Any:
         """Return the decoded value."""
@@ -343,6 +367,8 @@ class _Decoder:
             if type(tag) is not str:
                 raise MalformedTree(f"the tag of an extension is {tag!r}")
             return self._make_extension(Extension(tag, value))
+        if code == _PART:
+            return self._parts(*_U32.unpack(data))
         raise MalformedTree(f"unknown type {code}")
 
     def _items(self, data: bytes) -> list[Any]:
@@ -394,6 +420,10 @@ class _Decoder:
 
 def _default_array(array: AnyArray) -> Any:
     return to_numpy(array) if isinstance(array, Array) and not array.is_tensor else array
+
+
+def _default_part(index: int) -> Any:
+    return Extension("part", index)
 
 
 def _default_extension(extension: Extension) -> Any:

@@ -9,7 +9,7 @@ from ..base.types import AnyArray, Array
 from ..encoding import tree
 from .layout import Layout
 from .payload_reader import PayloadReader, RecordFile
-from .record_body import WHOLE, Row, merge_part, unpack_parts
+from .record_body import BASE, WHOLE, PackedBody, Row, merge_bodies, merge_part, unpack_body
 from .record_format import Description, EntryKind, Location
 
 
@@ -52,10 +52,10 @@ class Entry(PayloadReader):
             CorruptRecord: the body is damaged, or refers to a damaged record.
         """
         try:
-            parts = self._merged_parts()
+            packed = self._packed_body()
             if self.kind == EntryKind.BOUNDARY:
-                return {name: self._decode(part, make) for name, part in parts.items()}
-            return self._decode(parts[WHOLE], make) if WHOLE in parts else None
+                return {name: self._decode(name, packed, make) for name in list(packed) if "/" not in name}
+            return self._decode(WHOLE, packed, make) if WHOLE in packed else None
         except (ValueError, KeyError, TypeError) as error:
             raise self._damaged_body(error) from None
 
@@ -66,11 +66,8 @@ class Entry(PayloadReader):
             CorruptRecord: the part is damaged, or refers to a damaged record.
         """
         try:
-            part = unpack_parts(self._body).get(name)
-            if part is None:
-                return None
-            full = self.reader.parts_at(part[0], self.step)[name] if part[0] else None
-            return self._decode(merge_part(part, full), make)
+            packed = self._packed_body()
+            return self._decode(name, packed, make) if name in packed else None
         except (ValueError, KeyError, TypeError) as error:
             raise self._damaged_body(error) from None
 
@@ -92,52 +89,60 @@ class Entry(PayloadReader):
             CorruptRecord: the body is damaged, or refers to a damaged record.
         """
         try:
-            return {name: (blob, self._read_arrays(blob, rows)) for name, (blob, rows) in self._merged_parts().items()}
+            merged = self._merged_parts().items()
+            return {name: (blob, self._read_arrays(name, blob, rows)) for name, (blob, rows) in merged}
         except (ValueError, KeyError, TypeError) as error:
             raise self._damaged_body(error) from None
 
-    def _read_arrays(self, blob: bytes, rows: Any) -> list[Array]:
+    def _read_arrays(self, name: str, blob: bytes, rows: list[Row]) -> list[Array]:
         found: dict[int, Array] = {}
 
         def array(index: int, layout: AnyArray) -> AnyArray:
             assert isinstance(layout, Array)
-            found[index] = self.reader.read_array(rows[index], layout, self.step)
+            found[index] = self.reader.read_array(name, rows[index], layout, self.step)
             return found[index]
 
         tree.decode(blob, array)
         return [found[index] for index in sorted(found)]
 
-    def arrays(self) -> list[Row]:
-        """Return the locations of the body's large arrays.
+    def arrays(self) -> list[tuple[str, Row]]:
+        """Return the locations of the body's large arrays, each with the name of its part.
 
         Raises:
             CorruptRecord: the body is damaged, or refers to a damaged record.
         """
         try:
-            return [row for _, rows in self._merged_parts().values() for row in rows]
+            return [(name, row) for name, (_, rows) in self._merged_parts().items() for row in rows]
         except (ValueError, KeyError, TypeError) as error:
             raise self._damaged_body(error) from None
 
     def _damaged_body(self, error: Exception) -> CorruptRecord:
         return CorruptRecord(self.reader.path, f"its description is damaged ({error})", step=self.step)
 
-    def _merged_parts(self) -> dict[str, tuple[bytes, Any]]:
-        """Return the tree and the array locations of each part."""
+    def _packed_body(self) -> PackedBody:
+        """Return what this record, and the one that it refers to for a whole body, have of the parts."""
         if self._body_at:
-            return {WHOLE: merge_part(self.reader.parts_at(self._body_at, self.step)[WHOLE], None)}
-        found = {}
-        for name, part in unpack_parts(self._body).items():
-            full = self.reader.parts_at(part[0], self.step)[name] if part[0] else None
-            found[name] = merge_part(part, full)
-        return found
+            return dict(self._body_of(self._body_at))
+        body = unpack_body(self._body)
+        return merge_bodies(body, self._body_of(body[BASE])) if BASE in body else body
 
-    def _decode(self, part: tuple[bytes, Any], make: dict[str, Any]) -> Any:
-        blob, rows = part
+    def _body_of(self, offset: int) -> PackedBody:
+        return self.reader.body_at(offset, self.step)
+
+    def _merged_parts(self) -> dict[str, tuple[bytes, list[Row]]]:
+        """Return the tree and the array locations of each part."""
+        return {name: merge_part(name, part, self._body_of) for name, part in self._packed_body().items()}
+
+    def _decode(self, name: str, packed: PackedBody, make: dict[str, Any]) -> Any:
+        """Take a part out of a body, and decode it with the parts that it refers to: each is referred to once."""
+        if name not in packed:
+            raise tree.MalformedTree(f"the part {name!r} is missing, or is referred to twice")
+        blob, rows = merge_part(name, packed.pop(name), self._body_of)
 
         def array(index: int, layout: AnyArray) -> AnyArray:
             if not index < len(rows):
                 raise tree.MalformedTree(f"array {index} is missing: the part has {len(rows)} arrays")
             assert isinstance(layout, Array)
-            return self.reader.read_array(rows[index], layout, self.step)
+            return self.reader.read_array(name, rows[index], layout, self.step)
 
-        return tree.decode(blob, array, **make)
+        return tree.decode(blob, array, parts=lambda index: self._decode(f"{name}/{index}", packed, make), **make)

@@ -17,7 +17,7 @@ from ..base.types import ITEMSIZE, AnyArray, Array, Bytes, SparseArray, TensorSp
 from ..encoding import tree
 from ..encoding.compression import Codec, decompress
 from .layout import PIECE_BYTES_MAX, Layout, SparseForm, array_of
-from .record_body import PackedPart, Row
+from .record_body import PackedBody, Row
 from .record_format import Description, Location, checksum_of
 
 _NAMES_MAX = 8  # names in a message about a damaged piece that several tensors share
@@ -32,12 +32,12 @@ class RecordFile(Protocol):
         """Fill `into` with the bytes at an offset; return a description of the problem, or "" if there was none."""
         ...
 
-    def parts_at(self, offset: int, step: int) -> dict[str, PackedPart]:
-        """Return the parts of the body of the record at an offset."""
+    def body_at(self, offset: int, step: int) -> PackedBody:
+        """Return the packed body of the record at an offset."""
         ...
 
-    def read_array(self, row: Row, layout: Array, step: int) -> Array:
-        """Return a large array of a body."""
+    def read_array(self, name: str, row: Row, layout: Array, step: int) -> Array:
+        """Return a large array of a part of a body."""
         ...
 
 

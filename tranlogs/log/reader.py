@@ -22,7 +22,7 @@ from ..encoding.compression import Codec, decompress
 from .decoded_record import Entry
 from .index import indexed_locations
 from .layout import Layout, unpack_layout
-from .record_body import PackedPart, Row, unpack_parts
+from .record_body import PackedBody, Row, unpack_body
 from .record_format import HEAD, Description, Head, Location, checksum_of, unpack_description, unpack_head, unpack_scalars
 
 _NO_LAYOUT = Layout(())
@@ -65,7 +65,7 @@ class SegmentReader(ReadFile):
         self._locations, self._uses_index = locations, uses_index
         self._by_offset: dict[int, Location] | None = None
         self._layouts: dict[int, Layout] = {}
-        self._parts: dict[int, dict[str, PackedPart]] = {}
+        self._bodies: dict[int, PackedBody] = {}
         self._segment_id: int | None = None
 
     def entries(self, locations: Iterable[Location]) -> Iterator[Entry]:
@@ -190,20 +190,20 @@ class SegmentReader(ReadFile):
             layout = self._layouts[offset] = unpack_layout(data)
         return layout
 
-    def parts_at(self, offset: int, step: int) -> dict[str, PackedPart]:
-        """Return the parts of the body of the record at an offset, to which a record of `step` refers.
+    def body_at(self, offset: int, step: int) -> PackedBody:
+        """Return the packed body of the record at an offset, to which a record of `step` refers.
 
         Raises:
             CorruptRecord: the record at the offset is damaged.
             ValueError: the record at the offset has no body.
         """
-        parts = self._parts.get(offset)
-        if parts is None:
-            parts = unpack_parts(self._referenced(offset, step).body)
-            if len(self._parts) >= _CACHED_MAX:
-                self._parts.clear()
-            self._parts[offset] = parts
-        return parts
+        body = self._bodies.get(offset)
+        if body is None:
+            body = unpack_body(self._referenced(offset, step).body)
+            if len(self._bodies) >= _CACHED_MAX:
+                self._bodies.clear()
+            self._bodies[offset] = body
+        return body
 
     def _referenced(self, offset: int, step: int) -> Description:
         """Return the description of the record at an offset, to which a record of `step` refers."""
@@ -235,10 +235,11 @@ class SegmentReader(ReadFile):
 
     # Large arrays of bodies.
 
-    def read_array(self, row: Row, layout: Array, step: int) -> Array:
+    def read_array(self, name: str, row: Row, layout: Array, step: int) -> Array:
         """Read a large array of a body, and compare its checksum.
 
         Args:
+            name: of its part, for error messages.
             row: location of the array.
             layout: an array of the same dtype, shape and strides, without data.
             step: step of the record, for error messages.
@@ -246,9 +247,9 @@ class SegmentReader(ReadFile):
         Raises:
             CorruptRecord: the bytes are damaged.
         """
-        name, _, _, _, codec = row
+        codec = row[3]
         total = math.prod(layout.shape) * ITEMSIZE[layout.dtype]
-        stored = self._stored_array(row, step)
+        stored = self._stored_array(name, row, step)
         if codec == Codec.RAW:
             if stored.nbytes != total:
                 raise CorruptRecord(self.path, f"expected {total} bytes, found {stored.nbytes}", step=step, tensor=name)
@@ -264,13 +265,13 @@ class SegmentReader(ReadFile):
     def is_sound(self, row: Row) -> bool:
         """Return True if the checksum of a large array matches."""
         try:
-            self._stored_array(row, 0)
+            self._stored_array("", row, 0)
             return True
         except CorruptRecord:
             return False
 
-    def _stored_array(self, row: Row, step: int) -> Bytes:
-        name, offset, nbytes, checksum, _ = row
+    def _stored_array(self, name: str, row: Row, step: int) -> Bytes:
+        offset, nbytes, checksum, _ = row
         size = os.fstat(self.fd).st_size
         if offset + nbytes > size:
             raise CorruptRecord(self.path, "the file ends before the array does", step=step, tensor=name)

@@ -1,51 +1,50 @@
-"""The bodies of records: plain values in parts. A part that does not change is stored once.
+"""The bodies of records: plain values in parts. A part that does not change is stored once in a segment.
 
-The body of a boundary is a dict, and each of its values is a *part*. The body of any other record is one part with the name
-"". In a record, a part is a tuple
+The body of a boundary is a dict, and each of its values is a *part*. A `Fixed` below a part is a part, too: its name is that
+of the part above, a slash, and its index there. The body of any other record is one part with the name "". In a record, a body
+is a dict of parts:
 
-    (offset, content, arrays)
+    name: content             the part, encoded
+    name: place               offset of the record in the same file that has it there
+    name: [content, arrays]   a part with large arrays; each of the two may be a place
+    name: None                the boundary does not have the part, in contrast to the one at `0`
+    0: place                  of another boundary, with all its parts: those that are not named here are that one's
 
-    offset   offset of the record in the same file that holds the part in full; 0 if this record holds it in full
-    content  the part's tree; None if it equals that of the record at `offset`; a tuple of one `bytes` if it is stored as a
-             difference from that tree (`encoding/delta.py`)
-    arrays   the part's large arrays, in the order of the tree's indices: list of (name, offset in the file, stored bytes,
-             xxh3_64 of them, codec); None if they equal those of the record at `offset`
+    arrays                    [offset in the file, stored bytes, xxh3_64 of them, codec] each, in the order of their indices
 
-An array whose bytes lie in the file already, in whatever record and part, is not written again.
-
-A part that is stored in full does not refer to another record. Reading a record therefore needs at most one other record for
-each part.
+A record at a place has there what it is referred to for, and does not refer on. An array that the part had when it last stood
+in the segment is not written again; what counts is its length and its 128-bit hash.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import xxhash
 
 from ..base.types import AnyArray, Array, Bytes
-from ..encoding import delta, tree
+from ..encoding import tree
 from ..encoding.compression import compress
 
 WHOLE = ""  # the part that is the whole body
-_DELTA_BYTES_MIN = 128  # Smaller parts are stored in full.
-_ARRAYS_MAX = 4096  # Later records of a segment can refer to this number of different arrays.
+BASE = 0  # the key of the place of another boundary
+_PLACES_MAX = 8  # in a body that refers to another boundary; a body with more becomes one with all its parts
 _WHOLE_BODIES_MAX = 64  # Later records of a segment can refer to this number of different bodies of steps.
 
-Content = tuple[int, int]  # bytes of an array, and xxh3_64 of them
-Row = tuple[str, int, int, int, int]  # name, offset, stored bytes, checksum, codec
-PackedPart = tuple[int, Any, Any]  # offset, content, arrays, as defined above
+Row = list[int]  # of an array: offset, stored bytes, checksum, codec
+PackedBody = dict[Any, Any]  # as defined above
+Digest = tuple[int, int]  # bytes of an array, and xxh3_128 of them
 
 
 @dataclass(slots=True)
 class Part:
-    """An encoded part of a body: its tree, and its large arrays with their names."""
+    """An encoded part of a body: its tree, its large arrays, and the values below it that are parts."""
 
     blob: bytes
-    arrays: list[tuple[str, Array]] = field(default_factory=list)
+    arrays: list[Array] = field(default_factory=list)
+    below: list[tree.Fixed] = field(default_factory=list)
 
 
 EncodedBody = dict[str, Part]
@@ -63,7 +62,7 @@ class BodyEncoder:
         Raises:
             UnencodableState: the body contains a value that cannot be stored.
         """
-        return {WHOLE: self._part(WHOLE, body, adapt)}
+        return {WHOLE: self._part(WHOLE, body, adapt, None)}
 
     def parts(self, body: dict[str, Any], adapt: tree.Adapt | None) -> EncodedBody:
         """Encode a body whose values are parts.
@@ -71,47 +70,82 @@ class BodyEncoder:
         Raises:
             UnencodableState: the body contains a value that cannot be stored.
         """
-        return {name: self._part(name, value, adapt) for name, value in body.items()}
+        found: EncodedBody = {}
+        values = list(body.items())
+        for name, value in values:  # The loop adds the parts below them.
+            part = found[name] = self._part(name, value, adapt, [])
+            values += [(f"{name}/{index}", below) for index, below in enumerate(part.below)]
+        assert len(found) == len(values), "the name of a part has a slash"
+        return found
 
-    def _part(self, name: str, value: Any, adapt: tree.Adapt | None) -> Part:
+    def _part(self, name: str, value: Any, adapt: tree.Adapt | None, below: list[tree.Fixed] | None) -> Part:
         if type(value) is not tree.Fixed:
-            return _encoded(value, name, adapt)
+            return _encoded(value, name, adapt, below)
         known = self._fixed.get(name)
         if known is None or known[0] is not value:
-            known = self._fixed[name] = value, _encoded(value.value, name, adapt)
+            known = self._fixed[name] = value, _encoded(value.value, name, adapt, below)
         return known[1]
 
 
-def encode_parts(body: dict[str, Any], adapt: tree.Adapt | None) -> dict[str, bytes]:
-    """Encode each value of a body, for comparison with the parts of a boundary."""
-    return {name: _encoded(value, name, adapt).blob for name, value in body.items()}
+def decode_part(name: str, parts: Mapping[str, tuple[bytes, Sequence[Bytes]]], **make: Any) -> Any:
+    """Decode a part of a body that is not in a file, with the parts below it.
+
+    Args:
+        name: of the part.
+        parts: the encoded parts and the bytes of their large arrays, by name.
+        make: the arguments `make_array` and `make_extension` of `tree.decode`.
+
+    Raises:
+        MalformedTree: the bytes are damaged.
+    """
+    blob, arrays = parts[name]
+    return tree.decode(
+        blob,
+        lambda index, array: Array(array.dtype, array.shape, arrays[index], array.strides, array.is_tensor),
+        parts=lambda index: decode_part(f"{name}/{index}", parts, **make),
+        **make,
+    )
 
 
-def _encoded(value: Any, path: str, adapt: tree.Adapt | None) -> Part:
-    far: list[tuple[str, AnyArray]] = []
-    blob = tree.encode(value, path=path, adapt=adapt, out_of_line=far, is_checked=True)
-    return Part(blob, [(name, array) for name, array in far if isinstance(array, Array)])
+def _encoded(value: Any, path: str, adapt: tree.Adapt | None, below: list[tree.Fixed] | None) -> Part:
+    arrays: list[AnyArray] = []
+    blob = tree.encode(value, path=path, adapt=adapt, out_of_line=arrays, parts=below, is_checked=True)
+    return Part(blob, [array for array in arrays if isinstance(array, Array)], below or [])
 
 
 @dataclass(slots=True)
 class _Known:
-    """A part that a record of the open segment holds in full."""
+    """A part as it last stood in the segment.
+
+    Attributes:
+        part: the part.
+        content_at: offset of the record that has its content.
+        arrays_at: offset of the record that has the rows of its arrays; 0 if it has no arrays.
+        rows: of its arrays.
+        places: of its arrays, by content.
+    """
 
     part: Part
-    offset: int
-    rows: list[Row]
-    reference: tree.Fixed = field(init=False)  # what a record has in its place while it does not change
+    content_at: int
+    arrays_at: int = 0
+    rows: list[Row] = field(default_factory=list)
+    places: dict[Digest, Row] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.reference = tree.Fixed((self.offset, None, None))
+    def pack(self, record: int) -> Any:
+        """Return what the record at an offset has of the part."""
+        content = self.part.blob if self.content_at == record else self.content_at
+        if not self.part.arrays:
+            return content
+        return [content, self.rows if self.arrays_at == record else self.arrays_at]
 
 
 class PartsWriter:
-    """Packs parts for the records of one segment: in full, as a difference, or as a reference to an earlier record."""
+    """Packs the bodies of the records of one segment: what has changed, and references to earlier records for the rest."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
-        self._places: dict[Content, Row] = {}  # rows of arrays that lie in the segment, the oldest first
+        self._base: dict[str, _Known] = {}  # the parts of the boundary to which later ones refer
+        self._base_at = 0
         self._bodies: dict[bytes, int] = {}  # offset of the record that holds the body
 
     def shared_body(self, body: EncodedBody) -> int:
@@ -130,54 +164,59 @@ class PartsWriter:
         placed = PlacedBody(record, arrays_at)
         for name, part in body.items():
             known = self._known.get(name)
-            if known is not None and known.part is part:
-                placed.packed[name] = known.reference
-            else:
-                placed.packed[name] = self._write(name, part, known, placed)
-        if WHOLE in body and not body[WHOLE].arrays:
-            placed.blob = body[WHOLE].blob
+            if known is None or known.part is not part:
+                known = self._place(part, known, placed)
+            placed.parts[name] = known
+        if WHOLE in body:
+            placed.packed = {WHOLE: placed.parts[WHOLE].pack(record)}
+            return placed
+        base = self._base
+        changed = {name: known.pack(record) for name, known in placed.parts.items() if base.get(name) is not known}
+        gone = [name for name in base if name not in body]
+        if base and len(gone) + sum(map(_stands_elsewhere, changed.values())) <= _PLACES_MAX:
+            placed.packed = {BASE: self._base_at, **changed, **dict.fromkeys(gone)}
+        else:
+            placed.packed = {name: known.pack(record) for name, known in placed.parts.items()}
+            placed.is_base = True
         return placed
 
     def written(self, placed: PlacedBody) -> None:
-        """Note that a record is in the file, so that later records can refer to the parts that it holds in full."""
-        self._known.update(placed.known)
-        for content in placed.places:
-            self._places.pop(content, None)
-        self._places.update(placed.places)
-        for content in list(itertools.islice(self._places, max(len(self._places) - _ARRAYS_MAX, 0))):
-            del self._places[content]
-        if placed.blob is not None:
+        """Note that a record is in the file, so that later records can refer to it."""
+        if not placed.record:
+            return  # The first record has no place: 0 stands for none.
+        self._known.update(placed.parts)
+        if placed.is_base:
+            self._base, self._base_at = placed.parts, placed.record
+        whole = placed.parts.get(WHOLE)
+        if whole is not None and not whole.part.arrays:
             if len(self._bodies) >= _WHOLE_BODIES_MAX:
                 self._bodies.clear()
-            self._bodies[placed.blob] = placed.record
+            self._bodies[whole.part.blob] = placed.record
 
-    def _write(self, name: str, part: Part, known: _Known | None, placed: PlacedBody) -> PackedPart | tree.Fixed:
-        rows = [self._place(array_name, array, placed) for array_name, array in part.arrays]
-        if known is not None:
-            same_rows = None if rows == known.rows else rows
-            if part.blob == known.part.blob:
-                return known.reference if same_rows is None else (known.offset, None, same_rows)
-            if len(part.blob) >= _DELTA_BYTES_MIN and len(part.blob) == len(known.part.blob):
-                packed = delta.encode(part.blob, known.part.blob)
-                if packed is not None:
-                    return known.offset, (packed,), same_rows
-        if name != WHOLE:
-            placed.known[name] = _Known(part, placed.record, rows)
-        return 0, part.blob, rows
-
-    def _place(self, name: str, array: Array, placed: PlacedBody) -> Row:
-        """Return the row of an array: an array with the bytes of one in the segment lies there, others go to this record.
-
-        Arrays may move within a body, as the history of LBFGS does, which gives up its oldest directions for new ones.
-        """
-        content = array.data.nbytes, xxhash.xxh3_64_intdigest(array.data.data)
-        known = placed.places.get(content) or self._places.get(content)
-        if known is None:
-            codec, stored = compress(array.data)
-            known = (name, placed.end, stored.nbytes, xxhash.xxh3_64_intdigest(stored.data), int(codec))
-            placed.add(stored)
-        placed.places[content] = known
-        return (name, *known[1:])
+    def _place(self, part: Part, known: _Known | None, placed: PlacedBody) -> _Known:
+        """Return where a part stands: what has changed since it last stood in the segment, in this record."""
+        is_same = known is not None and known.part.blob == part.blob
+        if is_same and not part.arrays:
+            assert known is not None
+            known.part = part
+            return known
+        before = known.places if known is not None else {}
+        found = _Known(part, known.content_at if known is not None and is_same else placed.record)
+        for array in part.arrays:
+            content = array.data.nbytes, xxhash.xxh3_128_intdigest(array.data.data)
+            row = found.places.get(content) or before.get(content)
+            if row is None:
+                row = placed.add(array)
+            found.places[content] = row
+            found.rows.append(row)
+        if part.arrays:
+            is_at_known = known is not None and known.rows == found.rows
+            found.arrays_at = known.arrays_at if known is not None and is_at_known else placed.record
+            if is_at_known and is_same:
+                assert known is not None
+                known.part = part
+                return known
+        return found
 
 
 class PlacedBody:
@@ -185,86 +224,98 @@ class PlacedBody:
 
     Attributes:
         record: offset of the record.
-        packed: the packed parts by name.
+        parts: the parts by name.
+        packed: what the record has of them.
+        is_base: True if the body has all parts of a boundary.
         buffers: bytes of the large arrays that this record stores, in order.
         end: offset in the file after these arrays.
-        known: the parts that this record holds in full.
-        places: rows of the arrays of this record, by content.
-        blob: the tree of the whole body, if later records can refer to it.
     """
 
     def __init__(self, record: int, arrays_at: int) -> None:
         self.record, self.end = record, arrays_at
-        self.packed: dict[str, PackedPart | tree.Fixed] = {}
+        self.parts: dict[str, _Known] = {}
+        self.packed: PackedBody = {}
+        self.is_base = False
         self.buffers: list[Bytes] = []
-        self.known: dict[str, _Known] = {}
-        self.places: dict[Content, Row] = {}
-        self.blob: bytes | None = None
 
-    def add(self, stored: Bytes) -> None:
-        """Append the bytes of an array to `buffers`."""
+    def add(self, array: Array) -> Row:
+        """Append the bytes of an array to `buffers`, and return its row."""
+        codec, stored = compress(array.data)
+        row = [self.end, stored.nbytes, xxhash.xxh3_64_intdigest(stored.data), int(codec)]
         if stored.nbytes:
             self.buffers.append(stored)
             self.end += stored.nbytes
+        return row
 
 
-def unpack_parts(body: bytes) -> dict[str, PackedPart]:
-    """Return the packed parts of a body by name.
+def unpack_body(body: bytes) -> PackedBody:
+    """Return a packed body.
 
     Raises:
-        MalformedTree: the bytes are not an encoded body.
+        MalformedTree: the bytes are not a packed body.
     """
     found = tree.decode(body) if body else {}
-    if not isinstance(found, dict) or not all(map(_is_part, found.items())):
-        raise tree.MalformedTree("a part of the body is not a tuple (offset, content, arrays)")
+    if type(found) is not dict or not all(map(_is_part, found.items())):
+        raise tree.MalformedTree("a part of the body is not of the form of parts")
     return found
 
 
 def _is_part(item: tuple[Any, Any]) -> bool:
     name, part = item
-    if type(name) is not str or type(part) is not tuple or len(part) != 3:
-        return False
-    offset, content, rows = part
-    if type(offset) is not int or offset < 0 or not _is_content(content) or (offset == 0 and (content is None or rows is None)):
-        return False
-    return rows is None or (type(rows) is list and all(map(_is_row, rows)))
+    if type(name) is not str:
+        return type(name) is int and name == BASE and _is_place(part)
+    if type(part) is list:
+        return len(part) == 2 and _is_content(part[0]) and (_is_place(part[1]) or _is_rows(part[1]))
+    return part is None or _is_content(part)
 
 
 def _is_content(content: Any) -> bool:
-    return (
-        content is None
-        or type(content) is bytes
-        or (type(content) is tuple and len(content) == 1 and type(content[0]) is bytes)
+    return type(content) is bytes or _is_place(content)
+
+
+def _is_place(packed: Any) -> bool:
+    return type(packed) is int and packed > 0
+
+
+def _stands_elsewhere(packed: Any) -> bool:
+    return type(packed) is int or (type(packed) is list and type(packed[0]) is type(packed[1]))
+
+
+def _is_rows(rows: Any) -> bool:
+    return type(rows) is list and all(
+        type(row) is list and len(row) == 4 and all(type(n) is int and 0 <= n < 1 << 64 for n in row) for row in rows
     )
 
 
-def _is_row(row: Any) -> bool:
-    return (
-        type(row) is tuple
-        and len(row) == 5
-        and type(row[0]) is str
-        and all(type(n) is int and 0 <= n < 1 << 64 for n in row[1:])
-    )
+def merge_bodies(body: PackedBody, base: PackedBody) -> PackedBody:
+    """Return the packed parts of a boundary; `base` is the body at the place that `body` names.
+
+    Raises:
+        ValueError: the base refers to another boundary.
+    """
+    if BASE in base:
+        raise ValueError("a boundary refers to one that does not have all its parts")
+    return {name: part for name, part in (base | body).items() if name != BASE and part is not None}
 
 
-def merge_part(part: PackedPart, full: PackedPart | None) -> tuple[bytes, Sequence[Row]]:
+def merge_part(name: str, part: Any, body_at: Callable[[int], PackedBody]) -> tuple[bytes, list[Row]]:
     """Return a part's tree and the rows of its arrays.
 
     Args:
+        name: of the part.
         part: the part in the record.
-        full: the same part in the record that `part` refers to; None if `part` refers to no record.
+        body_at: returns the packed body of the record at an offset.
 
     Raises:
-        ValueError: `full` is not stored in full, or the difference does not fit to it.
+        ValueError: a record does not hold what is referred to.
     """
-    _, content, rows = part
-    if full is None:
-        return content, rows
-    _, full_content, full_rows = full
-    if type(full_content) is not bytes or full_rows is None:
-        raise ValueError("a part refers to a record that does not hold the part in full")
-    if content is None:
-        content = full_content
-    elif type(content) is tuple:
-        content = delta.decode(content[0], full_content)
-    return content, full_rows if rows is None else rows
+    content, rows = part if type(part) is list else (part, [])
+    if type(content) is int:
+        there = body_at(content).get(name)
+        content = there[0] if type(there) is list else there
+    if type(rows) is int:
+        there = body_at(rows).get(name)
+        rows = there[1] if type(there) is list else None
+    if type(content) is not bytes or type(rows) is not list:
+        raise ValueError(f"a record refers to one that does not hold the part {name!r}")
+    return content, rows

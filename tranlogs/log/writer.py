@@ -220,7 +220,7 @@ class WriteAheadLog:
         Raises:
             LogUnavailable: the disk is full or fails.
         """
-        more = sum([len(part.blob) + sum([array.nbytes for _, array in part.arrays]) for part in body.values()])
+        more = sum([len(part.blob) + sum([array.nbytes for array in part.arrays]) for part in body.values()])
         return self.commit(self.begin(payload, more), kind, step, body, digests, scalars)
 
     def _write(self, record: RecordWriter, kind: EntryKind, step: int, described: DescribedRecord) -> Position:

@@ -125,11 +125,9 @@ def require_sound(links: Sequence[Link]) -> None:
                 entry.parts()
                 for name, why in entry.damaged_tensors():
                     raise CorruptRecord(link.segment.path, why, step=link.step, tensor=name)
-                for row in entry.arrays():
+                for name, row in entry.arrays():
                     if not reader.is_sound(row):
-                        raise CorruptRecord(
-                            link.segment.path, "the checksum of its bytes differs", step=link.step, tensor=row[0]
-                        )
+                        raise CorruptRecord(link.segment.path, "the checksum of its bytes differs", step=link.step, tensor=name)
         except (CorruptRecord, OSError) as error:
             raise make_damaged(link, error) from None
 
@@ -150,10 +148,10 @@ def find_last_sound_boundary(links: Sequence[Link]) -> int:
                     continue
                 entry = reader.decode(link.location)
                 arrays = entry.arrays()
-                for row in arrays:
-                    if row[1] not in sound:
-                        sound[row[1]] = reader.is_sound(row)
-                if link.kind == EntryKind.BOUNDARY and all(sound[row[1]] for row in arrays):
+                for _, row in arrays:
+                    if row[0] not in sound:
+                        sound[row[0]] = reader.is_sound(row)
+                if link.kind == EntryKind.BOUNDARY and all(sound[row[0]] for _, row in arrays):
                     good = link.sequence
     except (CorruptRecord, OSError):
         pass

@@ -269,9 +269,9 @@ def _verify(reader: SegmentReader, locations: list[Location]) -> int:
     for entry, location in zip(reader.entries(locations), locations):
         for name, why in entry.damaged_tensors():
             raise CorruptRecord(reader.path, why, step=entry.step, tensor=name)
-        for row in entry.arrays():
+        for name, row in entry.arrays():
             if not reader.is_sound(row):
-                raise CorruptRecord(reader.path, "the checksum of its bytes differs", step=entry.step, tensor=row[0])
+                raise CorruptRecord(reader.path, "the checksum of its bytes differs", step=entry.step, tensor=name)
         end = max(end, location.end)
     return end
 

@@ -46,7 +46,18 @@ from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
 from .resources import RunResources, prepare_run_id
 from .restarts import Framework, Restarts, describe_unset
-from .rng import HostRng, is_same_state, numpy_state, python_state, read_memory_of, set_host_rng
+from .rng import (
+    HostRng,
+    is_same_state,
+    join_python,
+    join_torch,
+    numpy_state,
+    python_state,
+    read_memory_of,
+    set_host_rng,
+    split_python,
+    split_torch,
+)
 from .scalars import Curve, ScalarHistory
 from .settings import RunOptions, RunSettings, check_epochs
 from .write_forecast import ExpectedWrites, forecast_writes
@@ -132,6 +143,8 @@ __all__ = [
     "is_same",
     "is_same_state",
     "is_set_as_a_whole",
+    "join_python",
+    "join_torch",
     "judge_exactness",
     "make_report",
     "name_loop",
@@ -147,6 +160,8 @@ __all__ = [
     "restore_numbers",
     "set_host_rng",
     "some_bytes",
+    "split_python",
+    "split_torch",
     "when_full",
     "window_of",
 ]

@@ -90,8 +90,8 @@ def _verify_entry(reader: SegmentReader, link: Link, places: dict[int, bool]) ->
     nbytes = entry.head.description_bytes + entry.stored_bytes
     for name, why in entry.damaged_tensors():
         yield Problem(path, why, step, name)
-    for row in rows:
-        name, offset = row[:2]
+    for name, row in rows:
+        offset = row[0]
         if offset not in places:
             places[offset] = reader.is_sound(row)
         if not places[offset]:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import random
-import struct
 import sys
 from typing import Any
 
-from tranlogs.training import HostRng, is_same_state, numpy_state, python_state, read_memory_of, set_host_rng
+from tranlogs.training import (
+    HostRng,
+    is_same_state,
+    join_python,
+    join_torch,
+    numpy_state,
+    python_state,
+    read_memory_of,
+    set_host_rng,
+    split_python,
+    split_torch,
+)
 
 from .. import keras_internals
 from ..backends import Backend
 from ..backends.arrays import Values
-
-_WORDS = struct.Struct("<625I")  # of a Mersenne Twister, and its position
 
 
 class Generators:
@@ -41,28 +49,26 @@ class Generators:
             return self._packed
         self._memory, seen = memory, None if generator is None else generator.getstate()
         if seen != self._seeding:
-            self._seeding, self._packed = seen, _packed(generator)
+            self._seeding, self._packed = seen, _split(generator)
         return self._packed
 
 
 def get_rng(backend: Backend) -> dict[str, Any]:
     """Return the state of all generators in a form that can be encoded."""
-    seeding = _packed(backend.random_generator())
+    seeding = _split(backend.random_generator())
     return {"python": python_state(), "numpy": numpy_state(), **_others(backend, None), **seeding}
 
 
-def _packed(generator: random.Random | None) -> dict[str, Any]:
-    if generator is None:
-        return {}
-    version, words, gauss = generator.getstate()
-    return {"backend": (version, _WORDS.pack(*words), gauss)}
+def _split(generator: random.Random | None) -> dict[str, Any]:
+    return {} if generator is None else {"backend": split_python(generator.getstate())}
 
 
 def _others(backend: Backend, keras_seed: Values | None) -> dict[str, Any]:
     state: dict[str, Any] = {}
     torch = sys.modules.get("torch")
     if torch is not None:  # a DataLoader may feed any backend
-        state["torch"] = torch.get_rng_state().numpy()
+        whole = torch.get_rng_state().numpy()
+        state["torch"] = split_torch(whole) or whole
         if torch.cuda.is_initialized():
             state["cuda"] = [s.numpy() for s in torch.cuda.get_rng_state_all()]
     if keras_seed is None and (seed := keras_internals.global_seed_state()) is not None:
@@ -80,12 +86,13 @@ def set_rng(state: dict[str, Any], backend: Backend, *, but_python: bool = False
         set_host_rng(state)
     generator = backend.random_generator()
     if "backend" in state and generator is not None:
-        version, words, gauss = state["backend"]
-        generator.setstate((version, _WORDS.unpack(words), gauss))
+        generator.setstate(join_python(state["backend"]))
     if "torch" in state:
         import torch
 
-        torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
+        split = state["torch"]
+        whole = join_torch(*split) if isinstance(split, tuple) else split.copy()
+        torch.set_rng_state(torch.from_numpy(whole))
         if "cuda" in state and torch.cuda.is_available():
             torch.cuda.set_rng_state_all([torch.from_numpy(s.copy()) for s in state["cuda"]])
 

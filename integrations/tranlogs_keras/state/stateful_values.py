@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from tranlogs.base.types import Extension
+from tranlogs.training import join_python, split_python
 
 _TAGS = {"numpy.Generator", "numpy.RandomState", "random.Random", "keras.SeedGenerator", "variable"}
 
@@ -20,7 +21,7 @@ def content_of(value: Any) -> Extension | None:
     if isinstance(value, np.random.RandomState):
         return Extension("numpy.RandomState", value.get_state(legacy=True))
     if isinstance(value, random.Random):
-        return Extension("random.Random", value.getstate())
+        return Extension("random.Random", split_python(value.getstate()))
     if isinstance(value, keras.random.SeedGenerator):
         return Extension("keras.SeedGenerator", _array_of(value.state))
     if _is_variable(value):
@@ -49,7 +50,7 @@ def set_content(owner: Any, name: str, content: Extension) -> bool:
     elif content.tag == "numpy.RandomState":
         now.set_state(content.value)
     elif content.tag == "random.Random":
-        now.setstate(content.value)
+        now.setstate(join_python(content.value))
     elif content.tag == "keras.SeedGenerator":
         now.state.assign(content.value)
     else:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tranlogs.training import join_python, split_python
+
 _FIRST = 64  # of a container: transforms stand in short ones, samples in long ones
 KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
@@ -61,10 +63,10 @@ class PythonGenerator:
         self.generator = generator
 
     def state_dict(self) -> dict[str, Any]:
-        return {"python": self.generator.getstate()}
+        return {"python": split_python(self.generator.getstate())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.generator.setstate(state["python"])
+        self.generator.setstate(join_python(state["python"]))
 
 
 GENERATORS = (TorchGenerator, NumpyGenerator, NumpyRandomState, PythonGenerator)

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from tranlogs.base.errors import UnencodableState, UsageError
 from tranlogs.ranks import GroupRecovered
+from tranlogs.records import BodyEncoder, Fixed, decode_part, tree
 
-from .lost_rank_state import packed, seeded, unpacked
+from ..tensors import arrays
+from .lost_rank_state import seeded
 
 if TYPE_CHECKING:
     from ..distributed.process_group import Group
@@ -40,23 +42,30 @@ class NeighbourCopies:
 
     def __init__(self, group: Group) -> None:
         self._group = group
+        self._encoder = BodyEncoder()
         self._is_large = False
 
     def exchange(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the next rank and its own state, for this rank's boundary. All ranks must call this."""
         theirs = self._group.pass_back(self._own({key: value for key, value in body.items() if key not in _NOT_OWN}))
-        return {"beside": ((self._group.rank + 1) % self._group.world, theirs)}
+        parts = tree.decode(theirs) if theirs else {}
+        return {"beside": ((self._group.rank + 1) % self._group.world, {name: Fixed(part) for name, part in parts.items()})}
 
     def _own(self, body: dict[str, Any]) -> bytes:
         try:
             if not self._is_large:
-                found = packed(body)
+                found = self._packed(body)
                 self._is_large = len(found) > _BYTES_MAX
                 if not self._is_large:
                     return found
-            return packed({key: value for key, value in body.items() if key != "tracked"})
+            return self._packed({key: value for key, value in body.items() if key != "tracked"})
         except UnencodableState:  # the journal raises the same error and reports it
             return b""
+
+    def _packed(self, body: dict[str, Any]) -> bytes:
+        """Return a boundary's body as its parts, so that the other rank's boundary has only those that have changed."""
+        parts = self._encoder.parts(body, arrays.adapt)
+        return tree.encode({name: [part.blob, [array.data for array in part.arrays]] for name, part in parts.items()})
 
 
 def settle_beside(state: TorchState, landing: GroupRecovered, body: dict[str, Any]) -> dict[str, Any]:
@@ -70,10 +79,10 @@ def settle_beside(state: TorchState, landing: GroupRecovered, body: dict[str, An
     Returns:
         The boundary of this rank.
     """
-    rank, blob = body.get("beside", (-1, b""))
+    rank, parts = body.get("beside", (-1, {}))
     theirs = {key: value for key, value in body.items() if key != "beside"}
     lost = landing.copied_rank
-    own = unpacked(blob) if rank == lost and blob else {"rng": seeded(f"{landing.timeline} {lost}")}
+    own = _unpacked(parts) if rank == lost and parts else {"rng": seeded(f"{landing.timeline} {lost}")}
     if "tracked" not in own or "data" not in own:
         what = "tracked objects are" if own.keys() > {"rng"} else "random states are new; buffers and tracked objects are"
         landing.caveats.append(
@@ -83,3 +92,8 @@ def settle_beside(state: TorchState, landing: GroupRecovered, body: dict[str, An
     body = theirs | own
     state.set_auxiliary(body)
     return body
+
+
+def _unpacked(parts: dict[str, Any]) -> dict[str, Any]:
+    make = {"make_array": arrays.make_array, "make_extension": arrays.make_extension}
+    return {name: decode_part(name, parts, **make) for name in parts if "/" not in name}

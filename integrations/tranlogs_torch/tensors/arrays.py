@@ -9,11 +9,13 @@ import torch
 
 from tranlogs.base.types import ITEMSIZE, AnyArray, Array, Bytes, Extension, SparseArray, TensorSpec
 from tranlogs.records import to_numpy
+from tranlogs.training import join_torch, split_torch
 
 from .placement import local
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE if hasattr(torch, name)}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_RNG = "torch.mt19937"  # tag of the state of a generator of the CPU
 
 
 def to_array(tensor: torch.Tensor) -> AnyArray:
@@ -117,6 +119,8 @@ def adapt(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             return value
+        if value.dtype is torch.uint8 and value.device.type == "cpu" and (split := split_torch(value.numpy())) is not None:
+            return Extension(_RNG, split)
         try:
             return to_array(value)
         except TypeError:
@@ -150,6 +154,8 @@ def make_extension(extension: Extension) -> Any:
         return torch.Size(value)
     if extension.tag == "slice":
         return slice(*value)
+    if extension.tag == _RNG:
+        return torch.from_numpy(join_torch(*value))
     return extension
 
 

@@ -1,8 +1,4 @@
-"""A list that only grows (what a trainer has logged), as state that costs little at each boundary.
-
-State is stored as its difference to an earlier one of the same length, so the text of the list lies in a buffer that grows
-by doubling: what is stored is what was appended.
-"""
+"""A list that only grows (what a trainer has logged), as state that costs little at each boundary."""
 
 from __future__ import annotations
 
@@ -10,34 +6,33 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-_BYTES_MIN = 1 << 10
+from tranlogs.records import Fixed
+
+_BLOCK_BYTES = 1 << 12
 
 
 class Appended:
-    """Lines of JSON in a buffer."""
+    """Lines of JSON in blocks: only the last one changes, and only when something is appended."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray(_BYTES_MIN)
-        self._end = self._count = 0
+        self._blocks = [Fixed(b"")]
+        self._count = 0
 
-    def packed(self, entries: Sequence[Any]) -> bytes:
+    def packed(self, entries: Sequence[Any]) -> list[Fixed]:
         """Pack the list as it is now. Items that were packed before must not have changed."""
         if len(entries) < self._count:
-            self._end = self._count = 0
-            self._buffer = bytearray(len(self._buffer))
-        for entry in entries[self._count :]:
-            line = json.dumps(entry).encode() + b"\n"
-            while self._end + len(line) > len(self._buffer):
-                self._buffer += bytes(len(self._buffer))
-            self._buffer[self._end : self._end + len(line)] = line
-            self._end += len(line)
+            self._blocks, self._count = [Fixed(b"")], 0
+        lines = b"".join(json.dumps(entry).encode() + b"\n" for entry in entries[self._count :])
         self._count = len(entries)
-        return bytes(self._buffer)
+        if lines:
+            if len(self._blocks[-1].value) >= _BLOCK_BYTES:
+                self._blocks.append(Fixed(b""))
+            self._blocks[-1] = Fixed(self._blocks[-1].value + lines)
+        return list(self._blocks)
 
-    def unpacked(self, packed: bytes) -> list[Any]:
+    def unpacked(self, packed: Sequence[bytes | Fixed]) -> list[Any]:
         """Return the list that was packed, and continue from there."""
-        lines = packed.rstrip(b"\0")
-        self._buffer, self._end = bytearray(packed), len(lines)
-        entries = [json.loads(line) for line in lines.splitlines()]
+        self._blocks = [block if isinstance(block, Fixed) else Fixed(block) for block in packed]
+        entries = [json.loads(line) for block in self._blocks for line in block.value.splitlines()]
         self._count = len(entries)
         return entries

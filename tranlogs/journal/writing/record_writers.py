@@ -122,7 +122,7 @@ class QueuedWriter:
         if writer_thread.failure is not None:
             raise LogUnavailable(error_text(writer_thread.failure)) from writer_thread.failure
         body_parts = {name: _copy_part(pool, part) for name, part in encode_body(log.encoder, content).items()}
-        copies = [array for part in body_parts.values() for _, array in part.arrays]
+        copies = [array for part in body_parts.values() for array in part.arrays]
         nbytes = payload.nbytes + sum(array.nbytes for array in copies)
         record.is_open = False
 
@@ -175,4 +175,4 @@ def copy_payload(pool: BufferPool, payload: Payload) -> Payload:
 def _copy_part(pool: BufferPool, part: Part) -> Part:
     if not part.arrays:
         return part
-    return Part(part.blob, [(name, pool.copy(array)) for name, array in part.arrays])
+    return Part(part.blob, [pool.copy(array) for array in part.arrays])

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import zstandard
-
 from ...base.config import MIB
 from ...base.errors import RecoveryError, error_text
 from ...encoding import tree
@@ -112,8 +110,8 @@ class JournalAccess:
             target = self._copies / f"rank{owner}" / name if owner in self._unreadable else None
             if target is not None:
                 self._write(target, b"", mode="wb")
-            for _ in range(0, nbytes, _CHUNK_BYTES):
-                chunk = zstandard.decompress(self._transport.broadcast(next(chunks, b""), sender))
+            for at in range(0, nbytes, _CHUNK_BYTES):
+                chunk = self._transport.broadcast(next(chunks, b""), sender).ljust(min(_CHUNK_BYTES, nbytes - at), b"\0")
                 if target is not None:
                     self._write(target, chunk, mode="ab")
 
@@ -131,16 +129,18 @@ def _list_files(paths: Sequence[Path], base: Path) -> list[tuple[str, int]]:
 
 
 def _read_chunks(path: Path, nbytes: int) -> Iterator[bytes]:
-    """Yield a file in compressed parts of one size, but the last. Unreadable bytes become zeros, which checksums detect."""
+    """Yield a file in parts of one size, but the last, without the zeros at the end of each.
+
+    Unreadable bytes become zeros, which checksums detect.
+    """
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(open(path, "rb"))
         except OSError:
             file = None
         for at in range(0, nbytes, _CHUNK_BYTES):
-            size = min(_CHUNK_BYTES, nbytes - at)
             try:
-                chunk = b"" if file is None else file.read(size)
+                chunk = b"" if file is None else file.read(min(_CHUNK_BYTES, nbytes - at))
             except OSError:
                 chunk, file = b"", None
-            yield zstandard.compress(chunk.ljust(size, b"\0"), 1)
+            yield chunk.rstrip(b"\0")

@@ -141,12 +141,13 @@ def _compare_steps(a: Entry, b: Entry) -> Iterator[Difference]:
 
 
 def _compare_boundaries(a: Entry, b: Entry) -> Iterator[Difference]:
-    ours, theirs = a.parts(), b.parts()
-    has_arrays = bool(a.arrays())
+    if a.parts() == b.parts() and not a.arrays():
+        return
+    ours, theirs = a.body(), b.body()
     for name in ours:
-        if name in _BOOKKEEPING or (ours[name] == theirs.get(name) and not has_arrays):
+        if name in _BOOKKEEPING:
             continue
-        for path, detail in _find_state(a.part(name), b.part(name), name):
+        for path, detail in _find_state(ours[name], theirs.get(name), name):
             yield Difference(_PARTS.get(name, "state"), path, detail, a.step)
 
 

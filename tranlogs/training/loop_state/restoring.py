@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..rng.mersenne_twister import SplitPython, join_python
 from .number_lists import NUMBERS, restore_numbers
 from .stored_form import (
     BIT_GENERATORS,
@@ -116,9 +117,9 @@ class Restorer:
         target[:] = self._items(old, stored)
         return target
 
-    def _numbers(self, old: Any, kind: str, count: int, blocks: list[Any], last: bytes) -> Any:
+    def _numbers(self, old: Any, *stored: Any) -> Any:
         target: list[Any] = old if self._is_free(old, list) else []
-        target[:] = restore_numbers(kind, count, blocks, last)
+        target[:] = restore_numbers(*stored)
         return target
 
     def _deque(self, old: Any, maxlen: int | None, stored: list[Any]) -> Any:
@@ -209,9 +210,9 @@ class Restorer:
         target.set_state(state)
         return target
 
-    def _random(self, old: Any, state: tuple[list[int], float | None]) -> Any:
+    def _random(self, old: Any, state: SplitPython) -> Any:
         target = old if self._is_free(old, random.Random) else random.Random()
-        target.setstate((3, tuple(state[0]), state[1]))
+        target.setstate(join_python(state))
         return target
 
     def _bytearray(self, old: Any, raw: bytes) -> Any:

@@ -10,7 +10,7 @@
 | ("defaultdict", factory, pairs) | the factory is a name of `FACTORIES`, or ".NAME" of a given one |
 | ("deque", maxlen, items), ("bytearray", bytes), ("range", start, stop, step) | itself |
 | ("namedtuple", module, qualname, fields, items) | of a class that the script has imported or made |
-| ("numbers", "float" or "int", count, blocks, last block) | a long list of floats, or of ints (number_lists.py) |
+| ("numbers", "float" or "int", count, blocks, bytes, last bytes) | a long list of floats, or ints (number_lists.py) |
 | ("text", dtype, shape or None, bytes) | a numpy array, or scalar, of strings or times |
 | ("fortran", array) | an array in Fortran's order, stored transposed |
 | ("numpy.Generator" or "numpy.RandomState" or "random.Random", state) | a random generator |

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...base.config import MIB, REMEMBERED_BYTES_MAX, REMEMBERED_VALUES_MAX
 from ...encoding.tree import NUMPY_DTYPES
+from ..rng.mersenne_twister import split_python
 from .number_lists import NumberLists, find_other_kind
 from .stored_form import BIT_GENERATORS, FACTORIES, SCALARS, FrameworkValues, Given, Unstorable, is_counted, state_methods
 
@@ -287,8 +288,7 @@ class Storer:
         return "numpy.RandomState", dict(value.get_state(legacy=False))
 
     def _random(self, value: random.Random) -> Any:
-        _, state, gauss = value.getstate()
-        return "random.Random", (list(state), gauss)
+        return "random.Random", split_python(value.getstate())
 
     def _bytearray(self, value: bytearray) -> Any:
         self._take_bytes(len(value), value)

@@ -22,11 +22,11 @@ def demand_storable(content: Any, path: str, adapt: tree.Adapt, model_bytes: int
     Raises:
         UnencodableState: it holds something that cannot be stored, contains itself, or is huge; the error has its path.
     """
-    arrays = list[tuple[str, AnyArray]]()
+    arrays = list[AnyArray]()
     tree.encode(content, path=path, adapt=adapt, out_of_line=arrays)
-    size, most = sum(array.nbytes for _, array in arrays), max(TRACKED_BYTES_MAX, 4 * model_bytes)
+    size, most = sum(array.nbytes for array in arrays), max(TRACKED_BYTES_MAX, 4 * model_bytes)
     if size > most:
-        where, largest = max(arrays, key=lambda item: item[1].nbytes)
+        where, largest = max(tree.find_arrays(content, path, adapt), key=lambda item: item[1].nbytes)
         raise UnencodableState(
             path,
             content,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ import numpy as np
 from ...base.types import Array, Bytes, Extension, SparseArray, TensorSpec
 from ...encoding import tree
 from ...log.layout import Payload
-from ...log.record_body import WHOLE, EncodedBody, Part
+from ...log.record_body import WHOLE, EncodedBody, Part, decode_part
 from ..loop_state.number_lists import as_list
 from .recorded_unit import RecordedEntry
 
@@ -91,17 +91,21 @@ def compare_bodies(
     """
     entry, recorded, maybe_time = record.entry, record.parts(), None
     if WHOLE in recorded:
-        return _compare_whole(body[WHOLE], recorded[WHOLE], entry.step, kind, ignored)
-    for name in [*recorded, *(body.keys() - recorded.keys())]:
-        if name in ignored:
+        found = None if _is_same_part(body[WHOLE], recorded[WHOLE]) else _find_in(WHOLE, body, recorded, ignored)
+        return None if found is None else Difference(entry.step, kind, *found)
+    different = {
+        name.partition("/")[0]
+        for name in body.keys() | recorded.keys()
+        if name not in body or name not in recorded or not _is_same_part(body[name], recorded[name])
+    }
+    for name in [*recorded, *body]:
+        if name not in different or name in ignored:
             continue
-        ours, theirs = body.get(name), recorded.get(name)
-        if ours is None or theirs is None:
-            text = "is missing, and the record has it" if ours is None else "is there, and the record does not have it"
+        different.remove(name)
+        if name not in body or name not in recorded:
+            text = "is missing, and the record has it" if name in recorded else "is there, and the record does not have it"
             return Difference(entry.step, kind, name, text)
-        if _is_same_part(ours, theirs):
-            continue
-        found = _find(name, _decode(ours.blob, ours.arrays), _decode(*theirs), ignored)
+        found = _find_in(name, body, recorded, ignored)
         if found is None:
             continue
         path, text, ratio = found
@@ -114,26 +118,26 @@ def compare_bodies(
     return maybe_time
 
 
-def _compare_whole(
-    ours: Part, theirs: tuple[bytes, Sequence[Array]], step: int, kind: Kind, ignored: Collection[str]
-) -> Difference | None:
-    """Compare bodies of one part, except for some of their keys."""
-    if _is_same_part(ours, theirs):
-        return None
-    found = _find("", _decode(ours.blob, ours.arrays), _decode(*theirs), ignored)
-    return None if found is None else Difference(step, kind, *found)
+RecordedPart = tuple[bytes, Sequence[Array]]
 
 
-def _is_same_part(ours: Part, theirs: tuple[bytes, Sequence[Array]]) -> bool:
+def _is_same_part(ours: Part, theirs: RecordedPart) -> bool:
     blob, arrays = theirs
     if ours.blob != blob or len(ours.arrays) != len(arrays):
         return False
-    return all(np.array_equal(a.data, b.data) for (_, a), b in zip(ours.arrays, arrays, strict=True))
+    return all(np.array_equal(a.data, b.data) for a, b in zip(ours.arrays, arrays, strict=True))
 
 
-def _decode(blob: bytes, arrays: Sequence[Any]) -> Any:
-    found = [array[1] if isinstance(array, tuple) else array for array in arrays]
-    return tree.decode(blob, lambda index, _: found[index], make_array=lambda array: array)
+def _find_in(
+    name: str, body: EncodedBody, recorded: Mapping[str, RecordedPart], ignored: Collection[str]
+) -> tuple[str, str, float | None] | None:
+    """Return the first difference in a part, or in one below it, as `_find` does."""
+    both = [
+        {key: (part.blob, [array.data for array in part.arrays]) for key, part in body.items()},
+        {key: (blob, [array.data for array in arrays]) for key, (blob, arrays) in recorded.items()},
+    ]
+    ours, theirs = (decode_part(name, parts, make_array=lambda array: array) for parts in both)
+    return _find(name, ours, theirs, ignored)
 
 
 def _find(path: str, ours: Any, theirs: Any, ignored: Collection[str]) -> tuple[str, str, float | None] | None:

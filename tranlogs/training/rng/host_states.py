@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import random
-import struct
 from typing import Any
 
 import numpy as np
 
 from .generator_memory import read_numpy_memory, read_python_memory
+from .mersenne_twister import join_python, split_python
 
-_WORDS = struct.Struct("<625I")
 _generators: Any = np.random  # numpy's stubs do not have get_bit_generator
 
 
 def python_state() -> tuple[Any, ...]:
-    """Return the state of Python's global generator, with its words packed."""
-    return _packed(random.getstate())
+    """Return the state of Python's global generator, split."""
+    return split_python(random.getstate())
 
 
 def numpy_state() -> Any:
@@ -32,8 +31,7 @@ def set_host_rng(state: dict[str, Any]) -> None:
     Raises:
         ValueError: numpy's global generator is of another kind than when its state was read.
     """
-    version, words, gauss = state["python"]
-    random.setstate((version, _WORDS.unpack(words), gauss))
+    random.setstate(join_python(state["python"]))
     np.random.set_state(state["numpy"])
 
 
@@ -53,7 +51,7 @@ class HostRng:
         if memory is None or memory != self._python_memory:
             self._python_memory, seen = memory, random.getstate()
             if seen != self._seen:
-                self._seen, self._python = seen, _packed(seen)
+                self._seen, self._python = seen, split_python(seen)
         memory = read_numpy_memory()
         if memory is None or memory != self._numpy_memory:
             # Compare the whole state: `set_state` may set the same words with another cached normal.
@@ -74,8 +72,3 @@ def is_same_state(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(is_same_state, a, b))
     return bool(a == b)
-
-
-def _packed(python: Any) -> tuple[Any, ...]:
-    version, words, gauss = python
-    return version, _WORDS.pack(*words), gauss

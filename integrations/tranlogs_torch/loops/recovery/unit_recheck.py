@@ -73,7 +73,7 @@ class UnitRecheck(RecomputedUnit):
         if found.last_unit is None:
             return
         # A resume may add to what is doubted of a loader (random numbers of its workers, generators of its dataset).
-        doubts = {f"data.{name}.{part}" for name in self._parts.auxiliary.read_data() for part in ("doubts", "moved")}
+        doubts = {f"data.{name}.head.{part}" for name in self._parts.auxiliary.read_data() for part in ("doubts", "moved")}
         recheck = Recheck(found.last_unit, self.ignored | doubts)
         self._begin(recheck, found.position.step)
         self._parts.auxiliary.deviation = recheck.read_recorded("deviation")

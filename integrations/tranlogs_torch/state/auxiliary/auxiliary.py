@@ -198,7 +198,7 @@ class Auxiliary:
         flags, waiting = self.gradients.read()
         buffers, training = self._steady.modules()
         return {
-            "tracked": self._tracked.read() or _NOTHING,
+            "tracked": {name: Fixed(state) for name, state in self._tracked.read().items()} or _NOTHING,
             "data": self._positions.read_lasting(),
             "count": self.count,
             "loop": self._read_loop(),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tranlogs.training import LoopState
+from tranlogs.training import LoopState, split_python
 
 _OTHERS = ("torch", "tranlogs_torch")  # whose objects keep no generator of a dataset
 _DEPTH = 6  # of containers in a state
@@ -44,7 +44,9 @@ def _forms_of(generator: Any) -> list[Any]:
         return [generator.get_state(legacy=False), generator.get_state(legacy=True)]
     if isinstance(generator, random.SystemRandom):
         return []
-    return [generator.getstate()[1] if isinstance(generator, random.Random) else generator.get_state()]
+    if isinstance(generator, random.Random):
+        return [generator.getstate()[1], split_python(generator.getstate())]
+    return [generator.get_state()]
 
 
 def _has(found: Any, forms: Sequence[Any], depth: int = _DEPTH) -> bool:

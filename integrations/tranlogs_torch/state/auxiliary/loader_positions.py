@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from tranlogs.base.errors import UsageError
 from tranlogs.training import Face
 
-from ...data.lasting_states import LastingStates
+from ...data.lasting_states import LastingStates, join_position
 from ...data.other_loaders import advice_for_other_loader
 from ...data.position.loader_position import LoaderPosition
 from ..advice import advise
@@ -86,12 +86,12 @@ class LoaderPositions:
         return self._unclaimed | {name: position.state_dict() for name, position in self.by_name.items()}
 
     def read_lasting(self) -> dict[str, Any]:
-        """Return the positions for a boundary; the parts that rarely change are encoded once."""
-        return {name: self._lasting[name].of(position) for name, position in self.read().items()}
+        """Return the positions for a boundary, split into what moves and what rarely changes."""
+        return {name: self._lasting[name].split(position) for name, position in self.read().items()}
 
     def write(self, recorded: dict[str, Any]) -> None:
         """Set the positions to recorded ones; those of loaders that come later are kept for them."""
-        self._unclaimed = dict(recorded)
+        self._unclaimed = {name: join_position(position) for name, position in recorded.items()}
         for name, position in self.by_name.items():
             self._claim(name, position)
 
