@@ -99,9 +99,14 @@ def decode_part(name: str, parts: Mapping[str, tuple[bytes, Sequence[Bytes]]], *
         MalformedTree: the bytes are damaged.
     """
     blob, arrays = parts[name]
+
+    def read_array(index: int, array: AnyArray) -> AnyArray:
+        assert isinstance(array, Array), "an array out of line is dense"
+        return Array(array.dtype, array.shape, arrays[index], array.strides, array.is_tensor)
+
     return tree.decode(
         blob,
-        lambda index, array: Array(array.dtype, array.shape, arrays[index], array.strides, array.is_tensor),
+        read_array,
         parts=lambda index: decode_part(f"{name}/{index}", parts, **make),
         **make,
     )

@@ -282,7 +282,8 @@ def _below(place: Place, name: str) -> Place:
 
 def _attributes_of(value: Any) -> dict[str, Any]:
     """Return the attributes of an object, also those that have slots in classes of the script."""
-    in_slots = {name: getattr(value, name) for name in _slots_of(type(value)) if hasattr(value, name)}
+    slots = _slots_of(type(value))  # type: ignore[arg-type]  # mypy takes the hash of a class for that of its instances
+    in_slots = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     return {**getattr(value, "__dict__", {}), **in_slots}
 
 
@@ -299,7 +300,8 @@ def _is_own(value: Any) -> bool:
     if isinstance(value, type):
         return _is_own_class(value)
     kind = type(value)
-    return kind in _NAMESPACES or (_is_own_class(kind) and (hasattr(value, "__dict__") or bool(_slots_of(kind))))
+    has_attributes = hasattr(value, "__dict__") or bool(_slots_of(kind))  # type: ignore[arg-type]
+    return kind in _NAMESPACES or (has_attributes and _is_own_class(kind))
 
 
 @functools.lru_cache(maxsize=500)
