@@ -27,11 +27,10 @@ from support import open_toy
 
 from tranlogs import EverySteps
 from tranlogs.base.config import MIB, JournalConfig
-from tranlogs.catalog import Catalog, EvaluationRow
 from tranlogs.log.segments import segment_sizing
 from tranlogs.retention import KeepAll
+from tranlogs.retention.evaluations import EvaluationRow, read_evaluations, read_values
 from tranlogs.retention.pruning_plan import Budget
-from tranlogs.retention.segment_value_rows import read_values
 
 _BUDGETS = (16, 32, 48)  # MiB
 _SIZES = (7, 1400, 11_200)  # 100 KB of gradients a step
@@ -92,9 +91,7 @@ def measure(*, quick: bool = False, picture: Path | None = None) -> dict[str, An
                 course.nbytes.append(bytes_below(run / "rank0"))
             time.sleep(_LOOK_SECONDS)
         for run, course in courses.items():
-            catalog = Catalog.open(run / "rank0")
-            course.evaluations = catalog.read(lambda tables: tables.rows("evaluation/", EvaluationRow))
-            catalog.close()
+            course.evaluations = read_evaluations(run / "rank0")
     if picture is not None:
         draw(picture, list(courses.values()), start)
         print(f"  {picture}")

@@ -17,8 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tranlogs.base.errors import TranLogsError
-from tranlogs.catalog import Catalog
+from tranlogs.retention.evaluations import read_evaluations
 
 _MONITOR = [sys.executable, "-m", "tranlogs", "monitor"]
 GPT_BATCH = 4
@@ -72,21 +71,12 @@ class Daemon:
                 raise SystemExit(f"the monitor does not begin: {self._process.communicate()[1][-3000:]}")
             time.sleep(0.05)
 
-    def _evaluations(self) -> list[str]:
-        with suppress(TranLogsError, OSError):
-            catalog = Catalog.open(self._folder)
-            try:
-                return list(catalog.read(lambda tables: tables.keys("evaluation/")))
-            finally:
-                catalog.close()
-        return []
+    def _evaluations(self) -> list[int]:
+        return [row.number for row in read_evaluations(self._folder)]
 
     def pause(self) -> None:
-        """Stop it, outside of a transaction: within one it would hold up the trainer."""
-        catalog = Catalog.open(self._folder, writable=True)
-        with catalog.transaction():
-            self._signal(signal.SIGSTOP)
-        catalog.close()
+        """Stop it."""
+        self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
         """Let it go on."""

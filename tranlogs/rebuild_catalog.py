@@ -32,7 +32,7 @@ from .checkpoints import Checkpoint
 from .log.reader import SegmentReader
 from .log.record_format import EntryKind, Location
 from .log.scanner import scan
-from .log.segments.segment_file import parse_segment_name
+from .log.segments.segment_file import is_unwritten, parse_segment_name, was_written
 
 # Rows that only the catalog holds. Requests are not among them: a monitor makes them again.
 _ONLY_IN_CATALOG: dict[str, type[Any]] = {
@@ -187,12 +187,21 @@ def list_files(folder: Path, pattern: str) -> list[Path]:
 def _read_segments(folder: Path, listed: Collection[str], found: JournalFiles) -> None:
     timeline = 1
     for path in list_files(folder, "*.seg"):
-        if path.name in listed:
+        if path.name in listed or (listed and _is_prepared(path)):
             continue
         row = _read_segment(path, timeline, found)
         if row is not None:
             timeline = row.timeline  # a later segment belongs to the same timeline or to a newer one
             found.segments.append(row)
+
+
+def _is_prepared(path: Path) -> bool:
+    """Return True if a file that a sound catalog does not list was prepared and never written."""
+    named = parse_segment_name(path.name)
+    try:
+        return named is not None and not was_written(path, named[1])
+    except OSError:
+        return False
 
 
 def _read_segment(path: Path, timeline: int, found: JournalFiles) -> SegmentRow | None:
@@ -201,6 +210,8 @@ def _read_segment(path: Path, timeline: int, found: JournalFiles) -> SegmentRow 
         return None
     ordinal, segment_id = named
     try:
+        if is_unwritten(path):
+            return None
         locations, stat = scan(path, segment_id), path.stat()
     except OSError as error:
         found.unreadable.add(path.name)

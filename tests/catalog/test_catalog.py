@@ -244,7 +244,7 @@ def test_rows_of_a_newer_program_lose_only_what_this_one_does_not_know(catalog: 
         pass
 
     with catalog.transaction() as tables:
-        tables._put("watermarks", {"committed": 7, "invented_later": 1})
+        tables.put_content("watermarks", {"committed": 7, "invented_later": 1})
     assert catalog.watermarks().committed == 7
 
 

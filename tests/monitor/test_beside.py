@@ -22,6 +22,7 @@ from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths, monitor_launch, read_owner
 from tranlogs.journal.monitor_launch import parse_monitor, start_monitor
+from tranlogs.retention.evaluations import read_evaluations
 from tranlogs_monitor.watching.lock import lock_journal
 
 Toy = Callable[..., ToyTrainer]
@@ -50,11 +51,7 @@ def wait_until(is_so: Callable[[], Any], what: str) -> None:
 
 
 def evaluations(journal: Path) -> int:
-    catalog = Catalog.open(journal)
-    try:
-        return len(catalog.read(lambda tables: tables.keys("evaluation/")))
-    finally:
-        catalog.close()
+    return len(read_evaluations(journal))
 
 
 def is_watched(journal: Path) -> bool:

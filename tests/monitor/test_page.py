@@ -19,9 +19,9 @@ from tests.support.toy import ToyTrainer
 from tests.support.toy_steps import killed
 from tranlogs.base.config import MIB
 from tranlogs.base.quantities import format_bytes
-from tranlogs.catalog import EvaluationRow, Incident, Watermarks
+from tranlogs.catalog import Incident, Watermarks
+from tranlogs.retention.evaluations import read_evaluations, read_values
 from tranlogs.retention.pruning_plan import Budget, bytes_on_disk
-from tranlogs.retention.segment_value_rows import read_values
 from tranlogs_monitor.dashboard.metrics import Metrics
 from tranlogs_monitor.dashboard.pages.board import Board
 from tranlogs_monitor.dashboard.server import WebServer
@@ -104,7 +104,7 @@ def test_the_numbers_on_the_page_are_the_catalogs(run: ToyTrainer, watched: Jour
     assert browser.value("document.querySelectorAll('.cells .diamond').length") == len(checkpoints)
     lost = [text(browser, f"#lost-{what}") for what in ("process", "machine", "site")]
     assert lost == ["no finished step", "11 steps", "everything: there is no store"]  # a checkpoint of step 20 is on disk
-    rows = catalog.read(lambda tables: tables.rows("evaluation/", EvaluationRow))
+    rows = read_evaluations(run.journal.paths.folder)
     shown = {
         int(n): (value, standing)
         for n, value, standing in browser.value(

@@ -13,9 +13,9 @@ from tests.monitor.test_watch import flip, run, watching
 from tests.support.toy import ToyTrainer
 from tests.support.toy_steps import killed
 from tranlogs.base.config import MIB
-from tranlogs.catalog import CheckpointRow, EvaluationRow, SegmentRow, StoreRow, TimelineRow, Watermarks
+from tranlogs.catalog import CheckpointRow, SegmentRow, StoreRow, TimelineRow, Watermarks
+from tranlogs.retention.evaluations import EvaluationRow, pack_array
 from tranlogs.retention.pruning_plan import Budget
-from tranlogs.retention.segment_value_rows import pack_array
 from tranlogs.retention.value_decay import SegmentValues
 from tranlogs_monitor.dashboard.pages.board import JournalView
 from tranlogs_monitor.dashboard.pages.curves import curves

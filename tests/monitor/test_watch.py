@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +18,11 @@ from tests.support.toy import ToyTrainer, open_toy
 from tests.support.toy_steps import killed
 from tranlogs.base.config import MIB
 from tranlogs.base.errors import UsageError
-from tranlogs.catalog import Catalog, EvaluationRow, segment_key
 from tranlogs.cli.reading.find_journals import find_journals
 from tranlogs.journal import JournalPaths, abandoned_segments
 from tranlogs.retention import KeepAll
+from tranlogs.retention.evaluations import read_evaluations, read_values
 from tranlogs.retention.pruning_plan import Budget
-from tranlogs.retention.segment_value_rows import read_values
 from tranlogs.retention.value_decay import Decay
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import DaemonSettings
@@ -150,7 +150,7 @@ def test_values_go_on_from_evaluation_to_evaluation_and_daemon_to_daemon(run: To
     second = watch.evaluate().worth.as_dict()
     watch.close()
     assert second == {ordinal: value * 0.5 for ordinal, value in first.items()}
-    rows = run.journal.catalog.read(lambda tables: tables.rows("evaluation/", EvaluationRow))
+    rows = read_evaluations(run.journal.paths.folder)
     assert [row.number for row in rows] == [1, 2, 3]
     assert read_values(rows[2]).as_dict() == second
     assert rows[2].log_bytes > 0
@@ -165,7 +165,7 @@ def test_a_dry_run_changes_nothing(run: ToyTrainer) -> None:
     assert [row.last_step for row in seen.pruning.segments] == [5, 10, 15, 20]
     assert run.journal.catalog.segments() == segments
     assert {path: path.stat().st_size for path in before} == before
-    assert run.journal.catalog.read(lambda tables: tables.keys("evaluation/")) == []
+    assert read_evaluations(run.journal.paths.folder) == []
 
 
 def test_a_dead_trainers_log_is_sealed_at_once(run: ToyTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -203,14 +203,14 @@ def test_a_catalog_that_was_replaced_is_opened_anew(run: ToyTrainer, tmp_path: P
 
 
 def test_the_history_is_thinned(run: ToyTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tranlogs_monitor.watching.value_history._ROWS_MAX", 16)
+    monkeypatch.setattr("tranlogs.retention.evaluations._ROWS_MAX", 16)
     clock = FakeClock(1e9)
     watch = watching(run, clock)
     for _ in range(100):
         watch.evaluate()
         clock.advance(10)
     watch.close()
-    rows = run.journal.catalog.read(lambda tables: tables.rows("evaluation/", EvaluationRow))
+    rows = read_evaluations(run.journal.paths.folder)
     assert len(rows) <= 17
     assert rows[0].number == 1, "the curve begins where it began"
     assert [row.number for row in rows][-8:] == list(range(93, 101))
@@ -248,10 +248,10 @@ def test_a_second_daemon_is_refused_by_name_or_waits(run: ToyTrainer, tmp_path: 
             daemon(tmp_path / "run").evaluate()
         waiting = daemon(tmp_path, waits=True)
         waiting.evaluate()
-        assert run.journal.catalog.read(lambda tables: tables.keys("evaluation/")) == []
+        assert read_evaluations(run.journal.paths.folder) == []
         other.kill()
     waiting.evaluate()
-    assert len(run.journal.catalog.read(lambda tables: tables.keys("evaluation/"))) == 1
+    assert len(read_evaluations(run.journal.paths.folder)) == 1
     waiting.close()
 
 
@@ -279,31 +279,28 @@ def test_a_damaged_journal_is_said_once_and_does_not_hold_up_others(
         assert watched.evaluate() == 1
         clock.advance(1000)
     assert caplog.text.count("cannot watch now") == 1
-    catalog = Catalog.open(run.journal.paths.folder)
-    assert len(catalog.read(lambda tables: tables.keys("evaluation/"))) == 3
-    catalog.close()
+    assert len(read_evaluations(run.journal.paths.folder)) == 3
     watched.close()
 
 
-def test_a_segment_that_a_writer_has_settled_meanwhile_is_left_alone(
+def test_a_trainer_waits_while_a_monitor_seals_what_a_dead_one_left(
     run: ToyTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trainer comes, gives the segment up, and dies, while the monitor still reads it."""
-    copy = killed(run, tmp_path / "copy") / "rank0"
-    watch, right, meanwhile = watching(copy), abandoned_segments.read_segment, []
+    copy = killed(run, tmp_path / "copy")
+    watch, right, waiting = watching(copy / "rank0"), abandoned_segments.read_segment, list[threading.Thread]()
+    opened: list[ToyTrainer] = []
 
     def read(path: Path, timeline: int) -> Any:
-        found = right(path, timeline)
-        if not meanwhile and found is not None:
-            meanwhile.append(found)
-            catalog = Catalog.open(copy, writable=True)
-            with catalog.transaction() as tables:
-                tables.delete(segment_key(found.ordinal))
-            catalog.close()
-        return found
+        if not waiting:
+            waiting.append(threading.Thread(target=lambda: opened.append(open_toy(copy, sizes=(7, 300)))))
+            waiting[0].start()
+            waiting[0].join(0.2)
+        assert not opened, "a trainer was opened meanwhile"
+        return right(path, timeline)
 
     monkeypatch.setattr(abandoned_segments, "read_segment", read)
-    seen = watch.evaluate()
+    assert watch.evaluate().sealed == 2
     watch.close()
-    assert meanwhile
-    assert meanwhile[0].ordinal not in [row.ordinal for row in seen.rows.segments], "a row without a file came back"
+    waiting[0].join()
+    assert opened[0].recover().step == 31
+    opened[0].journal.close()

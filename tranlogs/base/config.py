@@ -38,7 +38,10 @@ SEGMENT_BYTES_FITTING = 1 * MIB, 128 * MIB  # within these limits.
 RECORD_SLACK_BYTES = 64 * KIB  # space for the description of a record; a longer description enlarges the file
 SPARE_FILES_MAX = 2  # retired files that are kept for recycling if the last interval did not need more
 GROUP_SECONDS = 0.01  # time between two groups that are made durable, because each group delays the training thread a little
-CATALOG_TURN_SECONDS = 5.0  # time that a write transaction waits for one of another process
+CATALOG_HELD_SECONDS = 5.0  # A foreign process that holds LMDB's write lock so long is named, and training waits no longer.
+REQUEST_SECONDS = 2.0  # time for the owner of a journal to make a change that another process asks for
+REQUEST_POLL_SECONDS = 0.1  # time between two looks for requests
+REQUEST_BYTES_MAX = 64 * MIB  # size of a request; a larger one is damaged
 CATALOG_SECONDS = 0.5  # minimum time between two writes of the watermarks
 
 # Writing.

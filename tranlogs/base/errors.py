@@ -20,7 +20,6 @@
     ├── LogUnavailable             the log cannot be written now (disk full, I/O error)
     │   ├── RunLost                another process writes the run, or its folder was moved or deleted
     │   └── CatalogUnavailable     the catalog cannot be used now; it is not damaged
-    │       └── CatalogBusy        another process holds a write transaction of the catalog
     └── StoreUnavailable           a store does not answer correctly now; a retry may help
 
 A message names the place (file, step, tensor, setting) and the next action.
@@ -38,7 +37,6 @@ from pathlib import Path
 
 __all__ = [
     "CannotRead",
-    "CatalogBusy",
     "CatalogUnavailable",
     "CorruptCatalog",
     "CorruptCheckpoint",
@@ -293,20 +291,6 @@ class CatalogUnavailable(LogUnavailable):
     def __init__(self, path: object, why: str) -> None:
         self.path, self.why = path, why
         super().__init__(f"{path}: {why}")
-
-
-class CatalogBusy(CatalogUnavailable):
-    """Another process holds a write transaction of the catalog. `pid` is its number, 0 if it is not known."""
-
-    def __init__(self, path: object, pid: int) -> None:
-        self.pid = pid
-        if pid:
-            who = f"process {pid} holds a write transaction of the catalog"
-            remedy = f"If it is stopped, let it go on (kill -CONT {pid}) or end it"
-        else:
-            who = "another process holds a write transaction of the catalog"
-            remedy = "Look for a stopped `tranlogs monitor` or debugger, and let it go on or end it"
-        super().__init__(path, f"{who} and does not end it. {remedy}")
 
 
 class StoreUnavailable(TranLogsError):

@@ -1,11 +1,12 @@
 """The catalog of a journal: its segments, checkpoints, timelines and watermarks, and the run that it belongs to."""
 
 from .catalog import CATALOG_NAME, Catalog
+from .change import Change
 from .reopening import ReopeningCatalog
+from .requests import REQUESTS_NAME, drop_requests, serve_requests, write_request
 from .rows import (
     CheckpointRow,
     CommonRow,
-    EvaluationRow,
     Incident,
     PrunedRow,
     RunRow,
@@ -14,7 +15,6 @@ from .rows import (
     StoreRow,
     TimelineRow,
     Watermarks,
-    evaluation_key,
     segment_key,
     timeline_key,
 )
@@ -22,10 +22,11 @@ from .tables import Tables
 
 __all__ = [
     "CATALOG_NAME",
+    "REQUESTS_NAME",
     "Catalog",
+    "Change",
     "CheckpointRow",
     "CommonRow",
-    "EvaluationRow",
     "Incident",
     "PrunedRow",
     "ReopeningCatalog",
@@ -36,7 +37,9 @@ __all__ = [
     "Tables",
     "TimelineRow",
     "Watermarks",
-    "evaluation_key",
+    "drop_requests",
     "segment_key",
+    "serve_requests",
     "timeline_key",
+    "write_request",
 ]

@@ -1,11 +1,12 @@
 """The catalog of a journal: its segments, checkpoints, timelines and watermarks, and the run that it belongs to.
 
-The catalog is a small LMDB environment, which trainer, monitor and command line share through its transactions. A row is JSON
-under a key like `segment/0000000004`, preceded by a checksum of key and JSON. All rows but requests, incidents and watermarks
-can be rebuilt from the segments and checkpoints, which describe themselves (`rebuild_catalog.py`).
+The catalog is a small LMDB environment. Only the process that owns the journal writes it, and all processes read it. Others
+ask the owner for changes (`requests.py`). A row is JSON under a key like `segment/0000000004`, preceded by a checksum of key
+and JSON. All rows but requests, incidents and watermarks can be rebuilt from the segments and checkpoints, which describe
+themselves (`rebuild_catalog.py`).
 
-No transaction waits without bound for another process: it fails, and the log, whose bytes are in the segments, goes on and
-repeats it later.
+A process that is foreign to this protocol, such as a tool of LMDB, can hold LMDB's write lock. Then the threads in the
+background wait, `synced` lags, and a warning names the process. The training thread waits for a bounded time only.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from typing import Any
 
 import lmdb
 
-from ..base.config import CATALOG_BYTES, CATALOG_BYTES_GROWN_MAX, CATALOG_TURN_SECONDS, FORMAT_VERSION, THREAD_SECONDS_MAX
-from ..base.errors import CannotRead, CatalogBusy, CatalogUnavailable, CorruptCatalog, LogUnavailable, UnknownFormat
+from ..base.config import CATALOG_BYTES, CATALOG_BYTES_GROWN_MAX, CATALOG_HELD_SECONDS, FORMAT_VERSION, THREAD_SECONDS_MAX
+from ..base.errors import CannotRead, CatalogUnavailable, CorruptCatalog, LogUnavailable, UnknownFormat
 from ..base.failpoints import hit
 from ..base.threads import WaitableLock
+from .change import Change
 from .lmdb_environment import (
     DAMAGE,
     StaleLockFile,
     advise,
     begin_writing,
     close_environment,
+    find_writer,
     has_lost_lock_file,
     list_readers,
     open_environment,
@@ -40,18 +43,28 @@ from .lmdb_environment import (
 )
 from .rows import CheckpointRow, Incident, RunRow, SegmentRow, TimelineRow, Watermarks
 from .tables import RowCache, Tables
-from .write_turn import WriteTurn
 
 _log = logging.getLogger("tranlogs")
 
 CATALOG_NAME = "catalog.lmdb"
 
 _READER_CHECK = 256  # write transactions between two searches for readers that were killed
-_TURN_POLL_SECONDS = 0.005  # between two attempts to take the turn to write
-_HELD_SECONDS = 0.05  # the wait for another process that has not ended its transaction in CATALOG_TURN_SECONDS
+_POLL_SECONDS = 0.005  # between two looks at whether another process holds LMDB's write lock
+_HELD_SECONDS = 0.05  # the wait for a process that has held the lock for CATALOG_HELD_SECONDS
 
 _open_here: dict[str, Catalog] = {}  # LMDB allows one environment for each file and process
 _open_lock = threading.Lock()
+
+
+class _Held(CatalogUnavailable):
+    """Another process holds LMDB's write lock."""
+
+    def __init__(self, path: Path, pid: int) -> None:
+        who = f"process {pid}" if pid else "another process"
+        remedy = f"let it go on (kill -CONT {pid}) or end it" if pid else "look for a stopped tool of LMDB and end it"
+        super().__init__(
+            path, f"{who} holds a write transaction of the catalog and does not end it. If it is stopped, {remedy}"
+        )
 
 
 class Catalog:
@@ -60,17 +73,14 @@ class Catalog:
     Attributes:
         demand_writer: called inside each write transaction, set by the journal's writer; raises if another process has become
             the writer, so that nothing of this one is committed beside it.
-        is_held: True if another process has held a write transaction for CATALOG_TURN_SECONDS, when this one last tried.
+        is_held: True while another process has held LMDB's write lock for more than CATALOG_HELD_SECONDS.
     """
 
     def __init__(self, path: Path, env: lmdb.Environment, *, writable: bool) -> None:
         self.path, self.writable = path, writable
         self._inode = os.stat(path).st_ino
         self._env: lmdb.Environment | None = env  # None if the last attempt to open it again failed
-        self._turn = WriteTurn(path) if writable else None
         self.is_held = False
-        self._turn_at = 0.0  # when the last write transaction began
-        self._held_since: float | None = None  # when the first write transaction after it began to wait
         self._map_bytes = CATALOG_BYTES
         # After a failed write of its meta page, LMDB refuses all transactions until the file is opened again.
         self._needs_reopening = False
@@ -132,52 +142,57 @@ class Catalog:
                 del _open_here[os.path.realpath(self.path)]
 
     @contextmanager
-    def transaction(self, seconds: float = CATALOG_TURN_SECONDS) -> Iterator[Tables]:
+    def transaction(self, is_patient: Callable[[], bool] = lambda: False) -> Iterator[Tables]:
         """Begin a write transaction. At the end of the block all of it becomes durable, or nothing if the block raises.
 
         Args:
-            seconds: how long to wait for a transaction of another process. While `is_held`, the wait is a moment.
+            is_patient: a thread in the background passes a function that returns True as long as it can wait for a process
+                that holds LMDB's write lock. Otherwise the wait ends after CATALOG_HELD_SECONDS, and while `is_held` at once.
 
         Raises:
-            CatalogBusy: another process does not end its transaction.
+            CatalogUnavailable: another process holds LMDB's write lock.
             LogUnavailable: the disk is full or fails.
         """
         start = time.monotonic()
-        end = start + (_HELD_SECONDS if self.is_held else seconds)
-        has_begun = False
         while True:
             with self._lock:  # Not held during the wait: so it is held only by a transaction of this process.
                 self._write_count += 1
                 self._needs_reopening |= self.has_lost_lock_file()
                 try:
                     with self._begin(write=True) as txn:
-                        has_begun = True
-                        self._note_turn()
+                        self._note_held(None)
                         self.demand_writer()
                         yield Tables(txn, self.path, self._cache, txn.id() - 1)
                         hit("catalog.before_commit")
                     hit("catalog.after_commit")
                     return
-                except CatalogBusy as error:
-                    if has_begun or time.monotonic() >= end:
-                        self._note_held(error, start)
-                        raise
+                except _Held as error:
+                    held = error
                 except (lmdb.Error, OSError) as error:
                     self._needs_reopening = True
                     raise LogUnavailable(f"{self.path}: {error}") from error
-            time.sleep(_TURN_POLL_SECONDS)
+            waited = time.monotonic() - start
+            if waited >= CATALOG_HELD_SECONDS:
+                self._note_held(held)
+            if waited >= (_HELD_SECONDS if self.is_held else CATALOG_HELD_SECONDS) and not is_patient():
+                raise held
+            time.sleep(_POLL_SECONDS)
 
-    def _note_held(self, error: CatalogBusy, start: float) -> None:
-        self._held_since = max(start, self._turn_at) if self._held_since is None else self._held_since
-        if not self.is_held and time.monotonic() - self._held_since >= CATALOG_TURN_SECONDS:
-            self.is_held = True
-            _log.warning("%s. Meanwhile what `status` shows lags behind", error)
-
-    def _note_turn(self) -> None:
-        self._turn_at, self._held_since = time.monotonic(), None
-        if self.is_held:
-            self.is_held = False
+    def _note_held(self, error: _Held | None) -> None:
+        was_held, self.is_held = self.is_held, error is not None
+        if error is not None and not was_held:
+            _log.warning("%s. Meanwhile `synced` and what `status` shows lag behind", error)
+        elif error is None and was_held:
             _log.warning("%s: the catalog can be written again", self.path)
+
+    def make(self, change: Change, is_patient: Callable[[], bool] = lambda: False) -> bool:
+        """Make a change; return False if one of its conditions does not hold.
+
+        Raises:
+            LogUnavailable: as `transaction` does.
+        """
+        with self.transaction(is_patient) as tables:
+            return change.apply(tables)
 
     def has_lost_lock_file(self) -> bool:
         """Return True if LMDB's lock file was deleted, so that the catalog must be opened again."""
@@ -210,11 +225,7 @@ class Catalog:
             with txn:
                 yield txn
         finally:
-            try:
-                if write and self._turn is not None:
-                    self._turn.give_back()
-            finally:
-                self._leave()
+            self._leave()
 
     def _begin_transaction(self, write: bool) -> lmdb.Transaction:
         env = self._enter()
@@ -224,13 +235,11 @@ class Catalog:
                 reserve_space(self.path, env)
             if not write:
                 return env.begin()
-            assert self._turn is not None, "the catalog was opened for reading"
-            self._turn.take()  # after all else that opens the file: closing it would give the turn back
-            try:
-                return begin_writing(env, self.path)
-            except BaseException:
-                self._turn.give_back()
-                raise
+            assert self.writable, "the catalog was opened for reading"
+            holder = find_writer(env)
+            if holder is not None:
+                raise _Held(self.path, holder)
+            return begin_writing(env, self.path)
         except BaseException:
             self._leave()
             raise
@@ -295,7 +304,6 @@ class Catalog:
         except CannotRead as error:
             raise LogUnavailable(str(error)) from error
         self._env, self.writable = open_environment(self.path, writable, self._map_bytes), writable
-        self._turn = WriteTurn(self.path) if writable else None
         self._inode = os.stat(self.path).st_ino
         self._cache.clear()  # transaction numbers are valid for one file only
         self._needs_reopening = False
@@ -315,9 +323,6 @@ class Catalog:
         if self._env is not None:
             close_environment(self._env)
             self._env = None
-        if self._turn is not None:
-            self._turn.close()
-            self._turn = None
 
     # Common queries.
 

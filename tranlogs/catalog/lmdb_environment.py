@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import platform
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
@@ -190,6 +191,37 @@ def begin_writing(env: lmdb.Environment, path: Path) -> lmdb.Transaction:
     with suppress(FileNotFoundError):  # The next opening makes it again with the right number, and other processes follow.
         os.unlink(f"{path}-lock")
     raise StaleLockFile("another process has committed by another lock file")
+
+
+_MAGIC = 0xBEEFC0DE
+_MUTEX_OFFSETS = {"x86_64": 64, "aarch64": 128}  # of the write lock in LMDB's lock file; its first word names the owner
+_THREAD_MASK = 0x3FFFFFFF
+
+
+def find_writer(env: lmdb.Environment) -> int | None:
+    """Return the number of the process that holds LMDB's write lock: 0 if it cannot be seen, None if nobody holds the lock.
+
+    Only the owner of a journal writes its catalog. A process that opens the file with a tool of LMDB can hold the lock, too,
+    and LMDB waits for it without a timeout. The answer is None, too, where the layout of the lock is not known.
+    """
+    found, offset = _lock_files.get(env), _MUTEX_OFFSETS.get(platform.machine())
+    if found is None or found.guard < 0 or offset is None or platform.libc_ver()[0] != "glibc":
+        return None
+    with suppress(OSError, struct.error):
+        (magic,) = struct.unpack("<I", os.pread(found.guard, 4, 0))
+        (owner,) = struct.unpack("<I", os.pread(found.guard, 4, offset))
+        if magic == _MAGIC and owner & _THREAD_MASK:
+            return _process_of(owner & _THREAD_MASK)
+    return None
+
+
+def _process_of(thread: int) -> int:
+    """Return the number of the process that a thread belongs to; 0 if it cannot be seen from here."""
+    with suppress(OSError), open(f"/proc/{thread}/status") as status:
+        for line in status:
+            if line.startswith("Tgid:"):
+                return int(line.split()[1])
+    return 0
 
 
 def _identity(path: str | Path) -> tuple[int, int] | None:

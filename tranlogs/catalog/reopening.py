@@ -13,14 +13,13 @@ class ReopeningCatalog:
 
     Args:
         folder: the folder of the journal.
-        writable: True to open the catalog for writing.
 
     Attributes:
         open_count: the number of files that were opened so far. It changes when the catalog was replaced.
     """
 
-    def __init__(self, folder: Path, *, writable: bool) -> None:
-        self._folder, self._writable = folder, writable
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._catalog: Catalog | None = None
         self._inode = 0
         self.open_count = 0
@@ -36,7 +35,7 @@ class ReopeningCatalog:
         if self._catalog is not None and (inode != self._inode or self._catalog.has_lost_lock_file()):
             self.close()
         if self._catalog is None:
-            self._catalog, self._inode = Catalog.open(self._folder, writable=self._writable), inode
+            self._catalog, self._inode = Catalog.open(self._folder), inode
             self.open_count += 1
         return self._catalog
 

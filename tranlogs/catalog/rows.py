@@ -118,24 +118,6 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationRow:
-    """An evaluation by the monitor, from which curves are drawn. Arrays are base64 of little-endian numbers."""
-
-    number: int
-    at: float
-    committed: int = 0
-    synced: int = 0
-    archived: int = 0
-    persisted: int = 0
-    log_bytes: int = 0
-    checkpoint_bytes: int = 0
-    budget_bytes: int | None = None
-    ordinals: str = ""  # <i8: the ordinals of sealed segments
-    values: str = ""  # <f8: their values
-    protected: str = ""  # u1: 1 for a protected segment
-
-
-@dataclass(frozen=True, slots=True)
 class PrunedRow:
     """Totals of what monitors have pruned so far. Holes in the log up to `sequence` are no damage."""
 
@@ -245,7 +227,6 @@ Row = TypeVar(
     TimelineRow,
     Watermarks,
     Incident,
-    EvaluationRow,
     PrunedRow,
     CommonRow,
     StoreRow,
@@ -258,7 +239,6 @@ KINDS: dict[str, type[Any]] = {
     "checkpoint/": CheckpointRow,
     "timeline/": TimelineRow,
     "incident/": Incident,
-    "evaluation/": EvaluationRow,
     "pruned": PrunedRow,
     "common": CommonRow,
     "store": StoreRow,
@@ -271,11 +251,6 @@ KINDS: dict[str, type[Any]] = {
 def segment_key(ordinal: int) -> str:
     """Return the key of a segment's row."""
     return f"segment/{ordinal:010d}"
-
-
-def evaluation_key(number: int) -> str:
-    """Return the key of an evaluation's row."""
-    return f"evaluation/{number:010d}"
 
 
 def timeline_key(number: int) -> str:

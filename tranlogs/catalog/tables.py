@@ -86,7 +86,12 @@ class Tables:
 
     def put(self, key: str, row: Any) -> None:
         """Add or replace a row, which is a dataclass."""
-        self._put(key, asdict(row))
+        self.put_content(key, asdict(row))
+
+    def content(self, key: str) -> dict[str, Any] | None:
+        """Return the content of a row or a request, as JSON has it; None if it does not exist."""
+        raw = self._txn.get(key.encode())
+        return None if raw is None else _parse(bytes(raw), self._path, key.encode())
 
     def delete(self, key: str) -> None:
         """Delete a row if it exists."""
@@ -95,14 +100,14 @@ class Tables:
 
     def request(self, name: str) -> dict[str, Any] | None:
         """Return a request from the monitor to the trainer; None if there is none."""
-        raw = self._txn.get(f"request/{name}".encode())
-        return None if raw is None else _parse(bytes(raw), self._path, f"request/{name}".encode())
+        return self.content(f"request/{name}")
 
     def put_request(self, name: str, content: dict[str, Any]) -> None:
         """Add or replace a request from the monitor to the trainer."""
-        self._put(f"request/{name}", content)
+        self.put_content(f"request/{name}", content)
 
-    def _put(self, key: str, content: dict[str, Any]) -> None:
+    def put_content(self, key: str, content: dict[str, Any]) -> None:
+        """Add or replace a row or a request, given its content."""
         self._snapshot = None
         body = json.dumps(content, separators=(",", ":")).encode()
         self._txn.put(key.encode(), xxhash.xxh3_64_digest(key.encode() + body) + body)

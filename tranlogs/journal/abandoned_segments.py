@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 
 from ..base.errors import CannotRead, LogUnavailable
@@ -12,33 +11,54 @@ from ..log.record_format import EntryKind, Position
 from ..log.scanner import scan
 from ..log.segments.segment_file import was_written
 from ..rebuild_catalog import read_segment
+from .ownership.writer_lock import own_briefly, owns
 from .paths import JournalPaths
 
 
-def seal_abandoned_segments(
-    paths: JournalPaths, catalog: Catalog, *, sync: bool, is_abandoned: Callable[[], bool] = lambda: True
-) -> int:
+def seal_if_abandoned(paths: JournalPaths) -> int:
+    """Seal the segments that a dead trainer left open, so that they can be shipped and pruned; return their number.
+
+    A trainer that starts meanwhile waits until they are sealed.
+    """
+    catalog = Catalog.open(paths.folder)
+    try:
+        if owns(paths.folder) or not _find_abandoned(catalog):
+            return 0
+        with own_briefly(paths.folder) as is_owner:
+            if not is_owner:
+                return 0
+            writable = Catalog.open(paths.folder, writable=True)
+            try:
+                return seal_abandoned_segments(paths, writable, sync=True)
+            finally:
+                writable.close()
+    finally:
+        catalog.close()
+
+
+def _find_abandoned(catalog: Catalog) -> list[SegmentRow]:
+    return [row for row in catalog.segments() if row.state in ("ready", "open")]
+
+
+def seal_abandoned_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool) -> int:
     """Seal the segments that a dead process left open, so that a new writer writes into fresh files only.
 
     Args:
         paths: the journal's folders.
         catalog: the journal's catalog, open for writing.
         sync: True makes the records in the segments durable.
-        is_abandoned: called inside each transaction; returns False if another process has begun to write the journal. The
-            remaining segments are then left to that process. A writer takes its lock before its first transaction, so the
-            answer holds until the transaction of this function ends.
 
     Returns:
         The number of segments that were left open.
     """
     newest = max((row.number for row in catalog.timelines()), default=1)
-    abandoned = [row for row in catalog.segments() if row.state in ("ready", "open")]
-    for done, row in enumerate(abandoned):
+    abandoned = _find_abandoned(catalog)
+    for row in abandoned:
         path = paths.log / row.file
         exists = path.exists()
         try:
-            found = read_segment(path, row.timeline or newest) if exists else None
-            is_empty = row.state == "ready" and found is None and exists and not was_written(path, row.number)
+            is_empty = exists and row.state == "ready" and not was_written(path, row.number)
+            found = read_segment(path, row.timeline or newest) if exists and not is_empty else None
         except (CannotRead, OSError) as error:  # A segment that recovery has read must not be treated as empty.
             raise LogUnavailable(f"{path}: {error}") from error
         if found is not None and sync:
@@ -48,10 +68,6 @@ def seal_abandoned_segments(
             finally:
                 os.close(fd)
         with catalog.transaction() as tables:
-            if not is_abandoned():
-                return done
-            if tables.get(segment_key(row.ordinal), SegmentRow) != row:  # Another process has written since the row was read.
-                continue
             if found is not None:
                 tables.put(segment_key(row.ordinal), replace(found, state="sealed", created_at=row.created_at))
             elif not exists:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..base.clock import Clock, SystemClock
 from ..base.config import JournalConfig
-from ..base.errors import CatalogBusy, LogUnavailable, NotRecovered
+from ..base.errors import CatalogUnavailable, LogUnavailable, NotRecovered
 from ..base.failpoints import hit
 from ..catalog import CheckpointRow
 from ..checkpoints import Snapshot
@@ -293,7 +293,7 @@ class Journal(JournalState):
         if self._open_writer() is None or not checkpoints.is_started or (checkpoints.is_busy and not wait):
             return False
         checkpoints.wait()
-        if checkpoints.is_busy:  # The one before waits for another process that holds the catalog.
+        if checkpoints.is_busy:  # A foreign process holds the catalog.
             return False
         failure = log.drain()
         if failure is not None:  # The boundary at which the snapshot was taken is not in the log.
@@ -322,7 +322,7 @@ class Journal(JournalState):
         return True
 
     def wait_checkpoint(self) -> None:
-        """Wait for the checkpoint that is being written, unless it waits for another process that holds the catalog."""
+        """Wait for the checkpoint that is being written, unless a foreign process holds the catalog."""
         self.checkpoints.wait()
 
     # The end.
@@ -384,9 +384,10 @@ class Journal(JournalState):
             self.log.stop_thread()
             unlisted = self.checkpoints.close()
         finally:
+            self._requests.close()
             self.catalog.close()
         folder, committed = self.paths.folder, self.committed
-        if isinstance(unlisted, CatalogBusy):
+        if isinstance(unlisted, CatalogUnavailable):
             _log.warning("%s: the last checkpoint is complete, and is listed when the run is opened next: %s", folder, unlisted)
         if self._suspensions.current is not None:
             _log.warning("%s: closed while logging was suspended; steps after %d are lost", folder, committed)

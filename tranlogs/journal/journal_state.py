@@ -9,6 +9,7 @@ from ..retention import CheckpointPolicy, RetentionPolicy
 from .checkpointing.journal_checkpoints import JournalCheckpoints
 from .checkpointing.recovery_speed import RecoverySpeed
 from .opening import OpenedJournal
+from .ownership.request_service import RequestService
 from .ownership.shutdown_gate import ShutdownGate
 from .ownership.writer_process import WriterProcess
 from .pruning_holds import PruningHolds
@@ -61,6 +62,7 @@ class JournalState:
         syncs = config.durability == "machine"
         self._start = WritingStart(opened, clock, self.holds, self.log, self.checkpoints, syncs=syncs)
         self._suspensions = SuspensionHandler(opened, clock, self.log, self.checkpoints, self._start)
+        self._requests = RequestService(catalog)
         self._recheck_writer: Writer | None = None  # takes the records while a unit is computed again
 
     @property

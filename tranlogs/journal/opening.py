@@ -172,7 +172,7 @@ def clean_up(paths: JournalPaths, catalog: Catalog) -> list[str]:
     """
     for left in paths.checkpoints.glob(TEMPORARY + "*"):
         shutil.rmtree(left, ignore_errors=True)
-    delete_retired(catalog, paths.checkpoints)
+    delete_retired(catalog, paths.checkpoints, catalog.make)
     listed = {row.name for row in catalog.checkpoints()} | {row.file for row in catalog.segments()}
     found, checkpoints = read_files(paths.folder, listed), catalog.checkpoints()
     known_timelines = {row.number for row in catalog.timelines()}

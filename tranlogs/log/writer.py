@@ -92,7 +92,8 @@ class WriteAheadLog:
             on_idle=self._seal_old,
             demand_writer=demand_writer,
         )
-        self._preallocator = Preallocator(folder, catalog, clock, config.segment_bytes, reserve)
+        add_change = self._group.state.add_change
+        self._preallocator = Preallocator(folder, catalog, add_change, clock, config.segment_bytes, reserve)
         self._sizing = SegmentSizing(self._preallocator, config.segment_bytes)
         try:
             self._group.start()
@@ -346,16 +347,13 @@ class WriteAheadLog:
         """
         self.abort()
         self.roll()
+        self._preallocator.stop()
+        if truncates:
+            self._preallocator.delete_retired()
         self._group.stop(truncates=truncates)
         if self._payload_thread is not None:
             self._payload_thread.stop()
         failure = self._group.state.failure
-        try:
-            self._preallocator.stop()
-            if truncates:
-                self._preallocator.delete_retired()
-        except LogUnavailable as error:
-            failure = failure or error
         self._group.feed.close()
         if failure is not None:
             self._group.state.close_unsealed()

@@ -15,6 +15,7 @@ from ..log.index import LogIndex, open_if_sound
 from ..log.reader import SegmentReader
 from ..log.record_format import EntryKind, Location
 from ..log.scanner import is_contiguous, is_whole, refuse_newer, scan
+from ..log.segments.segment_file import was_written
 from ..rebuild_catalog import JournalFiles, read_files
 from .history import ScannedSegment
 from .state_protocol import ReplacementSource
@@ -266,6 +267,8 @@ def scan_segment(
     """
     last = row.last_sequence if row.state == "sealed" else 0
     try:
+        if row.state == "ready" and not was_written(path, row.number):
+            return None
         found = _locate(path, row, last, index)
     except OSError as error:
         if row.state != "ready":

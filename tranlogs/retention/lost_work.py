@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..base.quantities import count, format_seconds
-from ..catalog import EvaluationRow, Incident, StoreRow, Watermarks
+from ..catalog import Incident, StoreRow, Watermarks
+from .evaluations import EvaluationRow
 
 Scope = Literal["process", "machine", "site"]
 CommitHistory = Sequence[tuple[float, int]]  # seconds since 1970, and the newest committed step at that time; oldest first

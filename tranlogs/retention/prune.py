@@ -19,11 +19,12 @@ from pathlib import Path
 
 from ..base.atomic_files import sync_folder
 from ..base.failpoints import hit
-from ..catalog import Catalog, CheckpointRow, CommonRow, PrunedRow, SegmentRow, Tables, TimelineRow, segment_key
+from ..catalog import Catalog, Change, CheckpointRow, CommonRow, PrunedRow, SegmentRow, Tables, TimelineRow, segment_key
 from ..catalog.lineage import is_on_lineage
 from .keep_policy import RetentionPolicy
 from .pruning_plan import Pruning, trace_newest_lineage
 
+Make = Callable[[Change], bool]  # makes a change of the catalog: `Catalog.make`, or a request to the owner
 Decide = Callable[[Sequence[SegmentRow], Sequence[CheckpointRow], Sequence[TimelineRow]], Pruning]
 
 
@@ -103,65 +104,71 @@ def retire(catalog: Catalog, folder: Path, policy: RetentionPolicy) -> Retiremen
             for segment in plan.segments:
                 if tables.get(segment_key(segment.ordinal), SegmentRow) == segment:
                     tables.put(segment_key(segment.ordinal), replace(segment, state="retired"))
-    delete_retired(catalog, folder)
+    delete_retired(catalog, folder, catalog.make)
     return plan
 
 
-def prune(catalog: Catalog, decide: Decide, is_held: Callable[[Tables], bool] = lambda tables: False) -> Pruning:
-    """Decide what to prune and retire it, in one transaction, so that the facts do not change between the two.
+def prune(tables: Tables, decide: Decide, is_held: Callable[[Tables], bool] = lambda tables: False) -> tuple[Pruning, Change]:
+    """Decide what to prune on a snapshot, and return the change that retires it.
 
-    If protected data alone exceed the budget, a checkpoint is requested from the trainer in the same transaction.
+    The change stands on the rows of what is kept, too: it is refused if the trainer has rewound, taken a checkpoint away, or
+    pruned meanwhile. If protected data alone exceed the budget, it requests a checkpoint from the trainer.
 
     Args:
-        catalog: the catalog of the journal.
+        tables: the snapshot.
         decide: the decision, given segments, published checkpoints and timelines.
         is_held: True while a trainer that has recovered, and has not started to write, still needs the data. Nothing is
             pruned then.
     """
-    with catalog.transaction() as tables:  # commit point: later plans do not use what is retired
-        if is_held(tables):
-            return Pruning()
-        checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
-        plan = decide(tables.rows("segment/", SegmentRow), checkpoints, tables.rows("timeline/", TimelineRow))
-        if plan.checkpoints or plan.segments:
-            hit("log.retire")
-        for checkpoint in plan.checkpoints:
-            tables.put(f"checkpoint/{checkpoint.name}", replace(checkpoint, state="retired"))
-        for segment in plan.segments:
-            tables.put(segment_key(segment.ordinal), replace(segment, state="retired"))
-        if plan.checkpoints or plan.segments:
-            before = tables.get("pruned", PrunedRow) or PrunedRow()
-            nbytes = sum(row.size for row in plan.segments) + sum(row.nbytes for row in plan.checkpoints)
-            total = PrunedRow(
-                max([before.sequence, *(row.last_sequence for row in plan.segments)]),
-                before.segments + len(plan.segments),
-                before.checkpoints + len(plan.checkpoints),
-                before.nbytes + nbytes,
-            )
-            tables.put("pruned", total)
-        newest = max((row.step for row in checkpoints), default=0)
-        request = tables.request("checkpoint")
-        if plan.wants_checkpoint and (request is None or request.get("step", 0) <= newest):
-            tables.put_request("checkpoint", {"step": newest + 1, "why": "protected data alone exceed the budget"})
-    return plan
+    if is_held(tables):
+        return Pruning(), Change()
+    checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
+    segments, timelines = tables.rows("segment/", SegmentRow), tables.rows("timeline/", TimelineRow)
+    plan = decide(segments, checkpoints, timelines)
+    change = Change(expects={"request/hold": tables.request("hold")}, timelines=[row.number for row in timelines])
+    if plan.checkpoints or plan.segments:
+        hit("log.retire")
+        change.expects |= {f"checkpoint/{row.name}": row for row in checkpoints}
+        change.expects |= {segment_key(row.ordinal): row for row in plan.segments}
+        change.puts |= {f"checkpoint/{row.name}": replace(row, state="retired") for row in plan.checkpoints}
+        change.puts |= {segment_key(row.ordinal): replace(row, state="retired") for row in plan.segments}
+        before = tables.get("pruned", PrunedRow)
+        change.expects["pruned"], before = before, before or PrunedRow()
+        nbytes = sum(row.size for row in plan.segments) + sum(row.nbytes for row in plan.checkpoints)
+        change.puts["pruned"] = PrunedRow(
+            max([before.sequence, *(row.last_sequence for row in plan.segments)]),
+            before.segments + len(plan.segments),
+            before.checkpoints + len(plan.checkpoints),
+            before.nbytes + nbytes,
+        )
+    newest = max((row.step for row in checkpoints), default=0)
+    request = tables.request("checkpoint")
+    if plan.wants_checkpoint and (request is None or request.get("step", 0) <= newest):
+        wanted = {"step": newest + 1, "why": "protected data alone exceed the budget"}
+        change.puts["request/checkpoint"] = wanted
+    return plan, change
 
 
-def delete_retired(catalog: Catalog, folder: Path) -> None:
-    """Delete all retired checkpoints, including those that an earlier attempt could not delete."""
+def delete_retired(catalog: Catalog, folder: Path, make: Make) -> None:
+    """Delete all retired checkpoints, including those that an earlier attempt could not delete: first the bytes, then the rows.
+
+    Args:
+        catalog: the journal's.
+        folder: of the checkpoints.
+        make: makes the change of the catalog.
+    """
+    deleted = Change()
     for row in catalog.read(lambda tables: tables.rows("checkpoint/", CheckpointRow)):
-        if row.state == "retired":
-            delete_checkpoint(catalog, folder, row)
-
-
-def delete_checkpoint(catalog: Catalog, folder: Path, row: CheckpointRow) -> None:
-    """Delete a retired checkpoint's bytes, then its row."""
-    hit("checkpoint.delete")
-    shutil.rmtree(folder / row.name, ignore_errors=True)
-    if (folder / row.name).exists():
-        return  # the row is kept: `delete_retired` tries again when the run is opened next
-    sync_folder(folder)  # Otherwise a power cut could leave a part of the folder without a row.
-    with catalog.transaction() as tables:
-        tables.delete(f"checkpoint/{row.name}")
+        if row.state != "retired":
+            continue
+        hit("checkpoint.delete")
+        shutil.rmtree(folder / row.name, ignore_errors=True)
+        if not (folder / row.name).exists():  # else the row is kept, and the next call tries again
+            deleted.expects[f"checkpoint/{row.name}"] = row
+            deleted.deletes.append(f"checkpoint/{row.name}")
+    if deleted:
+        sync_folder(folder)  # Otherwise a power cut could leave a part of the folder without a row.
+        make(deleted)
 
 
 def set_aside(catalog: Catalog, folder: Path, name: str) -> None:

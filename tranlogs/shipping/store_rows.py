@@ -11,6 +11,7 @@ import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from ..base.clock import Clock
 from ..base.config import CATALOG_SECONDS
@@ -18,6 +19,7 @@ from ..base.errors import CorruptCatalog, LogUnavailable
 from ..base.failpoints import hit
 from ..catalog import (
     Catalog,
+    Change,
     CheckpointRow,
     CommonRow,
     ReopeningCatalog,
@@ -26,9 +28,8 @@ from ..catalog import (
     StoreRow,
     Tables,
     TimelineRow,
-    Watermarks,
 )
-from ..journal import JournalPaths
+from ..journal import JournalPaths, change_catalog
 from .plan import JournalContents
 
 _log = logging.getLogger(__name__)
@@ -47,7 +48,8 @@ class StoreRows:
     """
 
     def __init__(self, paths: JournalPaths, url: str, clock: Clock) -> None:
-        self._catalog = ReopeningCatalog(paths.folder, writable=True)
+        self._folder: Path = paths.folder
+        self._catalog = ReopeningCatalog(paths.folder)
         self._url, self._clock = url, clock
         self._location = f"{socket.gethostname()}:{os.path.realpath(paths.folder)}"
         self._written: dict[str, ShippedRow] = {}
@@ -100,19 +102,24 @@ class StoreRows:
         return replace(row, url=self._url), known
 
     def begin(self, catalog: Catalog, row: StoreRow, known: Mapping[str, ShippedRow]) -> None:
-        """Write the store's row, because the journal was attached to the store. `known` are the rows of shipped items."""
+        """Write the store's row, because the journal was attached to the store. `known` are the rows of shipped items.
+
+        Raises:
+            LogUnavailable: the trainer has not written it yet.
+        """
         self.row = replace(row, problem="", host=self._location)
         self._written = dict(known)
-        with catalog.transaction() as tables:
-            tables.put("store", self.row)
+        if not change_catalog(self._folder, "store", Change({"store": self.row})):
+            raise LogUnavailable(f"{catalog.path}: the process that writes the run does not serve requests now")
 
     def request_seals(self, age_seconds: float) -> None:
         """Request that the trainer seals segments of this age. The request lapses unless it is renewed."""
         now = self._clock.now()
         if now < self._sealing_until - _SEAL_LEASE_SECONDS / 2:
             return
-        with self.current().transaction() as tables:
-            tables.put_request("seal", {"age_seconds": age_seconds, "until": now + _SEAL_LEASE_SECONDS})
+        asked = {"age_seconds": age_seconds, "until": now + _SEAL_LEASE_SECONDS}
+        if not change_catalog(self._folder, "seal", Change({"request/seal": asked})):
+            return
         self._sealing_until = now + _SEAL_LEASE_SECONDS
 
     def write(self, rows: dict[str, ShippedRow], row: StoreRow, marks: tuple[int, int], contents: JournalContents) -> None:
@@ -122,25 +129,13 @@ class StoreRows:
         """
         if rows == self._written and marks == self.marks and row == self.row:
             return
-        archived, persisted = marks
         hit("ship.marks")
-        with self.current().transaction() as tables:
-            if tables.rows("timeline/", TimelineRow) != list(contents.timelines):
-                return  # the run was rewound meanwhile: the next turn computes the marks again
-            before = tables.get("watermarks", Watermarks) or Watermarks()
-            # If the trainer died, `committed` in the catalog may be too low. An archived step was committed.
-            committed, synced = max(before.committed, archived), max(before.synced, persisted)
-            tables.put(
-                "watermarks", replace(before, committed=committed, synced=synced, archived=archived, persisted=persisted)
-            )
-            for name in self._written.keys() - rows.keys():
-                tables.delete(f"shipped/{name}")
-            for name, item in rows.items():
-                if self._written.get(name) != item:
-                    tables.put(f"shipped/{name}", item)
-            self.row = replace(row, at=self._clock.now())
-            tables.put("store", self.row)
-        self._written, self.marks = rows, marks
+        after = replace(row, at=self._clock.now())
+        change = Change({"store": after}, timelines=[row.number for row in contents.timelines], marks=marks)
+        change.deletes = [f"shipped/{name}" for name in self._written.keys() - rows.keys()]
+        change.puts |= {f"shipped/{name}": item for name, item in rows.items() if self._written.get(name) != item}
+        if change_catalog(self._folder, "store", change):  # else the next turn computes the marks again
+            self.row, self._written, self.marks = after, rows, marks
 
     def write_problem(self, problem: str) -> None:
         """Write why shipping does not proceed; "" if it does."""
@@ -150,9 +145,9 @@ class StoreRows:
                 row = catalog.read(lambda tables: tables.get("store", StoreRow))
                 if row is None or not self._is_of_this_store(row):
                     row = StoreRow(self._url, "", host=self._location)
-                self.row = replace(row, problem=problem)
-                with catalog.transaction() as tables:
-                    tables.put("store", self.row)
+                row = replace(row, problem=problem)
+                if change_catalog(self._folder, "problem", Change({"store": row})):
+                    self.row = row
         except (CorruptCatalog, LogUnavailable, OSError) as error:
             _log.debug("could not write the store's problem to the catalog: %s", error)
 

@@ -6,6 +6,9 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
 
 from tranlogs.base.clock import Clock
 from tranlogs.base.quantities import count, format_bytes
@@ -13,7 +16,6 @@ from tranlogs.catalog import (
     Catalog,
     CheckpointRow,
     CommonRow,
-    EvaluationRow,
     Incident,
     PrunedRow,
     ReopeningCatalog,
@@ -24,17 +26,17 @@ from tranlogs.catalog import (
     Watermarks,
 )
 from tranlogs.catalog.lineage import is_on_lineage
-from tranlogs.journal import JournalPaths, Owner, read_owner
-from tranlogs.journal.abandoned_segments import seal_abandoned_segments
+from tranlogs.journal import JournalPaths, Owner, change_catalog, read_owner
+from tranlogs.journal.abandoned_segments import seal_if_abandoned
 from tranlogs.journal.file_system import is_in_memory
 from tranlogs.log.segments.retired_files import unlink_retired
+from tranlogs.retention import evaluations
+from tranlogs.retention.evaluations import EvaluationRow, pack_array, read_values
 from tranlogs.retention.prune import delete_retired, prune
 from tranlogs.retention.pruning_plan import Pruning, bytes_on_disk, is_protected, plan_pruning, trace_newest_lineage
-from tranlogs.retention.segment_value_rows import read_newest_row, read_values
 from tranlogs.retention.value_decay import SegmentValues, evaluate
 
 from ..settings import DaemonSettings
-from . import value_history
 from .training_progress import ProgressReader, TrainingProgress
 from .verified_checkpoints import Anchors
 
@@ -52,7 +54,6 @@ class CatalogRows:
         marks: the watermarks.
         pruned: totals of what monitors have pruned.
         incidents: the times when logging was suspended.
-        last: the last evaluation; None before the first.
         store: the store; None if the journal is not shipped.
         common: the newest step of which all ranks have a checkpoint; None for a journal without others.
     """
@@ -63,7 +64,6 @@ class CatalogRows:
     marks: Watermarks
     pruned: PrunedRow
     incidents: list[Incident]
-    last: EvaluationRow | None
     store: StoreRow | None = None
     common: CommonRow | None = None
 
@@ -83,7 +83,6 @@ class CatalogRows:
             tables.get("watermarks", Watermarks) or Watermarks(),
             tables.get("pruned", PrunedRow) or PrunedRow(),
             tables.rows("incident/", Incident),
-            read_newest_row(tables),
             tables.get("store", StoreRow),
             tables.get("common", CommonRow),
         )
@@ -146,7 +145,9 @@ class JournalWatch:
     def __init__(self, paths: JournalPaths, settings: DaemonSettings, clock: Clock) -> None:
         self.paths, self._settings, self._clock = paths, settings, clock
         self._anchors, self._progress = Anchors(paths.checkpoints), ProgressReader(paths.folder)
-        self._catalog = ReopeningCatalog(paths.folder, writable=not settings.is_dry_run)
+        self._catalog = ReopeningCatalog(paths.folder)
+        self._make = partial(change_catalog, paths.folder, "prune")
+        self._history: list[EvaluationRow] | None = None  # None until the file was read
         self._last_warning = ""
         self._was_alive: bool | None = None
         self._in_memory = is_in_memory(paths.folder)
@@ -165,7 +166,7 @@ class JournalWatch:
         start = time.perf_counter()
         catalog, now = self._catalog.current(), self._clock.now()
         owner = read_owner(self.paths.folder)
-        sealed = self._seal_abandoned_log(catalog, owner)
+        sealed = self._seal_abandoned_log(owner)
         rows: CatalogRows = catalog.read(CatalogRows.read)
         self._anchors.forget(rows.checkpoints)
         self._anchors.verify(rows.shared, rows.timelines)
@@ -192,25 +193,36 @@ class JournalWatch:
             self._progress.read(),
         )
         if not self._settings.is_dry_run:
-            with catalog.transaction() as tables:
-                value_history.write(tables, self._row(evaluation), worth, protected)
+            self._keep(evaluation)
         return evaluation
+
+    def _keep(self, evaluation: Evaluation) -> None:
+        """Add an evaluation to the monitor's file. If the disk is full, it is kept in memory only."""
+        assert self._history is not None
+        row = self._row(evaluation)
+        try:
+            self._history = evaluations.append(self.paths.folder, row, self._history)
+        except OSError as error:
+            self._history.append(row)
+            _log.debug("%s: could not store the evaluation: %s", self.paths.folder, error)
 
     def _evaluate_worth(self, rows: CatalogRows, now: float) -> SegmentValues:
         limits = trace_newest_lineage(rows.checkpoints, rows.timelines)
         checkpoints = [row for row in rows.checkpoints if is_on_lineage(row, limits)]
-        before = None if rows.last is None else read_values(rows.last)
+        if self._history is None:
+            self._history = evaluations.read_evaluations(self.paths.folder)
+        before = read_values(self._history[-1]) if self._history else None
         return evaluate(self._settings.decay, rows.segments, checkpoints, rows.marks, before, now)
 
     # The log of a dead trainer.
 
-    def _seal_abandoned_log(self, catalog: Catalog, owner: Owner | None) -> int:
+    def _seal_abandoned_log(self, owner: Owner | None) -> int:
         """Seal the segments that a dead trainer left open. They can then be shipped, and pruned after a checkpoint."""
         is_alive = owner is not None and owner.is_alive
         was_alive, self._was_alive = self._was_alive, is_alive
         if is_alive or owner is None or self._settings.is_dry_run:
             return 0
-        left = seal_abandoned_segments(self.paths, catalog, sync=True, is_abandoned=self._is_abandoned)
+        left = seal_if_abandoned(self.paths)
         if left or was_alive:
             how, level = ("closed it", logging.INFO) if owner.has_closed else ("died without closing it", logging.WARNING)
             _log.log(
@@ -251,15 +263,17 @@ class JournalWatch:
         if self._settings.is_dry_run:
             return plan
         if plan.segments or plan.checkpoints or plan.wants_checkpoint:
-            plan = prune(catalog, decide, self._is_held)
+            plan, change = catalog.read(lambda tables: prune(tables, decide, self._is_held))
+            if change and not self._make(change):
+                plan = Pruning()  # The trainer has changed what the plan stands on, or is busy: the next evaluation plans anew.
             self._log_pruning(plan, owner)
         elif self._last_warning:
             self._last_warning = ""
             _log.info("%s: within the budget again", self.paths.folder)
-        delete_retired(catalog, self.paths.checkpoints)
+        delete_retired(catalog, self.paths.checkpoints, self._make)
         is_short = budget.nbytes is not None and bytes_on_disk(rows.segments, rows.checkpoints) > budget.high * budget.nbytes
         if is_short or owner is None or not owner.is_alive:  # a live trainer recycles them
-            unlink_retired(catalog, self.paths.log)
+            unlink_retired(catalog, self.paths.log, self._make)
         return plan
 
     def _log_pruning(self, plan: Pruning, owner: Owner | None) -> None:
@@ -290,9 +304,10 @@ class JournalWatch:
             )
 
     def _row(self, evaluation: Evaluation) -> EvaluationRow:
-        rows, marks = evaluation.rows, evaluation.rows.marks
+        rows, marks, worth = evaluation.rows, evaluation.rows.marks, evaluation.worth
+        is_protected = np.array([evaluation.protected.get(int(i), True) for i in worth.ordinals], bool)
         return EvaluationRow(
-            1 if rows.last is None else rows.last.number + 1,
+            self._history[-1].number + 1 if self._history else 1,
             evaluation.at,
             marks.committed,
             marks.synced,
@@ -301,4 +316,7 @@ class JournalWatch:
             sum(row.size for row in rows.segments),
             sum(row.nbytes for row in rows.checkpoints),
             self._settings.budget.nbytes,
+            pack_array(worth.ordinals, "<i8"),
+            pack_array(worth.values, "<f8"),
+            pack_array(is_protected, "u1"),
         )

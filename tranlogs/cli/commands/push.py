@@ -9,9 +9,8 @@ import typer
 
 from ...base.clock import SystemClock
 from ...base.quantities import parse_bytes, parse_seconds
-from ...catalog import Catalog
-from ...journal import JournalPaths, read_owner
-from ...journal.abandoned_segments import seal_abandoned_segments
+from ...journal import JournalPaths
+from ...journal.abandoned_segments import seal_if_abandoned
 from ...recovery.progress_bar import progress_bar
 from ...recovery.recover import Progress
 from ...shipping import Archiver, ShippingSettings, Throttle, journal_prefix
@@ -63,7 +62,7 @@ def push(
 def _push(
     paths: JournalPaths, store: Any, limits: Any, throttle: Any, patience: float, progress: Progress | None
 ) -> dict[str, Any]:
-    _seal_abandoned(paths)
+    seal_if_abandoned(paths)
     before, place = survey(paths.folder), journal_prefix(paths)
     archiver = Archiver(paths, store, place, limits, SystemClock(), throttle)
     try:
@@ -79,21 +78,6 @@ def _push(
         "persisted": found.persisted,
         "problem": problem or None,
     }
-
-
-def _seal_abandoned(paths: JournalPaths) -> None:
-    """Seal the segments that a dead trainer left open."""
-
-    def is_abandoned() -> bool:
-        owner = read_owner(paths.folder)
-        return owner is None or not owner.is_alive
-
-    if is_abandoned():
-        catalog = Catalog.open(paths.folder, writable=True)
-        try:
-            seal_abandoned_segments(paths, catalog, sync=True, is_abandoned=is_abandoned)
-        finally:
-            catalog.close()
 
 
 def _drain(archiver: Archiver, before: Survey, patience: float, progress: Progress | None) -> str:

@@ -7,8 +7,7 @@ from itertools import groupby
 from rich.text import Text
 
 from ...base.quantities import count, format_bytes, format_seconds
-from ...catalog import EvaluationRow
-from ...retention.segment_value_rows import read_protected, read_values
+from ...retention.evaluations import EvaluationRow, read_protected, read_values
 from .survey import Survey
 
 _HEIGHTS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"

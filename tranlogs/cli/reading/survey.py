@@ -17,7 +17,6 @@ from ...base.errors import CorruptCatalog, CorruptCheckpoint, RecoveryError
 from ...catalog import (
     Catalog,
     CheckpointRow,
-    EvaluationRow,
     Incident,
     RunRow,
     SegmentRow,
@@ -34,8 +33,8 @@ from ...rebuild_catalog import read_files
 from ...recovery.history import ScannedSegment, build_history
 from ...recovery.journal_facts import scan_segment, sort_newest_first
 from ...recovery.recovery_plan import RecoveryPlan, plan_recovery
+from ...retention.evaluations import EvaluationRow, read_newest_first, read_protected, read_values
 from ...retention.lost_work import LostWork, estimate_lost_work, has_store
-from ...retention.segment_value_rows import read_protected, read_rows_newest_first, read_values
 from .find_journals import read_consistently
 
 _SCANNED_MAX = 10_000  # records; scanning more takes noticeable time
@@ -223,7 +222,7 @@ def _read_catalog(folder: Path) -> Survey:
             marks,
             monitor=monitor,
             store=tables.get("store", StoreRow),
-            evaluations=_read_evaluations(tables, marks),
+            evaluations=_read_evaluations(folder, marks),
         )
 
     try:
@@ -252,10 +251,10 @@ def _read_catalog(folder: Path) -> Survey:
         )
 
 
-def _read_evaluations(tables: Tables, marks: Watermarks) -> list[EvaluationRow]:
+def _read_evaluations(folder: Path, marks: Watermarks) -> list[EvaluationRow]:
     lowest = (marks.persisted or marks.archived) if has_store(marks) else marks.synced
     found: list[EvaluationRow] = []
-    for row in read_rows_newest_first(tables):
+    for row in read_newest_first(folder):
         found.append(row)
         if row.committed <= lowest:
             break

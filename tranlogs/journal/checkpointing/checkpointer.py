@@ -8,15 +8,14 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ...base.atomic_files import is_disk_full
 from ...base.clock import Clock
-from ...base.config import CATALOG_SECONDS
-from ...base.errors import CatalogBusy, CorruptCheckpoint, LogUnavailable
+from ...base.errors import CorruptCheckpoint, LogUnavailable
 from ...base.failpoints import hit
 from ...base.threads import start_thread
-from ...catalog import Catalog, CheckpointRow, Tables
+from ...catalog import Catalog, CheckpointRow
 from ...checkpoints import Checkpoint, Snapshot, SnapshotPool, checkpoint_name, write_checkpoint
 from ...encoding.tree import Adapt
 from ...log.record_format import Position
@@ -24,8 +23,7 @@ from ..ownership.writer_lock import OwnerLock
 
 _log = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
-_JOIN_SECONDS = 0.1  # between two looks at whether another process holds the catalog
+_JOIN_SECONDS = 0.1  # between two looks at whether a foreign process holds the catalog
 
 
 class Checkpointer:
@@ -59,8 +57,7 @@ class Checkpointer:
         self._pool = SnapshotPool()
         self._thread: threading.Thread | None = None
         self._is_ending = threading.Event()
-        self._is_patient = False  # the checkpoint is written in the background, and may wait for another process
-        self._is_blocked = False  # it waits for another process that holds the catalog
+        self._is_background = False
         self.failure: BaseException | None = None
 
     @property
@@ -72,7 +69,7 @@ class Checkpointer:
         """Copy a snapshot of the state at `position`, and write it in the background, or in this thread if `wait` is True."""
         assert not self.is_busy
         hit("checkpoint.snapshot")
-        self.failure, self._is_patient, self._is_blocked = None, not wait, False
+        self.failure, self._is_background = None, not wait
         snapshot.encode(adapt)
         self._pool.hold(snapshot)
         if wait:
@@ -100,7 +97,8 @@ class Checkpointer:
             row = CheckpointRow(
                 name, position.step, position.sequence, about["chain"], position.timeline, nbytes, about["created_at"], seconds
             )
-            self._change_catalog(lambda tables: tables.put(f"checkpoint/{name}", row))
+            with self._catalog.transaction(self._is_patient) as tables:  # commit point: the checkpoint counts
+                tables.put(f"checkpoint/{name}", row)
             self._on_published(row)
         except Exception as error:  # The journal checks for a failure at the next boundary.
             self.failure = error
@@ -138,18 +136,9 @@ class Checkpointer:
         shutil.rmtree(self._find_place() / name, ignore_errors=True)
         return False
 
-    def _change_catalog(self, change: Callable[[Tables], _T]) -> _T:
-        """Change the catalog. In the background, wait for another process that holds the catalog, until `close`."""
-        while True:
-            try:
-                with self._catalog.transaction() as tables:
-                    result = change(tables)
-                self._is_blocked = False
-                return result
-            except CatalogBusy:
-                self._is_blocked = True
-                if not self._is_patient or self._is_ending.wait(CATALOG_SECONDS):
-                    raise
+    def _is_patient(self) -> bool:
+        """Return True as long as the thread can wait for a process that holds LMDB's write lock."""
+        return self._is_background and not self._is_ending.is_set()
 
     def reserve(self, nbytes: int) -> None:
         """Allocate the memory for snapshots of about `nbytes`, in the background."""
@@ -166,8 +155,8 @@ class Checkpointer:
             _log.debug("could not allocate memory for snapshots ahead of time: %s", error)
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written, unless it waits for another process that holds the catalog."""
-        while self._thread is not None and self._thread.is_alive() and not self._is_blocked:
+        """Wait for the checkpoint that is being written, unless a foreign process holds the catalog."""
+        while self._thread is not None and self._thread.is_alive() and not self._catalog.is_held:
             self._thread.join(_JOIN_SECONDS)
 
     def close(self) -> BaseException | None:

@@ -6,7 +6,7 @@ import logging
 
 from ...base.clock import Clock
 from ...base.config import RESERVE_BYTES_MIN
-from ...base.errors import CatalogBusy, CatalogUnavailable, CorruptCatalog, LogUnavailable, error_text
+from ...base.errors import CatalogUnavailable, CorruptCatalog, LogUnavailable, error_text
 from ...catalog import CheckpointRow
 from ...checkpoints import Snapshot
 from ...encoding import tree
@@ -125,7 +125,7 @@ class JournalCheckpoints:
             raise LogUnavailable(error_text(self.checkpointer.failure)) from self.checkpointer.failure
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written, unless it waits for another process that holds the catalog."""
+        """Wait for the checkpoint that is being written, unless a foreign process holds the catalog."""
         if self.checkpointer is not None:
             self.checkpointer.wait()
 
@@ -178,8 +178,6 @@ class JournalCheckpoints:
             retire(self._catalog, self._paths.checkpoints, self._retention)
             if self.disk_space.take_published():
                 self.retire_older()
-        except CatalogBusy as error:  # The catalog itself warns, once.
-            _log.debug("%s: could not delete expired segments and checkpoints: %s", self._paths.folder, error)
         except Exception as error:  # the policy may be the user's own
             _log.warning(
                 "%s: could not delete expired segments and checkpoints (%s: %s); retrying at the next checkpoint",

@@ -8,6 +8,10 @@ kernel names the process, and otherwise `<role>.json` does.
 The owner also locks the journal's folder with `flock`. A cleaner of old files can delete `owner.lock` under a live writer, and
 cannot delete the folder. `keep` makes the file again.
 
+A process that changes a journal without a trainer (a monitor that prunes, `tranlogs push`) owns it *briefly*: it holds the same
+lock for one transaction, with a third byte locked, and leaves the note of the last trainer as it is. A trainer that starts
+meanwhile waits a moment.
+
 Both locks belong to open descriptions that a forked child inherits, so a child closes its copies at once: a DataLoader worker
 that outlives its trainer must not hold the lock. A program that is started by exec does not inherit them (O_CLOEXEC).
 """
@@ -21,7 +25,8 @@ import os
 import socket
 import struct
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +37,9 @@ from ...base.threads import WaitableLock
 _SINCE_MAX = 1e11  # seconds since 1970; a larger number in the file is damage
 _TOUCH_SECONDS = 3600.0  # The files are touched so often, because cleaners delete what is old.
 _NAME_SECONDS, _NAME_PAUSE = 1.0, 0.02  # time that a live writer needs to make its deleted files again
+_BRIEF_SECONDS = 10.0  # time that a brief owner may need
 _FLOCK = struct.Struct("hhqqi4x")  # Linux: type, whence, start, length, pid
-_LOCK_BYTE, _PID_BYTE = 0, 1
+_LOCK_BYTE, _PID_BYTE, _BRIEF_BYTE = 0, 1, 2
 _held: set[OwnerLock] = set()
 
 
@@ -66,6 +72,7 @@ class OwnerLock:
     Args:
         folder: the journal's.
         role: "owner" writes the journal, "monitor" watches it, "shipper" sends it to a store.
+        is_brief: True for an owner that makes one change and does not train.
 
     Attributes:
         former: the process that held the lock before; None if no process did.
@@ -74,20 +81,21 @@ class OwnerLock:
         is_held: True until `release`; False in a forked child.
     """
 
-    def __init__(self, folder: Path, role: str = "owner") -> None:
+    def __init__(self, folder: Path, role: str = "owner", *, is_brief: bool = False) -> None:
         """Take the lock.
 
         Raises:
             RunInUse: another live process holds it.
             OSError: the folder or the file cannot be opened.
         """
-        self._folder, self._role, self._name = folder, role, f"{role}.lock"
+        self._folder, self._role, self._name, self._is_brief = folder, role, f"{role}.lock", is_brief
         self._fd = self._folder_fd = -1
         self._loss: RunLost | None = None
         self._mutex = WaitableLock()
-        end = time.monotonic() + _NAME_SECONDS
+        start = time.monotonic()
         while not self._take():
-            if _find_holder(folder, role) or time.monotonic() > end:
+            limit = _NAME_SECONDS if _find_brief_owner(folder, role) is None else _BRIEF_SECONDS
+            if _find_holder(folder, role) or time.monotonic() > start + limit:
                 raise _in_use(folder, role, read_owner(folder, role))
             time.sleep(_NAME_PAUSE)  # The holder is about to lock its name, or to make its deleted files again.
         self.is_held = True
@@ -120,6 +128,8 @@ class OwnerLock:
                     os.close(fd)
                     return -1
                 if _identity_at(self._name, folder_fd) == _identity(os.fstat(fd)):
+                    if self._is_brief:
+                        _lock(fd, _BRIEF_BYTE)
                     _lock_name(fd)
                     return fd
             except BaseException:
@@ -260,7 +270,7 @@ class OwnerLock:
                     os.close(fd)
 
     def _write_owner(self, *, has_closed: bool = False, has_finished: bool = False, loop_end: str = "") -> None:
-        if not self.is_held or self._loss is not None:
+        if not self.is_held or self._loss is not None or self._is_brief:
             return
         name, at = f"{self._role}.json", self._folder_fd
         ends: dict[str, Any] = {"has_closed": has_closed, "has_finished": has_finished, "loop_end": loop_end}
@@ -284,7 +294,8 @@ class OwnerLock:
 
     def is_of(self, folder: Path, role: str) -> bool:
         """Return True if this is the lock of a role in the journal in a folder."""
-        return self._fd >= 0 and self._role == role and _identity_at(folder) == self._folder_id
+        is_role = self._fd >= 0 and self._role == role and not self._is_brief
+        return is_role and _identity_at(folder) == self._folder_id
 
 
 def _close_in_child() -> None:
@@ -293,6 +304,32 @@ def _close_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_in_child)
+
+
+@contextmanager
+def own_briefly(folder: Path) -> Iterator[bool]:
+    """Own a journal for one change, if no process owns it. Yield True if this process is the owner, of either kind.
+
+    Raises:
+        OSError: the folder or the lock file cannot be opened.
+    """
+    if owns(folder):
+        yield True
+        return
+    try:
+        lock = OwnerLock(folder, is_brief=True)
+    except RunInUse:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+def owns(folder: Path) -> bool:
+    """Return True if this process writes the journal."""
+    return any(lock.is_of(folder, "owner") for lock in list(_held))
 
 
 def read_owner(folder: Path, role: str = "owner") -> Owner | None:
@@ -319,7 +356,22 @@ def _find_holder(folder: Path, role: str) -> int | None:
     except OSError:
         return 0 if role == "owner" and _is_folder_locked(folder) else None
     try:
-        return _query(fd, fcntl.F_GETLK, _PID_BYTE) or 0 if _query(fd, fcntl.F_OFD_GETLK, _LOCK_BYTE) is not None else None
+        is_held = _query(fd, fcntl.F_OFD_GETLK, _LOCK_BYTE) is not None
+        if not is_held or _query(fd, fcntl.F_OFD_GETLK, _BRIEF_BYTE) is not None:
+            return None
+        return _query(fd, fcntl.F_GETLK, _PID_BYTE) or 0
+    finally:
+        os.close(fd)
+
+
+def _find_brief_owner(folder: Path, role: str) -> int | None:
+    """Return the number of the process that owns the journal briefly: 0 if it is not known, None if no process does."""
+    try:
+        fd = os.open(folder / f"{role}.lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return None if _query(fd, fcntl.F_OFD_GETLK, _BRIEF_BYTE) is None else _query(fd, fcntl.F_GETLK, _PID_BYTE) or 0
     finally:
         os.close(fd)
 
@@ -327,18 +379,19 @@ def _find_holder(folder: Path, role: str) -> int | None:
 def _in_use(folder: Path, role: str, owner: Owner | None) -> RunInUse:
     if any(lock.is_of(folder, role) for lock in _held):
         return RunInUse(folder, socket.gethostname(), os.getpid(), is_this_process=True)
-    if owner is None or not owner.is_alive:  # It has ended a moment ago.
-        return RunInUse(folder, "unknown", 0)
+    if owner is None or not owner.is_alive:  # It has ended a moment ago, or it owns the journal briefly and is stopped.
+        pid = _find_brief_owner(folder, role) or 0
+        return RunInUse(folder, socket.gethostname() if pid else "unknown", pid)
     return RunInUse(folder, owner.host, owner.pid, owner.since or None)
 
 
 # The kernel's locks.
 
 
-def _lock(fd: int) -> bool:
+def _lock(fd: int, byte: int = _LOCK_BYTE) -> bool:
     """Lock an open lock file, or lock it again; return False if another process holds the lock."""
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _LOCK_BYTE, 1, 0))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             return False

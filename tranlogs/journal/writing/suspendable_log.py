@@ -114,7 +114,8 @@ class SuspendableLog:
         try:
             self.take_segment()
         except SUSPENDING_ERRORS as error:
-            if not is_disk_full(error) or not unlink_retired(self._opened.catalog, self._opened.paths.log):
+            catalog, folder = self._opened.catalog, self._opened.paths.log
+            if not is_disk_full(error) or not unlink_retired(catalog, folder, catalog.make):
                 raise
             self.close()
             self.open(position, writes_watermarks=False)

@@ -11,15 +11,7 @@ from typing import Any
 
 from ...base.atomic_files import is_disk_full
 from ...base.clock import Clock
-from ...base.errors import (
-    CatalogBusy,
-    CatalogUnavailable,
-    LogUnavailable,
-    RunLost,
-    UnencodableState,
-    error_text,
-    file_size_limit,
-)
+from ...base.errors import CatalogUnavailable, LogUnavailable, RunLost, UnencodableState, error_text, file_size_limit
 from ...checkpoints import Snapshot
 from ...encoding import tree
 from ...log.layout import NO_TENSORS
@@ -168,8 +160,6 @@ def _outlook(error: BaseException) -> str:
     when = "the disk can be written again"
     if isinstance(error, UnencodableState):
         when = "the state can be stored again"
-    elif isinstance(error, CatalogBusy):
-        when = "that process goes on"
     elif isinstance(error, CatalogUnavailable) or _is_of_this_process(error):
         when = "the cause is removed"
     elif isinstance(error, RunLost):

@@ -1,8 +1,8 @@
 """Preallocation of segments. A thread prepares the next segment, so that the training thread does not wait for one.
 
-The thread recycles a retired file if there is one, and creates a new file otherwise. The catalog lists a prepared segment as
-`ready` before its first record can be written, so that recovery reads it. If another process holds the catalog, the segment is
-used without a row: the sync thread adds the row later, and after a crash the next opening finds the file (`opening.clean_up`).
+The thread recycles a retired file if there is one, and creates a new file otherwise. It never writes to the catalog: the sync
+thread lists a prepared segment as `ready`. A segment may be written to before that. After a crash the next opening finds such a
+file (`opening.clean_up`).
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ import errno
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from ...base.atomic_files import is_disk_full
 from ...base.clock import Clock
-from ...base.config import CATALOG_SECONDS, SPARE_FILES_MAX
-from ...base.errors import CatalogBusy, LogUnavailable, error_text
+from ...base.config import SPARE_FILES_MAX
+from ...base.errors import LogUnavailable, error_text
 from ...base.failpoints import hit
 from ...base.threads import WaitableLock, start
-from ...catalog import Catalog, SegmentRow, segment_key
+from ...catalog import Catalog, SegmentRow, Tables, segment_key
 from . import segment_file as files
+
+RowChange = Callable[[Tables], None]  # a change of segment rows, made by the sync thread in its next transaction
 
 
 class SpaceReserve(Protocol):
@@ -53,7 +57,8 @@ class Preallocator:
 
     Args:
         folder: of the segment files.
-        catalog: the journal's catalog, open for writing.
+        catalog: the journal's catalog.
+        change: hands a change of segment rows to the sync thread.
         clock: the clock.
         size: size of segments, in bytes.
         reserve: disk space that new segment files leave free.
@@ -62,8 +67,16 @@ class Preallocator:
         size: size of the segments that are prepared from now on, in bytes.
     """
 
-    def __init__(self, folder: Path, catalog: Catalog, clock: Clock, size: int, reserve: SpaceReserve = NO_RESERVE) -> None:
-        self._folder, self._catalog, self._clock, self._reserve = folder, catalog, clock, reserve
+    def __init__(
+        self,
+        folder: Path,
+        catalog: Catalog,
+        change: Callable[[RowChange], None],
+        clock: Clock,
+        size: int,
+        reserve: SpaceReserve = NO_RESERVE,
+    ) -> None:
+        self._folder, self._catalog, self._change, self._clock, self._reserve = folder, catalog, change, clock, reserve
         self.size = size
         self._changed = WaitableLock()
         self._ready: files.SegmentFile | None = None
@@ -132,10 +145,9 @@ class Preallocator:
 
     def _discard(self, segment: files.SegmentFile) -> None:
         segment.close()
-        with suppress(CatalogBusy):  # The next opening deletes a file without a row, and retires one that was not written.
-            with self._catalog.transaction(CATALOG_SECONDS) as tables:
-                tables.delete(segment_key(segment.ordinal))
+        with suppress(OSError):  # The next opening deletes a file that was not written, and a row without a file.
             segment.path.unlink(missing_ok=True)
+        self._change(partial(Tables.delete, key=segment_key(segment.ordinal)))
 
     def _work(self) -> None:
         while True:
@@ -167,17 +179,13 @@ class Preallocator:
             self._check_space(path, size)
             made = files.create(path, self._ordinal, segment_id, size)
         row = SegmentRow(self._ordinal, f"{segment_id:016x}", path.name, made.size, "ready", created_at=self._clock.now())
+        self._change(partial(Tables.put, key=segment_key(row.ordinal), row=row))
+        if used is not None:
+            self._change(partial(Tables.delete, key=segment_key(used.ordinal)))
         try:
-            with self._catalog.transaction(CATALOG_SECONDS) as tables:
-                tables.put(segment_key(row.ordinal), row)
-                if used is not None:
-                    tables.delete(segment_key(used.ordinal))
             self._delete_surplus(size)
-        except CatalogBusy:
-            pass
         except (LogUnavailable, OSError):
-            made.close()
-            path.unlink(missing_ok=True)
+            self._discard(made)
             raise
         return made
 
@@ -228,8 +236,7 @@ class Preallocator:
 
     def _delete(self, row: SegmentRow) -> None:
         delete_segment(self._folder, row)
-        with self._catalog.transaction(CATALOG_SECONDS) as tables:
-            tables.delete(segment_key(row.ordinal))
+        self._change(partial(Tables.delete, key=segment_key(row.ordinal)))
 
 
 def delete_segment(folder: Path, row: SegmentRow) -> None:

@@ -226,6 +226,25 @@ def _unlock(fd: int) -> None:
     os.close(fd)
 
 
+def is_unwritten(path: Path) -> bool:
+    """Return True if the file system knows that nothing was written to a preallocated file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.fstat(fd).st_size > 0 and os.lseek(fd, 0, os.SEEK_DATA) < 0
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # there is no data
+            return True
+        if error.errno == errno.EINVAL:  # the file system does not tell
+            return False
+        raise
+    finally:
+        os.close(fd)
+
+
 def was_written(path: Path, segment_id: int) -> bool:
     """Return True if the file has been written to since it was created or recycled as this segment.
 

@@ -4,7 +4,7 @@ A group is synced in this order: `fdatasync` of the segments that hold its recor
 LMDB syncs itself. That commit is the commit point of `synced`. With durability="process" nothing waits for the disk, and
 the thread adds records to the index every few seconds.
 
-While another process holds the catalog, groups are made durable as always. Changes of segment rows wait in order.
+While a foreign process holds LMDB's write lock, the thread waits, and `synced` lags. No other thread waits for it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from functools import partial
 from pathlib import Path
 
 from ...base.clock import Clock
-from ...base.config import CATALOG_SECONDS, CATALOG_TURN_SECONDS, GROUP_SECONDS
-from ...base.errors import CatalogBusy
+from ...base.config import CATALOG_SECONDS, GROUP_SECONDS
 from ...base.failpoints import hit
 from ...base.threads import WaitableLock, start
-from ...catalog import Catalog, Tables
+from ...catalog import Catalog
 from ..index import LogIndex
-from ..segments.segment_rows import record_opened, record_sealed, record_size
+from ..segments.preallocator import RowChange
+from ..segments.segment_rows import record_sealed, record_size
 from .index_feed import IndexFeed
 from .sync_state import SyncState, SyncWork
 from .watermark_writer import WatermarkWriter
@@ -64,8 +64,7 @@ class GroupCommit:
         self._demand_writer = demand_writer
         self.state = state
         self.feed = IndexFeed(index, catalog, clock)
-        self.watermarks = WatermarkWriter(catalog, clock, is_enabled=writes_watermarks)
-        self._changes: list[Callable[[Tables], None]] = []  # of segment rows, that are not in the catalog yet
+        self.watermarks = WatermarkWriter(catalog, clock, self._is_patient, is_enabled=writes_watermarks)
         self._synced_at = -GROUP_SECONDS
         self._thread = threading.Thread(target=self._work, name="tranlogs-sync", daemon=True)
 
@@ -121,9 +120,7 @@ class GroupCommit:
                 self._wait_for_group()
                 work = self.state.take_work(with_records=self.feed.is_late(CATALOG_SECONDS))
             try:
-                for segment in work.opened:
-                    self._changes.append(partial(record_opened, segment=segment, created_at=self._clock.now()))
-                self._write_changes(CATALOG_SECONDS)
+                self._write_changes(work.changes)
                 self._commit_group(work)
                 self._update_catalog(work)
                 self._on_idle()
@@ -175,34 +172,24 @@ class GroupCommit:
         for segment, last in work.sealing:
             hit("log.seal")
             if state.is_stopped and state.truncates:
-                self._changes.append(partial(record_size, segment=segment, size=segment.used_bytes))
-                if self._write_changes(CATALOG_TURN_SECONDS):
-                    segment.truncate()
+                self._write_changes([partial(record_size, segment=segment, size=segment.used_bytes)])
+                segment.truncate()
             segment.close()
-            self._changes.append(partial(record_sealed, clock=self._clock, segment=segment, last=last))
-        is_listed = self._write_changes(CATALOG_TURN_SECONDS if work.is_last else CATALOG_SECONDS)
-        if is_listed:  # Records of a segment without a row would be taken for records of a pruned one.
-            self.feed.delete_pruned(starts=bool(work.sealing))
+            self._write_changes([partial(record_sealed, clock=self._clock, segment=segment, last=last)])
+        self.feed.delete_pruned(starts=bool(work.sealing))
         watermarks = self.watermarks
-        with suppress(CatalogBusy):
-            if watermarks.is_due(state.boundary.step, CATALOG_SECONDS) or (watermarks.is_enabled and state.is_stopped):
-                watermarks.write(work.boundary.step, state.synced.step if state.syncs else None)
-        if work.is_last and not is_listed:
-            self._write_changes(0.0, must_succeed=True)
+        if watermarks.is_due(state.boundary.step, CATALOG_SECONDS) or (watermarks.is_enabled and state.is_stopped):
+            watermarks.write(work.boundary.step, state.synced.step if state.syncs else None)
 
-    def _write_changes(self, seconds: float, *, must_succeed: bool = False) -> bool:
-        """Write the changes of segment rows to the catalog; return False if another process holds it, and they wait."""
-        try:
-            if self._changes:
-                with self._catalog.transaction(seconds) as tables:
-                    for change in self._changes:
-                        change(tables)
-                self._changes = []
-        except CatalogBusy:
-            if must_succeed:
-                raise
-            return False
-        return True
+    def _write_changes(self, changes: list[RowChange]) -> None:
+        if changes:
+            with self._catalog.transaction(self._is_patient) as tables:
+                for change in changes:
+                    change(tables)
+
+    def _is_patient(self) -> bool:
+        """Return True as long as this thread can wait for a process that holds LMDB's write lock."""
+        return not self.state.is_stopped
 
     def _wait_for_stop(self) -> None:
         with self._lock:

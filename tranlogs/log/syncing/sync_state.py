@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from ...base.clock import Clock
 from ...base.threads import WaitableLock
 from ..index import IndexedRecord
 from ..record_format import Position
+from ..segments.preallocator import RowChange
 from ..segments.segment_file import SegmentFile
+from ..segments.segment_rows import record_opened
 
 SealedSegment = tuple[SegmentFile, Position]  # a complete segment, and the position after its last record
 
@@ -19,7 +22,7 @@ class SyncWork:
     """Work that the sync thread takes at once.
 
     Attributes:
-        opened: segments that were opened.
+        changes: of segment rows, in order.
         sealing: segments that are complete and have to be sealed.
         records: the group to commit; empty if the records can wait.
         segment: the open segment; None if there is none.
@@ -28,7 +31,7 @@ class SyncWork:
         is_last: True if the log is being closed.
     """
 
-    opened: list[SegmentFile]
+    changes: list[RowChange]
     sealing: list[SealedSegment]
     segment: SegmentFile | None
     boundary: Position
@@ -68,17 +71,22 @@ class SyncState:
         self.failure: BaseException | None = None
         self.is_stopped = self.is_waiting = self.is_awaited = False
         self.truncates = True
-        self._opened: list[SegmentFile] = []
+        self._changes: list[RowChange] = []
         self._sealing: list[SealedSegment] = []
 
     # Called by the log.
+
+    def add_change(self, change: RowChange) -> None:
+        """Let the sync thread change segment rows. Any thread may call this."""
+        with self._lock:
+            self._changes.append(change)
+            self._lock.notify_all()
 
     def add_opened(self, segment: SegmentFile) -> None:
         """Note that records go into a segment from now on."""
         with self._lock:
             self.segment = segment
-            self._opened.append(segment)
-            self._lock.notify_all()
+            self.add_change(partial(record_opened, segment=segment, created_at=self._clock.now()))
 
     def add_sealing(self, segment: SegmentFile, last: Position) -> None:
         """Note that the open segment is complete: nothing more will be written to it."""
@@ -136,8 +144,8 @@ class SyncState:
 
     @property
     def has_urgent_work(self) -> bool:
-        """True if segments were opened or have to be sealed, or if the log is being closed."""
-        return bool(self.is_stopped or self._sealing or self._opened)
+        """True if segment rows have changed, segments have to be sealed, or the log is being closed."""
+        return bool(self.is_stopped or self._sealing or self._changes)
 
     def take_work(self, *, with_records: bool) -> SyncWork:
         """Return the work that has accumulated.
@@ -145,8 +153,8 @@ class SyncState:
         Args:
             with_records: take the records even if nothing demands that they become durable now.
         """
-        work = SyncWork(self._opened, self._sealing, self.segment, self.boundary, self.syncs, self.is_stopped)
-        self._opened, self._sealing = [], []
+        work = SyncWork(self._changes, self._sealing, self.segment, self.boundary, self.syncs, self.is_stopped)
+        self._changes, self._sealing = [], []
         if with_records or work.syncs or work.sealing or work.is_last:
             work.records, self.records = self.records, []
         return work

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ...base.clock import Clock
-from ...base.config import CATALOG_SECONDS
 from ...catalog import Catalog, Watermarks
 
 
@@ -16,8 +16,8 @@ class WatermarkWriter:
         is_enabled: False while no watermark may be written, because the checkpoint that the log follows is not published yet.
     """
 
-    def __init__(self, catalog: Catalog, clock: Clock, *, is_enabled: bool) -> None:
-        self._catalog, self._clock = catalog, clock
+    def __init__(self, catalog: Catalog, clock: Clock, is_patient: Callable[[], bool], *, is_enabled: bool) -> None:
+        self._catalog, self._clock, self._is_patient = catalog, clock, is_patient
         self.is_enabled = is_enabled
         self._written_at, self._written_step = 0.0, -1
 
@@ -34,11 +34,10 @@ class WatermarkWriter:
             synced: the newest step that survives power loss; None keeps the value in the catalog.
 
         Raises:
-            CatalogBusy: another process holds the catalog.
             LogUnavailable: the disk is full or fails.
         """
         self._written_at = self._clock.monotonic()
-        with self._catalog.transaction(CATALOG_SECONDS) as tables:
+        with self._catalog.transaction(self._is_patient) as tables:
             known = tables.get("watermarks", Watermarks) or Watermarks()
             synced = known.synced if synced is None else synced
             now = self._clock.now()

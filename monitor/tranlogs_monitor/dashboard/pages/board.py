@@ -1,4 +1,4 @@
-"""The journals that pages show: the last evaluation of each, and the history in its catalog."""
+"""The journals that pages show: the last evaluation of each, and their history."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tranlogs.base.errors import TranLogsError
-from tranlogs.catalog import Catalog, EvaluationRow
+from tranlogs.retention.evaluations import EvaluationRow, read_evaluations
 
 from ...settings import DaemonSettings
 from ...watching.watch import Evaluation
@@ -20,7 +19,7 @@ class JournalView:
     Attributes:
         name: the journal's folder, as it was given to the monitor.
         evaluation: the last successful evaluation; None if there was none.
-        history: the evaluations in the journal's catalog, oldest first.
+        history: the evaluations that are kept, oldest first.
         problem: why a later evaluation failed; "" if none failed.
     """
 
@@ -31,7 +30,7 @@ class JournalView:
 
 
 class Board:
-    """The journals of all pages. The daemon's thread writes it and alone reads catalogs; the server's threads read it.
+    """The journals of all pages. The daemon's thread writes it and alone reads journals; the server's threads read it.
 
     Args:
         settings: the daemon's.
@@ -47,7 +46,7 @@ class Board:
         name = str(folder)
         before = self._views.get(name, JournalView(name))
         now = (
-            JournalView(name, evaluation, _read_history(folder) or before.history)
+            JournalView(name, evaluation, tuple(read_evaluations(folder)) or before.history)
             if isinstance(evaluation, Evaluation)
             else replace(before, problem=evaluation)
         )
@@ -70,17 +69,3 @@ class Board:
             if not name and len(self._views) == 1:
                 return next(iter(self._views.values()))
             return self._views.get(name)
-
-
-def _read_history(folder: Path) -> tuple[EvaluationRow, ...]:
-    """Return the evaluations in a catalog; () if it cannot be read now."""
-    try:
-        catalog = Catalog.open(folder)
-    except (TranLogsError, OSError):
-        return ()
-    try:
-        return tuple(catalog.read(lambda tables: tables.rows("evaluation/", EvaluationRow)))
-    except TranLogsError:
-        return ()
-    finally:
-        catalog.close()

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tranlogs.catalog import EvaluationRow
+from tranlogs.retention.evaluations import EvaluationRow, read_values
 from tranlogs.retention.lost_work import has_store
-from tranlogs.retention.segment_value_rows import read_values
 
 from .board import JournalView
 

@@ -1,0 +1,109 @@
+"""Requests: files by which a process asks the owner of a journal for a change of its catalog.
+
+A request is the file `requests/<name>.json`: a checksum in hex, a line feed, and the change as JSON. It is published by a
+rename. The owner deletes it when it is done, and the process that asked finds the answer in the rows. A newer request with the
+same name replaces an older one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from ..base.config import REQUEST_BYTES_MAX
+from ..base.errors import CorruptCatalog, LogUnavailable
+from .catalog import Catalog
+from .change import Change, content_of
+from .rows import KINDS
+
+_log = logging.getLogger(__name__)
+
+REQUESTS_NAME = "requests"
+
+
+def write_request(folder: Path, name: str, change: Change) -> Path:
+    """Publish a request in a journal's folder. Return its file.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    puts, expects = ({key: content_of(row) for key, row in rows.items()} for rows in (change.puts, change.expects))
+    body = json.dumps([puts, change.deletes, expects, change.timelines, change.marks]).encode()
+    path = folder / REQUESTS_NAME / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(xxhash.xxh3_64_hexdigest(body).encode() + b"\n" + body)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def serve_requests(catalog: Catalog) -> None:
+    """Make the changes that other processes ask for. Called by the owner of the journal, in the background.
+
+    A change that cannot be made now stays, and is tried again at the next call.
+    """
+    folder = catalog.path.parent / REQUESTS_NAME
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))
+    except OSError:
+        return
+    for name in names:
+        try:
+            change = _read_request(folder / name)
+            if change is not None and not catalog.make(change):
+                _log.debug("%s: the request was refused, because the rows that it stands on have changed", folder / name)
+            (folder / name).unlink(missing_ok=True)
+        except (CorruptCatalog, LogUnavailable, OSError) as error:
+            _log.debug("%s: the request could not be served: %s", folder / name, error)
+
+
+def drop_requests(folder: Path) -> None:
+    """Delete the requests that a former owner did not serve. Whoever asked asks again."""
+    for path in (folder / REQUESTS_NAME).glob("*"):
+        path.unlink(missing_ok=True)
+
+
+def _read_request(path: Path) -> Change | None:
+    """Return the change that a request asks for; None if the file is damaged."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(REQUEST_BYTES_MAX + 1)
+        checksum, _, body = data.partition(b"\n")
+        if len(data) > REQUEST_BYTES_MAX or checksum != xxhash.xxh3_64_hexdigest(body).encode():
+            return None
+        puts, deletes, expects, timelines, marks = json.loads(body)
+        change = Change(puts, deletes, expects, timelines, None if marks is None else (int(marks[0]), int(marks[1])))
+        return change if _is_well_formed(change) else None
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+        return None
+
+
+def _is_well_formed(change: Change) -> bool:
+    """Return True if a change that was read from a file writes rows of known kinds only."""
+    if not (isinstance(change.puts, dict) and isinstance(change.expects, dict) and isinstance(change.deletes, list)):
+        return False
+    return all(isinstance(key, str) for key in change.deletes) and all(_is_row(key, row) for key, row in change.puts.items())
+
+
+def _is_row(key: str, row: Any) -> bool:
+    if not isinstance(row, Mapping):
+        return False
+    if key.startswith("request/"):
+        return True
+    kind = next(
+        (kind for prefix, kind in KINDS.items() if key == prefix or (prefix[-1] == "/" and key.startswith(prefix))), None
+    )
+    try:
+        return kind is not None and kind(**row) is not None
+    except TypeError:
+        return False

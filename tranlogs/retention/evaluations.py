@@ -1,0 +1,128 @@
+"""The evaluations of a journal by a monitor: its own file, from which the next evaluation continues and curves are drawn.
+
+`evaluations.jsonl` has one line for each evaluation: a checksum in hex, a space, and JSON. Only the monitor that holds the
+monitor's lock writes it. A line that is damaged or was cut off is skipped. The history is thinned as it grows, so that it
+covers months: every second line of its older half is dropped, and the file is replaced.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from .value_decay import SegmentValues
+
+EVALUATIONS_NAME = "evaluations.jsonl"
+_ROWS_MAX = 512
+_ROWS_MIN = 16
+_BYTES_MAX = 32 << 20  # of all rows together
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRow:
+    """An evaluation by the monitor. Arrays are base64 of little-endian numbers."""
+
+    number: int
+    at: float
+    committed: int = 0
+    synced: int = 0
+    archived: int = 0
+    persisted: int = 0
+    log_bytes: int = 0
+    checkpoint_bytes: int = 0
+    budget_bytes: int | None = None
+    ordinals: str = ""  # <i8: the ordinals of sealed segments
+    values: str = ""  # <f8: their values
+    protected: str = ""  # u1: 1 for a protected segment
+
+
+def pack_array(array: npt.NDArray[Any], dtype: str) -> str:
+    """Return an array as text for a row."""
+    return base64.b64encode(np.asarray(array, dtype).tobytes()).decode()
+
+
+def unpack_array(text: str, dtype: str) -> npt.NDArray[Any]:
+    """Return the array that `pack_array` turned into text."""
+    return np.frombuffer(base64.b64decode(text), dtype)
+
+
+def read_values(row: EvaluationRow) -> SegmentValues:
+    """Return the values that a row holds."""
+    ordinals = unpack_array(row.ordinals, "<i8").astype(np.int64)
+    values = unpack_array(row.values, "<f8").astype(np.float64)
+    return SegmentValues(row.at, ordinals, values, row.archived, row.persisted)
+
+
+def read_protected(row: EvaluationRow) -> dict[int, bool]:
+    """Return whether each sealed segment was protected, by ordinal."""
+    protected = unpack_array(row.protected, "u1").astype(bool)
+    return dict(zip(unpack_array(row.ordinals, "<i8").tolist(), protected.tolist()))
+
+
+def read_newest_first(folder: Path) -> Iterator[EvaluationRow]:
+    """Yield the evaluations of the journal in a folder, the newest first."""
+    try:
+        lines = (folder / EVALUATIONS_NAME).read_bytes().splitlines()
+    except OSError:
+        return
+    for line in reversed(lines):
+        row = _parse(line)
+        if row is not None:
+            yield row
+
+
+def read_evaluations(folder: Path) -> list[EvaluationRow]:
+    """Return the evaluations of the journal in a folder, oldest first."""
+    return list(read_newest_first(folder))[::-1]
+
+
+def append(folder: Path, row: EvaluationRow, history: Sequence[EvaluationRow]) -> list[EvaluationRow]:
+    """Add an evaluation to the file, and thin the history.
+
+    Args:
+        folder: of the journal.
+        row: the evaluation.
+        history: what the file holds, oldest first.
+
+    Returns:
+        The new history.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path, rows = folder / EVALUATIONS_NAME, [*history, row]
+    rows_max = max(_ROWS_MIN, min(_ROWS_MAX, _BYTES_MAX // (len(row.ordinals) + len(row.values) + len(row.protected) + 256)))
+    if len(rows) <= rows_max:
+        with path.open("ab") as file:
+            file.write(_pack(row))
+        return rows
+    del rows[1 : len(rows) // 2 : 2]
+    del rows[: -2 * rows_max]
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(b"".join(map(_pack, rows)))
+    os.replace(temporary, path)
+    return rows
+
+
+def _pack(row: EvaluationRow) -> bytes:
+    body = json.dumps(asdict(row), separators=(",", ":")).encode()
+    return b"\n" + xxhash.xxh3_64_hexdigest(body).encode() + b" " + body  # a line that was cut off ends before the next one
+
+
+def _parse(line: bytes) -> EvaluationRow | None:
+    checksum, _, body = line.partition(b" ")
+    if checksum != xxhash.xxh3_64_hexdigest(body).encode():
+        return None
+    try:
+        return EvaluationRow(**json.loads(body))
+    except (ValueError, TypeError):
+        return None
