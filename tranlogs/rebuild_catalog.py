@@ -31,6 +31,7 @@ from .catalog import (
 from .checkpoints import Checkpoint
 from .log.reader import SegmentReader
 from .log.record_format import EntryKind, Location
+from .log.record_rows import replace_records
 from .log.scanner import scan
 from .log.segments.segment_file import is_unwritten, parse_segment_name, was_written
 
@@ -51,6 +52,7 @@ class JournalFiles:
 
     Attributes:
         segments: the rows of segments.
+        records: the records of each segment, by ordinal.
         checkpoints: the rows of checkpoints.
         timelines: the timelines that they name, by number.
         runs: the runs that they name.
@@ -59,6 +61,7 @@ class JournalFiles:
     """
 
     segments: list[SegmentRow] = field(default_factory=list)
+    records: dict[int, list[Location]] = field(default_factory=dict)
     checkpoints: list[CheckpointRow] = field(default_factory=list)
     timelines: dict[int, TimelineRow] = field(default_factory=lambda: {1: TimelineRow(1)})
     runs: list[RunRow] = field(default_factory=list)
@@ -89,8 +92,8 @@ def is_superseded(row: CheckpointRow, listed: Collection[CheckpointRow]) -> bool
     return any(other.timeline == row.timeline and other.sequence > row.sequence for other in listed)
 
 
-def read_segment(path: Path, timeline: int = 1) -> SegmentRow | None:
-    """Return the row of one segment file; None if no entry can be found in it.
+def read_segment(path: Path, timeline: int = 1) -> tuple[SegmentRow, list[Location]] | None:
+    """Return the row and the records of one segment file; None if no record can be found in it.
 
     Args:
         path: the file.
@@ -103,7 +106,7 @@ def read_segment(path: Path, timeline: int = 1) -> SegmentRow | None:
     row = _read_segment(path, timeline, found)
     if found.unreadable:
         raise OSError(errno.EIO, found.notes[-1])
-    return row
+    return None if row is None else (row, found.records[row.ordinal])
 
 
 def rebuild_catalog(folder: Path) -> list[str]:
@@ -129,6 +132,7 @@ def rebuild_catalog(folder: Path) -> list[str]:
                 tables.put(timeline_key(timeline.number), timeline)
             for row in found.segments:
                 tables.put(segment_key(row.ordinal), row)
+                replace_records(tables, row.ordinal, found.records[row.ordinal])
             if found.checkpoints:
                 sync_folder(folder / "checkpoints")  # The names of the folders may not be durable yet.
             for checkpoint in found.checkpoints:
@@ -219,6 +223,7 @@ def _read_segment(path: Path, timeline: int, found: JournalFiles) -> SegmentRow 
         return None
     if not locations:
         return None
+    found.records[ordinal] = locations
     first, last = locations[0].head, locations[-1].head
     is_whole = first.kind == EntryKind.SEGMENT
     body = _read_first_body(path, locations[0]) if is_whole else None
@@ -253,7 +258,7 @@ def _read_segment(path: Path, timeline: int, found: JournalFiles) -> SegmentRow 
 def _read_first_body(path: Path, first: Location) -> dict[str, Any] | None:
     """Return the body of a segment's first entry; None if it is damaged."""
     try:
-        with SegmentReader(path, uses_index=False) as reader:
+        with SegmentReader(path) as reader:
             body = reader.decode(first).body()
             return body if isinstance(body, dict) else None
     except (CorruptRecord, OSError):

@@ -9,9 +9,9 @@ What is modelled
   may be kept where an earlier one is lost, and the fsync of a file does not keep its name. A file whose removal is lost
   comes back with its content, a folder with what was left in it. Renames from one folder into another are not modelled
   (`refused` tells of them): a run has none.
-* The catalog and the log's index. LMDB writes the pages of a transaction, calls fdatasync, and writes the meta page through
+* The catalog. LMDB writes the pages of a transaction, calls fdatasync, and writes the meta page through
   a descriptor with O_DSYNC; no reader sees the transaction before that. (So it is without MDB_NOSYNC, MDB_NOMETASYNC and
-  MDB_WRITEMAP, and both are opened without.) Amid a commit the disk has the old meta page and any of the others, or all
+  MDB_WRITEMAP, and it is opened without.) Amid a commit the disk has the old meta page and any of the others, or all
   pages and either meta page. In a meta page the bytes that a commit changes lie in one sector.
 
 An image is taken at a call of any thread that syncs, renames, removes, or commits to an LMDB file, or at rest. All other such
@@ -36,11 +36,10 @@ import pytest
 
 from tranlogs.base.types import AnyArray
 from tranlogs.catalog import CATALOG_NAME, Catalog
-from tranlogs.log.index import INDEX_NAME, LogIndex
 
 PAGE = 4096
 _ZEROS = bytes(64 * PAGE)
-_LMDB_FILES = {CATALOG_NAME: "catalog", INDEX_NAME: "index"}
+_LMDB_FILES = {CATALOG_NAME: "catalog"}
 _LMDB_KINDS = tuple(_LMDB_FILES.values())
 WRITES_BACK = 0.05  # the share of moments at which the disk writes pages back by itself
 
@@ -52,7 +51,7 @@ class File:
     """A regular file; its descriptor reads it when its name is gone, too."""
 
     fd: int
-    kind: str  # "catalog" or "index" (LMDB files), "checkpoint", "log" or "other"
+    kind: str  # "catalog" (an LMDB file), "checkpoint", "log" or "other"
     disk: bytes = b""  # what the disk is sure to have
 
     def now(self) -> bytes:
@@ -169,7 +168,7 @@ class LossyDisk:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Listen to them."""
-        begin, begin_in_index = Catalog._begin, LogIndex._begin
+        begin = Catalog._begin
 
         @contextmanager
         def begin_transaction(catalog: Catalog, *, write: bool = False) -> Iterator[Any]:
@@ -179,19 +178,11 @@ class LossyDisk:
                     self._know_order(catalog._env)
                     stack.enter_context(self._committing(os.stat(catalog.path).st_ino))
 
-        @contextmanager
-        def begin_index_transaction(index: LogIndex) -> Iterator[Any]:
-            with ExitStack() as stack, begin_in_index(index) as txn:
-                yield txn
-                self._know_order(index._env)
-                stack.enter_context(self._committing(os.stat(index.path).st_ino))
-
         for name in ("fsync", "fdatasync"):
             monkeypatch.setattr(os, name, self._syncing(getattr(os, name)))
         for name in ("rename", "replace", "unlink", "rmdir"):
             monkeypatch.setattr(os, name, self._changing(getattr(os, name)))
         monkeypatch.setattr(Catalog, "_begin", begin_transaction)
-        monkeypatch.setattr(LogIndex, "_begin", begin_index_transaction)
 
     def _know_order(self, env: Any) -> None:
         assert env is not None

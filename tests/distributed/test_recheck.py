@@ -52,7 +52,7 @@ def crash(launcher: Launcher, name: str, run: Path, order: dict[str, Any]) -> No
 def damage_last_gradient(journal: Path) -> int:
     """Flip a bit of the newest record of a step; return the step."""
     steps = [link for run in GenerationLog.read(journal, 1).history.runs for link in run if link.kind == EntryKind.STEP]
-    with SegmentReader(steps[-1].segment.path, steps[-1].segment.locations) as reader:
+    with SegmentReader(steps[-1].segment.path) as reader:
         at = reader.decode(steps[-1].location).location.payload_offset
     data = bytearray(steps[-1].segment.path.read_bytes())
     data[at] ^= 1

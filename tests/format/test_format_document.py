@@ -216,7 +216,7 @@ def write_golden(target: Path) -> None:
         trainer.recover(step)
         trainer.train(until)
         trainer.journal.close()
-    for name in ("owner.lock", "owner.json", "catalog.lmdb-lock", "log/records.lmdb-lock"):
+    for name in ("owner.lock", "owner.json", "catalog.lmdb-lock"):
         (target / "run" / "rank0" / name).unlink()
     with tarfile.open(target / GOLDEN.name, "w:xz") as archive:
         archive.add(target / "run", "run", filter=_anonymous)

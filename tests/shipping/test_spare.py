@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.shipping.ships import open_only, ship, trained
+from tests.support.record_rows import forget_records
 from tests.support.toy import ToyTrainer, uninterrupted
 from tests.support.verify import verify_run
 from tranlogs.base.config import MIB
 from tranlogs.base.errors import StoreUnavailable
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.journal import JournalPaths
-from tranlogs.log.index import INDEX_NAME
 from tranlogs.log.reader import SegmentReader
 from tranlogs.recovery.journal_facts import read_facts
 from tranlogs.retention.keep_policy import KeepAll
@@ -71,9 +71,9 @@ def harm_values(run: Path) -> str:
 
 
 def harm_heads(run: Path) -> str:
-    """And the index, which has a copy of them."""
+    """And the rows of the catalog, which have a copy of them."""
     name = harm_heads_alone(run)
-    (run / "rank0" / "log" / INDEX_NAME).unlink()
+    forget_records(run / "rank0")
     return name
 
 

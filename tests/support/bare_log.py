@@ -13,7 +13,6 @@ from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.types import Array, dense
 from tranlogs.catalog import Catalog
 from tranlogs.catalog.lineage import trace_lineage
-from tranlogs.log.index import LogIndex
 from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import EntryKind, Position
@@ -56,9 +55,8 @@ class BareLog:
         (self.folder / "checkpoints").mkdir(exist_ok=True)
         if self.catalog is None:
             self.catalog = Catalog.open(self.folder, writable=True)
-        index = LogIndex.open(self.folder / "log", DESCRIBE["run_id"], writable=True)
         folder, position = self.folder / "log", position or Position()
-        return WriteAheadLog(folder, self.catalog, index, self.config, self.clock, position, DESCRIBE, **options)
+        return WriteAheadLog(folder, self.catalog, self.config, self.clock, position, DESCRIBE, **options)
 
     def close(self) -> None:
         """Close the catalog."""

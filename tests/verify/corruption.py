@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.support import damage
+from tests.support.record_rows import change_rows
 from tests.support.toy import ToyState, ToyTrainer, open_toy
 from tests.support.verify import verify_run
 from tranlogs.base.config import JournalConfig
@@ -35,9 +36,9 @@ from tranlogs.catalog import CATALOG_NAME, Catalog, Incident, Tables
 from tranlogs.catalog.lineage import trace_lineage
 from tranlogs.checkpoints.folder import MANIFEST
 from tranlogs.log import record_format
-from tranlogs.log.index import INDEX_NAME, IndexedRecord, LogIndex
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import HEAD, EntryKind, Location
+from tranlogs.log.record_rows import RecordRow, add_records
 from tranlogs.recovery.history import build_history
 from tranlogs.recovery.journal_facts import read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest
@@ -184,10 +185,10 @@ def choose(base: Base, run: Path, rnd: random.Random) -> tuple[list[Path], str, 
     files = files_of(run)
     segments = [path for path in files if path.suffix == ".seg"]
     checkpoints = [path for path in files if "checkpoints" in path.parts]
-    catalog, index = run / "rank0" / "catalog.lmdb", run / "rank0" / "log" / INDEX_NAME
+    catalog = run / "rank0" / "catalog.lmdb"
     kinds, weights = (
-        ("segment", "checkpoint", "catalog", "index", "owner", "folder", "swap", "older"),
-        (40, 16, 12, 16, 4, 4, 6, 8),
+        ("segment", "checkpoint", "catalog", "records", "owner", "folder", "swap", "older"),
+        (40, 16, 20, 8, 4, 4, 6, 8),
     )
     kind = rnd.choices(kinds, weights)[0]
     if kind == "folder":
@@ -195,24 +196,18 @@ def choose(base: Base, run: Path, rnd: random.Random) -> tuple[list[Path], str, 
         shutil.rmtree(path)
         return [path], f"{path.name} deleted", newest if path.name == "log" else LAST
     if kind == "swap":
-        alike = rnd.choice((segments, checkpoints, [catalog, index, *segments, *checkpoints]))
+        alike = rnd.choice((segments, checkpoints, [catalog, *segments, *checkpoints]))
         first, second = rnd.sample(alike, 2)
         return [first, second], damage.swap(first, second), 0
     if kind == "older":
         kept = [path for path in segments if (base.older / path.name).exists()]
-        return (
-            stale_file(run, rnd, rnd.choice((catalog, index)))
-            if rnd.random() < 0.5 or not kept
-            else older_segment(base, rnd.choice(kept))
-        )
-    if kind == "index" and rnd.random() < 0.4:
-        return lying_index(run, rnd, index)
+        return stale_file(run, rnd, catalog) if rnd.random() < 0.5 or not kept else older_segment(base, rnd.choice(kept))
+    if kind == "records":
+        return lying_records(run, rnd, catalog)
     if kind == "segment" and rnd.random() < 0.15:
         return lying_length(base, rnd, rnd.choice(segments))
     others = [path for path in files if path.name.startswith("owner") or "lock" in path.name]
-    path = rnd.choice(
-        {"segment": segments, "checkpoint": checkpoints, "catalog": [catalog], "index": [index], "owner": others}[kind]
-    )
+    path = rnd.choice({"segment": segments, "checkpoint": checkpoints, "catalog": [catalog], "owner": others}[kind])
     size = path.stat().st_size
     span = (0, max(size, 1))
     if kind == "segment" and rnd.random() < 0.9:
@@ -220,7 +215,7 @@ def choose(base: Base, run: Path, rnd: random.Random) -> tuple[list[Path], str, 
         at = rnd.choice(rnd.choice(places).interesting) if places else 0
         used = max((stop for place in places for _, stop in place.spans), default=size)
         span = (at, min(size, at + 8)) if rnd.random() < 0.5 else (0, used)
-    if kind in ("catalog", "index") and rnd.random() < 0.5:
+    if kind == "catalog" and rnd.random() < 0.5:
         at = rnd.randrange(size // 4096) * 4096
         span = (at, at + 200)
     if size == 0:
@@ -253,35 +248,26 @@ def lying_length(base: Base, rnd: random.Random, path: Path) -> tuple[list[Path]
     return [path], f"a length in the head at byte {at} of {path.name} garbled: {length}", base.checkpoints[0]
 
 
-def lying_index(run: Path, rnd: random.Random, path: Path) -> tuple[list[Path], str, int]:
-    """An index whose structure is sound and whose content is not: of another run, or with records that are not ours."""
-    catalog = read_catalog(run / "rank0")
-    if rnd.random() < 0.3:
-        path.unlink()
-        LogIndex.open(path.parent, "another", writable=True).close()
-        return [path], f"{path.name} of another run swapped in", LAST
-    index = LogIndex.open(path.parent, catalog.run_id, writable=True)
-    try:
-        row = rnd.choice([row for row in catalog.segments if row.state != "retired"])
-        found = index.locations(row.number)
-        if not found:
-            return [path], "nothing", LAST
-        victim = rnd.choice(found)
-        head = victim.head
-        how = rnd.choice(("offset", "description", "behind"))
-        if how == "behind":
-            index.delete_all_but(other.number for other in catalog.segments if other is not row)
-        else:
-            raw = (run / "rank0" / "log" / row.file).read_bytes()[victim.offset : victim.offset + HEAD.size]
-            offset, description = victim.offset, victim.description or b""
-            if how == "offset":
-                offset += 64
-            else:
-                description = rnd.randbytes(len(description))
-            index.add([IndexedRecord(row.number, head.sequence, head.step, offset, raw, description)])
-    finally:
-        index.close()
-    return [path], f"{path.name} garbled: {how} of a record", LAST
+def lying_records(run: Path, rnd: random.Random, path: Path) -> tuple[list[Path], str, int]:
+    """A catalog whose structure and checksums are sound, and whose rows of records lie."""
+    how = rnd.choice(("offset", "head", "behind", "short", "swapped"))
+    values: list[bytes] = []
+    change_rows(run / "rank0", lambda key, value: values.append(value) or value)
+
+    def change(_: str, value: bytes) -> bytes | None:
+        if rnd.random() < 0.5:
+            return value
+        if how == "offset":
+            return (int.from_bytes(value[:8], "little") + 64).to_bytes(8, "little") + value[8:]
+        if how == "head":
+            at = rnd.randrange(8, len(value))
+            return value[:at] + rnd.randbytes(1) + value[at + 1 :]
+        if how == "short":
+            return value[: rnd.randrange(len(value))]
+        return None if how == "behind" else rnd.choice(values)
+
+    change_rows(run / "rank0", change)
+    return [path], f"{path.name} garbled: {how} of records", LAST
 
 
 def stale_file(run: Path, rnd: random.Random, catalog: Path) -> tuple[list[Path], str, int]:
@@ -395,15 +381,12 @@ def try_case(base: Base, run: Path, seed: int) -> dict[str, Any]:
     return case
 
 
-def try_meta_bit(folder: Path, sound: bytes, index_bytes: bytes, bit: int) -> dict[str, Any]:
+def try_meta_bit(folder: Path, sound: bytes, bit: int) -> dict[str, Any]:
     """Use a catalog in whose meta pages one bit differs."""
     page, at = divmod(bit // 8, META_BYTES)
     broken = bytearray(sound)
     broken[page * 4096 + at] ^= 1 << bit % 8
     (folder / CATALOG_NAME).write_bytes(broken)
-    broken = bytearray(index_bytes)
-    broken[page * 4096 + at] ^= 1 << bit % 8
-    (folder / INDEX_NAME).write_bytes(broken)
     case: dict[str, Any] = {"seed": bit, "damage": f"bit {bit % 8} of byte {at} of meta page {page}"}
     try:
         catalog = Catalog.open(folder, writable=True)
@@ -412,21 +395,11 @@ def try_meta_bit(folder: Path, sound: bytes, index_bytes: bytes, bit: int) -> di
             for i in range(8):
                 with catalog.transaction() as tables:
                     tables.put(f"incident/{i:06d}", Incident(i, "why" * 300, 0, 0.0))
+                    add_records(tables, [RecordRow(1, 10 + i, 64 * i, 64 * i + 64, bytes(HEAD.size))])
             assert len(catalog.incidents()) == 8
             case["outcome"] = "used"
         finally:
             catalog.close()
-        index = LogIndex.open(folder, "run", writable=True)
-        try:
-            index.add(
-                [
-                    IndexedRecord(1, 10 + i, 10 + i, 64 * i, HEAD.pack(b"TLR2", *range(11)), b"description" * 30)
-                    for i in range(8)
-                ]
-            )
-            index.delete_all_but([2])
-        finally:
-            index.close()
     except TranLogsError:
         case["outcome"] = "refused"
     except BaseException:
@@ -461,12 +434,8 @@ def main(folder: str, name: str, first: str, count: str) -> None:
     if name == "metas":
         train_closed(Path(folder) / "run")
         sound = (Path(folder) / "run" / "rank0" / CATALOG_NAME).read_bytes()
-        index = LogIndex.open(Path(folder), "run", writable=True)
-        index.add([IndexedRecord(1, i, i, 64 * i, bytes(HEAD.size), b"description" * 30) for i in range(40)])
-        index.close()
-        indexed = (Path(folder) / INDEX_NAME).read_bytes()
         for bit in cases:
-            print(json.dumps(try_meta_bit(Path(folder), sound, indexed, bit)), flush=True)
+            print(json.dumps(try_meta_bit(Path(folder), sound, bit)), flush=True)
         return
     base = Base(name, Path(folder) / name)
     for seed in cases:

@@ -14,6 +14,7 @@ import pytest
 from tests.support.abandon import abandoned_copy
 from tests.support.damage import copy_live, tensor_span
 from tests.support.faults import failing
+from tests.support.record_rows import forget_records
 from tests.support.toy import ToyTrainer, open_toy
 from tests.support.verify import verify_run
 from tranlogs.base.config import JournalConfig
@@ -23,7 +24,6 @@ from tranlogs.checkpoints import Checkpoint
 from tranlogs.checkpoints.folder import MANIFEST, open_manifest, seal_manifest
 from tranlogs.log import record_format
 from tranlogs.log.decoded_record import Entry
-from tranlogs.log.index import INDEX_NAME
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import HEAD, EntryKind, Location
 from tranlogs.log.syncing import group_commit
@@ -164,19 +164,19 @@ def test_missing_end_of_a_sealed_segment_is_named(run: Path) -> None:
     assert problems[1].what == "it ends at step 65, but step 66 had been committed"
 
 
-@pytest.mark.parametrize("with_index", [True, False])
-def test_damaged_first_head_hides_no_entry(run: Path, with_index: bool) -> None:
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_damaged_first_head_hides_no_entry(run: Path, with_rows: bool) -> None:
     segment = newest_segment(run)
     overwrite(segment.path, segment.locations[0].offset + 36, b"\xff\xff\xff\xff")  # the length of its description
-    if not with_index:
-        (run / "rank0" / "log" / INDEX_NAME).unlink()
+    if not with_rows:
+        forget_records(run / "rank0")
     [problem] = problems_of(run)
     assert (problem.path, problem.what) == (segment.path, "its first entry is damaged or missing")
     assert recovered_step(run) == 66
 
 
-@pytest.mark.parametrize("with_index", [True, False])
-def test_damaged_first_head_hides_no_entry_of_an_open_segment(memory_path: Path, with_index: bool) -> None:
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_damaged_first_head_hides_no_entry_of_an_open_segment(memory_path: Path, with_rows: bool) -> None:
     trainer = open_run(memory_path / "run")
     trainer.recover()
     trainer.train(30)
@@ -186,8 +186,8 @@ def test_damaged_first_head_hides_no_entry_of_an_open_segment(memory_path: Path,
     assert any(segment.row.state != "sealed" for segment in segments)
     for segment in segments:
         overwrite(segment.path, segment.locations[0].offset + 40, b"\xff\xff\xff\xff")  # the length of its payload
-    if not with_index:
-        (memory_path / "copy" / "rank0" / "log" / INDEX_NAME).unlink()
+    if not with_rows:
+        forget_records(memory_path / "copy" / "rank0")
     assert recovered_step(memory_path / "copy") == 30
 
 

@@ -26,7 +26,7 @@ POINTS = (
     "log.recycle",
     "log.seal",
     "log.sync",
-    "log.index",
+    "log.rows",
     "log.retire",
     "log.unlink",
     "catalog.before_commit",

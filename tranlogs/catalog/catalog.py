@@ -37,9 +37,8 @@ from .lmdb_environment import (
     find_writer,
     has_lost_lock_file,
     list_readers,
-    open_environment,
+    open_verified,
     reserve_space,
-    verify_file,
 )
 from .rows import CheckpointRow, Incident, RunRow, SegmentRow, TimelineRow, Watermarks
 from .tables import RowCache, Tables
@@ -82,6 +81,7 @@ class Catalog:
         self._env: lmdb.Environment | None = env  # None if the last attempt to open it again failed
         self.is_held = False
         self._map_bytes = CATALOG_BYTES
+        self._reserved = 0  # bytes of the file that are known to be allocated
         # After a failed write of its meta page, LMDB refuses all transactions until the file is opened again.
         self._needs_reopening = False
         self._lock = threading.Lock()  # held by the write transaction
@@ -114,9 +114,7 @@ class Catalog:
                 return found
             if not path.exists() and not writable:
                 raise CorruptCatalog(path, "the catalog is missing")
-            if path.exists():
-                verify_file(path)
-            catalog = cls(path, open_environment(path, writable, CATALOG_BYTES), writable=writable)
+            catalog = cls(path, open_verified(path, writable, CATALOG_BYTES), writable=writable)
             try:
                 run = catalog.read(lambda tables: tables.get("run", RunRow))
                 if run is not None and run.format != FORMAT_VERSION:
@@ -230,9 +228,10 @@ class Catalog:
     def _begin_transaction(self, write: bool) -> lmdb.Transaction:
         env = self._enter()
         try:
-            if write and self._write_count % _READER_CHECK == 1:  # including the first one
-                env.reader_check()  # a reader that was killed would pin its snapshot for ever
-                reserve_space(self.path, env)
+            if write:
+                if self._write_count % _READER_CHECK == 1:  # including the first one
+                    env.reader_check()  # a reader that was killed would pin its snapshot for ever
+                self._reserved = reserve_space(self.path, env, self._reserved)
             if not write:
                 return env.begin()
             assert self.writable, "the catalog was opened for reading"
@@ -281,17 +280,20 @@ class Catalog:
         self._active.clear()
 
     def _is_nearly_full(self, env: lmdb.Environment) -> bool:
-        """Return True if the map must grow. Only a stopped process that holds a snapshot open can fill it so far."""
+        """Return True if the map must grow: for a million records, or because a stopped reader keeps pages from reuse."""
         if not self.writable or self._map_bytes >= CATALOG_BYTES_GROWN_MAX:
             return False
         used = (int(env.info()["last_pgno"]) + 1) * int(env.stat()["psize"])
         if used < self._map_bytes // 2:
             return False
-        _log.warning(
-            "%s: a reader holds an old snapshot open, and the file grows meanwhile. Processes that read it: %s",
-            self.path,
-            ", ".join(sorted(set(list_readers(env)))) or "none any more",
-        )
+        readers = sorted(set(list_readers(env)))
+        if readers:
+            _log.warning(
+                "%s: it has %d MiB. It grows while a reader holds an old snapshot open. Processes that read it: %s",
+                self.path,
+                used >> 20,
+                ", ".join(readers),
+            )
         while used >= self._map_bytes // 2:
             self._map_bytes *= 2
         return True
@@ -300,11 +302,11 @@ class Catalog:
         """Open the file again. No thread may have a transaction."""
         self._close_files()
         try:
-            verify_file(self.path)
+            self._env, self.writable = open_verified(self.path, writable, self._map_bytes), writable
         except CannotRead as error:
             raise LogUnavailable(str(error)) from error
-        self._env, self.writable = open_environment(self.path, writable, self._map_bytes), writable
         self._inode = os.stat(self.path).st_ino
+        self._reserved = 0
         self._cache.clear()  # transaction numbers are valid for one file only
         self._needs_reopening = False
 

@@ -1,4 +1,8 @@
-"""LMDB environments, checked before LMDB opens them: it aborts the process over some damaged files."""
+"""LMDB environments, checked before LMDB reads them: it aborts the process over some damaged files.
+
+LMDB reads only the two meta pages when it opens a file. They are checked first. The trees are then checked by plain reads
+inside a read transaction, so that a writer that commits a hundred times a second does not use their pages again meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,8 @@ from ..base.config import CATALOG_BYTES_RESERVED
 from ..base.errors import CannotRead, CatalogUnavailable, CorruptCatalog
 
 
-def verify_file(path: Path) -> None:
-    """Check the structure of an LMDB file without mapping it.
+def verify_file(path: Path, *, metas_only: bool = False) -> None:
+    """Check the structure of an LMDB file, or its meta pages only, without mapping it.
 
     A file that is being written can look damaged for a moment, so the check is repeated before it fails.
 
@@ -31,7 +35,9 @@ def verify_file(path: Path) -> None:
     problem = ""
     for _ in range(5):
         try:
-            problems = lmdb.verify.verify(str(path)) or _check_meta_pages(path)  # type: ignore[no-untyped-call]
+            problems = _check_meta_pages(path)
+            if not (problems or metas_only):
+                problems = lmdb.verify.verify(str(path))  # type: ignore[no-untyped-call]
             if not problems:
                 return
             problem = str(problems[0])
@@ -46,7 +52,8 @@ def verify_file(path: Path) -> None:
     raise CorruptCatalog(path, f"the structure of the file is damaged ({problem})")
 
 
-_META = struct.Struct("<40xIH46xH50xQ")  # LMDB's meta page: page size, flags of free list and tree, transaction number
+_META = struct.Struct("<40xIH46xH42xQQ")  # LMDB's meta page: page size, flags of free list and tree, last page, transaction
+_PAGE_SIZES = tuple(1 << bits for bits in range(9, 17))
 _FLAGS_MASK = 0x7F  # flags that change how keys and values are read, or where the file is mapped
 
 
@@ -57,16 +64,44 @@ def _check_meta_pages(path: Path) -> list[str]:
     """
     with path.open("rb") as file:
         head = file.read(_META.size)
-        file.seek(_META.unpack(head)[0])
+        size = _META.unpack(head)[0]
+        if size not in _PAGE_SIZES:
+            return [f"its page size is {size}"]
+        file.seek(size)
         metas = [_META.unpack(meta) for meta in (head, file.read(_META.size))]
+        pages = os.fstat(file.fileno()).st_size // size
     found = []
-    for _, free, main, _ in metas:
+    for own_size, free, main, last, _ in metas:
+        if own_size != size or last >= max(pages, 2):
+            found.append(f"a meta page names {last} pages of {own_size} bytes, and the file has {pages} of {size}")
         if (free & _FLAGS_MASK, main & _FLAGS_MASK) != (0x08, 0):
             found.append(f"the flags of its trees are {free:#x} and {main:#x}")
     numbers = [number for *_, number in metas]
     if abs(numbers[0] - numbers[1]) > 1:  # LMDB writes the two pages in turn
         found.append(f"the transaction numbers of its two meta pages are {numbers}")
     return found
+
+
+def open_verified(path: Path, writable: bool, map_bytes: int) -> lmdb.Environment:
+    """Open an LMDB file after a check of its structure. With `writable`, create it if it does not exist.
+
+    Raises:
+        CannotRead, CorruptCatalog, CatalogUnavailable: as `verify_file` and `open_environment` do.
+    """
+    if not path.exists():
+        return open_environment(path, writable, map_bytes)
+    verify_file(path, metas_only=True)
+    env = open_environment(path, writable, map_bytes)
+    try:
+        with env.begin():
+            verify_file(path)
+    except lmdb.Error as error:
+        close_environment(env)
+        raise CatalogUnavailable(path, f"it cannot be read now, and is not damaged: {advise(error)}") from error
+    except BaseException:
+        close_environment(env)
+        raise
+    return env
 
 
 def list_readers(env: lmdb.Environment) -> Iterator[str]:
@@ -102,12 +137,23 @@ def advise(error: lmdb.Error | OSError) -> str:
     return f"{error}; {advice}"
 
 
-def reserve_space(path: Path, env: lmdb.Environment) -> None:
-    """Allocate the space that the next transactions need, so that a monitor can free space even on a full disk.
+def reserve_space(path: Path, env: lmdb.Environment, reserved: int = 0) -> int:
+    """Allocate the space that the next transactions need, so that space can be freed even on a full disk.
 
     LMDB writes after its last page, wherever the file ends. It is no error if the disk has no space to reserve now.
+
+    Args:
+        path: the file.
+        env: its environment.
+        reserved: bytes of the file that are known to be allocated.
+
+    Returns:
+        The bytes that are allocated now.
     """
-    end = (int(env.info()["last_pgno"]) + 1) * int(env.stat()["psize"]) + CATALOG_BYTES_RESERVED
+    used = (int(env.info()["last_pgno"]) + 1) * int(env.stat()["psize"])
+    if used + CATALOG_BYTES_RESERVED // 2 <= reserved:
+        return reserved
+    end = used + CATALOG_BYTES_RESERVED
     with suppress(OSError):
         if os.stat(path).st_size < end:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -116,6 +162,8 @@ def reserve_space(path: Path, env: lmdb.Environment) -> None:
                 os.posix_fallocate(fd, size, max(end - size, 1))
             finally:
                 os.close(fd)
+        return end
+    return 0
 
 
 class _LockFile(NamedTuple):

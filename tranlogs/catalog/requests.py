@@ -82,20 +82,17 @@ def _read_request(path: Path) -> Change | None:
         if len(data) > REQUEST_BYTES_MAX or checksum != xxhash.xxh3_64_hexdigest(body).encode():
             return None
         puts, deletes, expects, timelines, marks = json.loads(body)
-        change = Change(puts, deletes, expects, timelines, None if marks is None else (int(marks[0]), int(marks[1])))
-        return change if _is_well_formed(change) else None
+        if not (isinstance(puts, dict) and isinstance(expects, dict) and isinstance(deletes, list)):
+            return None
+        if not all(isinstance(key, str) for key in deletes) or not all(_is_row(key, row) for key, row in puts.items()):
+            return None
+        return Change(puts, deletes, expects, timelines, None if marks is None else (int(marks[0]), int(marks[1])))
     except (ValueError, TypeError, KeyError, IndexError, RecursionError):
         return None
 
 
-def _is_well_formed(change: Change) -> bool:
-    """Return True if a change that was read from a file writes rows of known kinds only."""
-    if not (isinstance(change.puts, dict) and isinstance(change.expects, dict) and isinstance(change.deletes, list)):
-        return False
-    return all(isinstance(key, str) for key in change.deletes) and all(_is_row(key, row) for key, row in change.puts.items())
-
-
 def _is_row(key: str, row: Any) -> bool:
+    """Return True if a row that was read from a file is of a known kind."""
     if not isinstance(row, Mapping):
         return False
     if key.startswith("request/"):

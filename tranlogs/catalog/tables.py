@@ -112,6 +112,39 @@ class Tables:
         body = json.dumps(content, separators=(",", ":")).encode()
         self._txn.put(key.encode(), xxhash.xxh3_64_digest(key.encode() + body) + body)
 
+    # Values that are no JSON, with a checksum like rows.
+
+    def put_value(self, key: str, value: bytes) -> None:
+        """Add or replace a value."""
+        self._txn.put(key.encode(), xxhash.xxh3_64_digest(key.encode() + value) + value)
+
+    def values(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        """Yield the values under a prefix with their keys, in order.
+
+        Raises:
+            CorruptCatalog: a value is damaged.
+        """
+        for key, raw in self._iterate(prefix):
+            yield key.decode(errors="replace"), _verify_checksum(raw, self._path, key)
+
+    def last_value(self, prefix: str) -> tuple[str, bytes] | None:
+        """Return the last value under a prefix with its key; None if there is none.
+
+        Raises:
+            CorruptCatalog: it is damaged.
+        """
+        cursor, start = self._txn.cursor(), prefix.encode()
+        is_there = cursor.prev() if cursor.set_range(start + b"\xff") else cursor.last()
+        key, raw = bytes(cursor.key()), bytes(cursor.value())
+        if not is_there or not key.startswith(start):
+            return None
+        return key.decode(errors="replace"), _verify_checksum(raw, self._path, key)
+
+    def next_key(self, key: str) -> str | None:
+        """Return the first key that is not before `key`; None if there is none."""
+        cursor = self._txn.cursor()
+        return bytes(cursor.key()).decode(errors="replace") if cursor.set_range(key.encode()) else None
+
     def _iterate(self, prefix: str) -> Iterator[tuple[bytes, bytes]]:
         cursor, start = self._txn.cursor(), prefix.encode()
         found = cast("Iterator[tuple[bytes, bytes]]", cursor.iternext()) if cursor.set_range(start) else iter(())

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ..base.errors import CannotRead, LogUnavailable
 from ..catalog import Catalog, SegmentRow, segment_key
 from ..log.record_format import EntryKind, Position
+from ..log.record_rows import replace_records
 from ..log.scanner import scan
 from ..log.segments.segment_file import was_written
 from ..rebuild_catalog import read_segment
@@ -69,7 +70,9 @@ def seal_abandoned_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool
                 os.close(fd)
         with catalog.transaction() as tables:
             if found is not None:
-                tables.put(segment_key(row.ordinal), replace(found, state="sealed", created_at=row.created_at))
+                sealed, records = found
+                tables.put(segment_key(row.ordinal), replace(sealed, state="sealed", created_at=row.created_at))
+                replace_records(tables, row.ordinal, records)
             elif not exists:
                 tables.delete(segment_key(row.ordinal))
             elif is_empty:

@@ -15,8 +15,8 @@ from ..base.atomic_files import make_folder, sync_folder
 from ..base.errors import CorruptCatalog, LogUnavailable, UsageError
 from ..catalog import CATALOG_NAME, Catalog, RunRow, Tables, TimelineRow, segment_key, timeline_key
 from ..checkpoints.folder import TEMPORARY
-from ..log.index import INDEX_NAME
 from ..log.record_format import Position
+from ..log.record_rows import replace_records
 from ..rebuild_catalog import is_superseded, list_files, read_files, rebuild_catalog
 from ..retention.prune import delete_retired
 from .file_system import refuse_network_file_system
@@ -104,16 +104,13 @@ def refuse_hard_links(paths: JournalPaths) -> None:
     Raises:
         UsageError: one of them has another name, too.
     """
-    for path in (paths.folder / CATALOG_NAME, paths.log / INDEX_NAME):
-        try:
-            links = path.stat().st_nlink
-        except FileNotFoundError:
-            continue
-        if links > 1:
-            raise UsageError(
-                f"{path} has {links} names (hard links): this run shares its files with a copy (cp -al, rsync --link-dest), "
-                "and training would damage both. Copy it without links (cp -r RUN NEW) and train on NEW, or delete the other"
-            )
+    path = paths.folder / CATALOG_NAME
+    links = path.stat().st_nlink if path.exists() else 1
+    if links > 1:
+        raise UsageError(
+            f"{path} has {links} names (hard links): this run shares its files with a copy (cp -al, rsync --link-dest), "
+            "and training would damage both. Copy it without links (cp -r RUN NEW) and train on NEW, or delete the other"
+        )
 
 
 def open_catalog(paths: JournalPaths, rank: int, framework: str, notes: list[str]) -> tuple[Catalog, RunRow]:
@@ -186,12 +183,13 @@ def clean_up(paths: JournalPaths, catalog: Catalog) -> list[str]:
                 tables.put(f"checkpoint/{row.name}", row)
             for segment in found.segments:
                 tables.put(segment_key(segment.ordinal), segment)
+                replace_records(tables, segment.ordinal, found.records[segment.ordinal])
             for number, timeline in found.timelines.items():
                 if number not in known_timelines:
                     tables.put(timeline_key(number), timeline)
     known = listed | found.unreadable | {segment.file for segment in found.segments}
     for path in sorted(paths.log.iterdir()):
-        if path.name not in known and path.name not in (INDEX_NAME, f"{INDEX_NAME}-lock"):
+        if path.name not in known:
             path.unlink()  # a temporary file, or a segment that was prepared or reset and never written
     return [f"{segment.file} was not in the catalog and was added" for segment in found.segments] + found.notes
 

@@ -20,7 +20,6 @@ from ..base.types import ITEMSIZE, Array, Bytes
 from ..encoding import tree
 from ..encoding.compression import Codec, decompress
 from .decoded_record import Entry
-from .index import indexed_locations
 from .layout import Layout, unpack_layout
 from .record_body import PackedBody, Row, unpack_body
 from .record_format import HEAD, Description, Head, Location, checksum_of, unpack_description, unpack_head, unpack_scalars
@@ -36,11 +35,8 @@ class SegmentReader(ReadFile):
 
     Args:
         path: the file.
-        locations: records of the segment with their descriptions, which come from the log's index. They replace descriptions
-            that are damaged in the file.
         reads_ahead: serve small reads from a window that is read ahead, so that neighbouring records are read together. Only
             for records that were in the file when the reader was opened.
-        uses_index: if a description is damaged in the file, take it from the log's index; False to check the file itself.
 
     Raises:
         CorruptRecord: the file is being recycled.
@@ -48,9 +44,7 @@ class SegmentReader(ReadFile):
         OSError: the file cannot be opened.
     """
 
-    def __init__(
-        self, path: Path, locations: Iterable[Location] = (), *, reads_ahead: bool = False, uses_index: bool = True
-    ) -> None:
+    def __init__(self, path: Path, *, reads_ahead: bool = False) -> None:
         super().__init__(path)
         self.path = path
         self._reads_ahead = reads_ahead
@@ -62,8 +56,6 @@ class SegmentReader(ReadFile):
             raise CorruptRecord(path, "the file is being recycled, because its records were pruned") from None
         except OSError:  # The file system has no locks, so the file cannot be recycled, either.
             pass
-        self._locations, self._uses_index = locations, uses_index
-        self._by_offset: dict[int, Location] | None = None
         self._layouts: dict[int, Layout] = {}
         self._bodies: dict[int, PackedBody] = {}
         self._segment_id: int | None = None
@@ -99,7 +91,7 @@ class SegmentReader(ReadFile):
             CorruptRecord: the record's description is damaged.
         """
         try:
-            packed = unpack_scalars(self._checked_description(location))
+            packed = unpack_scalars(self._read_description(location))
             return dict(tree.decode(packed)) if packed else {}
         except (ValueError, TypeError) as error:
             raise self._unreadable(location.head, error) from None
@@ -129,33 +121,11 @@ class SegmentReader(ReadFile):
             self._window = base, data
         return data, offset - base
 
-    def raw(self, location: Location) -> tuple[bytes, bytes]:
-        """Return the bytes of a record's head and description in the file.
-
-        Raises:
-            CorruptRecord: the description is damaged.
-        """
-        return os.pread(self.fd, HEAD.size, location.offset), self._read_description(location)
-
     def _description(self, location: Location) -> Description:
         try:
-            return unpack_description(self._checked_description(location))
+            return unpack_description(self._read_description(location))
         except ValueError as error:
             raise self._unreadable(location.head, error) from None
-
-    def _checked_description(self, location: Location) -> bytes:
-        data = location.description
-        if data is not None and checksum_of(data) == location.head.description_sum:
-            return data
-        try:
-            return self._read_description(location)
-        except CorruptRecord:
-            indexed = self._indexed(location.offset)
-            if indexed is None or indexed.description is None or indexed.head != location.head:
-                raise
-            if checksum_of(indexed.description) != location.head.description_sum:
-                raise
-            return indexed.description
 
     def _read_description(self, location: Location) -> bytes:
         head = location.head
@@ -213,25 +183,12 @@ class SegmentReader(ReadFile):
             if isinstance(error, OSError):
                 CannotRead.raise_for(self.path, error)
             head = None
-        location = None if head is None or head.segment_id != self._segment_id else Location(head, offset)
-        if location is not None:
-            try:
-                return self._description(location)
-            except CorruptRecord:
-                pass
-        indexed = self._indexed(offset)
-        if indexed is None:
-            raise CorruptRecord(self.path, f"the record refers to the record at byte {offset}, which is damaged", step=step)
-        return self._description(indexed)
-
-    def _indexed(self, offset: int) -> Location | None:
-        """Return a record from the index, with its description; None if the index does not hold it."""
-        if self._by_offset is None:
-            self._by_offset = {one.offset: one for one in self._locations if one.description is not None}
-            if not self._by_offset and self._uses_index and self._segment_id is not None:
-                indexed = indexed_locations(self.path.parent, self._segment_id)
-                self._by_offset = {one.offset: one for one in indexed if one.description is not None}
-        return self._by_offset.get(offset)
+        try:
+            if head is not None and head.segment_id == self._segment_id:
+                return self._description(Location(head, offset))
+        except CorruptRecord:
+            pass
+        raise CorruptRecord(self.path, f"the record refers to the record at byte {offset}, which is damaged", step=step)
 
     # Large arrays of bodies.
 

@@ -97,11 +97,10 @@ class Head(NamedTuple):
 
 
 class Location(NamedTuple):
-    """The head of a record and the offset of the record in its file. `description` is None unless it came from the index."""
+    """The head of a record and the offset of the record in its file."""
 
     head: Head
     offset: int
-    description: bytes | None = None
 
     @property
     def payload_offset(self) -> int:
@@ -148,6 +147,14 @@ def pack_head(
     assert len(description) <= META_BYTES_MAX, f"a description of {len(description)} bytes"
     total = xxhash.xxh3_64_intdigest(description)
     fields = (segment_id, sequence, step, int(kind), FORMAT_VERSION, 0, len(description), payload_bytes, total, chain)
+    checksum = xxhash.xxh3_64_intdigest(HEAD.pack(MAGIC, 0, *fields)) & 0xFFFFFFFF
+    return HEAD.pack(MAGIC, checksum, *fields)
+
+
+def repack_head(head: Head) -> bytes:
+    """Return the 64 bytes of a head that was decoded."""
+    identity = head.segment_id, head.sequence, head.step, int(head.kind), head.version, 0
+    fields = *identity, head.description_bytes, head.payload_bytes, head.description_sum, head.chain
     checksum = xxhash.xxh3_64_intdigest(HEAD.pack(MAGIC, 0, *fields)) & 0xFFFFFFFF
     return HEAD.pack(MAGIC, checksum, *fields)
 

@@ -17,11 +17,11 @@ from ..base.failpoints import hit
 from ..base.threads import WaitableLock
 from ..base.types import AnyArray, Bytes
 from ..catalog import Catalog
-from .index import IndexedRecord, LogIndex
 from .layout import NO_TENSORS, Payload
 from .payload_writer import CompressionChoices, PayloadThread, PieceWriter
 from .record_body import BodyEncoder, EncodedBody
 from .record_format import HEAD, EntryKind, Position, digest, extent_end, pack_head
+from .record_rows import RecordRow
 from .record_writer import RecordWriter
 from .segment_definitions import DescribedRecord, Scalars, SegmentDefinitions
 from .segments.preallocator import NO_RESERVE, Preallocator, SpaceReserve
@@ -40,7 +40,6 @@ class WriteAheadLog:
     Args:
         folder: of the segment files.
         catalog: the journal's catalog, open for writing.
-        index: of the log; the log closes it.
         config: durability and sizes.
         clock: the clock.
         position: where the chain of records continues.
@@ -60,7 +59,6 @@ class WriteAheadLog:
         self,
         folder: Path,
         catalog: Catalog,
-        index: LogIndex,
         config: JournalConfig,
         clock: Clock,
         position: Position,
@@ -84,7 +82,6 @@ class WriteAheadLog:
         self._payload_thread = PayloadThread() if config.writer == "direct" else None
         self._group = GroupCommit(
             catalog,
-            index,
             clock,
             self._lock,
             SyncState(self._lock, clock, position, syncs=config.durability == "machine"),
@@ -121,11 +118,11 @@ class WriteAheadLog:
     @property
     def writes_watermarks(self) -> bool:
         """True if watermarks are written to the catalog."""
-        return self._group.watermarks.is_enabled
+        return self._group.writes_watermarks
 
     @writes_watermarks.setter
     def writes_watermarks(self, is_enabled: bool) -> None:
-        self._group.watermarks.is_enabled = is_enabled
+        self._group.writes_watermarks = is_enabled
 
     # Appending: on the training thread, or on the writer thread if records are queued.
 
@@ -248,7 +245,7 @@ class WriteAheadLog:
             segment.used_bytes = end
             self.position, self._writing = after, None
             state = self._group.state
-            state.records.append(IndexedRecord(segment.segment_id, sequence, step, offset, head, description))
+            state.records.append(RecordRow(segment.ordinal, sequence, offset, end, head))
             if kind == EntryKind.BOUNDARY:
                 state.set_boundary(after)
         self.bytes_written += end - offset
@@ -354,7 +351,6 @@ class WriteAheadLog:
         if self._payload_thread is not None:
             self._payload_thread.stop()
         failure = self._group.state.failure
-        self._group.feed.close()
         if failure is not None:
             self._group.state.close_unsealed()
             raise LogUnavailable(error_text(failure)) from failure

@@ -11,9 +11,9 @@ from ..base.atomic_files import ReadFile
 from ..base.errors import CatalogUnavailable, CorruptCatalog, CorruptRecord
 from ..catalog import CATALOG_NAME, Catalog, CheckpointRow, PrunedRow, RunRow, SegmentRow, Tables, TimelineRow, Watermarks
 from ..catalog.lineage import Limits, trace_lineage
-from ..log.index import LogIndex, open_if_sound
 from ..log.reader import SegmentReader
 from ..log.record_format import EntryKind, Location
+from ..log.record_rows import read_records
 from ..log.scanner import is_contiguous, is_whole, refuse_newer, scan
 from ..log.segments.segment_file import was_written
 from ..rebuild_catalog import JournalFiles, read_files
@@ -78,20 +78,18 @@ class Facts:
         return max((row.number for row in self.timelines), default=1)
 
 
-IndexUse = Literal["always", "unless sealed", "if broken"]
+RowUse = Literal["always", "unless sealed", "if broken"]
 
 
-def read_facts(folder: Path, *, index_use: IndexUse = "always", choose: SegmentFilter | None = None) -> Facts:
+def read_facts(folder: Path, *, row_use: RowUse = "always", choose: SegmentFilter | None = None) -> Facts:
     """Read the facts about a journal: its catalog, files that the catalog does not list, and what the log holds.
 
     If the catalog is damaged, the descriptions in the files are used instead.
 
     Args:
         folder: the folder of the journal.
-        index_use: which segments are looked up in the index of the log: "always" = all segments; "unless sealed" = segments
-            that are not sealed or lack records; "if broken" = segments that lack records. The other segments are scanned, and
-            a record whose description is damaged in its segment is not replaced by the copy in the index. The index is
-            checked in full before it is opened.
+        row_use: which segments are taken from the catalog's rows of records: "always" = all segments; "unless sealed" =
+            segments that are not sealed or lack records; "if broken" = segments that lack records. The others are scanned.
         choose: returns the ordinals of the segments to read; None for all segments.
 
     Raises:
@@ -112,10 +110,10 @@ def read_facts(folder: Path, *, index_use: IndexUse = "always", choose: SegmentF
     segments, torn, lost = [], [], []
     rows = [*known.segments, *found.segments]
     chosen = {row.ordinal for row in rows} if choose is None else choose(rows, trace_lineage(timelines.values(), newest))
-    with IndexLookup(folder / "log", known.run_id, notes, index_use) as index:
+    with RecordLookup(folder, notes, row_use if known.names else None) as lookup:
         for row in sort_newest_first(rows):
             if row.state != "retired" and row.ordinal in chosen:
-                segment = scan_segment(folder / "log" / row.file, row, notes, newest, index)
+                segment = scan_segment(folder / "log" / row.file, row, notes, newest, lookup)
                 segments += [segment] if segment is not None else []
                 torn += [folder / "log" / row.file] if row.state == "sealed" and not _is_whole(segment, row) else []
                 is_lost = row.state != "ready" and (segment is None or not segment.locations)
@@ -126,16 +124,16 @@ def read_facts(folder: Path, *, index_use: IndexUse = "always", choose: SegmentF
     return Facts(checkpoints, segments, ordered, known.watermarks, notes, torn, lost)
 
 
-def read_repaired_facts(folder: Path, spare: ReplacementSource | None, *, index_use: IndexUse = "always") -> Facts:
+def read_repaired_facts(folder: Path, spare: ReplacementSource | None, *, row_use: RowUse = "always") -> Facts:
     """Replace torn segments for which there is a sound copy, and read the facts. The notes list what was replaced.
 
     Raises:
         UnknownFormat: a newer version wrote the run.
     """
-    facts = read_facts(folder, index_use=index_use)
+    facts = read_facts(folder, row_use=row_use)
     replaced = replace_damaged(spare, facts.torn_paths)
     if replaced:
-        facts = read_facts(folder, index_use=index_use)
+        facts = read_facts(folder, row_use=row_use)
         facts.notes += replaced
     return facts
 
@@ -156,40 +154,38 @@ def describe_replacement(path: Path, source: str) -> str:
     return f"{path}: it was damaged, and replaced by the copy in {source}"
 
 
-class IndexLookup:
-    """Index of a log, opened when a segment is looked up in it for the first time. Use it as a context.
+class RecordLookup:
+    """Look-up of records in the catalog, which is opened when a segment is looked up for the first time. Use it as a context.
 
     Args:
-        folder: the folder of the log.
-        run_id: the id of the run; "" if it is unknown. An index of another or of an unknown run is not used.
-        notes: list to which damage to the index is added.
-        use: which segments are looked up; see `read_facts`.
+        folder: the folder of the journal.
+        notes: list to which damage to the rows is added.
+        use: which segments are looked up; see `read_facts`. None for none, because the catalog is damaged.
     """
 
-    def __init__(self, folder: Path, run_id: str, notes: list[str], use: IndexUse) -> None:
-        self._folder, self._run_id, self._notes, self.use = folder, run_id, notes, use
-        self._index: LogIndex | None = None
-        self._is_opened = False
+    def __init__(self, folder: Path, notes: list[str], use: RowUse | None) -> None:
+        self._folder, self._notes, self.use = folder, notes, use
+        self._catalog: Catalog | None = None
 
-    def __enter__(self) -> IndexLookup:
+    def __enter__(self) -> RecordLookup:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._index is not None:
-            self._index.close()
+        if self._catalog is not None:
+            self._catalog.close()
 
-    def locations(self, segment_id: int) -> list[Location]:
-        """Return the records of a segment that the index lists; [] if the index is missing or damaged."""
-        if not self._is_opened:
-            self._is_opened = True
-            self._index = open_if_sound(self._folder, self._run_id, self._notes) if self._run_id else None
-        if self._index is None:
+    def locations(self, row: SegmentRow) -> list[Location]:
+        """Return the records of a segment that the catalog lists; [] if its rows are damaged."""
+        if self.use is None:
             return []
         try:
-            return self._index.locations(segment_id)
+            if self._catalog is None:
+                self._catalog = Catalog.open(self._folder)
+            found: list[Location] = self._catalog.read(lambda tables: read_records(tables, row.ordinal))
         except (CorruptCatalog, CatalogUnavailable) as error:
             self._notes.append(f"{error}; the segment was scanned instead")
             return []
+        return found if all(one.head.segment_id == row.number for one in found) else []
 
 
 def _is_whole(segment: ScannedSegment | None, row: SegmentRow) -> bool:
@@ -253,7 +249,7 @@ def read_catalog(folder: Path) -> CatalogContents:
 
 
 def scan_segment(
-    path: Path, row: SegmentRow, notes: list[str], timeline: int = 1, index: IndexLookup | None = None
+    path: Path, row: SegmentRow, notes: list[str], timeline: int = 1, lookup: RecordLookup | None = None
 ) -> ScannedSegment | None:
     """Return the entries of one segment; None if it was never written or cannot be read.
 
@@ -263,13 +259,13 @@ def scan_segment(
         notes: list to which damage to the segment is added.
         timeline: the newest timeline. A segment belongs to it if it was written before the catalog recorded its opening and
             its first entry is damaged.
-        index: the index of the log. Records that it lists are not read from the file.
+        lookup: records in the catalog. Those that it lists are not read from the file.
     """
     last = row.last_sequence if row.state == "sealed" else 0
     try:
         if row.state == "ready" and not was_written(path, row.number):
             return None
-        found = _locate(path, row, last, index)
+        found = _locate(path, row, last, lookup)
     except OSError as error:
         if row.state != "ready":
             notes.append(f"{path}: it cannot be read ({error.strerror})")
@@ -285,16 +281,16 @@ def scan_segment(
     return ScannedSegment(row, path, found)
 
 
-def _locate(path: Path, row: SegmentRow, last: int, index: IndexLookup | None) -> list[Location]:
-    """Return the records of a segment: those that the index lists, and those after them by a scan of the file."""
+def _locate(path: Path, row: SegmentRow, last: int, lookup: RecordLookup | None) -> list[Location]:
+    """Return the records of a segment: those that the catalog lists, and those after them by a scan of the file."""
     found: list[Location] | None = None
-    if index is None or index.use == "if broken" or (last and index.use == "unless sealed"):
+    if lookup is None or lookup.use == "if broken" or (last and lookup.use == "unless sealed"):
         found = scan(path, row.number, last_sequence=last or None)
-        if index is None or is_whole(found, last) or (row.state == "ready" and not found):
+        if lookup is None or is_whole(found, last) or (row.state == "ready" and not found):
             return found
-    known = index.locations(row.number)
+    known = lookup.locations(row)
     refuse_newer(path, known)
-    if not is_contiguous(known):  # offsets in the index have no checksum: each must follow from the record before it
+    if not is_contiguous(known):
         return scan(path, row.number, last_sequence=last or None) if found is None else found
     if last and known[-1].head.sequence >= last:
         with ReadFile(path):  # raises OSError if it cannot be opened

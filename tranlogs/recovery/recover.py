@@ -122,7 +122,7 @@ def recover(
         RecoveryError: there is no sound checkpoint, or `step` is not covered.
     """
     with paused_collection():
-        facts = read_repaired_facts(folder, spare, index_use="unless sealed")
+        facts = read_repaired_facts(folder, spare, row_use="unless sealed")
         if not facts.checkpoints and not any(len(segment.locations) > 1 for segment in facts.segments):
             return None
         planner = _DamagePlanner(folder, facts, spare, checkpoint)
@@ -183,7 +183,6 @@ class _DamagePlanner:
         self._limits = trace_lineage(facts.timelines, facts.timeline)
         self._history = build_history(facts.segments, self._limits)
         self._last_good: dict[int, int] = {}  # by ordinal of a damaged segment: the last sequence number before the damage
-        self._is_index_used = False
         self._reported: set[str] = set()
         self.broken: list[str] = []
         self.newest_step = 0
@@ -235,10 +234,7 @@ class _DamagePlanner:
         """Replace the segment of a damaged entry, one of `links`, or exclude it and what follows from further plans."""
         self._warn(str(damage.error))
         self.newest_step = max(self.newest_step, links[-1].step)
-        is_replaced = self._replace(damage.link.segment.path)
-        # The index may have a sound copy of the description of the entry; it has no copy of tensors.
-        if is_replaced or (not self._is_index_used and damage.error.tensor is None):
-            self._is_index_used = True
+        if self._replace(damage.link.segment.path):
             self._history = build_history(read_facts(self._folder).segments, self._limits)
             return
         self.notes.append(str(damage.error))
@@ -247,7 +243,7 @@ class _DamagePlanner:
         self._last_good[ordinal] = min(good, self._last_good.get(ordinal, good))
 
     def _warn(self, text: str) -> None:
-        """Warn of damage, once: an entry is tried again with the description that the index has."""
+        """Warn of damage, once."""
         if text not in self._reported:
             self._reported.add(text)
             _log.warning("%s", text)

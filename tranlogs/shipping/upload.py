@@ -254,7 +254,7 @@ def open_segment(folder: Path, row: SegmentRow) -> Source:
         OSError: the segment cannot be opened.
     """
     path = folder / row.file
-    with SegmentReader(path, uses_index=False) as reader:
+    with SegmentReader(path) as reader:
         locations = scan(path, row.number, last_sequence=row.last_sequence or None)
         if not locations or locations[-1].head.sequence < row.last_sequence:
             raise CorruptRecord(path, "entries at its end are missing")

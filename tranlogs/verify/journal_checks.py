@@ -16,9 +16,9 @@ from ..catalog import CATALOG_NAME, Catalog, Tables
 from ..recovery.journal_facts import CatalogContents, read_catalog, read_unlisted
 from .checkpoint_checks import verify_checkpoints
 from .findings import Checked, Finding, Problem
-from .index_checks import verify_index
 from .listing import add_unlisted
 from .log_checks import verify_log
+from .record_checks import verify_records
 
 
 def verify_journal(folder: Path) -> Iterator[Finding]:
@@ -43,7 +43,7 @@ def _verify(folder: Path) -> Iterator[Finding]:
         for row in found.segments:
             yield Problem(catalog, f"it does not list segment {row.file}, which reaches step {row.last_step}")
     yield from verify_checkpoints(folder, known)
-    yield from verify_index(folder, known)
+    yield from verify_records(folder, known)
     add_unlisted(known, found)
     yield from verify_log(folder, known)
 

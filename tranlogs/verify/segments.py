@@ -43,7 +43,7 @@ def verify_segment(segment: ScannedSegment, links: list[Link], needed: range) ->
         what = "its first entry is damaged or missing"
         yield Problem(segment.path, what if first else f"no entry of segment {segment.row.segment_id} is in it")
     try:
-        with SegmentReader(segment.path, uses_index=False) as reader:
+        with SegmentReader(segment.path) as reader:
             if first is not None and before is not None:
                 yield from _verify_first(reader, first, segment.row)
             for link in links:

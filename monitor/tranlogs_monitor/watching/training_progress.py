@@ -96,7 +96,7 @@ class ProgressReader:
     def _add(self, links: Sequence[Link]) -> None:
         batch = epoch = None
         for segment in {link.segment.row.ordinal: link.segment for link in links}.values():
-            with SegmentReader(segment.path, segment.locations) as reader:
+            with SegmentReader(segment.path) as reader:
                 for link in links:
                     if link.segment is not segment:
                         continue

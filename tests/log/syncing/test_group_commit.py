@@ -1,4 +1,4 @@
-"""What is synced when: segments before the index, the watermark last, and never more than was synced."""
+"""What is synced when: segments before their rows in the catalog, the watermark last, and never more than was synced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tests.support.bare_log import BareLog, append_step
 from tests.support.faults import failing
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.errors import LogUnavailable
-from tranlogs.log.index import LogIndex
 from tranlogs.log.layout import NO_TENSORS
 from tranlogs.log.record_format import EntryKind, unpack_head
 from tranlogs.log.segments.segment_file import SegmentFile
@@ -28,14 +27,14 @@ from tranlogs.log.syncing.sync_state import SyncWork
 
 @pytest.mark.parametrize("durability", ["process", "machine"])
 def test_a_record_is_there_for_a_scan_as_soon_as_it_is_committed(tmp_path: Path, durability: Any) -> None:
-    """And whoever opens the journal sees it, whether the index has it or not."""
+    """And whoever opens the journal sees it, whether the catalog has it or not."""
     bare = BareLog(tmp_path, JournalConfig(durability=durability, segment_bytes=MIB))
     log = bare.open()
-    with failing("log.index=eio"):  # nothing gets into the index
+    with failing("log.rows=eio"):  # nothing gets into the catalog
         for step in range(1, 20):
             try:
                 append_step(log, step)
-            except LogUnavailable:  # the sync thread has met the failing index
+            except LogUnavailable:  # the sync thread has met the failing transaction
                 break
             assert bare.contents() == expected(range(1, step + 1))
         with suppress(LogUnavailable):
@@ -43,13 +42,18 @@ def test_a_record_is_there_for_a_scan_as_soon_as_it_is_committed(tmp_path: Path,
     bare.close()
 
 
-def test_segments_are_synced_before_the_index_is_committed_and_synced_comes_last(
+def test_segments_are_synced_before_their_rows_are_committed_and_synced_comes_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
     log, unsynced, wrong = bare.open(), set[str](), list[str]()
     indexed = set[int]()
-    write_head, sync, add = SegmentFile.write_head, SegmentFile.sync, LogIndex.add
+    write_head, sync, write = SegmentFile.write_head, SegmentFile.sync, GroupCommit._write
+
+    def number(record: Any) -> str:
+        head = unpack_head(record.head)
+        assert head is not None
+        return f"{head.segment_id:x}"
 
     def writing(segment: SegmentFile, head: bytes, offset: int) -> None:
         write_head(segment, head, offset)
@@ -60,18 +64,17 @@ def test_segments_are_synced_before_the_index_is_committed_and_synced_comes_last
         sync(segment)
         unsynced.difference_update(before)
 
-    def adding(index: LogIndex, records: Any) -> None:
-        records = list(records)
+    def adding(group: GroupCommit, changes: Any, records: Any, *more: Any, **options: Any) -> None:
         made = [one for one in records if unpack_head(one.head).kind != EntryKind.SEGMENT]  # type: ignore[union-attr]
-        wrong.extend(f"record {one.sequence} is not synced" for one in made if f"{one.segment_id:x} {one.offset}" in unsynced)
+        wrong.extend(f"record {one.sequence} is not synced" for one in made if f"{number(one)} {one.offset}" in unsynced)
         wrong.extend(f"synced claims record {one.sequence}" for one in made if log.synced.sequence >= one.sequence)
-        add(index, records)
+        write(group, changes, records, *more, **options)
         indexed.update(one.sequence for one in made)
         wrong.extend(f"synced claims record {one.sequence}" for one in made if log.synced.sequence >= one.sequence)
 
     monkeypatch.setattr(SegmentFile, "write_head", writing)
     monkeypatch.setattr(SegmentFile, "sync", syncing)
-    monkeypatch.setattr(LogIndex, "add", adding)
+    monkeypatch.setattr(GroupCommit, "_write", adding)
     for step in range(1, 80):
         append_step(log, step, 3000)
         synced = log.synced.sequence
@@ -122,17 +125,17 @@ def until(has_come: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("point", ["log.sync", "log.index", "log.seal", "catalog.before_commit"])
+@pytest.mark.parametrize("point", ["log.sync", "log.rows", "log.seal", "catalog.before_commit"])
 def test_a_failure_behind_the_training_thread_latches(tmp_path: Path, point: str) -> None:
     bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
     log = bare.open()
     append_step(log, 1)
     assert log.wait_synced()
-    if point not in ("log.sync", "log.index"):  # before: the thread behind may write watermarks to the catalog at any time
+    if point not in ("log.sync", "log.rows"):  # before: the thread behind may write watermarks to the catalog at any time
         append_step(log, 2)
         assert log.wait_synced()
     with failing(f"{point}=eio"):
-        if point in ("log.sync", "log.index"):
+        if point in ("log.sync", "log.rows"):
             append_step(log, 2)
         log.roll()
         until(lambda: log.failure is not None)
@@ -142,7 +145,7 @@ def test_a_failure_behind_the_training_thread_latches(tmp_path: Path, point: str
     with pytest.raises(LogUnavailable, match=point):
         log.begin(NO_TENSORS)
     assert log.boundary.step == 2
-    assert point not in ("log.sync", "log.index") or log.synced.step == 1
+    assert point not in ("log.sync", "log.rows") or log.synced.step == 1
     assert bare.contents() == expected(range(1, 3))
     bare.close()
 

@@ -14,7 +14,6 @@ from ...log.writer import WriteAheadLog
 from ..checkpointing.disk_space import DiskSpace
 from ..opening import OpenedJournal
 from ..suspending_errors import SUSPENDING_ERRORS
-from .index_opening import open_index
 from .record_writers import DirectWriter, QueuedWriter, Writer
 from .writer_thread import WriterThread
 
@@ -79,23 +78,17 @@ class SuspendableLog:
         """
         opened = self._opened
         describe = {**opened.describe(position), "created_at": opened.run.created_at}
-        index = open_index(opened.paths, opened.catalog, opened.run.run_id)
-        try:
-            self.wal = WriteAheadLog(
-                opened.paths.log,
-                opened.catalog,
-                index,
-                self._config,
-                self._clock,
-                position,
-                describe,
-                writes_watermarks=writes_watermarks,
-                reserve=self._disk_space,
-                demand_writer=opened.lock.demand,
-            )
-        except BaseException:
-            index.close()
-            raise
+        self.wal = WriteAheadLog(
+            opened.paths.log,
+            opened.catalog,
+            self._config,
+            self._clock,
+            position,
+            describe,
+            writes_watermarks=writes_watermarks,
+            reserve=self._disk_space,
+            demand_writer=opened.lock.demand,
+        )
         if self._config.writer == "direct":
             self.writer = DirectWriter(self.wal)
         else:

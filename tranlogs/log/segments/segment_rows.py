@@ -27,15 +27,15 @@ def record_opened(tables: Tables, segment: SegmentFile, created_at: float) -> No
     tables.put(segment_key(segment.ordinal), row)
 
 
-def record_size(tables: Tables, segment: SegmentFile, size: int) -> None:
-    """Record the size to which an open segment's file is about to be truncated.
+def record_size(tables: Tables, segment: SegmentFile) -> None:
+    """Record that an open segment's file is about to be truncated after its last record.
 
     The catalog is updated before the file is truncated. If the process ends in between, the file is longer than its row says,
     which is valid for an open segment. A shorter file would be reported as damaged.
     """
     row = tables.get(segment_key(segment.ordinal), SegmentRow)
     assert row is not None
-    tables.put(segment_key(segment.ordinal), replace(row, size=size))
+    tables.put(segment_key(segment.ordinal), replace(row, size=segment.used_bytes))
 
 
 def record_sealed(tables: Tables, clock: Clock, segment: SegmentFile, last: Position) -> None:

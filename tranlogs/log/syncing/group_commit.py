@@ -1,8 +1,8 @@
 """Group commit: the sync thread makes groups of records durable, seals segments, and writes watermarks.
 
-A group is synced in this order: `fdatasync` of the segments that hold its records, then one transaction of the index, which
-LMDB syncs itself. That commit is the commit point of `synced`. With durability="process" nothing waits for the disk, and
-the thread adds records to the index every few seconds.
+A group is synced in this order: `fdatasync` of the segments that hold its records, then one transaction with its records, the
+rows of segments and the watermarks, which LMDB syncs itself. That commit is the commit point of `synced`. With
+durability="process" nothing waits for the disk, and the thread writes the records twice a second.
 
 While a foreign process holds LMDB's write lock, the thread waits, and `synced` lags. No other thread waits for it.
 """
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,13 +21,11 @@ from ...base.clock import Clock
 from ...base.config import CATALOG_SECONDS, GROUP_SECONDS
 from ...base.failpoints import hit
 from ...base.threads import WaitableLock, start
-from ...catalog import Catalog
-from ..index import LogIndex
+from ...catalog import Catalog, Tables, Watermarks
+from ..record_rows import RecordRow, add_records, sweep_records
 from ..segments.preallocator import RowChange
 from ..segments.segment_rows import record_sealed, record_size
-from .index_feed import IndexFeed
 from .sync_state import SyncState, SyncWork
-from .watermark_writer import WatermarkWriter
 
 
 class GroupCommit:
@@ -34,7 +33,6 @@ class GroupCommit:
 
     Args:
         catalog: the journal's catalog, open for writing.
-        index: of the log.
         clock: the clock.
         lock: of the log.
         state: the state that the log and the thread share.
@@ -44,14 +42,13 @@ class GroupCommit:
 
     Attributes:
         state: the state that the log and the thread share.
-        watermarks: writes the log's watermarks to the catalog.
-        feed: adds records to the index.
+        writes_watermarks: False while no watermark may be written, because the checkpoint that the log follows is not published
+            yet.
     """
 
     def __init__(
         self,
         catalog: Catalog,
-        index: LogIndex,
         clock: Clock,
         lock: WaitableLock,
         state: SyncState,
@@ -63,8 +60,9 @@ class GroupCommit:
         self._catalog, self._clock, self._lock, self._on_idle = catalog, clock, lock, on_idle
         self._demand_writer = demand_writer
         self.state = state
-        self.feed = IndexFeed(index, catalog, clock)
-        self.watermarks = WatermarkWriter(catalog, clock, self._is_patient, is_enabled=writes_watermarks)
+        self.writes_watermarks = writes_watermarks
+        self._written_at, self._written_step = clock.monotonic() - 2 * CATALOG_SECONDS, -1
+        self._sweeps_from: int | None = 0  # the ordinal from which on rows of pruned segments are looked for
         self._synced_at = -GROUP_SECONDS
         self._thread = threading.Thread(target=self._work, name="tranlogs-sync", daemon=True)
 
@@ -118,11 +116,9 @@ class GroupCommit:
             with self._lock:
                 self._wait_for_work()
                 self._wait_for_group()
-                work = self.state.take_work(with_records=self.feed.is_late(CATALOG_SECONDS))
+                work = self.state.take_work(with_records=self._is_late())
             try:
-                self._write_changes(work.changes)
                 self._commit_group(work)
-                self._update_catalog(work)
                 self._on_idle()
                 with self._lock:
                     self._lock.notify_all()
@@ -153,39 +149,64 @@ class GroupCommit:
         if left > 0 and state.must_sync and not (state.has_urgent_work or state.is_awaited):
             self._lock.wait(left)
 
+    def _is_late(self) -> bool:
+        return self._clock.monotonic() - self._written_at > CATALOG_SECONDS
+
     def _commit_group(self, work: SyncWork) -> None:
-        """Make a group of records durable."""
+        """Make a group of records durable, and bring the rows of segments and the watermarks up to date."""
+        state = self.state
         if work.syncs:
             for segment, _ in work.sealing:
                 segment.sync()
             if work.segment is not None and work.records:
                 work.segment.sync()
         self._demand_writer()  # also without records: a deleted lock file is made again while training pauses
-        if work.records:
-            self.feed.add(work.records)  # commit point of `synced`
-        if work.syncs:
-            self.state.synced, self._synced_at = work.boundary, self._clock.monotonic()
-
-    def _update_catalog(self, work: SyncWork) -> None:
-        """Record sealed segments in the catalog after a group, and watermarks if they are due."""
-        state = self.state
-        for segment, last in work.sealing:
-            hit("log.seal")
-            if state.is_stopped and state.truncates:
-                self._write_changes([partial(record_size, segment=segment, size=segment.used_bytes)])
+        if work.sealing and state.is_stopped and state.truncates:
+            self._write(work.changes, work.records, [partial(record_size, segment=one) for one, _ in work.sealing])
+            work.changes, work.records = [], []
+            for segment, _ in work.sealing:
                 segment.truncate()
+        for segment, _ in work.sealing:
+            hit("log.seal")
             segment.close()
-            self._write_changes([partial(record_sealed, clock=self._clock, segment=segment, last=last)])
-        self.feed.delete_pruned(starts=bool(work.sealing))
-        watermarks = self.watermarks
-        if watermarks.is_due(state.boundary.step, CATALOG_SECONDS) or (watermarks.is_enabled and state.is_stopped):
-            watermarks.write(work.boundary.step, state.synced.step if state.syncs else None)
+        sealed = [partial(record_sealed, clock=self._clock, segment=segment, last=last) for segment, last in work.sealing]
+        if sealed:
+            self._sweeps_from = 0
+        is_behind = self._written_step < work.boundary.step and self._is_late()
+        is_due = self.writes_watermarks and (is_behind or state.is_stopped)
+        if work.changes or work.records or sealed or is_due or self._sweeps_from is not None:
+            self._write(work.changes, work.records, sealed, watermarks=work)
+        if work.syncs:
+            state.synced, self._synced_at = work.boundary, self._clock.monotonic()
 
-    def _write_changes(self, changes: list[RowChange]) -> None:
-        if changes:
-            with self._catalog.transaction(self._is_patient) as tables:
-                for change in changes:
-                    change(tables)
+    def _write(
+        self,
+        changes: Sequence[RowChange],
+        records: list[RecordRow],
+        more: Sequence[RowChange],
+        *,
+        watermarks: SyncWork | None = None,
+    ) -> None:
+        """Write records and rows in one transaction."""
+        hit("log.rows")
+        with self._catalog.transaction(self._is_patient) as tables:  # commit point of `synced`
+            for change in changes:
+                change(tables)
+            add_records(tables, records)
+            for change in more:
+                change(tables)
+            if self._sweeps_from is not None:
+                self._sweeps_from = sweep_records(tables, self._sweeps_from)
+            if watermarks is not None and self.writes_watermarks:
+                self._put_watermarks(tables, watermarks)
+        self._written_at = self._clock.monotonic()
+
+    def _put_watermarks(self, tables: Tables, work: SyncWork) -> None:
+        committed = work.boundary.step
+        known = tables.get("watermarks", Watermarks) or Watermarks()
+        synced = committed if work.syncs else min(known.synced, committed)
+        tables.put("watermarks", replace(known, committed=committed, synced=synced, at=self._clock.now()))
+        self._written_step = committed
 
     def _is_patient(self) -> bool:
         """Return True as long as this thread can wait for a process that holds LMDB's write lock."""

@@ -8,8 +8,8 @@ from functools import partial
 
 from ...base.clock import Clock
 from ...base.threads import WaitableLock
-from ..index import IndexedRecord
 from ..record_format import Position
+from ..record_rows import RecordRow
 from ..segments.preallocator import RowChange
 from ..segments.segment_file import SegmentFile
 from ..segments.segment_rows import record_opened
@@ -37,7 +37,7 @@ class SyncWork:
     boundary: Position
     syncs: bool
     is_last: bool
-    records: list[IndexedRecord] = field(default_factory=list)
+    records: list[RecordRow] = field(default_factory=list)
 
 
 class SyncState:
@@ -54,7 +54,7 @@ class SyncState:
         boundary: the newest committed boundary.
         synced: the newest boundary known to survive power loss.
         segment: the open segment; None if there is none.
-        records: records that are in their segment but not in the index.
+        records: records that are in their segment but not in the catalog.
         failure: the error that ended the sync thread; None while it runs.
         is_stopped: True once the log is being closed.
         truncates: True if closing gives back the unused part of the last segment.
@@ -67,7 +67,7 @@ class SyncState:
         self.syncs = syncs
         self.boundary = self.synced = position
         self.segment: SegmentFile | None = None
-        self.records: list[IndexedRecord] = []
+        self.records: list[RecordRow] = []
         self.failure: BaseException | None = None
         self.is_stopped = self.is_waiting = self.is_awaited = False
         self.truncates = True

@@ -283,8 +283,7 @@ def _read_checkpoint_environment(folder: Path, names: Sequence[str]) -> dict[str
 
 def _read_body(link: Link) -> dict[str, Any]:
     """Return the body of an entry; {} if it cannot be read."""
-    earlier = [location for location in link.segment.locations if location.head.sequence < link.sequence]
-    with contextlib.suppress(CorruptRecord, OSError), SegmentReader(link.segment.path, earlier) as reader:
+    with contextlib.suppress(CorruptRecord, OSError), SegmentReader(link.segment.path) as reader:
         return dict(reader.decode(link.location).body())
     return {}
 

@@ -1,11 +1,10 @@
-"""The power goes between the sync of a segment and the commit to the log's index that makes its records `synced`, or right
-behind that commit, and the disk has nothing that no sync covered: the records are there."""
+"""The power goes between the sync of a segment and the transaction that makes its records `synced`, or right behind that
+commit, and the disk has nothing that no sync covered: the records are there."""
 
 from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +15,10 @@ from tests.crash.lossy_disk import LossyDisk
 from tests.support import campaign
 from tests.support.toy import open_toy
 from tranlogs.base.config import JournalConfig
-from tranlogs.log.index import IndexedRecord, LogIndex
 from tranlogs.log.record_format import EntryKind, unpack_head
+from tranlogs.log.record_rows import RecordRow
 from tranlogs.log.segments.segment_file import SegmentFile
+from tranlogs.log.syncing.group_commit import GroupCommit
 from tranlogs.retention import EverySteps, KeepLatest
 
 pytestmark = pytest.mark.crash
@@ -30,7 +30,7 @@ Moment = Literal["between", "behind"]
 
 
 class Cutter:
-    """Cuts the power at commits to the index.
+    """Cuts the power at commits of groups.
 
     Attributes:
         cuts: the moment of each image of the disk, and the step of the newest boundary that was synced with its segment.
@@ -41,28 +41,28 @@ class Cutter:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Cut around every few commits."""
-        add = LogIndex.add
+        write = GroupCommit._write
 
-        def adding(index: LogIndex, records: Iterable[IndexedRecord]) -> None:
-            records = list(records)
-            step = max((one.step for one in records if _is_boundary(one)), default=0)
+        def writing(group: GroupCommit, changes: Any, records: list[RecordRow], *more: Any, **options: Any) -> None:
+            step = max(map(_boundary_step, records), default=0)
             is_cut = step > 0 and len(self.cuts) < 2 * CUTS and self._chance.random() < 0.2
             if is_cut:
                 self._cut("between", step)
-            add(index, records)
+            write(group, changes, records, *more, **options)
             if is_cut:
                 self._cut("behind", step)
 
-        monkeypatch.setattr(LogIndex, "add", adding)
+        monkeypatch.setattr(GroupCommit, "_write", writing)
 
     def _cut(self, moment: Moment, step: int) -> None:
         self._disk.take()
         self.cuts.append((moment, step))
 
 
-def _is_boundary(record: IndexedRecord) -> bool:
+def _boundary_step(record: RecordRow) -> int:
+    """The step of a boundary; 0 for another record."""
     head = unpack_head(record.head)
-    return head is not None and head.kind == EntryKind.BOUNDARY
+    return head.step if head is not None and head.kind == EntryKind.BOUNDARY else 0
 
 
 def cut_run(folder: Path, monkeypatch: pytest.MonkeyPatch, writer: Any, fault: str | None) -> list[dict[str, Any]]:
@@ -102,10 +102,10 @@ def cut_run(folder: Path, monkeypatch: pytest.MonkeyPatch, writer: Any, fault: s
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("writer", ["direct", "thread"])
-def test_records_survive_a_power_cut_around_the_commit_to_the_index(
+def test_records_survive_a_power_cut_around_the_commit_of_their_group(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch, writer: Any
 ) -> None:
-    verdicts = cut_run(memory_path, monkeypatch, writer, "power cut around a commit to the log's index")
+    verdicts = cut_run(memory_path, monkeypatch, writer, "power cut around the commit of a group")
     assert not [verdict["failed"] for verdict in verdicts if "failed" in verdict]
     assert not [verdict["problems"] for verdict in verdicts if verdict["problems"]]
     assert {verdict["moment"] for verdict in verdicts} == {"between", "behind"}
@@ -115,7 +115,7 @@ def test_records_survive_a_power_cut_around_the_commit_to_the_index(
 def test_without_the_sync_of_the_segment_such_a_power_cut_loses_steps(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cuts are real: the index alone does not bring the tensors back."""
+    """The cuts are real: the rows alone do not bring the tensors back."""
     monkeypatch.setattr(SegmentFile, "sync", lambda segment: None)
     verdicts = cut_run(memory_path, monkeypatch, "direct", None)
     assert [verdict for verdict in verdicts if "was synced, and recovery landed on" in verdict.get("failed", "")]

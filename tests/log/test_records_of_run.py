@@ -1,0 +1,200 @@
+"""Rows of records that are gone, wrong, behind their segments or ahead of them: no record is wrong, and no step is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.abandon import abandoned_copy
+from tests.support.faults import failing
+from tests.support.record_rows import change_rows, forget_records, listed_steps
+from tests.support.toy import ToyTrainer, open_toy
+from tests.support.toy_steps import SIZES, state_at
+from tests.support.verify import verify_run
+from tranlogs.base.config import MIB, JournalConfig
+from tranlogs.catalog import Catalog
+from tranlogs.log.record_format import EntryKind, Location, unpack_head
+from tranlogs.log.scanner import scan
+from tranlogs.recovery.journal_facts import read_facts
+from tranlogs.retention import EverySteps, KeepLatest
+from tranlogs.verify import Problem
+
+
+def open_run(run: Path) -> ToyTrainer:
+    config = JournalConfig(durability="machine", segment_bytes=MIB)
+    return open_toy(run, sizes=SIZES, config=config, policy=EverySteps(10**9), retention=KeepLatest(1))
+
+
+@pytest.fixture(params=["closed", "killed"])
+def run(memory_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A run of 30 steps in three segments."""
+    trainer = open_run(memory_path / "run")
+    trainer.recover()
+    for until in (10, 20, 30):
+        trainer.train(until)
+        if until < 30:
+            assert trainer.journal.log.wal is not None
+            trainer.journal.log.wal.roll()
+    abandoned_copy(trainer.journal, memory_path / "killed")
+    trainer.journal.close()
+    return memory_path / ("run" if request.param == "closed" else "killed")
+
+
+def problems_of(run: Path) -> list[Problem]:
+    return [finding for finding in verify_run(run) if isinstance(finding, Problem)]
+
+
+def assert_survives(run: Path, *, step: int = 30, is_repaired: bool = True) -> None:
+    """Readers find everything, recovery lands exactly, training goes on, and the rows are whole again."""
+    facts = read_facts(run / "rank0")
+    assert max(one.head.step for segment in facts.segments for one in segment.locations) == step
+    trainer = open_run(run)
+    assert trainer.recover().step == step
+    assert trainer.state.everything() == state_at(step)
+    trainer.train(step + 5)
+    trainer.journal.close()
+    if is_repaired and step != 30:  # rows of sealed segments are not written again
+        assert listed_steps(run / "rank0") == step + 5
+        assert problems_of(run) == []
+    trainer = open_run(run)
+    assert trainer.recover().step == step + 5
+    assert trainer.state.everything() == state_at(step + 5)
+    trainer.journal.close()
+
+
+def test_sound_rows_have_everything_and_spare_the_scan(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert listed_steps(run / "rank0") == 30
+    written = {segment.path for segment in read_facts(run / "rank0").segments}
+    scanned: list[Path] = []
+
+    def scanning(path: Path, segment_id: int, *, start: int = 0, last_sequence: int | None = None) -> list[Location]:
+        scanned.extend([path] if start == 0 else [])
+        return scan(path, segment_id, start=start, last_sequence=last_sequence)
+
+    monkeypatch.setattr("tranlogs.recovery.journal_facts.scan", scanning)
+    read_facts(run / "rank0")
+    assert not written & set(scanned)
+    monkeypatch.undo()
+    assert_survives(run)
+
+
+def test_missing_rows_cost_a_scan_and_nothing_else(run: Path) -> None:
+    forget_records(run / "rank0")
+    assert problems_of(run) == []
+    assert_survives(run)
+
+
+def test_rows_of_another_run_are_not_believed(run: Path, memory_path: Path) -> None:
+    other = open_run(memory_path / "other")
+    other.recover()
+    other.train(12)
+    other.journal.close()
+    theirs: dict[str, bytes] = {}
+    change_rows(memory_path / "other" / "rank0", lambda key, value: theirs.setdefault(key, value))
+    change_rows(run / "rank0", lambda key, value: theirs.get(key, value))
+    assert any("differs from the one in" in str(problem) for problem in problems_of(run))
+    assert_survives(run, is_repaired=False)
+
+
+CHANGES = {
+    "offset": lambda key, value: (64).to_bytes(8, "little") + value[8:],
+    "head": lambda key, value: value[:28] + bytes([value[28] ^ 1]) + value[29:],
+    "last head": lambda key, value: value[:-20] + bytes([value[-20] ^ 1]) + value[-19:],
+    "cut off": lambda key, value: value[: len(value) // 2],
+    "shorter": lambda key, value: value[:-64],
+    "empty": lambda key, value: b"",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_wrong_values_in_a_sound_environment_are_not_believed(run: Path, change: str) -> None:
+    change_rows(run / "rank0", CHANGES[change])
+    assert_survives(run, is_repaired=False)
+
+
+@pytest.mark.parametrize("left", [0, 1, 7, 25])
+def test_rows_behind_their_segments_are_completed_from_them(run: Path, left: int) -> None:
+    """A crash came between the commit of a record and that of its row: as after each kill."""
+
+    def cut(_: str, value: bytes) -> bytes | None:
+        heads = [value[at : at + 64] for at in range(8, len(value), 64)]
+        kept = [raw for raw in heads if (head := unpack_head(raw)) is not None and head.step <= left]
+        return value[:8] + b"".join(kept) if kept else None
+
+    change_rows(run / "rank0", cut)
+    assert listed_steps(run / "rank0") == left
+    assert problems_of(run) == []
+    assert_survives(run, is_repaired=False)
+
+
+def test_rows_ahead_of_their_segment_bring_back_no_step_that_they_lost(memory_path: Path) -> None:
+    """A disk that lied about a flush: the rows were committed, the segment's bytes are gone."""
+    trainer = open_run(memory_path / "run")
+    trainer.recover()
+    trainer.train(20)
+    assert trainer.journal.wait_synced()
+    assert trainer.journal.log.wal is not None
+    segment = trainer.journal.log.wal._segment
+    assert segment is not None
+    left = abandoned_copy(trainer.journal, memory_path / "left")
+    trainer.journal.close()
+    path = left / "rank0" / "log" / segment.path.name
+    lost = next(one for one in scan(path, segment.segment_id) if (one.head.kind, one.head.step) == (EntryKind.STEP, 15))
+    raw = bytearray(path.read_bytes())
+    raw[lost.offset :] = bytes(len(raw) - lost.offset)
+    path.write_bytes(raw)
+    problem, *others = problems_of(left)
+    assert all(other.what.startswith("it ends at step 14, but step ") for other in others)  # where a watermark came later
+    assert (problem.path, problem.step) == (path, 15)
+    assert f"record {lost.head.sequence} and later ones are in the catalog, but not in the file" in problem.what
+    trainer = open_run(left)
+    report = trainer.recover()
+    assert report.step == 14
+    assert trainer.state.everything() == state_at(14)
+    assert any("step 15" in note for note in report.notes)
+    trainer.train(25)
+    trainer.journal.close()
+    trainer = open_run(left)
+    assert trainer.recover().step == 25
+    assert trainer.state.everything() == state_at(25)
+    trainer.journal.close()
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_commit_that_fails_stops_logging_once_and_it_comes_back(memory_path: Path, count: int) -> None:
+    """The records that it had are in their segments: nothing is lost, and the catalog has them in the end."""
+    run = memory_path / "run"
+    trainer = open_run(run)
+    trainer.recover()
+    trainer.train(10)
+    assert trainer.journal.wait_synced()
+    with failing("log.rows=enospc"):
+        trainer.train(11)
+        trainer.journal.wait_synced()
+        left = abandoned_copy(trainer.journal, memory_path / "left")
+        trainer.train(11 + count)
+    assert trainer.state.everything() == state_at(11 + count)
+    trainer.train(40)
+    trainer.journal.close()
+    assert problems_of(run) == []
+    assert_survives(left, step=11)
+
+
+def test_rows_of_pruned_segments_go(memory_path: Path) -> None:
+    run = memory_path / "run"
+    trainer = open_run(run)
+    trainer.recover()
+    for until in (10, 20, 30):
+        trainer.train(until)
+        trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+        assert trainer.journal.log.wal is not None
+        trainer.journal.log.wal.roll()
+    trainer.train(40)
+    trainer.journal.close()
+    catalog = Catalog.open(run / "rank0")
+    kept = {row.ordinal for row in catalog.segments() if row.state != "retired"}
+    listed = {int(key.split("/")[1]) for key in catalog.read(lambda tables: tables.keys("record/"))}
+    catalog.close()
+    assert listed
+    assert listed <= kept
