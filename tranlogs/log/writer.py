@@ -343,10 +343,10 @@ class WriteAheadLog:
             LogUnavailable: the log could not be sealed and synced.
         """
         self.abort()
-        self.roll()
         self._preallocator.stop()
         if truncates:
             self._preallocator.delete_retired()
+        self.roll()
         self._group.stop(truncates=truncates)
         if self._payload_thread is not None:
             self._payload_thread.stop()
