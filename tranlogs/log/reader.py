@@ -35,6 +35,8 @@ class SegmentReader(ReadFile):
 
     Args:
         path: the file.
+        locations: records of the segment whose heads are known. If such a head is damaged in the file, a record can still refer
+            to it.
         reads_ahead: serve small reads from a window that is read ahead, so that neighbouring records are read together. Only
             for records that were in the file when the reader was opened.
 
@@ -44,7 +46,7 @@ class SegmentReader(ReadFile):
         OSError: the file cannot be opened.
     """
 
-    def __init__(self, path: Path, *, reads_ahead: bool = False) -> None:
+    def __init__(self, path: Path, locations: Iterable[Location] = (), *, reads_ahead: bool = False) -> None:
         super().__init__(path)
         self.path = path
         self._reads_ahead = reads_ahead
@@ -56,6 +58,7 @@ class SegmentReader(ReadFile):
             raise CorruptRecord(path, "the file is being recycled, because its records were pruned") from None
         except OSError:  # The file system has no locks, so the file cannot be recycled, either.
             pass
+        self._locations, self._by_offset = locations, dict[int, Location]()
         self._layouts: dict[int, Layout] = {}
         self._bodies: dict[int, PackedBody] = {}
         self._segment_id: int | None = None
@@ -186,6 +189,9 @@ class SegmentReader(ReadFile):
         try:
             if head is not None and head.segment_id == self._segment_id:
                 return self._description(Location(head, offset))
+            self._by_offset = self._by_offset or {one.offset: one for one in self._locations}
+            if offset in self._by_offset:
+                return self._description(self._by_offset[offset])
         except CorruptRecord:
             pass
         raise CorruptRecord(self.path, f"the record refers to the record at byte {offset}, which is damaged", step=step)

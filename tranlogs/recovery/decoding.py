@@ -68,7 +68,7 @@ def decode_chunks(links: Sequence[Link]) -> Iterator[Chunk]:
                     ordinal = link.segment.row.ordinal
                     try:
                         if ordinal not in readers:
-                            reader = SegmentReader(link.segment.path, reads_ahead=True)
+                            reader = SegmentReader(link.segment.path, link.segment.locations, reads_ahead=True)
                             readers[ordinal] = stack.enter_context(reader)
                         frames += _decode(link, readers[ordinal], chunk)
                     except (CorruptRecord, OSError) as error:
@@ -105,7 +105,7 @@ def read_boundary(state: Recoverable, link: Link) -> tuple[Any, dict[str, bytes]
         DamagedEntry: the boundary is damaged.
     """
     try:
-        with SegmentReader(link.segment.path) as reader:
+        with SegmentReader(link.segment.path, link.segment.locations) as reader:
             entry = reader.decode(link.location)
             return state.decode(entry), entry.parts()
     except (CorruptRecord, OSError) as error:
@@ -120,7 +120,7 @@ def require_sound(links: Sequence[Link]) -> None:
     """
     for link in links:
         try:
-            with SegmentReader(link.segment.path) as reader:
+            with SegmentReader(link.segment.path, link.segment.locations) as reader:
                 entry = reader.decode(link.location)
                 entry.parts()
                 for name, why in entry.damaged_tensors():
@@ -142,7 +142,7 @@ def find_last_sound_boundary(links: Sequence[Link]) -> int:
     """
     segment, sound, good = links[-1].segment, {}, links[0].sequence - 1
     try:
-        with SegmentReader(segment.path) as reader:
+        with SegmentReader(segment.path, segment.locations) as reader:
             for link in links[:-1]:
                 if link.segment is not segment:
                     continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from ..base.atomic_files import ReadFile
 from ..base.errors import CatalogUnavailable, CorruptCatalog, CorruptRecord
@@ -78,18 +77,13 @@ class Facts:
         return max((row.number for row in self.timelines), default=1)
 
 
-RowUse = Literal["always", "unless sealed", "if broken"]
-
-
-def read_facts(folder: Path, *, row_use: RowUse = "always", choose: SegmentFilter | None = None) -> Facts:
+def read_facts(folder: Path, *, choose: SegmentFilter | None = None) -> Facts:
     """Read the facts about a journal: its catalog, files that the catalog does not list, and what the log holds.
 
     If the catalog is damaged, the descriptions in the files are used instead.
 
     Args:
         folder: the folder of the journal.
-        row_use: which segments are taken from the catalog's rows of records: "always" = all segments; "unless sealed" =
-            segments that are not sealed or lack records; "if broken" = segments that lack records. The others are scanned.
         choose: returns the ordinals of the segments to read; None for all segments.
 
     Raises:
@@ -110,7 +104,7 @@ def read_facts(folder: Path, *, row_use: RowUse = "always", choose: SegmentFilte
     segments, torn, lost = [], [], []
     rows = [*known.segments, *found.segments]
     chosen = {row.ordinal for row in rows} if choose is None else choose(rows, trace_lineage(timelines.values(), newest))
-    with RecordLookup(folder, notes, row_use if known.names else None) as lookup:
+    with RecordLookup(folder, notes, is_used=bool(known.names)) as lookup:
         for row in sort_newest_first(rows):
             if row.state != "retired" and row.ordinal in chosen:
                 segment = scan_segment(folder / "log" / row.file, row, notes, newest, lookup)
@@ -124,16 +118,16 @@ def read_facts(folder: Path, *, row_use: RowUse = "always", choose: SegmentFilte
     return Facts(checkpoints, segments, ordered, known.watermarks, notes, torn, lost)
 
 
-def read_repaired_facts(folder: Path, spare: ReplacementSource | None, *, row_use: RowUse = "always") -> Facts:
+def read_repaired_facts(folder: Path, spare: ReplacementSource | None) -> Facts:
     """Replace torn segments for which there is a sound copy, and read the facts. The notes list what was replaced.
 
     Raises:
         UnknownFormat: a newer version wrote the run.
     """
-    facts = read_facts(folder, row_use=row_use)
+    facts = read_facts(folder)
     replaced = replace_damaged(spare, facts.torn_paths)
     if replaced:
-        facts = read_facts(folder, row_use=row_use)
+        facts = read_facts(folder)
         facts.notes += replaced
     return facts
 
@@ -160,11 +154,11 @@ class RecordLookup:
     Args:
         folder: the folder of the journal.
         notes: list to which damage to the rows is added.
-        use: which segments are looked up; see `read_facts`. None for none, because the catalog is damaged.
+        is_used: False if the catalog is damaged.
     """
 
-    def __init__(self, folder: Path, notes: list[str], use: RowUse | None) -> None:
-        self._folder, self._notes, self.use = folder, notes, use
+    def __init__(self, folder: Path, notes: list[str], *, is_used: bool) -> None:
+        self._folder, self._notes, self._is_used = folder, notes, is_used
         self._catalog: Catalog | None = None
 
     def __enter__(self) -> RecordLookup:
@@ -176,7 +170,7 @@ class RecordLookup:
 
     def locations(self, row: SegmentRow) -> list[Location]:
         """Return the records of a segment that the catalog lists; [] if its rows are damaged."""
-        if self.use is None:
+        if not self._is_used:
             return []
         try:
             if self._catalog is None:
@@ -283,15 +277,10 @@ def scan_segment(
 
 def _locate(path: Path, row: SegmentRow, last: int, lookup: RecordLookup | None) -> list[Location]:
     """Return the records of a segment: those that the catalog lists, and those after them by a scan of the file."""
-    found: list[Location] | None = None
-    if lookup is None or lookup.use == "if broken" or (last and lookup.use == "unless sealed"):
-        found = scan(path, row.number, last_sequence=last or None)
-        if lookup is None or is_whole(found, last) or (row.state == "ready" and not found):
-            return found
-    known = lookup.locations(row)
+    known = [] if lookup is None else lookup.locations(row)
     refuse_newer(path, known)
     if not is_contiguous(known):
-        return scan(path, row.number, last_sequence=last or None) if found is None else found
+        return scan(path, row.number, last_sequence=last or None)
     if last and known[-1].head.sequence >= last:
         with ReadFile(path):  # raises OSError if it cannot be opened
             return known

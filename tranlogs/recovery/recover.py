@@ -122,7 +122,7 @@ def recover(
         RecoveryError: there is no sound checkpoint, or `step` is not covered.
     """
     with paused_collection():
-        facts = read_repaired_facts(folder, spare, row_use="unless sealed")
+        facts = read_repaired_facts(folder, spare)
         if not facts.checkpoints and not any(len(segment.locations) > 1 for segment in facts.segments):
             return None
         planner = _DamagePlanner(folder, facts, spare, checkpoint)

@@ -48,7 +48,7 @@ def read_history(folder: Path, *, step: int | None = None, newest: int = 0) -> J
     """
     if step is not None or newest:
         choice = _Choice(step, newest)
-        history = _build_history(read_facts(folder, row_use="if broken", choose=choice.choose), choice)
+        history = _build_history(read_facts(folder, choose=choice.choose), choice)
         if choice.is_answered_by(history):
             return history
     return _build_history(read_facts(folder))
@@ -182,7 +182,7 @@ def _decode_entries(wanted: Sequence[Link]) -> Iterator[tuple[Link, Entry | Corr
         first = min(links)
         segment = links[first].segment
         try:
-            with SegmentReader(segment.path) as reader:
+            with SegmentReader(segment.path, segment.locations) as reader:
                 for link in links.values():
                     try:
                         yield link, reader.decode(link.location)

@@ -53,7 +53,7 @@ class PeerJournal:
     def _open_reader(self, link: Link) -> SegmentReader:
         ordinal = link.segment.row.ordinal
         if ordinal not in self._readers:
-            self._readers[ordinal] = SegmentReader(link.segment.path)
+            self._readers[ordinal] = SegmentReader(link.segment.path, link.segment.locations)
         return self._readers[ordinal]
 
     def close(self) -> None:

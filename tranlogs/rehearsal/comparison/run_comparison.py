@@ -123,7 +123,7 @@ def _read_records(folder: Path) -> dict[Key, Link]:
 
 
 def _open(link: Link) -> SegmentReader:
-    return SegmentReader(link.segment.path)
+    return SegmentReader(link.segment.path, link.segment.locations)
 
 
 def _compare_steps(a: Entry, b: Entry) -> Iterator[Difference]:

@@ -82,7 +82,7 @@ class RecordedUnit:
             for link in unit.links:
                 ordinal = link.segment.row.ordinal
                 if ordinal not in readers:
-                    reader = SegmentReader(link.segment.path)
+                    reader = SegmentReader(link.segment.path, link.segment.locations)
                     readers[ordinal] = stack.enter_context(reader)
             found = [readers[link.segment.row.ordinal].decode(link.location) for link in unit.links]
             self._files = stack.pop_all()
