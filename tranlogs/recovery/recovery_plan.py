@@ -76,19 +76,24 @@ def plan_recovery(
     """
     usable = [row for row in checkpoints if is_on_lineage(row, limits) and row.name not in broken]
     notes = [f"checkpoint of step {row.step} is damaged and was passed over" for row in checkpoints if row.name in broken]
-    options: list[_Option] = []
-    for row in usable:
-        if (step is not None and row.step > step) or (sequence is not None and row.sequence > sequence):
-            continue
-        links = _cut_damage(history.after(row.sequence, int(row.chain, 16)), last_good or {})
-        if step is not None:
-            links = [link for link in links if link.step <= step]
-        if sequence is not None:
-            links = [link for link in links if link.sequence <= sequence]
-        options.append((row, links[: _find_last_boundary(links) + 1]))
-    if not options:
+
+    def is_wanted(at: CheckpointRow | Link) -> bool:
+        return (step is None or at.step <= step) and (sequence is None or at.sequence <= sequence)
+
+    best: _Option | None = None
+    ends = (link.sequence for run in reversed(history.runs) for link in reversed(run) if _is_end(link) and is_wanted(link))
+    newest = next(ends, 0)
+    for row in sorted(filter(is_wanted, usable), key=lambda row: -row.sequence):
+        links = [link for link in history.after(row.sequence, int(row.chain, 16)) if is_wanted(link)]
+        links = _cut_damage(links, last_good or {})
+        option = row, links[: _find_last_boundary(links) + 1]
+        if best is None or _get_end(option) > _get_end(best):
+            best = option
+        if _get_end(best) >= newest:  # An older checkpoint leads no further, and replays more.
+            break
+    if best is None:
         raise RecoveryError(_describe_no_checkpoint(usable, broken, step))
-    row, links = max(options, key=lambda option: (_get_end(option), option[0].sequence))
+    row, links = best
     end = links[-1].location.head if links else None
     position = Position(row.sequence, row.step, int(row.chain, 16), timeline)
     if end is not None:
@@ -124,9 +129,14 @@ def _cut_damage(links: list[Link], last_good: dict[int, int]) -> list[Link]:
 def _find_last_boundary(links: list[Link]) -> int:
     """Return the index of the last boundary; -1 if there is none."""
     for i in range(len(links) - 1, -1, -1):
-        if links[i].kind == EntryKind.BOUNDARY:
+        if _is_end(links[i]):
             return i
     return -1
+
+
+def _is_end(link: Link) -> bool:
+    """Return True if a recovery can end at an entry."""
+    return link.kind == EntryKind.BOUNDARY
 
 
 def _get_end(option: _Option) -> int:
