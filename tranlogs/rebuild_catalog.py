@@ -31,7 +31,7 @@ from .catalog import (
 from .checkpoints import Checkpoint
 from .log.reader import SegmentReader
 from .log.record_format import EntryKind, Location
-from .log.record_rows import replace_records
+from .log.record_rows import complete_records
 from .log.scanner import scan
 from .log.segments.segment_file import is_unwritten, parse_segment_name, was_written
 
@@ -132,7 +132,7 @@ def rebuild_catalog(folder: Path) -> list[str]:
                 tables.put(timeline_key(timeline.number), timeline)
             for row in found.segments:
                 tables.put(segment_key(row.ordinal), row)
-                replace_records(tables, row.ordinal, found.records[row.ordinal])
+                complete_records(tables, row, found.records[row.ordinal])
             if found.checkpoints:
                 sync_folder(folder / "checkpoints")  # The names of the folders may not be durable yet.
             for checkpoint in found.checkpoints:

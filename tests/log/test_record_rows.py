@@ -12,7 +12,7 @@ from tranlogs.base.config import CATALOG_BYTES_RESERVED, MIB
 from tranlogs.catalog import Catalog, SegmentRow, segment_key
 from tranlogs.catalog import catalog as catalog_module
 from tranlogs.log.record_format import EntryKind, Location, digest, extent_end, pack_head
-from tranlogs.log.record_rows import RecordRow, add_records, read_records, replace_records, sweep_records
+from tranlogs.log.record_rows import RecordRow, add_records, complete_records, read_records, sweep_records
 
 PAYLOAD = 100
 
@@ -78,16 +78,32 @@ def test_a_gap_in_the_file_begins_a_new_row(catalog: Catalog) -> None:
     assert [one.offset for one in found(catalog, 1)] == [row.offset for row in records[:3] + records[5:]]
 
 
-def test_records_that_a_scan_has_found_replace_those_before(catalog: Catalog) -> None:
-    add(catalog, rows(1, range(100)))
-    add(catalog, rows(2, range(100)))
-    kept = found(catalog, 1)[:45]
+@pytest.mark.parametrize("listed", [0, 1, 21, 45, 100])
+def test_what_a_scan_has_found_completes_the_rows(catalog: Catalog, listed: int) -> None:
+    """A head is damaged in the file. Where recovery has read it from its row, the row stays."""
+    segment = SegmentRow(1, f"{1:016x}", "x", 1, "open")
+    first = pack_head(1, 0, 0, EntryKind.SEGMENT, PAYLOAD, b"", 0)
+    records = [rows(1, range(1))[0]._replace(head=first), *rows(1, range(1, 100))]
+    add(catalog, records)
+    everything = found(catalog, 1)
     with catalog.transaction() as tables:
-        replace_records(tables, 1, kept)
-    assert found(catalog, 1) == kept
-    assert_has(catalog, 2, range(100))
-    add(catalog, rows(1, range(45, 60)))
-    assert_has(catalog, 1, range(60))
+        for key in tables.keys("record/"):
+            tables.delete(key)
+        add_records(tables, records[:listed])
+        complete_records(tables, segment, [*everything[:20], *everything[21:]])
+    assert found(catalog, 1) == (everything if listed > 20 else [*everything[:20], *everything[21:]])
+
+
+@pytest.mark.parametrize("wrong", ["gap", "other segment"])
+def test_rows_that_do_not_fit_are_replaced_by_what_a_scan_has_found(catalog: Catalog, wrong: str) -> None:
+    segment = SegmentRow(1, f"{2 if wrong == 'other segment' else 1:016x}", "x", 1, "open")
+    first = pack_head(1, 0, 0, EntryKind.SEGMENT, PAYLOAD, b"", 0)
+    records = [rows(1, range(1))[0]._replace(head=first), *rows(1, range(1, 100))]
+    add(catalog, records if wrong == "other segment" else [*records[:30], *records[40:]])
+    scanned = found(catalog, 1)[:25]
+    with catalog.transaction() as tables:
+        complete_records(tables, segment, scanned)
+    assert found(catalog, 1) == scanned
 
 
 def test_rows_of_pruned_segments_go_some_at_a_time(catalog: Catalog) -> None:

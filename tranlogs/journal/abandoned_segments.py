@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..base.errors import CannotRead, LogUnavailable
 from ..catalog import Catalog, SegmentRow, segment_key
 from ..log.record_format import EntryKind, Position
-from ..log.record_rows import replace_records
+from ..log.record_rows import complete_records
 from ..log.scanner import scan
 from ..log.segments.segment_file import was_written
 from ..rebuild_catalog import read_segment
@@ -72,7 +72,7 @@ def seal_abandoned_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool
             if found is not None:
                 sealed, records = found
                 tables.put(segment_key(row.ordinal), replace(sealed, state="sealed", created_at=row.created_at))
-                replace_records(tables, row.ordinal, records)
+                complete_records(tables, sealed, records)
             elif not exists:
                 tables.delete(segment_key(row.ordinal))
             elif is_empty:

@@ -16,7 +16,7 @@ from ..base.errors import CorruptCatalog, LogUnavailable, UsageError
 from ..catalog import CATALOG_NAME, Catalog, RunRow, Tables, TimelineRow, segment_key, timeline_key
 from ..checkpoints.folder import TEMPORARY
 from ..log.record_format import Position
-from ..log.record_rows import replace_records
+from ..log.record_rows import complete_records
 from ..rebuild_catalog import is_superseded, list_files, read_files, rebuild_catalog
 from ..retention.prune import delete_retired
 from .file_system import refuse_network_file_system
@@ -183,7 +183,7 @@ def clean_up(paths: JournalPaths, catalog: Catalog) -> list[str]:
                 tables.put(f"checkpoint/{row.name}", row)
             for segment in found.segments:
                 tables.put(segment_key(segment.ordinal), segment)
-                replace_records(tables, segment.ordinal, found.records[segment.ordinal])
+                complete_records(tables, segment, found.records[segment.ordinal])
             for number, timeline in found.timelines.items():
                 if number not in known_timelines:
                     tables.put(timeline_key(number), timeline)

@@ -12,11 +12,12 @@ The records of one row follow each other in the file without a gap, so heads giv
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..catalog import SegmentRow, Tables, segment_key
 from .record_format import HEAD, Location, extent_end, repack_head, unpack_head
+from .scanner import is_contiguous
 
 _PREFIX = "record/"
 _OFFSET = struct.Struct("<Q")
@@ -88,11 +89,20 @@ def _unpack(key: str, value: bytes) -> Iterator[Location]:
         offset = extent_end(offset, head.payload_bytes, head.description_bytes)
 
 
-def replace_records(tables: Tables, ordinal: int, found: Iterable[Location]) -> None:
-    """Write the records of a segment anew, as a scan has found them."""
-    for key in tables.keys(f"{_PREFIX}{ordinal:010d}/"):
-        tables.delete(key)
-    add_records(tables, [RecordRow(ordinal, one.head.sequence, one.offset, one.end, repack_head(one.head)) for one in found])
+def complete_records(tables: Tables, row: SegmentRow, found: Sequence[Location]) -> None:
+    """Write the records of a segment that a scan has found and that have no row yet.
+
+    Rows from which recovery has read stay, even if the heads in the file are damaged. Rows that recovery did not believe are
+    replaced.
+    """
+    known = read_records(tables, row.ordinal)
+    if is_contiguous(known) and all(one.head.segment_id == row.number for one in known):
+        found = [one for one in found if one.head.sequence > known[-1].head.sequence]
+    else:
+        for key in tables.keys(f"{_PREFIX}{row.ordinal:010d}/"):
+            tables.delete(key)
+    records = [RecordRow(row.ordinal, one.head.sequence, one.offset, one.end, repack_head(one.head)) for one in found]
+    add_records(tables, records)
 
 
 def sweep_records(tables: Tables, start: int) -> int | None:
