@@ -49,7 +49,7 @@ def test_training_goes_on_when_a_limit_is_reached(memory_path: Path, what: str, 
     assert judged["problems"] == []
 
 
-@pytest.mark.parametrize(("what", "kib"), [("a segment", 700), ("the index", 1060)])
+@pytest.mark.parametrize(("what", "kib"), [("a segment", 700), ("the catalog", 1060)])
 def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str, kib: int) -> None:
     clock, limits = FakeClock(), resource.getrlimit(resource.RLIMIT_FSIZE)
     config = JournalConfig(segment_bytes=1 << 20, durability="machine")

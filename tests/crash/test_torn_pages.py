@@ -131,7 +131,7 @@ def test_synced_steps_survive_torn_pages(
     assert not disk.refused
     assert (len(recycled) > 0) == (files == "recycled")
     assert min(disk.lost[kind] for kind in KINDS) > 0
-    assert min(disk.kept[kind] for kind in KINDS[:2]) > 0
+    assert disk.kept["catalog"] > 0
 
 
 @pytest.mark.parametrize("found", ["when the run is opened", "when its catalog is rebuilt", "when it is asked for again"])

@@ -275,6 +275,19 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, bytes], Any
     return manifest, tensors, decode_tree(meta, lambda index, _: tensors[f"aux/{index:06d}"])
 
 
+def checked_records(key: bytes, value: bytes) -> tuple[int, list[tuple[int, bytes]]]:
+    """Ordinal, and offset and head of each record."""
+    assert xxhash.xxh3_64_intdigest(key + value[8:]) == int.from_bytes(value[:8], "big")
+    (offset,), found = struct.unpack_from("<Q", value, 8), []
+    for at in range(16, len(value), 64):
+        head = bytes(value[at : at + 64])
+        found.append((offset, head))
+        description, payload = struct.unpack_from("<IQ", head, 36)
+        offset += -(-(64 + payload + description) // 64) * 64
+    assert int(key.split(b"/")[2]) == int.from_bytes(found[0][1][16:24], "little")
+    return int(key.split(b"/")[1]), found
+
+
 def checked_row(key: bytes, value: bytes) -> dict[str, Any]:
     assert xxhash.xxh3_64_intdigest(key + value[8:]) == int.from_bytes(value[:8], "big")
     row: dict[str, Any] = json.loads(value[8:])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.format import format_reader
-from tests.format.format_reader import DocumentSegment, checked_row, read_checkpoint
+from tests.format.format_reader import DocumentSegment, checked_records, checked_row, read_checkpoint
 from tests.support.bare_log import BareLog
 from tests.support.toy import ToyTrainer, open_toy, uninterrupted
 from tests.support.verify import verify_run
@@ -181,7 +181,14 @@ def assert_is_readable(run: Path) -> None:
     expected |= {"run": asdict(catalog.run()), "watermarks": asdict(catalog.watermarks())}  # type: ignore[call-overload]
     catalog.close()
     with lmdb.open(str(run / "rank0" / "catalog.lmdb"), subdir=False, readonly=True, lock=False) as env, env.begin() as txn:
-        assert {bytes(key).decode(): checked_row(bytes(key), bytes(value)) for key, value in txn.cursor()} == expected
+        found = {bytes(key): bytes(value) for key, value in txn.cursor()}
+    rows = {key: value for key, value in found.items() if not key.startswith(b"record/")}
+    assert {key.decode(): checked_row(key, value) for key, value in rows.items()} == expected
+    files = {row["ordinal"]: row["file"] for key, row in expected.items() if key.startswith("segment/")}
+    for key in sorted(found.keys() - rows.keys()):
+        ordinal, records = checked_records(key, found[key])
+        raw = (run / "rank0" / "log" / files[ordinal]).read_bytes()
+        assert all(raw[offset : offset + 64] == head for offset, head in records)
 
 
 @pytest.fixture

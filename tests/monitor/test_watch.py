@@ -54,7 +54,8 @@ def settle(trainer: ToyTrainer) -> None:
     assert journal.log.wal is not None
     deadline = 2000
     while deadline and (
-        sum(row.state == "sealed" for row in journal.catalog.segments()) < 6 or journal.catalog.watermarks().committed < 31
+        [row.state for row in journal.catalog.segments()] != ["sealed"] * 6 + ["open", "ready"]
+        or journal.catalog.watermarks().committed < 31
     ):
         time.sleep(0.005)  # the thread behind writes watermarks down when nothing has woken it for a while
         deadline -= 1

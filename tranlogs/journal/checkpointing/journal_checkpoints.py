@@ -178,6 +178,8 @@ class JournalCheckpoints:
             retire(self._catalog, self._paths.checkpoints, self._retention)
             if self.disk_space.take_published():
                 self.retire_older()
+        except CatalogUnavailable as error:  # A foreign process holds the catalog, which warns of it itself.
+            _log.debug("%s: could not delete expired segments and checkpoints: %s", self._paths.folder, error)
         except Exception as error:  # the policy may be the user's own
             _log.warning(
                 "%s: could not delete expired segments and checkpoints (%s: %s); retrying at the next checkpoint",
