@@ -25,8 +25,6 @@ OUTSIDE_UNITS_MAX = 10  # in a row, that are committed outside of all loops with
 # LMDB. The size of a map is address space, not disk space. A map is doubled when it is full, up to the maximum.
 CATALOG_BYTES = 256 * MIB  # map of the catalog; it becomes full if a stopped reader keeps old pages from being reused
 CATALOG_BYTES_GROWN_MAX = 64 * GIB
-INDEX_BYTES = 256 * MIB  # map of the log's index
-INDEX_BYTES_GROWN_MAX = 64 * GIB
 CATALOG_BYTES_RESERVED = 1 * MIB  # preallocated space, with which the catalog can free segments on a full disk
 
 # Segments.
@@ -42,6 +40,7 @@ CATALOG_HELD_SECONDS = 5.0  # A foreign process that holds LMDB's write lock so 
 REQUEST_SECONDS = 2.0  # time for the owner of a journal to make a change that another process asks for
 REQUEST_POLL_SECONDS = 0.1  # time between two looks for requests
 REQUEST_BYTES_MAX = 64 * MIB  # size of a request; a larger one is damaged
+SWEEP_SECONDS = 10.0  # time between two searches for rows of records of pruned segments
 CATALOG_SECONDS = 0.5  # minimum time between two writes of the watermarks
 
 # Writing.

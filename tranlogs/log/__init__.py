@@ -1,1 +1,1 @@
-"""The write-ahead log: layouts and payloads, segment files, the writer, the index and the scanner."""
+"""The write-ahead log: layouts and payloads, segment files, the writer, the rows of records and the scanner."""

@@ -20,7 +20,7 @@ from ..retention import (
 )
 
 _FILES_BESIDE_LOG = 5  # The first and the last file of the log are partly used, one is ready, and two are kept for recycling.
-_DATABASE_BYTES = 4 * MIB  # the index of the log, and the catalog
+_DATABASE_BYTES = 4 * MIB  # the catalog
 _DESCRIPTION_BYTES = 2 * KIB  # of a step and its boundary: random states, hyper-parameters, position in the data
 
 

@@ -213,6 +213,9 @@ def test_groups_are_apart_unless_somebody_waits_or_the_log_is_closed(tmp_path: P
     log = bare.open()
     append_step(log, 1)
     until(lambda: log.synced.step == 1)
+    catalog = bare.catalog
+    assert catalog is not None
+    until(lambda: {row.state for row in catalog.segments()} == {"open", "ready"})  # whose rows are written at once
     monkeypatch.setattr(group_commit, "GROUP_SECONDS", 600.0)  # only now: the first group may hold the segment alone
     append_step(log, 2)
     time.sleep(0.05)

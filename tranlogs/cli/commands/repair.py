@@ -39,7 +39,7 @@ def repair_journal(paths: JournalPaths, url: str | None) -> list[str]:
 
 
 def _part_of(paths: JournalPaths, problem: Problem) -> Path | None:
-    """Return the segment or checkpoint that a problem is of; None if it is of the catalog or the index."""
+    """Return the segment or checkpoint that a problem is of; None if it is of the catalog."""
     parts = problem.path.relative_to(paths.folder).parts  # log/FILE, checkpoints/NAME/FILE
     return paths.folder / parts[0] / parts[1] if len(parts) > 1 else None
 

@@ -154,7 +154,7 @@ class Survey:
 
 
 def _count_disk_bytes(folder: Path) -> int:
-    """Return the bytes that all files in a folder occupy on disk: the log's index and the catalog, too."""
+    """Return the bytes that all files in a folder occupy on disk: the catalog, too."""
     found = 0
     for path in folder.rglob("*"):
         with suppress(OSError):  # a file that is being deleted

@@ -1,1 +1,1 @@
-"""The sync thread of the log. It makes groups of records durable, and updates the index and the catalog."""
+"""The sync thread of the log. It makes groups of records durable, and updates the catalog."""

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from ...base.clock import Clock
-from ...base.config import CATALOG_SECONDS, GROUP_SECONDS
+from ...base.config import CATALOG_SECONDS, GROUP_SECONDS, SWEEP_SECONDS
 from ...base.failpoints import hit
 from ...base.threads import WaitableLock, start
 from ...catalog import Catalog, Tables, Watermarks
@@ -63,6 +63,7 @@ class GroupCommit:
         self.writes_watermarks = writes_watermarks
         self._written_at, self._written_step = clock.monotonic() - 2 * CATALOG_SECONDS, -1
         self._sweeps_from: int | None = 0  # the ordinal from which on rows of pruned segments are looked for
+        self._swept_at = clock.monotonic()
         self._synced_at = -GROUP_SECONDS
         self._thread = threading.Thread(target=self._work, name="tranlogs-sync", daemon=True)
 
@@ -170,8 +171,8 @@ class GroupCommit:
             hit("log.seal")
             segment.close()
         sealed = [partial(record_sealed, clock=self._clock, segment=segment, last=last) for segment, last in work.sealing]
-        if sealed:
-            self._sweeps_from = 0
+        if sealed and (state.is_stopped or self._clock.monotonic() - self._swept_at > SWEEP_SECONDS):
+            self._sweeps_from, self._swept_at = 0, self._clock.monotonic()
         is_behind = self._written_step < work.boundary.step and self._is_late()
         is_due = self.writes_watermarks and (is_behind or state.is_stopped)
         if work.changes or work.records or sealed or is_due or self._sweeps_from is not None:
