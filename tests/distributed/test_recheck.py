@@ -161,7 +161,8 @@ def test_where_ranks_cannot_conclude_together_the_report_says_why(
     print(ranks)
     assert verdicts(ranks) == [[("", None)]] * 2
     assert all(any(f"no unit is computed again, because {why}" in note for note in one[0]["notes"]) for one in ranks)
-    assert {one[0]["step"] for one in ranks} <= {6, 7}
+    (step,) = {one[0]["step"] for one in ranks}
+    assert 0 < step <= 7, "the other one may be slower"
     assert differences(found, launcher.reference(2, name)) == [[]] * 2
 
 
