@@ -124,6 +124,12 @@ def train(trainer: ToyTrainer, until: int) -> None:
     trainer.train(until, roll)
 
 
+@pytest.fixture(autouse=True)
+def sweeps_at_each_seal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delete the rows of pruned segments as soon as a segment is sealed, so that the file's size says what is pinned."""
+    monkeypatch.setattr("tranlogs.log.syncing.group_commit.SWEEP_SECONDS", 0.0)
+
+
 def pages_of_catalog(trainer: ToyTrainer) -> int:
     """How far its file is used; behind that some space is kept."""
     env = trainer.journal.catalog._env

@@ -107,7 +107,7 @@ def test_boundaries_are_read_as_they_were_written(
         raw[places[len(left)].offset : places[len(left)].payload_offset] = bytes(64)  # A head is written last.
     path.write_bytes(raw[:cut].ljust(len(raw), b"\0"))
     assert scan(path, segment_id) == left
-    with SegmentReader(path, uses_index=False) as reader:
+    with SegmentReader(path) as reader:
         for location in left:
             if location.head.kind == EntryKind.BOUNDARY:
                 assert _comparable(reader.decode(location).body()) == written[location.head.step - 1][0]

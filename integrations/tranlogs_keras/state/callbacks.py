@@ -236,9 +236,9 @@ def is_as_before(value: Any, copy: Any) -> bool:
 
 def _are_same_numbers(stored: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
     """Return True if two stored forms are of one unchanged list: its full blocks are the same arrays."""
-    *about, blocks, last = stored
-    *about_before, blocks_before, last_before = before
-    return about == about_before and last == last_before and all(map(is_, blocks, blocks_before))
+    *about, blocks, recent, last = stored
+    *about_before, blocks_before, recent_before, last_before = before
+    return about == about_before and recent is recent_before and last == last_before and all(map(is_, blocks, blocks_before))
 
 
 def packed(value: Any) -> Any:
