@@ -7,6 +7,7 @@ import itertools
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,19 @@ def test_an_unreadable_sector_hides_what_it_holds_and_no_more(bare: BareLog, mon
     hidden = [location for location in found if location.offset < bad.stop and location.offset + HEAD.size > bad.start]
     assert hidden
     assert left == [location for location in found if location not in hidden]
+
+
+def test_copy_of_the_first_record_in_the_place_of_another_is_referred_to_by_none(tmp_path: Path) -> None:
+    """A write that went to a wrong place: the copy is sound by itself, and later records refer to what lay there."""
+    kinds = [(EntryKind.STEP, 1), (EntryKind.STEP, 1), (EntryKind.STEP, 61), (EntryKind.IMAGE, 0), (EntryKind.STEP, 1)]
+    path, written = _written(tmp_path, kinds)
+    sound, raw = {location.head: values for location, values in written}, path.read_bytes()
+    for at in range(64, written[-1][0].end, 64):
+        path.write_bytes(raw[:at] + raw[:500] + raw[at + 500 :])
+        for location in scan(path, SEGMENT_ID):
+            with SegmentReader(path) as reader, suppress(CorruptRecord):
+                entry = reader.decode(location)
+                assert (entry.read_all().tobytes(), entry.body()) == sound[location.head]
 
 
 @given(

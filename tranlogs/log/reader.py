@@ -22,7 +22,17 @@ from ..encoding.compression import Codec, decompress
 from .decoded_record import Entry
 from .layout import Layout, unpack_layout
 from .record_body import PackedBody, Row, unpack_body
-from .record_format import HEAD, Description, Head, Location, checksum_of, unpack_description, unpack_head, unpack_scalars
+from .record_format import (
+    HEAD,
+    Description,
+    EntryKind,
+    Head,
+    Location,
+    checksum_of,
+    unpack_description,
+    unpack_head,
+    unpack_scalars,
+)
 
 _NO_LAYOUT = Layout(())
 _CACHED_MAX = 4096  # decoded layouts and bodies that are kept in memory
@@ -187,7 +197,8 @@ class SegmentReader(ReadFile):
                 CannotRead.raise_for(self.path, error)
             head = None
         try:
-            if head is not None and head.segment_id == self._segment_id:
+            # A copy of the segment's first record is sound by itself, and no record refers to that one.
+            if head is not None and head.segment_id == self._segment_id and head.kind != EntryKind.SEGMENT:
                 return self._description(Location(head, offset))
             self._by_offset = self._by_offset or {one.offset: one for one in self._locations}
             if offset in self._by_offset:
