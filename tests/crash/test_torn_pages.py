@@ -1,7 +1,7 @@
 """A disk that loses or reorders what was written since its last sync, harsher than a power cut: all files of a run, and names.
 
-Images are taken at rest and at calls of any thread, so amid a sync, a checkpoint, pruning, recycling, a commit to the catalog
-or to the log's index.
+Images are taken at rest and at calls of any thread, so amid a sync, a checkpoint, pruning, recycling, a commit to the
+catalog.
 """
 
 from __future__ import annotations

@@ -185,3 +185,24 @@ def test_a_change_is_all_or_nothing(run: ToyTrainer) -> None:
     assert catalog.make(Change({"checkpoint/a": row}, expects={"checkpoint/b": None}))
     assert catalog.make(Change(deletes=["checkpoint/a"], expects={"checkpoint/a": row}))
     assert catalog.read(lambda tables: tables.content("checkpoint/a")) is None
+
+
+def test_newer_request_that_comes_while_the_older_one_is_served_is_served_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = Catalog.open(tmp_path, writable=True)
+    make, newer = catalog.make, Change({"request/checkpoint": {"step": 9}})
+
+    def interrupted(change: Change) -> bool:
+        monkeypatch.setattr(catalog, "make", make)
+        write_request(tmp_path, "asked", newer)
+        return make(change)
+
+    monkeypatch.setattr(catalog, "make", interrupted)
+    write_request(tmp_path, "asked", Change({"request/checkpoint": {"step": 8}}))
+    serve_requests(catalog)
+    assert catalog.read(lambda tables: tables.request("checkpoint")) == {"step": 8}
+    serve_requests(catalog)
+    assert catalog.read(lambda tables: tables.request("checkpoint")) == {"step": 9}
+    assert not list((tmp_path / REQUESTS_NAME).iterdir())
+    catalog.close()

@@ -3,8 +3,7 @@
     python corruption.py FOLDER BASE FIRST COUNT
     python corruption.py FOLDER metas FIRST COUNT
 
-The second form flips bit after bit of the two pages from which LMDB finds everything in the catalog and in the log's index,
-and then uses them.
+The second form flips bit after bit of the two pages from which LMDB finds everything in the catalog, and then uses it.
 Prints a line a case: its seed, what was broken, and how it ended ("failed" with a reason, else what happened).
 A base of the name "small-..." has small tensors, several of them in one piece, and takes a third of the time.
 """

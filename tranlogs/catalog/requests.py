@@ -16,6 +16,7 @@ from typing import Any
 
 import xxhash
 
+from ..base.atomic_files import publishing
 from ..base.config import REQUEST_BYTES_MAX
 from ..base.errors import CorruptCatalog, LogUnavailable
 from .catalog import Catalog
@@ -37,13 +38,8 @@ def write_request(folder: Path, name: str, change: Change) -> Path:
     body = json.dumps([puts, change.deletes, expects, change.timelines, change.marks]).encode()
     path = folder / REQUESTS_NAME / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
+    with publishing(path) as temporary:
         temporary.write_bytes(xxhash.xxh3_64_hexdigest(body).encode() + b"\n" + body)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
     return path
 
 
@@ -59,10 +55,11 @@ def serve_requests(catalog: Catalog) -> None:
         return
     for name in names:
         try:
-            change = _read_request(folder / name)
+            inode, change = _read_request(folder / name)
             if change is not None and not catalog.make(change):
                 _log.debug("%s: the request was refused, because the rows that it stands on have changed", folder / name)
-            (folder / name).unlink(missing_ok=True)
+            if os.stat(folder / name).st_ino == inode:  # else a newer request has replaced it
+                (folder / name).unlink(missing_ok=True)
         except (CorruptCatalog, LogUnavailable, OSError) as error:
             _log.debug("%s: the request could not be served: %s", folder / name, error)
 
@@ -73,11 +70,14 @@ def drop_requests(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _read_request(path: Path) -> Change | None:
-    """Return the change that a request asks for; None if the file is damaged."""
+def _read_request(path: Path) -> tuple[int, Change | None]:
+    """Return the inode of a request, and the change that it asks for; None if the file is damaged."""
+    with path.open("rb") as file:
+        return os.fstat(file.fileno()).st_ino, _parse(file.read(REQUEST_BYTES_MAX + 1))
+
+
+def _parse(data: bytes) -> Change | None:
     try:
-        with path.open("rb") as file:
-            data = file.read(REQUEST_BYTES_MAX + 1)
         checksum, _, body = data.partition(b"\n")
         if len(data) > REQUEST_BYTES_MAX or checksum != xxhash.xxh3_64_hexdigest(body).encode():
             return None

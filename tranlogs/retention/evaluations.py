@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from ..base.atomic_files import publishing
 from .value_decay import SegmentValues
 
 EVALUATIONS_NAME = "evaluations.jsonl"
@@ -107,9 +107,8 @@ def append(folder: Path, row: EvaluationRow, history: Sequence[EvaluationRow]) -
         return rows
     del rows[1 : len(rows) // 2 : 2]
     del rows[: -2 * rows_max]
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(b"".join(map(_pack, rows)))
-    os.replace(temporary, path)
+    with publishing(path) as temporary:
+        temporary.write_bytes(b"".join(map(_pack, rows)))
     return rows
 
 

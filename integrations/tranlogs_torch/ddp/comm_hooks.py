@@ -2,8 +2,6 @@
 
 A hook can keep its state elsewhere than in the argument that it is registered with. Only a plain function that reaches nothing
 which can change counts as stateless; for any other hook the report has a note that it may have a state.
-
-Name of torch that uses of this module read: `ddp._comm_hooks`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ class RequestService:
 
     Args:
         catalog: the journal's, open for writing.
-
     """
 
     def __init__(self, catalog: Catalog) -> None:
