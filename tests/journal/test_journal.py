@@ -14,6 +14,7 @@ from tests.support.toy import ToyState, ToyTrainer
 from tests.support.toy_steps import NEVER, SIZES, boundary_of, checkpoint_steps, killed, patiently, state_at, step_of
 from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.base.types import dense
+from tranlogs.catalog import segment_key
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.journal import Journal, JournalPaths
 from tranlogs.journal.file_system import file_system_of, refuse_network_file_system
@@ -361,6 +362,21 @@ def test_a_lost_catalog_is_rebuilt_and_said(toy: Callable[..., ToyTrainer]) -> N
     second = toy()
     assert any("the catalog is missing" in note for note in second.journal.notes)
     assert (second.recover().step, second.state.everything() == state_at(10)) == (10, True)
+
+
+def test_a_kill_between_a_segment_s_name_and_its_row_is_ordinary(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+    first = toy()
+    first.recover()
+    first.train(6)
+    copy = killed(first, tmp_path / "killed")
+    journal = Journal.open(copy, framework="toy")
+    with journal.catalog.transaction() as tables:
+        for row in journal.catalog.segments():
+            tables.delete(segment_key(row.ordinal))
+    journal.close()
+    second = toy(copy)
+    assert second.journal.notes == []
+    assert (second.recover().step, second.state.everything() == state_at(6)) == (6, True)
 
 
 def test_what_a_crash_left_half_done_is_finished(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:

@@ -164,8 +164,10 @@ def open_catalog(paths: JournalPaths, rank: int, framework: str, notes: list[str
 def clean_up(paths: JournalPaths, catalog: Catalog) -> list[str]:
     """Delete temporary and half-deleted files, and list checkpoints and segments that a crash kept out of the catalog.
 
+    A kill between a file's name and its row is ordinary, and nothing is said of it.
+
     Returns:
-        Notes on what was added to the catalog.
+        Notes on files that could not be read.
     """
     for left in paths.checkpoints.glob(TEMPORARY + "*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -191,7 +193,7 @@ def clean_up(paths: JournalPaths, catalog: Catalog) -> list[str]:
     for path in sorted(paths.log.iterdir()):
         if path.name not in known:
             path.unlink()  # a temporary file, or a segment that was prepared or reset and never written
-    return [f"{segment.file} was not in the catalog and was added" for segment in found.segments] + found.notes
+    return found.notes
 
 
 def refuse_inner_folder(run: Path) -> None:
