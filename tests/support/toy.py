@@ -112,6 +112,9 @@ class ToyState:
     def decode(self, entry: Entry) -> Any:
         return entry.body()
 
+    def decode_boundary(self, entry: Entry) -> dict[str, Any]:
+        return entry.boundary()
+
 
 class ToyTrainer:
     """Trains a `ToyState` under a journal."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..base.errors import CannotRead, LogUnavailable
 from ..catalog import Catalog, SegmentRow, segment_key
-from ..log.record_format import EntryKind, Position
+from ..log.record_format import Position
 from ..log.record_rows import complete_records
 from ..log.scanner import scan
 from ..log.segments.segment_file import was_written
@@ -103,6 +103,6 @@ def retire_unreachable_segments(paths: JournalPaths, catalog: Catalog, position:
             locations = scan(paths.log / row.file, row.number)
         except (CannotRead, OSError):  # The segment stays until a checkpoint makes it unnecessary.
             continue
-        if not any(location.head.kind == EntryKind.BOUNDARY for location in locations):
+        if not any(location.head.kind.is_boundary for location in locations):
             with catalog.transaction() as tables:
                 tables.put(segment_key(row.ordinal), replace(row, state="retired"))

@@ -22,7 +22,7 @@ class Entry(PayloadReader):
         head: the head of the record.
         digests: fingerprint of the state after the step.
         scalars: numbers that the loop logged for its curves.
-        body_key: a number that is equal for records of one file that share a body.
+        body_key: a number that is equal for records of one file that share the body of a step.
     """
 
     def __init__(self, reader: RecordFile, location: Location, description: Description, layout: Layout) -> None:
@@ -46,21 +46,30 @@ class Entry(PayloadReader):
     # The body.
 
     def body(self, **make: Any) -> Any:
-        """Decode the body. The arguments `make_array` and `make_extension` are those of `tree.decode`.
+        """Decode the body of a step, an after-image or a segment's first record; None if the record is only a boundary.
+
+        The arguments `make_array` and `make_extension` are those of `tree.decode`.
 
         Raises:
             CorruptRecord: the body is damaged, or refers to a damaged record.
         """
+        return self.part(WHOLE, **make)
+
+    def boundary(self, **make: Any) -> dict[str, Any]:
+        """Decode the parts of a boundary. Arguments are those of `body`.
+
+        Raises:
+            CorruptRecord: a part is damaged, or refers to a damaged record.
+        """
+        assert self.kind.is_boundary, f"a record of kind {self.kind.name} is no boundary"
         try:
             packed = self._packed_body()
-            if self.kind == EntryKind.BOUNDARY:
-                return {name: self._decode(name, packed, make) for name in list(packed) if "/" not in name}
-            return self._decode(WHOLE, packed, make) if WHOLE in packed else None
+            return {name: self._decode(name, packed, make) for name in list(packed) if name != WHOLE and "/" not in name}
         except (ValueError, KeyError, TypeError) as error:
             raise self._damaged_body(error) from None
 
     def part(self, name: str, **make: Any) -> Any:
-        """Decode one part of the body of a boundary; None if the body has no such part. Arguments are those of `body`.
+        """Decode one part of the body; None if the body has no such part. Arguments are those of `body`.
 
         Raises:
             CorruptRecord: the part is damaged, or refers to a damaged record.
@@ -120,11 +129,13 @@ class Entry(PayloadReader):
         return CorruptRecord(self.reader.path, f"its description is damaged ({error})", step=self.step)
 
     def _packed_body(self) -> PackedBody:
-        """Return what this record, and the one that it refers to for a whole body, have of the parts."""
-        if self._body_at:
-            return dict(self._body_of(self._body_at))
+        """Return what this record, and those that it refers to for the rest, have of the parts."""
         body = unpack_body(self._body)
-        return merge_bodies(body, self._body_of(body[BASE])) if BASE in body else body
+        if BASE in body:
+            body = merge_bodies(body, self._body_of(body[BASE]))
+        if self._body_at:
+            body[WHOLE] = self._body_of(self._body_at)[WHOLE]
+        return body
 
     def _body_of(self, offset: int) -> PackedBody:
         return self.reader.body_at(offset, self.step)

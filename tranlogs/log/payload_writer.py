@@ -1,8 +1,8 @@
 """Writing of payloads: hash, compress and write the tensors of a record.
 
 Gradients do not change while the optimizer steps. A large payload is therefore given to the payload thread when the record
-begins, and the commit waits for that thread. So no record is queued, and a committed record is in the file. A small payload
-is written at the commit together with its description, by one system call, because waking a thread would take longer.
+begins, and the end of the step waits for that thread. So no record is queued, and a committed record is in the file. A small
+payload is written together with its description, by one system call, because waking a thread would take longer.
 """
 
 from __future__ import annotations
@@ -98,6 +98,11 @@ class PieceWriter:
             raise LogUnavailable(f"{self._segment.path}: {error_text(self._failure)}") from self._failure
         if not self._is_prepared:
             self._prepare_pieces(writes=False)
+
+    def copy_pending(self) -> None:
+        """Copy the pieces that are not in the file yet."""
+        if self.pending:
+            self.pending = [np.concatenate(self.pending)]
 
     def settle(self) -> None:
         """Wait until the payload thread no longer uses the payload's memory or the file. Ignore errors."""

@@ -1,14 +1,14 @@
 """The bodies of records: plain values in parts. A part that does not change is stored once in a segment.
 
 The body of a boundary is a dict, and each of its values is a *part*. A `Fixed` below a part is a part, too: its name is that
-of the part above, a slash, and its index there. The body of any other record is one part with the name "". In a record, a body
-is a dict of parts:
+of the part above, a slash, and its index there. The body of a step, of an after-image and of a segment's first record is one
+part with the name "". A record that is a step and a boundary has both. In a record, a body is a dict of parts:
 
     name: content             the part, encoded
     name: place               offset of the record in the same file that has it there
     name: [content, arrays]   a part with large arrays; each of the two may be a place
     name: None                the boundary does not have the part, in contrast to the one at `0`
-    0: place                  of another boundary, with all its parts: those that are not named here are that one's
+    0: place                  of another boundary, with all its parts: those that are not named here are that one's, but ""
 
     arrays                    [offset in the file, stored bytes, xxh3_64 of them, codec] each, in the order of their indices
 
@@ -87,6 +87,11 @@ class BodyEncoder:
         return known[1]
 
 
+def body_bytes(body: EncodedBody) -> int:
+    """Return the size of a body if all of it is stored."""
+    return sum([len(part.blob) + sum([array.nbytes for array in part.arrays]) for part in body.values()])
+
+
 def decode_part(name: str, parts: Mapping[str, tuple[bytes, Sequence[Bytes]]], **make: Any) -> Any:
     """Decode a part of a body that is not in a file, with the parts below it.
 
@@ -158,13 +163,14 @@ class PartsWriter:
         part = body.get(WHOLE)
         return 0 if part is None or part.arrays else self._bodies.get(part.blob, 0)
 
-    def write(self, body: EncodedBody, record: int, arrays_at: int) -> PlacedBody:
+    def write(self, body: EncodedBody, record: int, arrays_at: int, *, is_boundary: bool) -> PlacedBody:
         """Pack a body for a record, and assign offsets to its large arrays.
 
         Args:
             body: the encoded body.
             record: offset of the record.
             arrays_at: offset at which the body's large arrays are written.
+            is_boundary: True if the parts other than "" are those of a boundary.
         """
         placed = PlacedBody(record, arrays_at)
         for name, part in body.items():
@@ -172,18 +178,22 @@ class PartsWriter:
             if known is None or known.part is not part:
                 known = self._place(part, known, placed)
             placed.parts[name] = known
-        if WHOLE in body:
-            placed.packed = {WHOLE: placed.parts[WHOLE].pack(record)}
-            return placed
-        base = self._base
+        if is_boundary:
+            self._refer_to_base(placed)
+        else:
+            placed.packed = {name: known.pack(record) for name, known in placed.parts.items()}
+        return placed
+
+    def _refer_to_base(self, placed: PlacedBody) -> None:
+        """Pack what has changed since an earlier boundary, or all parts if too few of them are equal."""
+        base, record = self._base, placed.record
         changed = {name: known.pack(record) for name, known in placed.parts.items() if base.get(name) is not known}
-        gone = [name for name in base if name not in body]
+        gone = [name for name in base if name not in placed.parts]
         if base and len(gone) + sum(map(_stands_elsewhere, changed.values())) <= _PLACES_MAX:
             placed.packed = {BASE: self._base_at, **changed, **dict.fromkeys(gone)}
         else:
             placed.packed = {name: known.pack(record) for name, known in placed.parts.items()}
             placed.is_base = True
-        return placed
 
     def written(self, placed: PlacedBody) -> None:
         """Note that a record is in the file, so that later records can refer to it."""
@@ -191,7 +201,7 @@ class PartsWriter:
             return  # The first record has no place: 0 stands for none.
         self._known.update(placed.parts)
         if placed.is_base:
-            self._base, self._base_at = placed.parts, placed.record
+            self._base, self._base_at = {key: part for key, part in placed.parts.items() if key != WHOLE}, placed.record
         whole = placed.parts.get(WHOLE)
         if whole is not None and not whole.part.arrays:
             if len(self._bodies) >= _WHOLE_BODIES_MAX:
@@ -300,7 +310,10 @@ def merge_bodies(body: PackedBody, base: PackedBody) -> PackedBody:
     """
     if BASE in base:
         raise ValueError("a boundary refers to one that does not have all its parts")
-    return {name: part for name, part in (base | body).items() if name != BASE and part is not None}
+    found = base | body
+    if WHOLE not in body:
+        found.pop(WHOLE, None)  # The base may be a step, too.
+    return {name: part for name, part in found.items() if name != BASE and part is not None}
 
 
 def merge_part(name: str, part: Any, body_at: Callable[[int], PackedBody]) -> tuple[bytes, list[Row]]:

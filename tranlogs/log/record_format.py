@@ -26,7 +26,7 @@ The head is written last. After the process is killed, a record that has a head 
 A description starts with a fixed part, followed by sections in this order:
 
     u64  offset in the file of the record that defines the layout; 0 for none
-    u64  offset in the file of the record whose body this record shares; 0 if it has its own
+    u64  offset in the file of the record that has the same body of a step; 0 if this record has its own, or none
     u64  length of the tensors' bytes before compression
     u32  length of each section: layout, absent, sparse, sums, codecs, digests, scalars, body
 
@@ -37,7 +37,7 @@ A description starts with a fixed part, followed by sections in this order:
     codecs   u32 stored length for each piece, then u8 codec for each piece; empty if no piece is compressed
     digests  fingerprint of the state after the step
     scalars  a tree, {name: number}; empty if there are none
-    body     a tree, {part: (offset, content, arrays)}, see `record_body.py`; empty if shared
+    body     a tree, {part: content}, see `record_body.py`; empty if nothing is left of it
 
 A record is valid if and only if the checksums of its head and its description match. Each piece of the payload has its own
 checksum, which is compared when the piece is read.
@@ -66,9 +66,20 @@ class EntryKind(IntEnum):
     """Kind of a record. The numbers are part of the format."""
 
     SEGMENT = 1  # first record of a segment: run, rank, timeline, ordinal
-    STEP = 2  # redo record of one optimizer update
+    STEP = 2  # redo record of one optimizer update; the unit goes on
     IMAGE = 3  # after-image of state that was changed outside of a step
     BOUNDARY = 4  # commits all records since the last boundary; holds the auxiliary state
+    UNIT = 5  # redo record of the last optimizer update of a unit, and the boundary that ends the unit
+
+    @property
+    def is_step(self) -> bool:
+        """True if the record redoes an optimizer update."""
+        return self is EntryKind.STEP or self is EntryKind.UNIT
+
+    @property
+    def is_boundary(self) -> bool:
+        """True if the record ends a unit."""
+        return self is EntryKind.UNIT or self is EntryKind.BOUNDARY
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from .layout import Payload
 from .payload_writer import PieceWriter
 from .segments.segment_file import SegmentFile
 
+_COPIED_BYTES_MAX = 64 << 10  # a larger payload is written by a system call of its own, which takes as long as a copy
+
 
 class RecordWriter:
     """A record whose payload is being written to the segment. `WriteAheadLog.commit` finishes it.
@@ -32,6 +34,17 @@ class RecordWriter:
     def wait(self) -> None:
         """Wait until the payload's memory may change. The commit raises the error if writing failed."""
         self.pieces.wait()
+
+    def hold(self) -> None:
+        """Return when the payload's memory may change: a small payload is copied, a large one is written.
+
+        Raises:
+            LogUnavailable: writing failed.
+        """
+        if self.payload.nbytes > _COPIED_BYTES_MAX:
+            self.pieces.wait()
+        self.pieces.prepare()
+        self.pieces.copy_pending()
 
     def abort(self) -> None:
         """Drop the record. The next record overwrites the bytes that were written."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from ..encoding import tree
 from .layout import Layout, Payload, SparseForm, pack_layout
 from .payload_writer import PieceWriter
-from .record_body import EncodedBody, PartsWriter, PlacedBody
-from .record_format import HEAD, Description, pack_description
+from .record_body import WHOLE, EncodedBody, PartsWriter, PlacedBody
+from .record_format import HEAD, Description, EntryKind, pack_description
 
 Scalars = dict[str, float]  # numbers that the loop logs for its curves, by name
 
@@ -40,6 +40,7 @@ class SegmentDefinitions:
     def describe(
         self,
         offset: int,
+        kind: EntryKind,
         payload: Payload,
         pieces: PieceWriter,
         body: EncodedBody,
@@ -50,6 +51,7 @@ class SegmentDefinitions:
 
         Args:
             offset: of the record in the segment.
+            kind: of the record.
             payload: the tensors of the record.
             pieces: the stored form of the tensors.
             body: the encoded body of the record.
@@ -59,7 +61,11 @@ class SegmentDefinitions:
         layout_at, layout = self._layout(payload.layout, offset)
         body_at = self._parts.shared_body(body)
         payload_end = offset + HEAD.size + pieces.stored_bytes
-        placed = None if body_at else self._parts.write(body, offset, payload_end)
+        if body_at:
+            body = {name: part for name, part in body.items() if name != WHOLE}
+        placed = None
+        if body or kind.is_boundary:
+            placed = self._parts.write(body, offset, payload_end, is_boundary=kind.is_boundary)
         description = Description(
             layout_at,
             body_at,
@@ -71,7 +77,7 @@ class SegmentDefinitions:
             pieces.codecs,
             digests,
             tree.encode(scalars, is_checked=True) if scalars else b"",
-            tree.encode(placed.packed, is_checked=True) if placed else b"",
+            tree.encode(placed.packed, is_checked=True) if placed is not None and placed.packed else b"",
         )
         return DescribedRecord(offset, pack_description(description), placed, payload.layout if layout else None, payload_end)
 

@@ -19,7 +19,7 @@ from ..base.types import AnyArray, Bytes
 from ..catalog import Catalog
 from .layout import NO_TENSORS, Payload
 from .payload_writer import CompressionChoices, PayloadThread, PieceWriter
-from .record_body import BodyEncoder, EncodedBody
+from .record_body import BodyEncoder, EncodedBody, body_bytes
 from .record_format import HEAD, EntryKind, Position, digest, extent_end, pack_head
 from .record_rows import RecordRow
 from .record_writer import RecordWriter
@@ -191,7 +191,7 @@ class WriteAheadLog:
         assert record is self._writing, "the record was aborted"
         try:
             record.pieces.prepare()
-            described = self._definitions.describe(record.offset, record.payload, record.pieces, body, digests, scalars)
+            described = self._definitions.describe(record.offset, kind, record.payload, record.pieces, body, digests, scalars)
             after = self._write(record, kind, step, described)
             self._definitions.written(described)
         except OSError as error:
@@ -218,8 +218,11 @@ class WriteAheadLog:
         Raises:
             LogUnavailable: the disk is full or fails.
         """
-        more = sum([len(part.blob) + sum([array.nbytes for array in part.arrays]) for part in body.values()])
-        return self.commit(self.begin(payload, more), kind, step, body, digests, scalars)
+        return self.commit(self.begin(payload, body_bytes(body)), kind, step, body, digests, scalars)
+
+    def has_room(self, record: RecordWriter, more: int) -> bool:
+        """Return True if a record that was begun can have `more` further bytes in its segment."""
+        return record.segment.has_room(HEAD.size + record.payload.nbytes + more + RECORD_SLACK_BYTES)
 
     def _write(self, record: RecordWriter, kind: EntryKind, step: int, described: DescribedRecord) -> Position:
         """Write the bytes of a record that are not in the file yet, the head last."""
@@ -246,10 +249,10 @@ class WriteAheadLog:
             self.position, self._writing = after, None
             state = self._group.state
             state.records.append(RecordRow(segment.ordinal, sequence, offset, end, head))
-            if kind == EntryKind.BOUNDARY:
+            if kind.is_boundary:
                 state.set_boundary(after)
         self.bytes_written += end - offset
-        if kind == EntryKind.BOUNDARY and self._age_limit.is_exceeded():
+        if kind.is_boundary and self._age_limit.is_exceeded():
             self._roll_old()
         return after
 

@@ -11,6 +11,7 @@ from ..base.errors import CorruptRecord
 from ..base.python_gc import paused_collection
 from ..log.decoded_record import Entry
 from ..log.reader import SegmentReader
+from ..log.record_body import WHOLE
 from ..log.record_format import EntryKind
 from .history import Link
 from .state_protocol import Recoverable
@@ -27,10 +28,11 @@ class DamagedEntry(Exception):
     Attributes:
         link: the entry.
         error: what is damaged.
+        is_boundary: True if the damage is in the auxiliary state of a boundary, so that a replay can pass it.
     """
 
-    def __init__(self, link: Link, error: CorruptRecord) -> None:
-        self.link, self.error = link, error
+    def __init__(self, link: Link, error: CorruptRecord, *, is_boundary: bool = False) -> None:
+        self.link, self.error, self.is_boundary = link, error, is_boundary
 
 
 @dataclass(slots=True)
@@ -86,16 +88,18 @@ def _decode(link: Link, reader: SegmentReader, chunk: Chunk) -> int:
         chunk.scalars.append((link.step, reader.scalars(link.location)))
         return 0
     entry = reader.decode(link.location)
+    if link.kind.is_boundary:
+        chunk.scalars.append((link.step, entry.scalars))
     chunk.links.append(link)
     chunk.entries.append(entry)
     return len(entry.layout) + 4
 
 
-def make_damaged(link: Link, error: CorruptRecord | OSError) -> DamagedEntry:
+def make_damaged(link: Link, error: CorruptRecord | OSError, *, is_boundary: bool = False) -> DamagedEntry:
     """Return the error for an entry that cannot be read."""
     if isinstance(error, OSError):
         error = CorruptRecord(link.segment.path, str(error), step=link.step)
-    return DamagedEntry(link, error)
+    return DamagedEntry(link, error, is_boundary=is_boundary or link.kind == EntryKind.BOUNDARY)
 
 
 def read_boundary(state: Recoverable, link: Link) -> tuple[Any, dict[str, bytes]]:
@@ -107,9 +111,9 @@ def read_boundary(state: Recoverable, link: Link) -> tuple[Any, dict[str, bytes]
     try:
         with SegmentReader(link.segment.path, link.segment.locations) as reader:
             entry = reader.decode(link.location)
-            return state.decode(entry), entry.parts()
+            return state.decode_boundary(entry), {name: blob for name, blob in entry.parts().items() if name != WHOLE}
     except (CorruptRecord, OSError) as error:
-        raise make_damaged(link, error) from None
+        raise make_damaged(link, error, is_boundary=True) from None
 
 
 def require_sound(links: Sequence[Link]) -> None:
@@ -151,7 +155,7 @@ def find_last_sound_boundary(links: Sequence[Link]) -> int:
                 for _, row in arrays:
                     if row[0] not in sound:
                         sound[row[0]] = reader.is_sound(row)
-                if link.kind == EntryKind.BOUNDARY and all(sound[row[0]] for _, row in arrays):
+                if link.kind.is_boundary and all(sound[row[0]] for _, row in arrays):
                     good = link.sequence
     except (CorruptRecord, OSError):
         pass

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..catalog import CheckpointRow
-from ..log.record_format import EntryKind, Position
+from ..log.record_format import Position
 from .history import History, Link
 
 _UNITS_MAX = 100  # units without a step that may follow the newest unit with one
@@ -39,11 +39,11 @@ def find_last_unit(history: History, checkpoints: Iterable[CheckpointRow], end: 
         end: the position of a boundary.
     """
     run, last = _find(history, end)
-    if last < 0 or run[last].kind != EntryKind.BOUNDARY:
+    if last < 0 or not run[last].kind.is_boundary:
         return None
-    has_step, units = False, 1
+    has_step, units = run[last].kind.is_step, 1
     for i in range(last - 1, -1, -1):
-        if run[i].kind == EntryKind.BOUNDARY:
+        if run[i].kind.is_boundary:
             if has_step:
                 head = run[i].location.head
                 return LastUnit(
@@ -52,7 +52,7 @@ def find_last_unit(history: History, checkpoints: Iterable[CheckpointRow], end: 
             units += 1
             if units > _UNITS_MAX:
                 return None
-        has_step |= run[i].kind == EntryKind.STEP
+        has_step |= run[i].kind.is_step
     first = run[0].location.head
     for row in checkpoints if has_step else ():
         if row.sequence == first.sequence - 1 and int(row.chain, 16) == first.chain:

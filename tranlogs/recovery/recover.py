@@ -16,7 +16,7 @@ from ..base.python_gc import paused_collection
 from ..base.quantities import count
 from ..catalog.lineage import trace_lineage
 from ..checkpoints import Checkpoint
-from ..log.record_format import EntryKind, Position
+from ..log.record_format import Position
 from .decoding import (
     Chunk,
     DamagedEntry,
@@ -323,10 +323,10 @@ class _Redone:
 
 def _redo_entries(state: Recoverable, links: Sequence[Link], progress: Progress | None) -> _Redone:
     """Redo the entries of a plan, a bounded number at a time."""
-    redone, total = _Redone(), sum(link.kind == EntryKind.STEP for link in links)
+    redone, total = _Redone(), sum(link.kind.is_step for link in links)
     for chunk in decode_chunks(links):
         divergence = _redo_chunk(state, chunk, _make_ticker(progress, redone.steps, total))
-        redone.steps += sum(entry.kind == EntryKind.STEP for entry in chunk.entries)
+        redone.steps += sum(entry.kind.is_step for entry in chunk.entries)
         redone.scalars += chunk.scalars
         redone.divergence = redone.divergence or divergence
     return redone

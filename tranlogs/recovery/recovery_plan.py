@@ -19,7 +19,7 @@ from pathlib import Path
 from ..base.errors import RecoveryError
 from ..catalog import CheckpointRow
 from ..catalog.lineage import Limits, is_on_lineage
-from ..log.record_format import EntryKind, Position
+from ..log.record_format import Position
 from .history import History, Link
 
 _HOLES_MAX = 3  # listed one by one; a power cut can leave hundreds after what was synced
@@ -112,7 +112,7 @@ def has_later_boundary(history: History, checkpoints: Sequence[CheckpointRow], p
     for link in itertools.chain.from_iterable(reversed(run) for run in reversed(history.runs)):
         if link.sequence <= position.sequence:
             break
-        if link.kind == EntryKind.BOUNDARY:
+        if link.kind.is_boundary:
             return True
     return any(row.sequence > position.sequence for row in checkpoints)
 
@@ -136,7 +136,7 @@ def _find_last_boundary(links: list[Link]) -> int:
 
 def _is_end(link: Link) -> bool:
     """Return True if a recovery can end at an entry."""
-    return link.kind == EntryKind.BOUNDARY
+    return link.kind.is_boundary
 
 
 def _get_end(option: _Option) -> int:
@@ -159,7 +159,7 @@ def _describe_no_checkpoint(usable: Sequence[CheckpointRow], broken: Collection[
 
 
 def _describe_not_covered(step: int, checkpoints: Sequence[CheckpointRow], history: History) -> str:
-    boundaries = {link.step for run in history.runs for link in run if link.kind == EntryKind.BOUNDARY}
+    boundaries = {link.step for run in history.runs for link in run if link.kind.is_boundary}
     covered = sorted(boundaries | {row.step for row in checkpoints})
     below = [s for s in covered if s < step]
     above = [s for s in covered if s > step]

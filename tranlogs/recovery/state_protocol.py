@@ -39,7 +39,7 @@ class Recoverable(Protocol):
         ...
 
     def redo(self, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
-        """Apply STEP and IMAGE entries in order, and call `tick(n)` whenever n of them are done.
+        """Apply entries that are steps or after-images in order, and call `tick(n)` whenever n of them are done.
 
         Raises:
             CorruptRecord: an entry is damaged. Recovery restores a checkpoint again.
@@ -51,7 +51,11 @@ class Recoverable(Protocol):
         ...
 
     def decode(self, entry: Entry) -> Any:
-        """Return the body of an entry, with the framework's own tensors in it."""
+        """Return the body of a step or an after-image, with the framework's own tensors in it."""
+        ...
+
+    def decode_boundary(self, entry: Entry) -> dict[str, Any]:
+        """Return the body of a boundary, with the framework's own tensors in it."""
         ...
 
 

@@ -281,7 +281,7 @@ def _chain_ends(heads: Sequence[Head]) -> dict[str, Any]:
     last = heads[-1]
     found: dict[str, Any] = {"base_chain": f"{heads[0].chain:016x}", "end_sequence": last.sequence, "end_chain": _chain(last)}
     for head in reversed(heads):
-        if head.kind == EntryKind.BOUNDARY:
+        if head.kind.is_boundary:
             found |= {"boundary_step": head.step, "boundary_sequence": head.sequence, "boundary_chain": f"{head.digest:016x}"}
             break
     return found

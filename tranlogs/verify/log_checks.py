@@ -101,7 +101,7 @@ def _verify_history(folder: Path, known: CatalogContents, history: History, limi
             what = f"entries before {first.sequence} are missing from the log: no checkpoint leads to it"
             yield Problem(first.segment.path, what, first.step)
         before = run[-1]
-    steps = [link.step for run in history.runs for link in run if link.kind == EntryKind.BOUNDARY]
+    steps = [link.step for run in history.runs for link in run if link.kind.is_boundary]
     last = max(steps + [row.step for row in checkpoints], default=0)
     if last < known.watermarks.committed:
         yield Problem(folder / "log", f"it ends at step {last}, but step {known.watermarks.committed} had been committed")

@@ -60,7 +60,7 @@ def verify_segment(segment: ScannedSegment, links: list[Link], needed: range) ->
 def _make_missing_problem(segment: ScannedSegment, before: Head, last: int) -> Problem:
     first = before.sequence + 1
     what = f"entry {first} is damaged or missing" if first == last else f"entries {first} to {last} are damaged or missing"
-    return Problem(segment.path, what, before.step + (before.kind in (EntryKind.SEGMENT, EntryKind.BOUNDARY)))
+    return Problem(segment.path, what, before.step + (before.kind == EntryKind.SEGMENT or before.kind.is_boundary))
 
 
 def _verify_first(reader: SegmentReader, location: Location, row: SegmentRow) -> Iterator[Finding]:

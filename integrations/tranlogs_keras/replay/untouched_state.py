@@ -35,3 +35,6 @@ class UntouchedState:
 
     def decode(self, entry: Entry) -> Any:
         return entry.body(make_array=arrays.from_array)
+
+    def decode_boundary(self, entry: Entry) -> dict[str, Any]:
+        return entry.boundary(make_array=arrays.from_array)

@@ -75,7 +75,7 @@ class UnitRecheck(RecomputedUnit):
         self._rules.ignored.update(_OF_EACH_PROCESS)
         recheck = Recheck(found.last_unit, self._rules.ignored, _CALLBACK)
         self._begin(recheck, found.position.step)
-        self.end = self._parts.state.decode(recheck.end)
+        self.end = self._parts.state.decode_boundary(recheck.end)
 
     def take_over(self, deviation: tuple[str, bool] | None) -> None:
         """Take over that a former part of the run has deviated: what follows from it does, too."""

@@ -174,6 +174,9 @@ class KerasState:
     def decode(self, entry: Entry) -> Any:
         return entry.body(make_array=from_array)
 
+    def decode_boundary(self, entry: Entry) -> dict[str, Any]:
+        return entry.boundary(make_array=from_array)
+
 
 def plain_attributes(optimizers: dict[str, Any]) -> dict[str, Any]:
     """Numbers and switches that optimizers keep as attributes (`weight_decay`, `beta_1`), by optimizer and name."""

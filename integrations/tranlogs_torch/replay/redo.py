@@ -19,7 +19,7 @@ import torch
 from tranlogs.base.errors import CorruptRecord
 from tranlogs.base.types import AnyArray
 from tranlogs.ranks import StepEntry
-from tranlogs.records import Entry, EntryKind
+from tranlogs.records import Entry
 from tranlogs.training import Decoded, Divergence, StateDigests, decode_entries, redo_in_order
 
 from ..capture.single_step import amp_of, clip_again, without_hooks
@@ -101,7 +101,7 @@ def _without_covered(state: TorchState, decoded: Sequence[Decoded]) -> Sequence[
     if len(state.optimizers) == 1:
         for i in range(len(decoded) - 1, 0, -1):
             if decoded[i][1].get("is_whole"):
-                return [item for item in decoded[:i] if item[0].kind != EntryKind.STEP] + [*decoded[i:]]
+                return [item for item in decoded[:i] if not item[0].kind.is_step] + [*decoded[i:]]
     return decoded
 
 
@@ -115,7 +115,7 @@ def _runs(state: TorchState, decoded: list[Decoded]) -> Iterator[tuple[list[Deco
     for item in decoded:
         entry, body = item
         fits = known.get(id(body))
-        if fits is None or entry.kind != EntryKind.STEP:
+        if fits is None or not entry.kind.is_step:
             fits = known[id(body)] = are_apart and _is_by_tensor(state, entry, body)
         if run and (fits != eligible or (fits and not _has_as_many(groups, body))):
             yield run, eligible and len(run) >= _STEPS_MIN
@@ -133,7 +133,7 @@ def _runs(state: TorchState, decoded: list[Decoded]) -> Iterator[tuple[list[Deco
 
 
 def _is_by_tensor(state: TorchState, entry: StepEntry, body: dict[str, Any]) -> bool:
-    if entry.kind != EntryKind.STEP or body["record"] != "gradients" or body["fingerprint"] == "device":
+    if not entry.kind.is_step or body["record"] != "gradients" or body["fingerprint"] == "device":
         return False
     optimizer = state.optimizers[body["optimizer"]]
     return is_one_of(BY_TENSOR, optimizer)

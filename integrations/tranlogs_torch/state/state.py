@@ -268,6 +268,9 @@ class TorchState:
     def decode(self, entry: Entry) -> Any:
         return entry.body(make_array=make_array, make_extension=make_extension)
 
+    def decode_boundary(self, entry: Entry) -> dict[str, Any]:
+        return entry.boundary(make_array=make_array, make_extension=make_extension)
+
 
 def _read_state(read: Callable[[str], AnyArray], prefix: str, name: str, key: str) -> AnyArray:
     return read(f"{prefix}{name}/{key}")

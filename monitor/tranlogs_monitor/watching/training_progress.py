@@ -15,7 +15,6 @@ from tranlogs.base.errors import TranLogsError
 from tranlogs.catalog import SegmentRow
 from tranlogs.catalog.lineage import Limits, trace_lineage
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record_format import EntryKind
 from tranlogs.recovery.history import Link, build_history
 from tranlogs.recovery.journal_facts import read_facts
 
@@ -75,7 +74,7 @@ class ProgressReader:
         """Return the newest boundaries, and the newest timeline."""
         facts = read_facts(self._folder, choose=self._choose)
         history = build_history(facts.segments, trace_lineage(facts.timelines, facts.timeline))
-        links = [link for run in history.runs for link in run if link.kind == EntryKind.BOUNDARY]
+        links = [link for run in history.runs for link in run if link.kind.is_boundary]
         return links[-_BOUNDARIES_MAX:], facts.timeline
 
     def _choose(self, rows: Sequence[SegmentRow], limits: Limits) -> set[int]:
@@ -103,7 +102,7 @@ class ProgressReader:
                     for name, value in reader.scalars(link.location).items():
                         self._points.setdefault(name, []).append((link.step, float(value)))
                     if link is links[-1]:
-                        batch, epoch = find_position(reader.decode(link.location).body())
+                        batch, epoch = find_position(reader.decode(link.location).boundary())
         for name, points in self._points.items():
             if len(points) > _POINTS_MAX:
                 self._points[name] = points[::2] if points[::2][-1] == points[-1] else [*points[::2], points[-1]]

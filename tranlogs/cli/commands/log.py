@@ -12,7 +12,6 @@ from rich.console import RenderableType
 
 from ...base.errors import UsageError
 from ...base.types import Piece
-from ...log.record_format import EntryKind
 from ..options import FINE, PROBLEM, Json, Run, command
 from ..output import screen
 from ..output.json_values import print_json, to_json
@@ -56,7 +55,7 @@ def _read_records(folder: Path, step: int | None, limit: int) -> dict[str, Any]:
 
 def _find_newest(history: JournalRecords, limit: int) -> list[Any]:
     """Return the entries of the newest `limit` steps."""
-    steps = sorted({link.step for link in history.links if link.kind == EntryKind.STEP})
+    steps = sorted({link.step for link in history.links if link.kind.is_step})
     first = steps[-limit] if 0 < limit < len(steps) else 0
     return [link for link in history.links if link.step >= first]
 

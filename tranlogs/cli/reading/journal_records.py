@@ -14,7 +14,6 @@ from ...catalog import CheckpointRow, SegmentRow
 from ...catalog.lineage import Limits, is_on_lineage, trace_lineage
 from ...log.decoded_record import Entry
 from ...log.reader import SegmentReader
-from ...log.record_format import EntryKind
 from ...recovery.history import Link, build_history
 from ...recovery.journal_facts import Facts, read_facts
 
@@ -59,7 +58,7 @@ def _build_history(facts: Facts, choice: _Choice | None = None) -> JournalRecord
     found = build_history(facts.segments, limits)
     links = [link for run in found.runs for link in run if choice is None or choice.is_valid(link)]
     checkpoints = [row for row in facts.checkpoints if is_on_lineage(row, limits)]
-    ends = [link.sequence for link in links if link.kind == EntryKind.BOUNDARY] + [row.sequence for row in checkpoints]
+    ends = [link.sequence for link in links if link.kind.is_boundary] + [row.sequence for row in checkpoints]
     return JournalRecords(links, checkpoints, facts.notes, max(ends, default=0))
 
 
@@ -99,11 +98,11 @@ class _Choice:
     def is_answered_by(self, history: JournalRecords) -> bool:
         """Return True if the skipped segments need not be read."""
         links = history.links
-        if not any(link.kind == EntryKind.BOUNDARY for link in links):
+        if not any(link.kind.is_boundary for link in links):
             return False  # Without a boundary, it is not known which entries are committed.
         if self._step is not None:
             return any(link.step == self._step for link in links)
-        return self._is_all or len({link.step for link in links if link.kind == EntryKind.STEP}) >= self._newest
+        return self._is_all or len({link.step for link in links if link.kind.is_step}) >= self._newest
 
 
 @dataclass(slots=True)
@@ -194,12 +193,14 @@ def _decode_entries(wanted: Sequence[Link]) -> Iterator[tuple[Link, Entry | Corr
 
 
 def _read_body(entry: Entry) -> dict[str, Any]:
+    """Return the body of a step or an after-image, with the parts of a boundary that the record also is."""
     try:
         found = entry.body()
+        body = found if isinstance(found, dict) else {} if found is None else {"content": found}
+        return {**body, **entry.boundary()} if entry.kind.is_boundary else body
     except CorruptRecord as error:
         return {"damaged": str(error)}
-    return found if isinstance(found, dict) else {"content": found}
 
 
 def _kind_of(entry: Entry, body: dict[str, Any]) -> str:
-    return str(body.get("record", "step")) if entry.kind == EntryKind.STEP else entry.kind.name.lower()
+    return str(body.get("record", "step")) if entry.kind.is_step else entry.kind.name.lower()

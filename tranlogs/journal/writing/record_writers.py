@@ -7,14 +7,16 @@ thread waits only while the queue is full.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ...base.errors import LogUnavailable, error_text
 from ...base.types import Array
 from ...encoding import tree
 from ...log.layout import Payload
-from ...log.record_body import BodyEncoder, EncodedBody, Part
+from ...log.record_body import BodyEncoder, EncodedBody, Part, body_bytes
 from ...log.record_format import EntryKind
 from ...log.record_writer import RecordWriter
 from ...log.segment_definitions import Scalars
@@ -76,58 +78,130 @@ class Writer(Protocol):
         """Write a whole record."""
 
 
-class DirectWriter:
-    """Writes records on the training thread. The log writes a large payload in another thread between begin and commit."""
+@dataclass(slots=True)
+class _HeldStep:
+    """A step that was taken, and whose record is not closed: the boundary that ends the unit may become a part of it."""
+
+    record: Any
+    step: int
+    body: EncodedBody
+    digests: bytes
+
+
+class LogWriter(ABC):
+    """Writes the records of one log. The record of a step is closed by the boundary after it, or by the next record.
+
+    The body of a step is encoded at once, because the state may change before the record is closed.
+    """
 
     def __init__(self, log: WriteAheadLog) -> None:
         self._log = log
+        self._held: _HeldStep | None = None
 
     def begin(self, payload: Payload) -> StepRecord:
-        return self._log.begin(payload)
+        self._close_step()
+        return self._begin(payload)
 
     def commit(self, record: StepRecord, content: RecordContent) -> None:
-        assert isinstance(record, RecordWriter)
-        body = self._log.encoder.whole(content.body, content.adapt)
-        self._log.commit(record, content.kind, content.step, body, content.digests)
+        body = encode_body(self._log.encoder, content)
+        if type(content.body) is not tree.Fixed:
+            body = {name: copy_part(part) for name, part in body.items()}
+        self._hold(record)
+        self._held = _HeldStep(record, content.step, body, content.digests)
 
     def append(self, payload: Payload, content: RecordContent) -> None:
-        body = encode_body(self._log.encoder, content)
-        self._log.append(content.kind, content.step, payload, body, content.digests, content.scalars)
+        if content.kind == EntryKind.STEP:
+            self.commit(self.begin(payload), content)
+            return
+        body, held = encode_body(self._log.encoder, content), self._held
+        is_end = content.kind == EntryKind.BOUNDARY and held is not None and held.step == content.step
+        if held is not None and is_end and self._has_room(held.record, body_bytes(body)):
+            self._held = None
+            self._write(held.record, EntryKind.UNIT, held.step, {**held.body, **body}, held.digests, content.scalars)
+            return
+        self._close_step()
+        self._write(self._begin(payload, body_bytes(body)), content.kind, content.step, body, content.digests, content.scalars)
+
+    def _close_step(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            self._write(held.record, EntryKind.STEP, held.step, held.body, held.digests, None)
+
+    @abstractmethod
+    def _begin(self, payload: Payload, more: int = 0) -> StepRecord:
+        """Start a record, which may need `more` bytes besides its payload."""
+
+    @abstractmethod
+    def _hold(self, record: StepRecord) -> None:
+        """Return when the memory of a record's payload may change."""
+
+    @abstractmethod
+    def _has_room(self, record: StepRecord, more: int) -> bool:
+        """Return True if a record can have `more` further bytes."""
+
+    @abstractmethod
+    def _write(
+        self, record: StepRecord, kind: EntryKind, step: int, body: EncodedBody, digests: bytes, scalars: Scalars | None
+    ) -> None:
+        """Finish a record."""
 
 
-class QueuedWriter:
+class DirectWriter(LogWriter):
+    """Writes records on the training thread. The log writes a large payload in another thread while the optimizer steps."""
+
+    def _begin(self, payload: Payload, more: int = 0) -> StepRecord:
+        return self._log.begin(payload, more)
+
+    def _hold(self, record: StepRecord) -> None:
+        assert isinstance(record, RecordWriter)
+        record.hold()
+
+    def _has_room(self, record: StepRecord, more: int) -> bool:
+        assert isinstance(record, RecordWriter)
+        return self._log.has_room(record, more)
+
+    def _write(
+        self, record: StepRecord, kind: EntryKind, step: int, body: EncodedBody, digests: bytes, scalars: Scalars | None
+    ) -> None:
+        assert isinstance(record, RecordWriter)
+        self._log.commit(record, kind, step, body, digests, scalars)
+
+
+class QueuedWriter(LogWriter):
     """Writes records in the thread of a `WriterThread`. After a job has failed, further records are refused."""
 
     def __init__(self, log: WriteAheadLog, writer_thread: WriterThread) -> None:
-        self._log, self._writer_thread = log, writer_thread
+        super().__init__(log)
+        self._writer_thread = writer_thread
 
-    def begin(self, payload: Payload) -> StepRecord:
+    def _begin(self, payload: Payload, more: int = 0) -> StepRecord:
         return QueuedRecord(copy_payload(self._writer_thread.pool, payload))
 
-    def commit(self, record: StepRecord, content: RecordContent) -> None:
-        assert isinstance(record, QueuedRecord)
-        self._submit(record, content)
+    def _hold(self, record: StepRecord) -> None:
+        """Return at once: the payload is a copy."""
 
-    def append(self, payload: Payload, content: RecordContent) -> None:
-        record = QueuedRecord(copy_payload(self._writer_thread.pool, payload))
+    def _has_room(self, record: StepRecord, more: int) -> bool:
+        return True
+
+    def _write(
+        self, record: StepRecord, kind: EntryKind, step: int, body: EncodedBody, digests: bytes, scalars: Scalars | None
+    ) -> None:
+        """Queue a record with copies of its large arrays."""
+        assert isinstance(record, QueuedRecord)
+        writer_thread, log, pool, payload = self._writer_thread, self._log, self._writer_thread.pool, record.payload
         try:
-            self._submit(record, content)
+            if writer_thread.failure is not None:
+                raise LogUnavailable(error_text(writer_thread.failure)) from writer_thread.failure
+            body_parts = {name: copy_part(part, pool.copy) for name, part in body.items()}
         except BaseException:
             record.abort()
             raise
-
-    def _submit(self, record: QueuedRecord, content: RecordContent) -> None:
-        """Queue a record. Its body is encoded now, because the state may change before the record is written."""
-        writer_thread, log, pool, payload = self._writer_thread, self._log, self._writer_thread.pool, record.payload
-        if writer_thread.failure is not None:
-            raise LogUnavailable(error_text(writer_thread.failure)) from writer_thread.failure
-        body_parts = {name: _copy_part(pool, part) for name, part in encode_body(log.encoder, content).items()}
         copies = [array for part in body_parts.values() for array in part.arrays]
         nbytes = payload.nbytes + sum(array.nbytes for array in copies)
         record.is_open = False
 
         def job() -> None:
-            log.append(content.kind, content.step, payload, body_parts, content.digests, content.scalars)
+            log.append(kind, step, payload, body_parts, digests, scalars)
             for array in copies:
                 pool.give_back(array)
 
@@ -172,7 +246,6 @@ def copy_payload(pool: BufferPool, payload: Payload) -> Payload:
     return Payload(payload.layout, [copy.data for copy in copies], payload.absent, payload.sparse, release=release)
 
 
-def _copy_part(pool: BufferPool, part: Part) -> Part:
-    if not part.arrays:
-        return part
-    return Part(part.blob, [pool.copy(array) for array in part.arrays])
+def copy_part(part: Part, copy: Callable[[Array], Array] = lambda array: replace(array, data=array.data.copy())) -> Part:
+    """Return the part with copies of its large arrays; the part itself if it has none."""
+    return Part(part.blob, [copy(array) for array in part.arrays]) if part.arrays else part

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from ...base.errors import CorruptCatalog, CorruptCheckpoint, CorruptRecord
 from ...catalog import Catalog, CheckpointRow, RunRow
 from ...catalog.lineage import Limits, is_on_lineage, trace_lineage
 from ...checkpoints import Checkpoint
+from ...log.decoded_record import Entry
 from ...log.reader import SegmentReader
 from ...log.record_format import EntryKind
 from ...rebuild_catalog import read_files
@@ -107,19 +108,19 @@ class GenerationLog:
 
     def _read_newest_boundary(self) -> dict[str, Any]:
         """Return the body of the newest boundary; {} if it cannot be read."""
-        last = self._find_newest(EntryKind.BOUNDARY)
-        return {} if last is None else _read_body(last)
+        last = self._find_newest(lambda kind: kind.is_boundary)
+        return {} if last is None else _read(last, Entry.boundary)
 
     def _ends_with_full_record(self) -> bool:
         """Return True if the newest record holds all that its step needs."""
-        last = self._find_newest(EntryKind.STEP)
-        body = {} if last is None else _read_body(last)
+        last = self._find_newest(lambda kind: kind.is_step)
+        body = {} if last is None else _read(last, Entry.body)
         return bool(body) and "share" not in body
 
-    def _find_newest(self, kind: EntryKind) -> Link | None:
-        """Return the last entry of a kind in the newest run of chained entries; None if it has none."""
+    def _find_newest(self, is_wanted: Callable[[EntryKind], bool]) -> Link | None:
+        """Return the last entry of some kind in the newest run of chained entries; None if it has none."""
         run = self.history.runs[-1] if self.history.runs else []
-        return next((link for link in reversed(run) if link.kind == kind), None)
+        return next((link for link in reversed(run) if is_wanted(link.kind)), None)
 
     def _read_timeline_ids(self) -> TimelineIds:
         """Return the ids that the newest timeline with an entry lists; it may be newer than the newest checkpoint."""
@@ -232,7 +233,7 @@ def is_readable(summary: JournalSummary) -> bool:
 
 def enumerate_boundaries(run: Collection[Link]) -> Iterator[tuple[int, Link]]:
     """Yield the index and the link of each boundary in a run of entries."""
-    return ((i, link) for i, link in enumerate(run) if link.kind == EntryKind.BOUNDARY)
+    return ((i, link) for i, link in enumerate(run) if link.kind.is_boundary)
 
 
 def get_world(environment: Environment) -> int:
@@ -281,10 +282,10 @@ def _read_checkpoint_environment(folder: Path, names: Sequence[str]) -> dict[str
     return {}
 
 
-def _read_body(link: Link) -> dict[str, Any]:
-    """Return the body of an entry; {} if it cannot be read."""
+def _read(link: Link, decode: Callable[[Entry], Any]) -> dict[str, Any]:
+    """Return what an entry holds; {} if it cannot be read."""
     with contextlib.suppress(CorruptRecord, OSError), SegmentReader(link.segment.path) as reader:
-        return dict(reader.decode(link.location).body())
+        return dict(decode(reader.decode(link.location)))
     return {}
 
 
@@ -293,7 +294,7 @@ def _has_records(segment: ScannedSegment) -> bool:
 
 
 def _summarize_range(run: list[Link]) -> LogRange:
-    steps = [link.step for link in run if link.kind == EntryKind.STEP]
+    steps = [link.step for link in run if link.kind.is_step]
     counts: dict[int, int] = {0: 0} if run[0].sequence == 1 else {}
     for _, link in enumerate_boundaries(run):
         counts[link.step] = counts.get(link.step, 0) + 1

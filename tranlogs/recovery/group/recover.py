@@ -443,7 +443,7 @@ def _note_damage(error: DamagedEntry, owner: int, damage: Damage) -> None:
     link, cause = error.link, error.error
     if isinstance(cause, MissingShard) and cause.step is not None:
         damage.shards.add((cause.rank, cause.step))
-    elif link.kind == EntryKind.BOUNDARY:
+    elif error.is_boundary:
         damage.boundaries.add((owner, link.step))
     elif link.kind == EntryKind.IMAGE:  # an after-image lies between two steps
         damage.boundaries.add((owner, link.step))

@@ -19,7 +19,6 @@ from ...base.errors import CorruptRecord, MissingShard
 from ...base.types import ITEMSIZE, AnyArray, Array, Bytes
 from ...log.decoded_record import Entry
 from ...log.reader import SegmentReader
-from ...log.record_format import EntryKind
 from ..history import Link
 from .journals import GenerationLog
 
@@ -33,7 +32,7 @@ class PeerJournal:
     def __init__(self, rank: int, folder: Path, first_timeline: int, ignored: Collection[int] = ()) -> None:
         self.rank, self.folder = rank, folder
         log = GenerationLog.read(folder, first_timeline, ignored)
-        self._links = {link.step: link for run in log.history.runs for link in run if link.kind == EntryKind.STEP}
+        self._links = {link.step: link for run in log.history.runs for link in run if link.kind.is_step}
         self._readers: dict[int, SegmentReader] = {}
 
     def read_entry(self, step: int) -> Entry:

@@ -26,7 +26,7 @@ from .plan import RankPlanner
 FindObstacle = Callable[[Recovered], str]  # why training cannot compute again the unit after a recovery; "" if it can
 
 _NO_UNIT = "the log does not hold the newest one with a step"
-_KINDS = {EntryKind.STEP: "s", EntryKind.BOUNDARY: "b"}  # After-images are a rank's own.
+_KINDS = {EntryKind.STEP: "s", EntryKind.BOUNDARY: "b", EntryKind.UNIT: "sb"}  # After-images are a rank's own.
 
 
 @message

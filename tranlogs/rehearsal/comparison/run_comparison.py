@@ -103,10 +103,10 @@ def _compare_logs(twin: Path, other: Path) -> Iterator[Difference]:
         a_link, b_link = ours[key], theirs[key]
         with _open(a_link) as a_file, _open(b_link) as b_file:
             a, b = a_file.decode(a_link.location), b_file.decode(b_link.location)
-            if a.kind == EntryKind.BOUNDARY:
-                yield from _compare_boundaries(a, b)
-            else:
+            if a.kind != EntryKind.BOUNDARY:
                 yield from _compare_steps(a, b)
+            if a.kind.is_boundary:
+                yield from _compare_boundaries(a, b)
 
 
 def _read_records(folder: Path) -> dict[Key, Link]:
@@ -143,7 +143,7 @@ def _compare_steps(a: Entry, b: Entry) -> Iterator[Difference]:
 def _compare_boundaries(a: Entry, b: Entry) -> Iterator[Difference]:
     if a.parts() == b.parts() and not a.arrays():
         return
-    ours, theirs = a.body(), b.body()
+    ours, theirs = a.boundary(), b.boundary()
     for name in ours:
         if name in _BOOKKEEPING:
             continue

@@ -14,6 +14,7 @@ from ...base.types import Array, Bytes, Extension, SparseArray, TensorSpec
 from ...encoding import tree
 from ...log.layout import Payload
 from ...log.record_body import WHOLE, EncodedBody, Part, decode_part
+from ...log.record_format import EntryKind
 from ..loop_state.number_lists import as_list
 from .recorded_unit import RecordedEntry
 
@@ -90,7 +91,7 @@ def compare_bodies(
         timed: prefix of the parts in which numbers may be times. Such a difference is returned if there is no other.
     """
     entry, recorded, maybe_time = record.entry, record.parts(), None
-    if WHOLE in recorded:
+    if record.kind != EntryKind.BOUNDARY:
         found = None if _is_same_part(body[WHOLE], recorded[WHOLE]) else _find_in(WHOLE, body, recorded, ignored)
         return None if found is None else Difference(entry.step, kind, *found)
     different = {

@@ -88,7 +88,7 @@ class Recheck:
         """Compare the gradients of the next step with the record. The step may still be dropped."""
         start = time.perf_counter()
         record, expected = RecheckRecord(), self._expected()
-        if expected is not None and expected.entry.kind == EntryKind.STEP and expected.body()["record"] == "gradients":
+        if expected is not None and expected.kind == EntryKind.STEP and expected.body()["record"] == "gradients":
             if payload.nbytes >= _ASIDE_BYTES:
                 record.comparison = self._recorded.aside(_compare, payload, expected, "gradients")
             else:
@@ -122,12 +122,12 @@ class Recheck:
         if record is None or entry is None:
             if payload is not None and payload.release is not None:
                 payload.release()
-        elif kind == EntryKind.BOUNDARY and entry.kind != kind and self._next == 0 and not self._has_begun:
+        elif kind == EntryKind.BOUNDARY and record.kind != kind and self._next == 0 and not self._has_begun:
             self._has_begun = True  # the boundary where recovery has landed: some loops commit it once more as they begin
             self.seconds += time.perf_counter() - start
             return
-        elif entry.kind != kind:
-            text = f"computes {_NAMES[kind]} where the record has {_NAMES[entry.kind]}"
+        elif record.kind != kind:
+            text = f"computes {_NAMES[kind]} where the record has {_NAMES[record.kind]}"
             self.difference = Difference(entry.step, "order", "the loop", text)
         else:
             self.difference = found or self._find(record, payload, content)
@@ -141,12 +141,12 @@ class Recheck:
 
     def _find_next_step(self) -> int:
         """Return the number of the step before which weights were written."""
-        return next((one.entry.step for one in self._records[self._next :] if one.entry.kind == EntryKind.STEP), self.end.step)
+        return next((one.entry.step for one in self._records[self._next :] if one.kind == EntryKind.STEP), self.end.step)
 
     def _find(self, record: RecordedEntry, payload: Payload | None, content: RecordContent) -> Difference | None:
         """Return the first difference from a record of the same kind."""
         entry, body, digests = record.entry, content.body, content.digests
-        if entry.kind == EntryKind.BOUNDARY:
+        if record.kind == EntryKind.BOUNDARY:
             encoded = encode_body(self._encoder, content)
             return compare_bodies(encoded, record, "state", self._ignored, self._timed)
         plain, recorded = body.value if isinstance(body, tree.Fixed) else body, record.body()

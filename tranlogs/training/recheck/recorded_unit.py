@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from ...base.types import Array, Bytes
 from ...log.decoded_record import Entry
 from ...log.reader import SegmentReader
+from ...log.record_body import WHOLE
 from ...log.record_format import EntryKind
 from ...recovery.last_unit import LastUnit
 
@@ -19,25 +20,26 @@ T = TypeVar("T")
 
 
 class RecordedEntry:
-    """A record of the unit.
+    """A record of the unit. A record that is a step and a boundary counts as two.
 
     Attributes:
         entry: the decoded record.
+        kind: STEP, IMAGE or BOUNDARY.
     """
 
-    def __init__(self, entry: Entry) -> None:
-        self.entry = entry
+    def __init__(self, entry: Entry, kind: EntryKind) -> None:
+        self.entry, self.kind = entry, kind
         self._tensors: Future[Bytes] | None = None
         self._parts: Future[dict[str, tuple[bytes, list[Array]]]] | None = None
         self._body: Future[Any] | None = None
 
     def read_ahead(self, worker: ThreadPoolExecutor, *, with_tensors: bool) -> None:
         """Let a worker read the record."""
-        self._parts = worker.submit(self.entry.encoded)
-        if self.entry.kind != EntryKind.BOUNDARY:
+        self._parts = worker.submit(self._read_parts)
+        if self.kind != EntryKind.BOUNDARY:
             self._body = worker.submit(self.entry.body)
-        if with_tensors and self.entry.raw_bytes:
-            self._tensors = worker.submit(self.entry.read_all)
+            if with_tensors and self.entry.raw_bytes:
+                self._tensors = worker.submit(self.entry.read_all)
 
     def tensors(self) -> Bytes:
         """Return the bytes of all tensors, and keep them no longer.
@@ -54,7 +56,11 @@ class RecordedEntry:
         Raises:
             CorruptRecord: the body is damaged.
         """
-        return self.entry.encoded() if self._parts is None else self._parts.result()
+        return self._read_parts() if self._parts is None else self._parts.result()
+
+    def _read_parts(self) -> dict[str, tuple[bytes, list[Array]]]:
+        is_boundary = self.kind == EntryKind.BOUNDARY
+        return {name: part for name, part in self.entry.encoded().items() if (name != WHOLE) == is_boundary}
 
     def body(self) -> Any:
         """Return the body of a step, decoded.
@@ -86,13 +92,13 @@ class RecordedUnit:
                     readers[ordinal] = stack.enter_context(reader)
             found = [readers[link.segment.row.ordinal].decode(link.location) for link in unit.links]
             self._files = stack.pop_all()
-        self.entries = [RecordedEntry(entry) for entry in found]
+        self.entries = [RecordedEntry(entry, kind) for entry in found for kind in _kinds_in(entry.kind)]
 
     def read_ahead(self) -> None:
         """Begin to read the records in another thread."""
         left = _AHEAD_BYTES_MAX
         for one in self.entries:
-            left -= one.entry.raw_bytes
+            left -= one.entry.raw_bytes if one.kind != EntryKind.BOUNDARY else 0
             one.read_ahead(self._worker, with_tensors=left >= 0)
 
     def aside(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
@@ -103,3 +109,7 @@ class RecordedUnit:
         """Wait for the thread, and close the files."""
         self._worker.shutdown(cancel_futures=True)
         self._files.close()
+
+
+def _kinds_in(kind: EntryKind) -> tuple[EntryKind, ...]:
+    return (EntryKind.STEP, EntryKind.BOUNDARY) if kind == EntryKind.UNIT else (kind,)

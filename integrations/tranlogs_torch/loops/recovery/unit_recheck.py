@@ -149,7 +149,7 @@ class UnitRecheck(RecomputedUnit):
     def read_end(self) -> dict[str, Any]:
         """Return the body of the boundary that ends the unit."""
         assert self._recheck is not None
-        body: dict[str, Any] = self._parts.state.decode(self._recheck.end)
+        body: dict[str, Any] = self._parts.state.decode_boundary(self._recheck.end)
         return body
 
     def drop(self, changes: ScriptChanges) -> None:
