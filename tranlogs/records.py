@@ -6,7 +6,6 @@ from .encoding.tree import Fixed, to_numpy
 from .log.decoded_record import Entry
 from .log.layout import NO_TENSORS, Layout, Payload, SparseForm, array_of, spec_of
 from .log.record_body import BodyEncoder, decode_part
-from .log.record_format import EntryKind
 from .log.writer import Tensor
 
 __all__ = [
@@ -14,7 +13,6 @@ __all__ = [
     "BodyEncoder",
     "Checkpoint",
     "Entry",
-    "EntryKind",
     "Fixed",
     "Layout",
     "Payload",

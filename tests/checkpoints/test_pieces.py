@@ -13,7 +13,6 @@ from tranlogs.checkpoints import Checkpoint, Snapshot
 from tranlogs.journal import Journal
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record_format import EntryKind
 from tranlogs.log.scanner import scan
 from tranlogs.log.segments.segment_file import parse_segment_name
 
@@ -50,7 +49,7 @@ def test_a_piece_comes_back_from_log_and_checkpoint_with_its_place(tmp_path: Pat
     with SegmentReader(path) as reader:
         for location in scan(path, name[1]):
             entry = reader.decode(location)
-            if entry.kind == EntryKind.STEP:
+            if entry.kind.is_step:
                 assert_same(entry.read("grad/w"), kind)
                 assert_same(entry.read_slot(entry.slots_of("grad/w")[0]), kind)
 

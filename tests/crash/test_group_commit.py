@@ -15,7 +15,7 @@ from tests.crash.lossy_disk import LossyDisk
 from tests.support import campaign
 from tests.support.toy import open_toy
 from tranlogs.base.config import JournalConfig
-from tranlogs.log.record_format import EntryKind, unpack_head
+from tranlogs.log.record_format import unpack_head
 from tranlogs.log.record_rows import RecordRow
 from tranlogs.log.segments.segment_file import SegmentFile
 from tranlogs.log.syncing.group_commit import GroupCommit
@@ -62,7 +62,7 @@ class Cutter:
 def _boundary_step(record: RecordRow) -> int:
     """The step of a boundary; 0 for another record."""
     head = unpack_head(record.head)
-    return head.step if head is not None and head.kind == EntryKind.BOUNDARY else 0
+    return head.step if head is not None and head.kind.is_boundary else 0
 
 
 def cut_run(folder: Path, monkeypatch: pytest.MonkeyPatch, writer: Any, fault: str | None) -> list[dict[str, Any]]:

@@ -112,15 +112,14 @@ def test_a_damaged_share_is_named_and_worked_around(copied: Path, cli: Cli, tmp_
 
 def _last_gradient(folder: Path) -> int:
     from tranlogs.log.reader import SegmentReader
-    from tranlogs.log.record_format import EntryKind
     from tranlogs.recovery.group.journals import GenerationLog
 
     log = GenerationLog.read(folder, 1)
     (run,) = log.history.runs
-    last = [link for link in run if link.kind == EntryKind.STEP][-1]
+    last = [link for link in run if link.kind.is_step][-1]
     with SegmentReader(last.segment.path) as reader:
         entries = [reader.decode(link.location) for link in run if link.segment is last.segment]
-    return next(entry for entry in reversed(entries) if entry.kind == EntryKind.STEP).location.payload_offset
+    return next(entry for entry in reversed(entries) if entry.kind.is_step).location.payload_offset
 
 
 def test_a_journal_without_checkpoints_has_its_share_of_the_log_still(copied: Path, cli: Cli, tmp_path: Path) -> None:

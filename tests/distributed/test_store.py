@@ -14,7 +14,6 @@ from tests.distributed.child import DIES, STEPS
 from tests.distributed.conftest import Launcher
 from tests.distributed.test_world import landed, seen
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record_format import EntryKind
 from tranlogs.recovery.journal_facts import read_facts
 
 pytestmark = pytest.mark.crash
@@ -46,7 +45,7 @@ def damage_last_share(journal: Path) -> None:
         with SegmentReader(segment.path) as reader:
             entries = list(reader.entries(list(segment.locations)))
         for entry in entries:
-            if entry.kind == EntryKind.STEP and entry.step == STEPS:
+            if entry.kind.is_step and entry.step == STEPS:
                 with segment.path.open("r+b") as file:
                     file.seek(entry.location.payload_offset)
                     byte = file.read(1)[0]

@@ -22,7 +22,7 @@ SIZES = {
     **dict.fromkeys(("int8", "uint8", "bool"), 1),
     "complex128": 16,
 }
-KINDS = {1: "SEGMENT", 2: "STEP", 3: "IMAGE", 4: "BOUNDARY"}
+KINDS = {1: "SEGMENT", 2: "STEP", 3: "IMAGE", 4: "BOUNDARY", 5: "UNIT"}
 
 
 def itemsize(dtype: str) -> int:
@@ -36,6 +36,7 @@ class DocumentEntry:
     step: int
     tensors: dict[str, Any] = field(default_factory=dict)  # bytes; (indices, values) of sparse ones; None
     body: Any = None
+    boundary: Any = None
     digests: bytes = b""
     scalars: dict[str, float] = field(default_factory=dict)
 
@@ -147,13 +148,22 @@ class DocumentSegment:
             for i, (spec, size) in enumerate(zip(layout, sizes, strict=True)):
                 self._add(entry.tensors, spec, data[start : start + size], forms.get(i), is_absent(absent, i))
                 start += size
-        body = self._body(body_at or at)
+        body = self._body(at)
         if 0 in body:
             base = self._body(body.pop(0))
             assert 0 not in base
+            base.pop("", None)
             body = {key: part for key, part in (base | body).items() if part is not None}
+        if body_at:
+            assert "" not in body
+            body[""] = self._body(body_at)[""]
         parts = {key: self._part(key, body) for key in body if "/" not in key}
-        entry.body = parts if kind == "BOUNDARY" else parts[""]
+        assert ("" in parts) == (kind != "BOUNDARY")
+        entry.body = parts.pop("", None)
+        if kind in ("BOUNDARY", "UNIT"):
+            entry.boundary = parts
+        else:
+            assert not parts
         return entry
 
     def _size(self, i: int, spec: Any, absent: bytes, forms: dict[int, Any]) -> int:

@@ -121,6 +121,7 @@ def assert_reads_the_same(path: Path) -> set[int]:
             assert (found.kind, found.sequence, found.step, found.scalars) == head
             assert found.digests == entry.digests
             assert found.body == comparable(entry.body())
+            assert found.boundary == (comparable(entry.boundary()) if entry.kind.is_boundary else None)
             assert list(found.tensors) == entry.tensor_names()
             for name, content in found.tensors.items():
                 wanted = entry.read(name)
@@ -145,6 +146,9 @@ def test_every_form_of_record_is_read_from_the_document(tmp_path: Path) -> None:
         if step % 3 == 1:
             body["sometimes"] = {"again": tree.Fixed(step)}
         log.append(EntryKind.BOUNDARY, step, NO_TENSORS, encoder.parts(body, None), scalars={"loss": 0.5})
+        for last in (BODY, {"lr": 0.1}, {"lr": step}):
+            both = encoder.whole(last, None) | encoder.parts({**body, "n": step}, None)
+            log.append(EntryKind.UNIT, step, Payload.of(tensors()[:2]), both, b"87654321", scalars={"loss": 0.25})
         if step == 3:
             log.forget_definitions()
     log.close()

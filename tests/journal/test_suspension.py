@@ -53,7 +53,7 @@ def test_an_uncommitted_step_does_not_count_as_committed_when_logging_stops(toy:
     trainer.recover()
     trainer.train(5)
     step_of(trainer)
-    with failing("log.begin=enospc"):
+    with failing("log.write=enospc"):
         boundary_of(trainer)
     assert trainer.journal.is_suspended
     assert trainer.journal.committed == 5

@@ -194,6 +194,7 @@ def test_the_writer_thread_waits_for_a_payload_on_its_way_and_releases_it_after_
     )
     record = writer.begin(payload)
     writer.commit(record, RecordContent(EntryKind.STEP, 1, {"lr": 1}, b"digests"))
+    writer.append(Payload.of([]), RecordContent(EntryKind.BOUNDARY, 1, {"n": 1}))
     assert not record.is_open
     assert log.position.sequence == 0  # the training thread waited for nothing
     buffer[:] = [1, 2, 3, 4]
@@ -201,7 +202,10 @@ def test_the_writer_thread_waits_for_a_payload_on_its_way_and_releases_it_after_
     writer_thread.drain()
     assert order == ["arrived", "released at 1"]
     log.close()
-    assert bare.contents() == [(EntryKind.STEP, 1, {"grad/w": bytes([1, 2, 3, 4])}, {"lr": 1})]
+    assert bare.contents() == [
+        (EntryKind.STEP, 1, {"grad/w": bytes([1, 2, 3, 4])}, {"lr": 1}),
+        (EntryKind.BOUNDARY, 1, {}, {"n": 1}),
+    ]
     bare.close()
 
 
@@ -233,9 +237,10 @@ def test_a_failed_write_refuses_what_comes_after_it(tmp_path: Path, writer_threa
         writer.append(Payload.of([]), RecordContent(EntryKind.BOUNDARY, 1, {}))
         writer_thread.drain()
     record = writer.begin(Payload.of([("w", values(64))]))
+    writer.commit(record, RecordContent(EntryKind.STEP, 2, {}))
     with pytest.raises(LogUnavailable, match=r"log\.before_commit"):
-        writer.commit(record, RecordContent(EntryKind.STEP, 2, {}))
-    record.abort()
+        writer.append(Payload.of([]), RecordContent(EntryKind.BOUNDARY, 2, {}))
+    assert not record.is_open
     writer_thread.reset()
     log.close()
     bare.close()

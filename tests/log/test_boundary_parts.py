@@ -110,4 +110,4 @@ def test_boundaries_are_read_as_they_were_written(
     with SegmentReader(path) as reader:
         for location in left:
             if location.head.kind == EntryKind.BOUNDARY:
-                assert _comparable(reader.decode(location).body()) == written[location.head.step - 1][0]
+                assert _comparable(reader.decode(location).boundary()) == written[location.head.step - 1][0]

@@ -43,11 +43,11 @@ class Segment:
 
     def write(self, body: EncodedBody, *, is_committed: bool = True) -> int:
         record, self.end = self.end, self.end + 64
-        body_at = self.parts.shared_body(body)
-        if body_at:
+        is_boundary = body.keys() != {WHOLE}
+        if body_at := self.parts.shared_body(body):
             self.shared[record] = body_at
-            return record
-        placed = self.parts.write(body, record, self.end)
+            body = {name: part for name, part in body.items() if name != WHOLE}
+        placed = self.parts.write(body, record, self.end, is_boundary=is_boundary)
         if is_committed:
             at = self.end
             for buffer in placed.buffers:
@@ -64,9 +64,11 @@ class Segment:
         return unpack_body(self.packed[record])
 
     def read(self, record: int) -> dict[str, Any]:
-        body = self.body_at(self.shared.get(record, record))
+        body = self.body_at(record)
         if BASE in body:
             body = merge_bodies(body, self.body_at(body[BASE]))
+        if record in self.shared:
+            body[WHOLE] = self.body_at(self.shared[record])[WHOLE]
         return {name: self._decode(name, body) for name in body if "/" not in name}
 
     def _decode(self, name: str, body: PackedBody) -> Any:
@@ -137,20 +139,25 @@ values = st.one_of(
 bodies = st.dictionaries(st.sampled_from(["rng", "loop", "ema", "data"]), values, max_size=4)
 
 
-@given(st.lists(st.tuples(bodies, st.booleans(), st.integers(0, 9)), min_size=1, max_size=25))
+@given(st.lists(st.tuples(bodies, st.none() | values, st.integers(0, 9)), min_size=1, max_size=25))
 @settings(max_examples=campaign.examples(200), deadline=None)
-def test_any_sequence_of_bodies_is_read_back(sequence: list[tuple[dict[str, Any], bool, int]]) -> None:
-    """Some are of boundaries, some of steps, some are dropped before they are written, and now and then all is defined anew."""
+def test_any_sequence_of_bodies_is_read_back(sequence: list[tuple[dict[str, Any], Any, int]]) -> None:
+    """Some are of boundaries, some of steps, some of both; some are dropped before they are written, and now and then all is
+    defined anew.
+    """
     segment, written = Segment(), []
-    for body, is_boundary, chance in sequence:
+    for body, step, chance in sequence:
         if chance == 9:
             segment.parts = PartsWriter()
-        encode = segment.encoder.parts if is_boundary else segment.encoder.whole
-        encoded = encode(body, None)
+        encoded = {} if step is None else segment.encoder.whole(step, None)
+        content = {} if step is None else {WHOLE: step}
+        if step is None or chance % 2:
+            encoded |= segment.encoder.parts(body, None)
+            content |= body
         is_committed = chance != 8
         record = segment.write(encoded, is_committed=is_committed)
         if is_committed:
-            written.append((record, body if is_boundary else {WHOLE: body}))
+            written.append((record, content))
     for record, body in written:
         assert same(segment.read(record), body)
 

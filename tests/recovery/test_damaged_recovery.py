@@ -18,7 +18,7 @@ from tranlogs.base.errors import RecoveryError
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.log.decoded_record import Entry
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record_format import HEAD, EntryKind
+from tranlogs.log.record_format import HEAD
 from tranlogs.recovery.journal_facts import read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.verify import Problem
@@ -52,7 +52,7 @@ def boundary_arrays(run: Path) -> list[tuple[Path, int, list[int]]]:
     for segment in read_facts(run / "rank0").segments:
         with SegmentReader(segment.path) as reader:
             for entry in reader.entries(segment.locations):
-                if entry.kind == EntryKind.BOUNDARY:
+                if entry.kind.is_boundary:
                     found.append((segment.path, entry.step, [row[0] for _, row in entry.arrays()]))
     return found
 
@@ -141,7 +141,7 @@ def test_all_landings_damaged_falls_back_to_the_checkpoint(memory_path: Path) ->
 
 def test_steps_behind_damage_stay_on_their_own_timeline(memory_path: Path) -> None:
     run = trained(memory_path / "run", 30, every=1000)
-    [entry] = [entry for entry in entries_of(run) if (entry.kind, entry.step) == (EntryKind.STEP, 25)]
+    [entry] = [entry for entry in entries_of(run) if entry.kind.is_step and entry.step == 25]
     invert(entry.reader.path, tensor_span(entry, "grad/w2")[0])
     trainer = recovered(run)
     assert trainer.journal.step == 24
@@ -157,7 +157,7 @@ def test_loss_at_the_end_of_the_log_is_said_once_with_what_it_costs(
     memory_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = trained(memory_path / "run", 30, every=1000)
-    [entry] = [entry for entry in entries_of(run) if (entry.kind, entry.step) == (EntryKind.STEP, 29)]
+    [entry] = [entry for entry in entries_of(run) if entry.kind.is_step and entry.step == 29]
     invert(entry.reader.path, tensor_span(entry, "grad/w2")[0])
     trainer = open_run(run)
     report = trainer.recover()
@@ -171,7 +171,7 @@ def test_loss_at_the_end_of_the_log_is_said_once_with_what_it_costs(
 
 def test_damaged_step_is_refused_when_it_is_asked_for(memory_path: Path) -> None:
     run = trained(memory_path / "run", 30, every=1000)
-    [entry] = [entry for entry in entries_of(run) if (entry.kind, entry.step) == (EntryKind.STEP, 25)]
+    [entry] = [entry for entry in entries_of(run) if entry.kind.is_step and entry.step == 25]
     invert(entry.reader.path, tensor_span(entry, "grad/w2")[0])
     trainer = open_run(run)
     with pytest.raises(RecoveryError, match="step 27 is not covered: the log has no sound boundary at that step"):
@@ -226,7 +226,7 @@ def test_records_that_a_power_cut_left_behind_lost_ones_are_no_damage(tmp_path: 
     copy = abandoned_copy(trainer.journal, tmp_path / "copy")
     trainer.journal.close()
     *_, before, last = sorted(read_facts(copy / "rank0").segments, key=lambda one: one.row.ordinal)
-    first = next(one for one in last.locations if one.head.kind == EntryKind.STEP)
+    first = next(one for one in last.locations if one.head.kind.is_step)
     zero(last.path, first.offset + HEAD.size)
     zero(before.path, before.locations[6].offset)
     forget_records(copy / "rank0")

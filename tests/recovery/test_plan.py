@@ -15,7 +15,7 @@ from tranlogs.log.record_format import EntryKind, Head, Location, digest, pack_h
 from tranlogs.recovery.history import History, ScannedSegment, build_history
 from tranlogs.recovery.recovery_plan import RecoveryPlan, plan_recovery
 
-STEP, IMAGE, BOUNDARY = EntryKind.STEP, EntryKind.IMAGE, EntryKind.BOUNDARY
+STEP, IMAGE, BOUNDARY, UNIT = EntryKind.STEP, EntryKind.IMAGE, EntryKind.BOUNDARY, EntryKind.UNIT
 
 
 @dataclass
@@ -52,16 +52,16 @@ class Run:
 
     def log(self, *kinds: EntryKind) -> Run:
         for kind in kinds:
-            self.step += kind == STEP
+            self.step += kind.is_step
             self.sequence += 1
             self.chain = self._place(kind, self.sequence, self.chain).digest
-            if kind == BOUNDARY:
+            if kind.is_boundary:
                 self.places[self.step] = self.sequence, self.step, self.chain
         return self
 
     def steps(self, count: int) -> Run:
         for _ in range(count):
-            self.log(STEP, BOUNDARY)
+            self.log(*((UNIT,) if self.step % 3 else (STEP, BOUNDARY)))
         return self
 
     def checkpoint(self) -> Run:

@@ -71,7 +71,7 @@ class BareLog:
         return history.runs[0] if history.runs else []
 
     def contents(self) -> list[tuple[EntryKind, int, dict[str, bytes | None], Any]]:
-        """Kind, step, tensors and body of every entry of the first unbroken run."""
+        """Kind, step, tensors and body of every entry of the first unbroken run; a step that ends its unit counts as two."""
         found = []
         readers: dict[Path, SegmentReader] = {}
         try:
@@ -84,7 +84,12 @@ class BareLog:
                     content = entry.read(name)
                     assert content is None or isinstance(content, Array)
                     tensors[name] = None if content is None else content.data.tobytes()
-                found.append((entry.kind, entry.step, tensors, entry.body()))
+                if entry.kind != EntryKind.BOUNDARY:
+                    kind = EntryKind.STEP if entry.kind == EntryKind.UNIT else entry.kind
+                    found.append((kind, entry.step, tensors, entry.body()))
+                if entry.kind.is_boundary:
+                    tensors = tensors if entry.kind == EntryKind.BOUNDARY else {}
+                    found.append((EntryKind.BOUNDARY, entry.step, tensors, entry.boundary()))
         finally:
             for reader in readers.values():
                 reader.close()

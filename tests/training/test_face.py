@@ -31,7 +31,7 @@ Restarts restore_numbers RetentionPolicy RunOptions RunResources RunSettings Sca
 some_bytes StateDigests StepRecorder TurnData UNKNOWN_DATA Unstorable when_full window_of
 """
 RECORDS = """
-BodyEncoder Checkpoint decode_part Entry EntryKind Fixed Layout NO_TENSORS Payload Snapshot SparseForm Tensor
+BodyEncoder Checkpoint decode_part Entry Fixed Layout NO_TENSORS Payload Snapshot SparseForm Tensor
 array_of spec_of to_numpy tree
 """
 RANKS = """

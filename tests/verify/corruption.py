@@ -320,7 +320,7 @@ def _entries_matter(base: Base, name: str, old: bytes, new: bytes) -> bool:
     if any(map(matters, places[: left + 1])):
         return True
     found = itertools.chain(places[: left + 1], *(other for file, other in base.entries.items() if file != name))
-    steps = [place.head.step for place in found if place.head.kind == EntryKind.BOUNDARY]
+    steps = [place.head.step for place in found if place.head.kind.is_boundary]
     return max([*steps, *base.checkpoints]) < base.catalog.watermarks.committed
 
 

@@ -25,7 +25,7 @@ from tranlogs.checkpoints.folder import MANIFEST, open_manifest, seal_manifest
 from tranlogs.log import record_format
 from tranlogs.log.decoded_record import Entry
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record_format import HEAD, EntryKind, Location
+from tranlogs.log.record_format import HEAD, Location
 from tranlogs.log.syncing import group_commit
 from tranlogs.recovery.history import ScannedSegment
 from tranlogs.recovery.journal_facts import read_facts
@@ -97,12 +97,12 @@ def free_bytes(segment: ScannedSegment) -> int:
     return segment.path.stat().st_size - segment.locations[-1].end
 
 
-def entry_of(run: Path, kind: EntryKind, step: int) -> tuple[Path, Location, Entry]:
+def entry_of(run: Path, step: int) -> tuple[Path, Location, Entry]:
     for segment in read_facts(run / "rank0").segments:
         with SegmentReader(segment.path) as reader:
             for location in segment.locations:
                 entry = reader.decode(location)
-                if (entry.kind, entry.step) == (kind, step):
+                if entry.kind.is_boundary and entry.step == step:
                     return segment.path, location, entry
     raise LookupError(step)
 
@@ -134,7 +134,7 @@ def test_verify_changes_nothing(run: Path) -> None:
 
 
 def test_damaged_tensor_is_named_with_file_step_and_name(run: Path) -> None:
-    path, _, entry = entry_of(run, EntryKind.STEP, 61)
+    path, _, entry = entry_of(run, 61)
     invert(path, tensor_span(entry, "grad/w2")[0] + 1000)
     [problem] = problems_of(run)
     assert (problem.path, problem.step, problem.tensor) == (path, 61, "grad/w2")
@@ -142,14 +142,14 @@ def test_damaged_tensor_is_named_with_file_step_and_name(run: Path) -> None:
 
 
 def test_damaged_description_is_named_with_its_step(run: Path) -> None:
-    path, location, _ = entry_of(run, EntryKind.STEP, 61)
+    path, location, _ = entry_of(run, 61)
     invert(path, location.description_offset + 5)
     problems = problems_of(run)
     assert (problems[0].path, problems[0].step, problems[0].what) == (path, 61, "the checksum of its description differs")
 
 
 def test_missing_entry_is_named_with_its_step(run: Path) -> None:
-    path, location, _ = entry_of(run, EntryKind.STEP, 62)
+    path, location, _ = entry_of(run, 62)
     overwrite(path, location.offset, b"\0" * HEAD.size)
     problems = problems_of(run)
     assert (problems[0].path, problems[0].step) == (path, 62)
@@ -157,7 +157,7 @@ def test_missing_entry_is_named_with_its_step(run: Path) -> None:
 
 
 def test_missing_end_of_a_sealed_segment_is_named(run: Path) -> None:
-    path, location, _ = entry_of(run, EntryKind.BOUNDARY, 66)
+    path, location, _ = entry_of(run, 66)
     overwrite(path, location.offset, b"\0" * HEAD.size)
     problems = problems_of(run)
     assert [problem.path for problem in problems] == [path, run / "rank0" / "log"]
@@ -236,7 +236,7 @@ def test_stale_catalog_is_named(run: Path) -> None:
 
 
 def test_abandoned_entries_are_no_problem(run: Path) -> None:
-    path, location, _ = entry_of(run, EntryKind.STEP, 64)
+    path, location, _ = entry_of(run, 64)
     trainer = open_run(run)
     trainer.recover(step=62)
     trainer.train(63)
@@ -283,7 +283,7 @@ def test_run_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_unreadable_sector_is_named_and_the_rest_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, _, entry = entry_of(run, EntryKind.STEP, 66)
+    path, _, entry = entry_of(run, 66)
     page = tensor_span(entry, "grad/w2")[0] // 4096 * 4096
     bad = range(page + 4096, page + 8192)
 

@@ -111,9 +111,14 @@ def test_a_loop_whose_state_is_not_in_the_run_is_named_at_every_kill(
 
 
 def last_entry(run: Path, kind: EntryKind) -> Any:
-    """Return the newest record of a kind, and the file that holds it."""
+    """Return the newest record that is a step or a boundary, and the file that holds it."""
     segments = sorted(read_facts(run / "rank0").segments, key=lambda one: one.row.ordinal)
-    found = [(segment, location) for segment in segments for location in segment.locations if location.head.kind == kind]
+    found = [
+        (segment, location)
+        for segment in segments
+        for location in segment.locations
+        if (location.head.kind.is_step if kind == EntryKind.STEP else location.head.kind.is_boundary)
+    ]
     segment, location = found[-1]
     with SegmentReader(segment.path) as reader:
         return reader.decode(location), segment.path

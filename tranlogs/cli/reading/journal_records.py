@@ -107,7 +107,12 @@ class _Choice:
 
 @dataclass(slots=True)
 class Record:
-    """One entry of the log, as `tranlogs log` lists it. `kind` is gradients, weights, image, boundary or damaged."""
+    """One record of the log, as `tranlogs log` lists it.
+
+    Attributes:
+        kind: gradients, weights, image, boundary or damaged.
+        is_boundary: True if the record ends a unit.
+    """
 
     sequence: int
     step: int
@@ -120,6 +125,7 @@ class Record:
     scalars: dict[str, float] = field(default_factory=dict)
     segment: str = ""
     is_committed: bool = True
+    is_boundary: bool = False
 
 
 def list_records(history: JournalRecords, wanted: Sequence[Link], problems: list[str]) -> Iterator[Record]:
@@ -143,6 +149,7 @@ def list_records(history: JournalRecords, wanted: Sequence[Link], problems: list
             entry.scalars,
             link.segment.path.name,
             committed,
+            link.kind.is_boundary,
         )
 
 
@@ -164,6 +171,7 @@ def show_records(history: JournalRecords, wanted: Sequence[Link], problems: list
         yield {
             **place,
             "kind": _kind_of(entry, body),
+            "is_boundary": link.kind.is_boundary,
             "timeline": link.segment.row.timeline,
             "chain": f"{entry.head.chain:016x}",
             "digest": f"{entry.head.digest:016x}",
