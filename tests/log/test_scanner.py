@@ -23,6 +23,7 @@ from tranlogs.base.errors import CorruptRecord, UnknownFormat
 from tranlogs.base.types import dense
 from tranlogs.catalog import SegmentRow
 from tranlogs.encoding.tree import Fixed
+from tranlogs.log.decoded_record import Entry
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import HEAD, MAGIC, EntryKind, Location, checksum_of, pack_head
@@ -253,12 +254,12 @@ def test_copy_of_the_first_record_in_the_place_of_another_is_referred_to_by_none
         for location in scan(path, SEGMENT_ID):
             with SegmentReader(path) as reader, suppress(CorruptRecord):
                 entry = reader.decode(location)
-                assert (entry.read_all().tobytes(), entry.body()) == sound[location.head]
+                assert (entry.read_all().tobytes(), _bodies(entry)) == sound[location.head]
 
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from([EntryKind.STEP, EntryKind.IMAGE, EntryKind.BOUNDARY]), st.integers(0, 300)),
+        st.tuples(st.sampled_from([EntryKind.STEP, EntryKind.IMAGE, EntryKind.BOUNDARY, EntryKind.UNIT]), st.integers(0, 300)),
         min_size=1,
         max_size=25,
     ),
@@ -293,7 +294,7 @@ def test_random_damage_of_random_records_gives_no_wrong_record_and_no_other_erro
             with SegmentReader(path) as reader:
                 try:
                     entry = reader.decode(location)
-                    values, body = entry.read_all().tobytes(), entry.body()
+                    values, body = entry.read_all().tobytes(), _bodies(entry)
                 except CorruptRecord:
                     continue
             assert (values, body) == sound[location.head]
@@ -312,13 +313,13 @@ def _written(folder: Path, records: list[tuple[EntryKind, int]]) -> tuple[Path, 
         for sequence, (kind, size) in enumerate(records, 1):
             values = np.random.default_rng(sequence).integers(0, 256, size, np.uint8)
             body: dict[str, Any] = {"n": sequence % 3, "words": ["constant"] * 20}
-            if kind == EntryKind.BOUNDARY:
-                body["data"] = {"head": ["same"] * 20, "sometimes": sequence // 4}
-                encoded = log.encoder.parts({**body, "data": {name: Fixed(one) for name, one in body["data"].items()}}, None)
-            else:
-                encoded = log.encoder.whole(body, None)
+            step = dict(body) if kind != EntryKind.BOUNDARY else None
+            encoded = log.encoder.whole(step, None) if step is not None else {}
+            body["data"] = {"head": ["same"] * 20, "sometimes": sequence // 4}
+            if kind.is_boundary:
+                encoded |= log.encoder.parts({**body, "data": {name: Fixed(one) for name, one in body["data"].items()}}, None)
             log.append(kind, sequence, Payload.of([("w", dense(values))]), encoded)
-            contents.append((values.tobytes(), body))
+            contents.append((values.tobytes(), (step, body if kind.is_boundary else None)))
         assert log._segment is not None
         path, segment_id = log._segment.path, log._segment.segment_id
         log.close()
@@ -330,8 +331,12 @@ def _written(folder: Path, records: list[tuple[EntryKind, int]]) -> tuple[Path, 
     found = scan(path, SEGMENT_ID)
     first = (b"", None)
     with SegmentReader(path) as reader:
-        first = (b"", reader.decode(found[0]).body())
+        first = (b"", _bodies(reader.decode(found[0])))
     return path, list(zip(found, [first, *contents], strict=True))
+
+
+def _bodies(entry: Entry) -> tuple[Any, Any]:
+    return entry.body(), entry.boundary() if entry.kind.is_boundary else None
 
 
 def _renamed(raw: bytes, found: list[Location], segment_id: int) -> bytes:

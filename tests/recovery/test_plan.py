@@ -122,7 +122,7 @@ class Run:
 
 
 def redone(plan: RecoveryPlan) -> list[int]:
-    return [link.step for link in plan.links if link.kind == STEP]
+    return [link.step for link in plan.links if link.kind.is_step]
 
 
 def test_the_newest_boundary_is_the_landing() -> None:
@@ -137,7 +137,7 @@ def test_the_newest_boundary_is_the_landing() -> None:
 )
 def test_what_no_boundary_follows_was_not_committed(tail: tuple[EntryKind, ...]) -> None:
     plan = Run().steps(3).log(*tail).plan()
-    assert (plan.position.step, plan.links[-1].kind, plan.has_later) == (3, BOUNDARY, False)
+    assert (plan.position.step, plan.links[-1].kind, plan.has_later) == (3, UNIT, False)
 
 
 def test_the_newest_of_the_checkpoints_that_reach_as_far_is_the_start() -> None:
@@ -326,7 +326,7 @@ def test_after_a_rewind_the_new_timeline_is_followed() -> None:
     run = Run().steps(6).go_back(3).steps(2)
     plan = run.plan()
     assert (plan.position.step, plan.position.timeline, plan.has_later) == (5, 2, False)
-    assert [link.segment.row.timeline for link in plan.links if link.kind == STEP] == [1, 1, 1, 2, 2]
+    assert [link.segment.row.timeline for link in plan.links if link.kind.is_step] == [1, 1, 1, 2, 2]
     assert (plan.position.sequence, plan.position.chain) == (run.sequence, run.chain)
 
 
@@ -351,7 +351,7 @@ def test_rewinding_again_before_the_first_fork_cuts_both() -> None:
     run = Run().steps(6).go_back(4).steps(3).go_back(2).steps(2)
     plan = run.plan()
     assert run.limits == {3: None, 2: run.places[2][0], 1: run.places[2][0]}
-    assert [(link.step, link.segment.row.timeline) for link in plan.links if link.kind == STEP] == [
+    assert [(link.step, link.segment.row.timeline) for link in plan.links if link.kind.is_step] == [
         (1, 1),
         (2, 1),
         (3, 3),
@@ -362,7 +362,7 @@ def test_rewinding_again_before_the_first_fork_cuts_both() -> None:
 def test_rewinding_again_behind_the_first_fork_keeps_both() -> None:
     run = Run().steps(6).go_back(3).steps(4).go_back(5).steps(2)
     plan = run.plan()
-    steps = [(link.step, link.segment.row.timeline) for link in plan.links if link.kind == STEP]
+    steps = [(link.step, link.segment.row.timeline) for link in plan.links if link.kind.is_step]
     assert steps == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 3), (7, 3)]
     assert not plan.has_later
 
