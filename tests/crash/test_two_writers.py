@@ -269,6 +269,34 @@ def test_a_run_that_is_deleted_is_said_to_be_lost(tmp_path: Path, start: Start) 
     assert not run.exists()
 
 
+@pytest.mark.parametrize("durability", ["machine", "process"])
+@pytest.mark.parametrize("what", ["all", "log", "catalog"])
+def test_a_run_whose_files_are_deleted_is_logged_again(tmp_path: Path, start: Start, durability: str, what: str) -> None:
+    """A move to another file system is a copy, and then the files are deleted one by one."""
+    run = tmp_path / "run"
+    first = start(run, durability)
+    assert first.do("train 20") == "20"
+    for path in list(run.rglob("catalog.lmdb*" if what == "catalog" else "log/*" if what == "log" else "*")):
+        if path.is_file():
+            path.unlink(missing_ok=True)
+    if what == "catalog":
+        while not (run / "rank0/catalog.lmdb").exists():
+            first.do("train 1")
+    else:
+        first.train_until("suspended")
+        while first.do("train 5") == "suspended":
+            pass
+    answer = first.do("train 5")
+    said = first.end()
+    if what == "catalog":
+        assert "catalog.lmdb was deleted, and was written again" in said
+    else:
+        assert "was deleted while it was written" in said
+        assert "a crash now would lose what was logged since the last checkpoint that is left" in said
+        assert "logging resumed from a fresh checkpoint" in said
+    assert_recovers(run, int(answer))
+
+
 def test_a_script_may_change_its_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     trainer = open_toy("run", sizes=SIZES)

@@ -273,15 +273,15 @@ class LogUnavailable(TranLogsError):
 
 
 class RunLost(LogUnavailable):
-    """This process can no longer write the run: another process does, or the folder was moved or deleted.
+    """This process can no longer write the run: another process does, or the folder or a file of it was moved or deleted.
 
     Attributes:
         resumes_when: what has to happen so that logging resumes; "" if nothing can.
-        is_deleted: True if the folder was deleted.
+        loss: what a crash now would lose, as the end of a sentence; "" for the steps since the newest committed one.
     """
 
-    def __init__(self, why: str, resumes_when: str, *, is_deleted: bool = False) -> None:
-        self.resumes_when, self.is_deleted = resumes_when, is_deleted
+    def __init__(self, why: str, resumes_when: str, *, loss: str = "") -> None:
+        self.resumes_when, self.loss = resumes_when, loss
         super().__init__(why)
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import lmdb
 
+from ..base.atomic_files import publishing
 from ..base.config import CATALOG_BYTES, CATALOG_BYTES_GROWN_MAX, CATALOG_HELD_SECONDS, FORMAT_VERSION, THREAD_SECONDS_MAX
 from ..base.errors import CannotRead, CatalogUnavailable, CorruptCatalog, LogUnavailable, UnknownFormat
 from ..base.failpoints import hit
@@ -77,7 +78,7 @@ class Catalog:
 
     def __init__(self, path: Path, env: lmdb.Environment, *, writable: bool) -> None:
         self.path, self.writable = path, writable
-        self._inode = os.stat(path).st_ino
+        self._inode, self._folder_inode = os.stat(path).st_ino, os.stat(path.parent).st_ino
         self._env: lmdb.Environment | None = env  # None if the last attempt to open it again failed
         self.is_held = False
         self._map_bytes = CATALOG_BYTES
@@ -155,7 +156,7 @@ class Catalog:
         while True:
             with self._lock:  # Not held during the wait: so it is held only by a transaction of this process.
                 self._write_count += 1
-                self._needs_reopening |= self.has_lost_lock_file()
+                self._needs_reopening |= self.has_lost_lock_file() or self._write_deleted_file()
                 try:
                     with self._begin(write=True) as txn:
                         self._note_held(None)
@@ -175,6 +176,23 @@ class Catalog:
             if waited >= (_HELD_SECONDS if self.is_held else CATALOG_HELD_SECONDS) and not is_patient():
                 raise held
             time.sleep(_POLL_SECONDS)
+
+    def _write_deleted_file(self) -> bool:
+        """Write the file again if it was deleted, from what this process has open. Return True if it was.
+
+        Raises:
+            LogUnavailable: the file cannot be written.
+        """
+        folder = self.path.parent
+        if self._env is None or self.path.exists() or not folder.is_dir() or os.stat(folder).st_ino != self._folder_inode:
+            return False
+        try:
+            with publishing(self.path) as copy, copy.open("r+b") as file:
+                self._env.copyfd(file.fileno())
+        except (lmdb.Error, OSError) as error:
+            raise LogUnavailable(f"{self.path} was deleted and cannot be written again: {error}") from error
+        _log.warning("%s was deleted, and was written again", self.path)
+        return True
 
     def _note_held(self, error: _Held | None) -> None:
         was_held, self.is_held = self.is_held, error is not None

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..base.errors import CannotRead, LogUnavailable
 from ..catalog import Catalog, SegmentRow, segment_key
 from ..log.record_format import Position
-from ..log.record_rows import complete_records
+from ..log.record_rows import complete_records, delete_records
 from ..log.scanner import scan
 from ..log.segments.segment_file import was_written
 from ..rebuild_catalog import read_segment
@@ -75,6 +75,7 @@ def seal_abandoned_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool
                 complete_records(tables, sealed, records)
             elif not exists:
                 tables.delete(segment_key(row.ordinal))
+                delete_records(tables, row.ordinal)
             elif is_empty:
                 tables.put(segment_key(row.ordinal), replace(row, state="retired"))
             else:  # The segment was written, but no record can be read: keep the file until a checkpoint makes it unnecessary.

@@ -99,10 +99,15 @@ def complete_records(tables: Tables, row: SegmentRow, found: Sequence[Location])
     if is_contiguous(known) and all(one.head.segment_id == row.number for one in known):
         found = [one for one in found if one.head.sequence > known[-1].head.sequence]
     else:
-        for key in tables.keys(f"{_PREFIX}{row.ordinal:010d}/"):
-            tables.delete(key)
+        delete_records(tables, row.ordinal)
     records = [RecordRow(row.ordinal, one.head.sequence, one.offset, one.end, repack_head(one.head)) for one in found]
     add_records(tables, records)
+
+
+def delete_records(tables: Tables, ordinal: int) -> None:
+    """Delete the rows of the records of a segment."""
+    for key in tables.keys(f"{_PREFIX}{ordinal:010d}/"):
+        tables.delete(key)
 
 
 def sweep_records(tables: Tables, start: int) -> int | None:

@@ -211,7 +211,7 @@ class OwnerLock:
         except OSError:  # The folder cannot be read now. The next write tells what is wrong.
             return
         if place.endswith(" (deleted)"):
-            raise RunLost("the folder was deleted, with all that was logged", "", is_deleted=True)
+            raise RunLost("the folder was deleted, with all that was logged", "", loss="all of it")
         target = os.path.join(os.path.dirname(place), self._folder.name)
         remedy = f"stop this process and start it with run={os.path.dirname(place)!r}"
         if place != target:

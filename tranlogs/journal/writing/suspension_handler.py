@@ -12,10 +12,13 @@ from typing import Any
 from ...base.atomic_files import is_disk_full
 from ...base.clock import Clock
 from ...base.errors import CatalogUnavailable, LogUnavailable, RunLost, UnencodableState, error_text, file_size_limit
+from ...catalog import segment_key
 from ...checkpoints import Snapshot
+from ...checkpoints.folder import MANIFEST
 from ...encoding import tree
 from ...log.layout import NO_TENSORS
 from ...log.record_format import EntryKind, Position
+from ...log.record_rows import delete_records
 from ..abandoned_segments import seal_abandoned_segments
 from ..checkpointing.journal_checkpoints import JournalCheckpoints
 from ..opening import OpenedJournal
@@ -50,7 +53,8 @@ class SuspensionHandler:
             error: why logging is suspended, or could not be resumed.
             step: the newest step of the training.
         """
-        error = self._opened.lock.find_loss() or error  # It explains the errors that followed from it.
+        cause = error.__cause__ if isinstance(error.__cause__, RunLost) else error
+        error = self._opened.lock.find_loss() or cause  # It explains the errors that followed from it.
         self._journal_log.close(truncates=False)
         now = self._clock.monotonic()
         if self.current is None:
@@ -103,6 +107,7 @@ class SuspensionHandler:
                 checkpoints.take_now(snapshot(), position, adapt)
             else:
                 seal_abandoned_segments(self._opened.paths, self._opened.catalog, sync=False)
+                self._forget_deleted_files()
                 self._open_and_checkpoint(position, snapshot, adapt)
             self._write_boundary(step, body, adapt)
             end_incident(self._opened.catalog, step, self._clock.now(), suspension)
@@ -115,6 +120,19 @@ class SuspensionHandler:
         self.current, self._previous_suspension = None, suspension
         checkpoints.schedule.note_taken(step, 0)
         _log.warning("%s: logging resumed from a fresh checkpoint at step %d", self._opened.paths.folder, step)
+
+    def _forget_deleted_files(self) -> None:
+        """Delete the rows of checkpoints and segments that a program has deleted."""
+        catalog, paths = self._opened.catalog, self._opened.paths
+        checkpoints = [row.name for row in catalog.checkpoints() if not (paths.checkpoints / row.name / MANIFEST).exists()]
+        segments = [row.ordinal for row in catalog.segments() if not (paths.log / row.file).exists()]
+        if checkpoints or segments:
+            with catalog.transaction() as tables:
+                for name in checkpoints:
+                    tables.delete(f"checkpoint/{name}")
+                for ordinal in segments:
+                    tables.delete(segment_key(ordinal))
+                    delete_records(tables, ordinal)
 
     def _open_and_checkpoint(self, position: Position, snapshot: Callable[[], Snapshot], adapt: tree.Adapt | None) -> None:
         """Open the log, then take a checkpoint. If the log before the gap fills the disk, take the checkpoint first."""
@@ -142,8 +160,8 @@ class SuspensionHandler:
 
 
 def _consequence(error: BaseException, committed: int) -> str:
-    if isinstance(error, RunLost) and error.is_deleted:
-        return "a crash now would lose all of it"
+    if isinstance(error, RunLost) and error.loss:
+        return f"a crash now would lose {error.loss}"
     return f"a crash now would go back to step {committed}"
 
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...base.atomic_files import sync_folder
-from ...base.errors import LogUnavailable
+from ...base.errors import LogUnavailable, RunLost
 from ...base.failpoints import hit
 from ...base.types import Bytes
 from ..record_format import HEAD, Position, unpack_head
@@ -102,6 +102,19 @@ class SegmentFile:
         """
         hit("log.sync")
         os.fdatasync(self._fd)
+
+    def demand_file(self) -> None:
+        """Check that the file was not deleted.
+
+        Raises:
+            RunLost: it was deleted, with all that was written to it.
+        """
+        if os.fstat(self._fd).st_nlink == 0:
+            raise RunLost(
+                f"{self.path} was deleted while it was written (moved to another file system?)",
+                "no files of the run are deleted",
+                loss="what was logged since the last checkpoint that is left",
+            )
 
     def truncate(self) -> None:
         """Give unused space at the end of the file back to the file system."""

@@ -162,6 +162,8 @@ class GroupCommit:
             if work.segment is not None and work.records:
                 work.segment.sync()
         self._demand_writer()  # also without records: a deleted lock file is made again while training pauses
+        for segment in [*(one for one, _ in work.sealing), *([work.segment] if work.segment is not None else [])]:
+            segment.demand_file()
         if work.sealing and state.is_stopped and state.truncates:
             self._write(work.changes, work.records, [partial(record_size, segment=one) for one, _ in work.sealing])
             work.changes, work.records = [], []
