@@ -156,6 +156,7 @@ class Loops:
         """Undo what code between finished loops did: it ran before the crash, and the record has what it did then."""
         backup, self._between = self._between, None
         if backup is not None:
+            self._parts.restarts.note_undoing()
             backup.set_back()
             self._parts.auxiliary.set_positions_back()
             self._parts.writes.remember(self._parts.journal.step)

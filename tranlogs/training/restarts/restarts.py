@@ -61,6 +61,7 @@ class Restarts:
         self._report, self.framework = report, framework
         self._outside: Loops = frozenset()
         self._first: dict[str, bytes] | None = None  # digests when this process entered its first loop, finished or not
+        self._undone = dict[str, bytes]()  # digests before what code between loops has done was undone
         self._kept = set[int]()  # ids of objects that the run has kept since the loop was opened
         self._opened: ScriptValues | None = None
         self._before = dict[str, tuple[bytes, str]]()  # digest and first value where the loop was opened
@@ -120,8 +121,15 @@ class Restarts:
             self._guard(self._read_first)
 
     def _read_first(self) -> None:
+        self._first = self._read_digests()
+
+    def note_undoing(self) -> None:
+        """Take the digests of what code between loops has set, which is going to be undone."""
+        self._guard(lambda: setattr(self, "_undone", self._read_digests()))
+
+    def _read_digests(self) -> dict[str, bytes]:
         values = read_values(self.framework, self._outside, set(), opens="loop").values
-        self._first = {place.key: digest for place, _, digest in values}
+        return {place.key: digest for place, _, digest in values}
 
     def open_pass(self, *, has_epochs: bool) -> None:
         """Take the digests of what the turn of the loop has set before a pass over the data, which opens now: sums of an epoch.
@@ -186,10 +194,10 @@ class Restarts:
         if entered is now:
             self._record()
             return
-        first, code = self._first or {}, f"again {self.framework.variable}"
+        first, code, undone = self._first or {}, f"again {self.framework.variable}", self._undone
         changed = [
             Restart(code, place.name, UNKNOWN)
-            for place, value, digest in values
+            for place, value, digest in ((place, value, undone.get(place.key, digest)) for place, value, digest in values)
             if entered.get(place.key, digest) != digest and first.get(place.key) != digest and place.name
             if not _is_of_clock(place, None, value)
         ]

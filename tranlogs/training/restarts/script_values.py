@@ -111,7 +111,7 @@ class _Walk:
         self.kept |= {id(one) for one in self.framework.kept() if one is not None}
         self.tracked = {id(one) for one, _ in self.framework.tracked()}
         for name, value in self.framework.remembered().items():
-            yield from self._plain(Place(f"kept:{name}", ""), value)
+            yield from self._plain(Place(f"kept:{name}", f"state.{name}"), value)
         for prefix, variables in scopes:
             for name, value in variables.items():
                 if not name.startswith("__") and name != "_" and not isinstance(value, ModuleType):
