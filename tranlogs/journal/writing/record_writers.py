@@ -103,6 +103,7 @@ class LogWriter(ABC):
         return self._begin(payload)
 
     def commit(self, record: StepRecord, content: RecordContent) -> None:
+        self._close_step()  # Queued records of two optimizers may be open at once.
         body = encode_body(self._log.encoder, content)
         if type(content.body) is not tree.Fixed:
             body = {name: copy_part(part) for name, part in body.items()}
