@@ -19,7 +19,7 @@ from tests.support.toy import ToyTrainer, open_toy
 from tests.support.verify import verify_run
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import NotARun, UnknownFormat
-from tranlogs.catalog import CATALOG_NAME, Catalog
+from tranlogs.catalog import CATALOG_NAME, Catalog, segment_key
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.checkpoints.folder import MANIFEST, open_manifest, seal_manifest
 from tranlogs.log import record_format
@@ -131,6 +131,17 @@ def test_verify_changes_nothing(run: Path) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and not path.name.endswith("-lock")}
     list(verify_run(run))
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_only_the_newest_segment_may_be_missing_in_the_catalog(run: Path) -> None:
+    rows = [segment.row for segment in read_facts(run / "rank0").segments]
+    catalog = Catalog.open(run / "rank0", writable=True)
+    for row in (rows[-1], rows[0]):
+        with catalog.transaction() as tables:
+            tables.delete(segment_key(row.ordinal))
+    catalog.close()
+    told = [problem.what for problem in problems_of(run) if "does not list" in problem.what]
+    assert told == [f"it does not list segment {rows[0].file}, which reaches step {rows[0].last_step}"]
 
 
 def test_damaged_tensor_is_named_with_file_step_and_name(run: Path) -> None:

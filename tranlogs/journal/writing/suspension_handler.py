@@ -19,6 +19,7 @@ from ...encoding import tree
 from ...log.layout import NO_TENSORS
 from ...log.record_format import EntryKind, Position
 from ...log.record_rows import delete_records
+from ...retention.prune import set_aside
 from ..abandoned_segments import seal_abandoned_segments
 from ..checkpointing.journal_checkpoints import JournalCheckpoints
 from ..opening import OpenedJournal
@@ -122,15 +123,15 @@ class SuspensionHandler:
         _log.warning("%s: logging resumed from a fresh checkpoint at step %d", self._opened.paths.folder, step)
 
     def _forget_deleted_files(self) -> None:
-        """Delete the rows of checkpoints and segments that a program has deleted."""
+        """Remove checkpoints and segments that a program has deleted from the catalog."""
         catalog, paths = self._opened.catalog, self._opened.paths
-        checkpoints = [row.name for row in catalog.checkpoints() if not (paths.checkpoints / row.name / MANIFEST).exists()]
-        segments = [row.ordinal for row in catalog.segments() if not (paths.log / row.file).exists()]
-        if checkpoints or segments:
+        for row in catalog.checkpoints():
+            if not (paths.checkpoints / row.name / MANIFEST).exists():
+                set_aside(catalog, paths.checkpoints, row.name)
+        deleted = [row.ordinal for row in catalog.segments() if not (paths.log / row.file).exists()]
+        if deleted:
             with catalog.transaction() as tables:
-                for name in checkpoints:
-                    tables.delete(f"checkpoint/{name}")
-                for ordinal in segments:
+                for ordinal in deleted:
                     tables.delete(segment_key(ordinal))
                     delete_records(tables, ordinal)
 
