@@ -97,12 +97,12 @@ def free_bytes(segment: ScannedSegment) -> int:
     return segment.path.stat().st_size - segment.locations[-1].end
 
 
-def entry_of(run: Path, step: int) -> tuple[Path, Location, Entry]:
+def entry_of(run: Path, step: int, *, of_boundary: bool = False) -> tuple[Path, Location, Entry]:
     for segment in read_facts(run / "rank0").segments:
         with SegmentReader(segment.path) as reader:
             for location in segment.locations:
                 entry = reader.decode(location)
-                if entry.kind.is_boundary and entry.step == step:
+                if (entry.kind.is_boundary if of_boundary else entry.kind.is_step) and entry.step == step:
                     return segment.path, location, entry
     raise LookupError(step)
 
@@ -133,13 +133,15 @@ def test_verify_changes_nothing(run: Path) -> None:
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_only_the_newest_segment_may_be_missing_in_the_catalog(run: Path) -> None:
-    rows = [segment.row for segment in read_facts(run / "rank0").segments]
+def test_only_the_newest_segment_of_a_killed_process_may_be_missing_in_the_catalog(run: Path) -> None:
+    rows = sorted((segment.row for segment in read_facts(run / "rank0").segments), key=lambda row: row.ordinal)
     catalog = Catalog.open(run / "rank0", writable=True)
     for row in (rows[-1], rows[0]):
         with catalog.transaction() as tables:
             tables.delete(segment_key(row.ordinal))
     catalog.close()
+    note = run / "rank0" / "owner.json"
+    note.write_text(note.read_text().replace('"has_closed": true', '"has_closed": false'))
     told = [problem.what for problem in problems_of(run) if "does not list" in problem.what]
     assert told == [f"it does not list segment {rows[0].file}, which reaches step {rows[0].last_step}"]
 
@@ -168,7 +170,7 @@ def test_missing_entry_is_named_with_its_step(run: Path) -> None:
 
 
 def test_missing_end_of_a_sealed_segment_is_named(run: Path) -> None:
-    path, location, _ = entry_of(run, 66)
+    path, location, _ = entry_of(run, 66, of_boundary=True)
     overwrite(path, location.offset, b"\0" * HEAD.size)
     problems = problems_of(run)
     assert [problem.path for problem in problems] == [path, run / "rank0" / "log"]

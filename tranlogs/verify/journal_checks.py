@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..base.errors import CorruptCatalog, UnknownFormat
 from ..catalog import CATALOG_NAME, Catalog, Tables
+from ..journal.ownership.writer_lock import read_owner
 from ..recovery.journal_facts import CatalogContents, read_catalog, read_unlisted
 from .checkpoint_checks import verify_checkpoints
 from .findings import Checked, Finding, Problem
@@ -39,9 +40,10 @@ def _verify(folder: Path) -> Iterator[Finding]:
         known = CatalogContents()
         yield Problem(catalog, error.why)
     found = read_unlisted(folder, known)
-    newest = max((row.ordinal for row in known.segments), default=0)
+    newest, owner = max((row.ordinal for row in known.segments), default=0), read_owner(folder)
     for row in found.segments if known.names else ():
-        if row.ordinal < newest:  # A kill between the name of the newest file and its row is ordinary.
+        # A kill between the name of the newest file and its row is ordinary.
+        if row.ordinal < newest or owner is None or owner.has_closed:
             yield Problem(catalog, f"it does not list segment {row.file}, which reaches step {row.last_step}")
     yield from verify_checkpoints(folder, known)
     yield from verify_records(folder, known)
