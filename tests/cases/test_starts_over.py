@@ -293,10 +293,10 @@ def test_what_is_hard_to_see_is_named(tmp_path: Path) -> None:
     assert "python=python, numpy=numpy, generator=generator" in said
 
 
-def between(job: Job, *, guards: bool) -> None:
+def between(job: Job, *, guards: bool, remembers: bool) -> None:
     """Evaluate between two loops."""
     model, loader, optimizer = built(job)
-    state = optimizer.remember(score=None) if guards else SimpleNamespace(score=None)
+    state = optimizer.remember(score=None) if remembers else SimpleNamespace(score=None)
     job.start(optimizer, loader=loader)
     for number in range(2):
         for epoch in optimizer.epochs(2, loader):
@@ -310,13 +310,14 @@ def between(job: Job, *, guards: bool) -> None:
     optimizer.close()
 
 
-@pytest.mark.parametrize("guards", [False, True])
-def test_code_between_loops_is_guarded_by_the_line_that_the_note_gives(guards: bool, tmp_path: Path) -> None:
-    script = partial(between, guards=guards)
+@pytest.mark.parametrize(("guards", "remembers"), [(False, False), (False, True), (True, True)])
+def test_code_between_loops_is_guarded_by_the_line_that_the_note_gives(guards: bool, remembers: bool, tmp_path: Path) -> None:
+    script = partial(between, guards=guards, remembers=remembers)
     twin = finished(script, tmp_path / "twin")
     assert killed(script, tmp_path / "killed", Death("batch", number=14)) == -signal.SIGKILL
     last = finished(script, tmp_path / "killed", tmp_path / "killed" / "run")
     assert last.printed.count("evaluated") == (1 if guards else 2)
     assert (last.printed == twin.printed) is guards
+    assert any(note.startswith("state.score: another value") for note in last.notes) is not guards
     line = "optimizer.remember(score=None) before recover(), and `if state.score is None:` before the code that sets it"
     assert any(line in note for note in last.notes) is not guards
