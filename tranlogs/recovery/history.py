@@ -46,6 +46,13 @@ class Link(NamedTuple):
     def kind(self) -> EntryKind:
         return self.location.head.kind
 
+    def without_step(self) -> Link:
+        """Return the boundary of a record alone, for a state that has the step which the record redoes."""
+        if self.kind != EntryKind.UNIT:
+            return self
+        head = self.location.head._replace(kind=EntryKind.BOUNDARY)
+        return Link(self.location._replace(head=head), self.segment)
+
 
 @dataclass(slots=True)
 class History:

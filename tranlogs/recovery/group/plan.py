@@ -99,7 +99,7 @@ class RankPlanner:
         """Return what the loop noted on this rank before the entries of a plan that starts at another rank's checkpoint."""
         for row in reversed(log.checkpoints):
             links = log.history.after(row.sequence, int(row.chain, 16))
-            end = next((i for i, link in enumerate(links) if link is plan.links[0]), None)
+            end = next((i for i, link in enumerate(links) if link.sequence == plan.links[0].sequence), None)
             if end is None:
                 continue
             with (
@@ -123,18 +123,21 @@ class RankPlanner:
             links = _select_from_step(runs, row.step, target)
         for run in runs:
             found = [link for _, link in enumerate_boundaries(run) if link.step == target]
-            if len(found) >= max(number, 1) and run[-1] is links[-1]:
+            if len(found) >= max(number, 1) and run[-1].location.head.digest == links[-1].location.head.digest:
                 last = found[max(number, 1) - 1]
-                return links[: next(i for i, link in enumerate(links) if link is last) + 1]
+                return links[: next(i for i, link in enumerate(links) if link.sequence == last.sequence) + 1]
         raise AssertionError(f"the agreement on step {target} does not fit the log of rank {donor}")
 
 
 def _select_from_step(runs: Sequence[list[Link]], start: int, target: int) -> list[Link]:
-    """Return the entries from the first boundary at a step on, in the run that leads to the target; [] if there is none."""
+    """Return the entries from the first boundary at a step on, in the run that leads to the target; [] if there is none.
+
+    The state has the step of that boundary already.
+    """
     for run in runs:
         first = 0 if start == 0 and run[0].sequence == 1 else None
         if first is None:
             first = next((i for i, link in enumerate_boundaries(run) if link.step == start), None)
         if first is not None and run[-1].step >= target:
-            return run[first:]
+            return [run[first].without_step(), *run[first + 1 :]] if run[first].step == start else run[first:]
     return []
