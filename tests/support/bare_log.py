@@ -72,7 +72,7 @@ class BareLog:
 
     def contents(self) -> list[tuple[EntryKind, int, dict[str, bytes | None], Any]]:
         """Kind, step, tensors and body of every entry of the first unbroken run; a step that ends its unit counts as two."""
-        found = []
+        found: list[tuple[EntryKind, int, dict[str, bytes | None], Any]] = []
         readers: dict[Path, SegmentReader] = {}
         try:
             for link in self.links():
