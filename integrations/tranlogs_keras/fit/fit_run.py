@@ -22,7 +22,7 @@ from ..state import rng
 from ..state.architecture import describe_model
 from ..state.callbacks import CallbackStates
 from ..state.rarely_changed_parts import Parts, found_under
-from ..state.script_values import read_array
+from ..state.script_values import read_array, version_of
 from .boundary_contents import CALLBACK, FitBoundary
 from .earlier_fits import EarlierFits
 from .fit_setup import make_parts, open_resources
@@ -85,7 +85,13 @@ class FitRun:
         report, recorded_environment = LiveReport(settings.run), dict[str, Any]()
         self.number = max(number, finished.count(settings.run, model))
         data = getattr(self._iterator.data_adapter, "py_dataset", None)
-        framework = Framework(read_array, lambda: [*callbacks, model.optimizer, data], variable="fit", thing="fit")
+        framework = Framework(
+            read_array,
+            lambda: [*callbacks, model.optimizer, data],
+            variable="fit",
+            thing="fit",
+            read_version=version_of(lambda: [*model.variables, *(one for kept in callbacks for one in vars(kept).values())]),
+        )
         self._restarts = Restarts(report, framework)
         self._restarts.note_start()
         resources = open_resources(settings, model, recorded_environment)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tranlogs.training import Framework, LoopState
 
-from ..state.script_values import read_array
+from ..state.script_values import read_array, version_of
 from .loop_members import Members
 
 
@@ -29,4 +29,4 @@ def make_framework(members: Members) -> Framework:
         states = [state for state in members.tracked.values() if isinstance(state, LoopState)]
         return {name: value for state in states for name, value in vars(state.namespace).items()}
 
-    return Framework(read_array, kept, tracked, remembered)
+    return Framework(read_array, kept, tracked, remembered, read_version=version_of(lambda: members.variables))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,13 @@ _DEVICE_BYTES_MAX = 1 << 10  # of a tensor that is copied from a device
 
 def make_framework(modules: dict[str, torch.nn.Module], hooks: dict[str, OptimizerHooks], auxiliary: Auxiliary) -> Framework:
     """Return what PyTorch knows of the values of a script."""
-    storages = set[int]()
+    storages, known = set[int](), set[int]()  # of tensors that the run keeps; ids of modules
 
     def read_array(value: Any) -> np.ndarray[Any, Any] | None:
         if not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter) or value.layout is not torch.strided:
             return None
         try:
-            if value.untyped_storage().data_ptr() in storages:
+            if _storage(value) in storages:
                 return None
             found = value.detach()
             if found.device.type != "cpu":
@@ -46,12 +47,14 @@ def make_framework(modules: dict[str, torch.nn.Module], hooks: dict[str, Optimiz
     def kept() -> Iterator[Any]:
         trained = [p for one in hooks.values() for p in one.parameters()]
         tensors = [*naming.named_parameters(modules).values(), *naming.named_buffers(modules).values(), *trained]
+        things = [thing for thing in auxiliary.tracked.values() if not isinstance(thing, LoopState)]
+        others = [one for thing in things for one in (thing, *getattr(thing, "__dict__", {}).values())]
+        kept_modules = [m for one in (*modules.values(), *others) if isinstance(one, torch.nn.Module) for m in one.modules()]
+        known.clear()
+        known.update(map(id, (*kept_modules, *tensors)))
+        tensors += [tensor for module in kept_modules for tensor in _tensors_of(module)]
         storages.clear()
-        for tensor in tensors:
-            try:
-                storages.add(tensor.untyped_storage().data_ptr())
-            except (RuntimeError, NotImplementedError):
-                continue
+        storages.update(map(_storage, tensors))
         storages.discard(0)
         for one in hooks.values():
             yield from (one.inner, one.inner.param_groups, *one.inner.param_groups, one.inner.state)
@@ -60,6 +63,13 @@ def make_framework(modules: dict[str, torch.nn.Module], hooks: dict[str, Optimiz
         for position in auxiliary.loaders.values():
             yield from (position.loader, position.loader.sampler, position.loader.batch_sampler, *position.source.generators)
             yield from (generator for _, generator in generators_in(position.loader.dataset, ""))
+
+    def read_version(value: Any) -> bytes | None:
+        if not isinstance(value, torch.nn.Module):
+            return None
+        others = [tensor for module in value.modules() if id(module) not in known for tensor in _tensors_of(module)]
+        found = [(id(one), _version(one)) for one in others if id(one) not in known and _storage(one) not in storages]
+        return blake2b(repr(found).encode(), digest_size=8).digest() if found else b""
 
     def tracked() -> Iterator[tuple[Any, Any]]:
         for thing in auxiliary.tracked.values():
@@ -79,7 +89,25 @@ def make_framework(modules: dict[str, torch.nn.Module], hooks: dict[str, Optimiz
             if not position.loader.num_workers:
                 yield from _datasets_in(position.loader.dataset, f"{name}.dataset")
 
-    return Framework(read_array, kept, tracked, remembered, others)
+    return Framework(read_array, kept, tracked, remembered, others, read_version=read_version)
+
+
+def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a module itself that its state_dict has."""
+    yield from (one for one in module._parameters.values() if one is not None)
+    left_out = module._non_persistent_buffers_set
+    yield from (one for name, one in module._buffers.items() if one is not None and name not in left_out)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _datasets_in(dataset: Any, path: str) -> Iterator[tuple[str, Any]]:

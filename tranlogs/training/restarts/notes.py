@@ -12,11 +12,16 @@ from .plain_values import UNKNOWN
 _NAMES_MAX = 20  # in a note
 _NO_NAME = re.compile(r"\W+")  # what a keyword cannot have
 _LINES = {
-    "fit": "make {it} {attributes} of a callback of this fit",
-    "exportable": "make {it} {attributes} of a TrainerCallback that is an ExportableState, and return {it} in its state()",
-    "lightning": "make {it} {attributes} of the LightningModule or of a callback",
+    "fit": "make {them} {attributes} of a callback of this fit",
+    "exportable": "make {them} {attributes} of a TrainerCallback that is an ExportableState, and return {it} in its state()",
+    "lightning": "make {them} {attributes} of the LightningModule or of a callback",
     "state": "return {it} in state_dict() of {kind}, and set {it} in load_state_dict()",
     "extra": "return {it} in get_extra_state() of {kind}, and set {it} in set_extra_state(state)",
+}
+_LINES_OF_MODULES = {
+    "fit": "make each variable of {them}.variables an attribute of a callback of this fit, by setattr",
+    "exportable": "make {them} a part of the model",
+    "lightning": "make {them} an attribute of the LightningModule",
 }
 
 
@@ -33,7 +38,7 @@ def describe_restarts(restarts: Sequence[Restart]) -> list[str]:
             continue
         if first.owner:
             lacks = f"state_dict() of {first.kind} lacks" if line in ("state", "extra") else "its methods change"
-            changed = f": {lacks} {listed([name.removeprefix(f'{first.owner}.') for name in names])}"
+            changed = "" if _is_module(first) else f": {lacks} {listed([_attribute(one) for one in group])}"
             names = [name_of(first)]
         else:
             changed = ""
@@ -64,14 +69,17 @@ def lines_of(restarts: Sequence[Restart]) -> list[str]:
         when, _, code = first.code.rpartition(" ")
         epochs = "take the epochs from optimizer.epochs(...), and " if when == "pass" else ""
         if code in _LINES:
+            line = _LINES_OF_MODULES[code] if _is_module(first) else _LINES[code]
+            them = first.owner if _is_module(first) else listed([_attribute(one) for one in group]) if first.owner else it
             attributes = "an attribute" if it == "it" else "attributes"
-            found.append(_LINES[code].format(it=it, attributes=attributes, kind=first.kind))
+            found.append(line.format(it=it, them=them, attributes=attributes, kind=first.kind))
             continue
-        keys = _keys([first.owner] if code == "track" else [one.name for one in group])
+        names = [first.owner] if code == "track" else [one.name for one in group]
+        keys = _keys(names)
         again = " where the epoch begins (a resume in its middle undoes that)"
         if code == "track":
             states = "" if first.has_state else f"give {first.kind} state_dict() and load_state_dict(state), and "
-            made = f"make {first.owner} and " if when else ""
+            made = f"make {first.owner} and " if when or (_is_module(first) and first.first) else ""
             line = f"{states}{made}optimizer.track({keys[0]}={first.owner}) before recover()"
             line += f", and set its attributes back{again}" if when else ""
         else:
@@ -79,13 +87,13 @@ def lines_of(restarts: Sequence[Restart]) -> list[str]:
             given = ", ".join(f"{key}={value}" for key, value in zip(keys, values, strict=True))
             line = f"state = optimizer.remember({given}) before recover()"
             line += f", with the first value for {UNKNOWN}" if UNKNOWN in values else ""
-            used = (
-                f"`if state.{keys[0]} is None:` before the code that sets it"
-                if when == "again"
-                else f"state.{keys[0]} in the loop"
-            )
-            line += f", and {used}"
-            line += f", with state.{keys[0]} = {values[0]}{again}" if when in ("epoch", "pass") else ""
+            at = next((at for at, key in enumerate(keys) if key != names[at]), 0)  # of the one that is hardest to follow
+            key, name, value = keys[at], names[at], values[at]
+            if when == "again":
+                line += f", and `if state.{key} is None:` before the code that sets it"
+            else:
+                line += f", and state.{key} in the loop{f' in place of {name}' if key != name else ''}"
+            line += f", with state.{key} = {value}{again}" if when in ("epoch", "pass") else ""
         found.append(f"{epochs}{line}")
     return found
 
@@ -105,6 +113,15 @@ def listed(names: Sequence[str]) -> str:
     """Return names as one writes them: "a, b and c"."""
     shown = [*names[:_NAMES_MAX], *([f"{len(names) - _NAMES_MAX} more"] if len(names) > _NAMES_MAX else [])]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _attribute(restart: Restart) -> str:
+    return restart.name.removeprefix(f"{restart.owner}.")
+
+
+def _is_module(restart: Restart) -> bool:
+    """Return True for a module, which is a value itself; an object is known by its attributes."""
+    return restart.name == restart.owner
 
 
 def _groups(restarts: Sequence[Restart]) -> list[list[Restart]]:

@@ -1,8 +1,9 @@
 """Digests of plain values: numbers, strings, arrays, and containers of these.
 
-A digest is that of the whole value up to a size, and of samples beyond it. It holds no reference to the value. Two values of
-the same content have the same digest in every process, and a set or dict has one whatever its order. A random generator is
-known by its state.
+A digest is that of the whole value up to a size, and of samples beyond it; what it reads depends on the value alone. It holds no
+reference to the value. Two values of the same content have the same digest in every process, and a set or dict has one whatever
+its order. A random generator is known by its state. A look that has read enough goes on with brief digests: of a container
+type and length, of an array type and shape.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from typing import Any
 
 import numpy as np
 
-LOOK_BYTES_MAX = 1 << 20  # of arrays that one look reads
-LOOK_ITEMS_MAX = 5_000
+LOOK_BYTES_MAX = 1 << 22  # of arrays, and of numbers in long containers, that one look reads before it becomes brief
+LOOK_ITEMS_MAX = 20_000
 DEPTH_MAX = 4  # of containers within each other
 
+_VALUE_BYTES = 1 << 20  # of these, for one value
+_VALUE_ITEMS = 2_000
 _ARRAY_BYTES = 1 << 14  # a larger array is sampled
 _SAMPLES = 2048
 _TEXT = 4096  # characters; a longer text is known by its length and its ends
 _ENDS = 256  # items at each end of a long list, and samples of its middle
+_BRIEF = b"brief"  # with which a brief digest begins
 _NUMBER_BYTES = 64  # about, that a number in a long container takes
 _FIRST_MAX = 40  # characters of a first value that is shown
 ATOMS = (type(None), bool, int, float, complex)
@@ -35,10 +39,6 @@ _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 UNKNOWN = "..."  # a first value that cannot be written in a line
 
 ReadArray = Callable[[Any], "np.ndarray[Any, Any] | None"]
-
-
-class Exhausted(Exception):
-    """A look has read as much as it may. What is left is not compared."""
 
 
 class Look:
@@ -50,29 +50,27 @@ class Look:
     """
 
     def __init__(self, read_array: ReadArray, kept: Container[int] = ()) -> None:
-        self._read_array, self._kept, self._items, self._bytes = read_array, kept, LOOK_ITEMS_MAX, LOOK_BYTES_MAX
+        self._read_array, self._kept = read_array, kept
+        self._all_items = self._all_bytes = 0  # of the values before
+        self._items = self._bytes = 0  # that are left for this value
 
-    def take(self) -> None:
-        """Count an item.
-
-        Raises:
-            Exhausted: the look is over.
-        """
-        self._items -= 1
-        if self._items < 0:
-            raise Exhausted
-
-    def digest(self, value: Any) -> bytes | None:
-        """Return the digest of a plain value; None for another one, and for an array that the look has no room for."""
+    def digest(self, value: Any, known: bytes | None = None) -> bytes | None:
+        """Return the digest of a plain value, as brief as the known one with which it is compared; None for another value."""
+        is_brief = self._all_items >= LOOK_ITEMS_MAX or self._all_bytes >= LOOK_BYTES_MAX
+        is_brief = is_brief if known is None else known.startswith(_BRIEF)
+        self._items, self._bytes = (1, 0) if is_brief else (_VALUE_ITEMS, _VALUE_BYTES)
         found = self._encode(value, 0)
-        return None if found is None else blake2b(found, digest_size=8).digest()
+        if not is_brief:
+            self._all_items += _VALUE_ITEMS - self._items
+            self._all_bytes += _VALUE_BYTES - self._bytes
+        return None if found is None else (_BRIEF if is_brief else b"") + blake2b(found, digest_size=8).digest()
 
     def _encode(self, value: Any, depth: int) -> bytes | None:
-        self.take()
+        self._items -= 1
         kind = type(value)
         if kind in ATOMS:
             return f"{kind.__name__} {hex(value) if kind is int else repr(value)}".encode()
-        if kind is str or kind is bytes:
+        if kind in (str, bytes, bytearray):
             text: bytes = value.encode("utf-8", "surrogatepass") if kind is str else value
             ends = text if len(text) <= _TEXT else text[: _TEXT // 2] + text[-_TEXT // 2 :]
             return f"{kind.__name__} {len(text)} ".encode() + ends
@@ -88,6 +86,8 @@ class Look:
     def _encode_container(self, value: Any, depth: int) -> bytes:
         name = next(kind.__name__ for kind in _CONTAINERS if isinstance(value, kind))
         head = f"{name} {len(value)} ".encode()
+        if self._items <= 0:
+            return head
         is_long = len(value) > 2 * _ENDS
         if is_long and 0 < (size := _number_bytes(value)) <= self._bytes:
             self._bytes -= size
@@ -109,22 +109,21 @@ class Look:
     def _encode_array(self, array: np.ndarray[Any, Any]) -> bytes | None:
         if array.dtype.hasobject:
             return None
+        head, content = f"array {array.dtype.str} {array.shape} ".encode(), array
+        if self._bytes <= 0:
+            return head
         if array.nbytes > _ARRAY_BYTES:
             content = array.flat[np.linspace(0, array.size - 1, _SAMPLES).astype(np.int64)]
-        else:
-            content = array
         self._bytes -= content.nbytes
-        if self._bytes < 0:
-            return None
-        return f"array {array.dtype.str} {array.shape} ".encode() + content.tobytes()
+        return head + content.tobytes()
 
 
 def _sample(value: Any) -> list[Any]:
-    """Return the items of a list, or the keys of a dict; of a long one, those at its ends and some of its middle."""
+    """Return the items of a list, or the keys of a dict; of a long one, the last ones, some of all, and the first ones."""
     if len(value) <= 2 * _ENDS:
         return list(value)
     middle = islice(value, _ENDS, len(value) - _ENDS, max((len(value) - 2 * _ENDS) // _ENDS, 1))
-    return [*islice(value, _ENDS), *islice(middle, _ENDS), *islice(reversed(value), _ENDS)]
+    return [*islice(reversed(value), _ENDS), *islice(middle, _ENDS), *islice(value, _ENDS)]
 
 
 def _number_bytes(value: Any) -> int:

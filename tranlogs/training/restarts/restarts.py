@@ -25,7 +25,7 @@ from ..live_report import LiveReport
 from .notes import describe_unset, with_notes
 from .plain_values import ATOMS, UNKNOWN, Look, is_generator, write_first
 from .script_frames import Loops, loops_around, script_frames
-from .script_values import Framework, Place, ScriptValues, read_values
+from .script_values import VERSION, Framework, Place, ScriptValues, read_values
 
 _log = logging.getLogger("tranlogs")
 
@@ -36,8 +36,7 @@ _ITEMS_MAX = 64  # of a container that may hold times
 _CLOCKS: tuple[Callable[[], float], ...] = (time.time, time.perf_counter, time.monotonic)
 _IMPORTED = [clock() for clock in _CLOCKS]
 _TIME = re.compile(  # in a name, of which each part between dots is looked at
-    r"(^|_)time_|(timings?|times?|timer|elapsed|sec(ond)?s?|durations?|took|(stop)?(clock|watch)|throughputs?|latency|latencies"
-    r"|(^|_)(t0|dt|tic|toc|start|fps|mfu|eta))$",
+    r"(^|_)time_|(timings?|times?|timer|elapsed|secs|seconds|durations?|took|(stop)?(clock|watch)|throughputs?|(^|_)fps)$",
     re.IGNORECASE,
 )
 _ROOT = re.compile(r"^\w*")
@@ -189,7 +188,8 @@ class Restarts:
         if not number:
             self._first = self._first or {key: digest for key, (digest, _) in self._before.items()}
             return
-        now = {key: digest for key, (digest, _) in list(self._before.items())[:_OPENED_MAX]}
+        plain = [(key, digest) for key, (digest, _) in self._before.items() if not digest.startswith(VERSION)]
+        now = dict(plain[:_OPENED_MAX])
         entered = self._entered.setdefault(str(number), now)
         if entered is now:
             self._record()
@@ -205,7 +205,8 @@ class Restarts:
 
     def _compare(self, ending: str) -> None:
         known = self._before if ending else self._before | self._in_pass
-        now = read_values(self.framework, self._outside, self._kept, known)
+        digests = {key: digest for key, (digest, _) in known.items()}
+        now = read_values(self.framework, self._outside, self._kept, digests)
         kept = {place.key: digest for place, _, digest in now.values if place.key.startswith("kept:")}
         copies = {(one[key][0], digest) for one in (self._before, known) for key, digest in kept.items() if key in one}
         states: dict[int, _State] | None = None
@@ -294,7 +295,10 @@ class _State:
 
 def _first_of(values: Iterable[tuple[Place, Any, bytes]]) -> dict[str, tuple[bytes, str]]:
     """Return digests and first values by key. A generator is remembered as it is."""
-    return {place.key: (digest, place.name if is_generator(value) else write_first(value)) for place, value, digest in values}
+    return {
+        place.key: (digest, "" if digest.startswith(VERSION) else place.name if is_generator(value) else write_first(value))
+        for place, value, digest in values
+    }
 
 
 def _is_chosen(number: int) -> bool:
@@ -325,7 +329,9 @@ def _is_of_clock(place: Place, first: str | None, value: Any) -> bool:
         before = -math.inf if first is None else float(first)
     except ValueError:
         return False
-    return type(value) is float and any(
+    if type(value) is not float:
+        return False
+    return _IMPORTED[0] <= value <= time.time() or any(
         value <= clock() and (then <= value if first is None else then <= before < value)
         for then, clock in zip(_IMPORTED, _CLOCKS, strict=True)
     )

@@ -10,13 +10,13 @@ import argparse
 import functools
 import sys
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import FrameType, FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any, Literal
 
-from .plain_values import ATOMS, Exhausted, Look, ReadArray
+from .plain_values import ATOMS, Look, ReadArray
 from .script_frames import (
     Loops,
     is_of_script,
@@ -32,10 +32,14 @@ from .script_frames import (
 )
 
 _DEPTH_MAX = 5  # of objects within each other
-_ITEMS_MAX = 16  # of a container that are looked at for objects
+_ITEMS_MAX = 64  # of a container that are looked at for objects
+_PLACES_MAX = 10_000  # that one look goes to
 _NAMESPACES = (SimpleNamespace, argparse.Namespace)
 _PARTS = ("_modules", "_layers")  # of a module of PyTorch, and of a layer of Keras
 _CONTAINERS = (list, tuple, deque, dict)
+_PLAIN = (*ATOMS, str, bytes)
+_ITEM_BYTES = 8  # of an array, that count as an item of a container
+VERSION = b"version"  # with which the digest of a module begins
 
 
 def _nothing() -> Iterable[Any]:
@@ -48,6 +52,8 @@ class Framework:
 
     Attributes:
         read_array: see `Look`; None for a tensor that the run keeps.
+        read_version: returns what changes when one of a module's tensors does that the run does not keep; b"" if the run keeps
+            all of them, and None of anything but a module. It holds in this process only.
         kept: returns objects that the run keeps whole, or that it drives: what is remembered, optimizers, trainers.
         tracked: returns the functions that read the states of tracked objects, each with its object.
         remembered: returns the attributes of the loop's namespace.
@@ -63,6 +69,7 @@ class Framework:
     others: Callable[[], Iterable[tuple[str, Any]]] = _nothing
     variable: str = "remember"
     thing: str = "track"
+    read_version: Callable[[Any], bytes | None] = lambda value: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,69 +96,106 @@ class Place:
     is_module: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Visit:
+    """A place that a walk comes to.
+
+    Attributes:
+        place: where.
+        value: what it holds.
+        depth: number of containers and objects around it.
+        is_item: True if it is a part of a container, whose digest has it.
+        is_in_module: True if it is a part of a module, whose version tells of its tensors.
+    """
+
+    place: Place
+    value: Any
+    depth: int = 0
+    is_item: bool = False
+    is_in_module: bool = False
+
+
 @dataclass(slots=True)
 class _Walk:
     """One walk over the values, and what it has seen.
 
     Attributes:
-        wanted: keys of the places to look at; None for all.
+        wanted: digests of the places to look at, by key; None for all.
         kept: ids of objects that are not looked at.
     """
 
     framework: Framework
     look: Look
-    wanted: Container[str] | None
+    wanted: Mapping[str, Any] | None
     kept: set[int]
     running: set[int] = field(default_factory=set)  # objects whose methods run
     tracked: set[int] = field(default_factory=set)
     seen: set[int] = field(default_factory=set)
 
-    def values(self, scopes: list[tuple[str, dict[str, Any]]], *, has_others: bool) -> Iterator[tuple[Place, Any, bytes]]:
-        """Yield the plain values, each with its place and its digest."""
+    def values(self, scopes: list[tuple[str, dict[str, Any]]], *, has_others: bool) -> list[tuple[Place, Any, bytes]]:
+        """Return the values, each with its place and its digest: those of variables before those within objects.
+
+        Digests of short values are taken first, since the look becomes brief where it has read much.
+        """
         self.kept |= {id(one) for one in self.framework.kept() if one is not None}
         self.tracked = {id(one) for one, _ in self.framework.tracked()}
-        for name, value in self.framework.remembered().items():
-            yield from self._plain(Place(f"kept:{name}", f"state.{name}"), value)
-        for prefix, variables in scopes:
-            for name, value in variables.items():
-                if not name.startswith("__") and name != "_" and not isinstance(value, ModuleType):
-                    yield from self._any(Place(prefix + name, name), value, 0)
-        for name, value in self.framework.others() if has_others else ():
-            yield from self._any(Place(f"other:{name}", name), value, 0)
+        found = [(Place(f"kept:{name}", f"state.{name}"), value) for name, value in self.framework.remembered().items()]
+        others = self.framework.others() if has_others else ()
+        variables = [
+            (Place(prefix + name, name), value)
+            for prefix, scope in scopes
+            for name, value in scope.items()
+            if not name.startswith("__") and name != "_" and not isinstance(value, ModuleType)
+        ]
+        waiting = deque(_Visit(place, value) for place, value in variables)
+        waiting.extend(_Visit(Place(f"other:{name}", name), value) for name, value in others)
+        versions = list[tuple[Place, Any, bytes]]()
+        for _ in range(_PLACES_MAX):
+            if not waiting:
+                break
+            visit = waiting.popleft()
+            place, value = visit.place, visit.value
+            if id(value) in self.kept or (
+                isinstance(value, (list, tuple)) and any(id(one) in self.kept for one in value[:_ITEMS_MAX])
+            ):
+                continue
+            if not visit.is_item and not isinstance(value, (FunctionType, type)):
+                found.append((place, value))
+            if id(value) in self.seen or visit.depth >= _DEPTH_MAX:
+                continue
+            version = None if visit.is_in_module or place.tracked else self._version(value)
+            if version:
+                kind = type(value).__name__
+                versions.append((replace(place, owner=place.name, kind=kind, has_state=True), value, VERSION + version))
+            is_in_module = visit.is_in_module or version is not None
+            waiting.extend(replace(one, is_in_module=is_in_module) for one in self._inside(place, value, visit.depth + 1))
+        wanted = [one for one in found if self.wanted is None or one[0].key in self.wanted]
+        order = sorted(range(len(wanted)), key=lambda at: _length(wanted[at][1]))
+        known = self.wanted or {}
+        digests = {at: self.look.digest(wanted[at][1], known.get(wanted[at][0].key)) for at in order}
+        plain = [(place, value, digest) for at, (place, value) in enumerate(wanted) if (digest := digests[at]) is not None]
+        return plain + [one for one in versions if self.wanted is None or one[0].key in self.wanted]
 
-    def _any(self, place: Place, value: Any, depth: int) -> Iterator[tuple[Place, Any, bytes]]:
-        """Yield what a place holds, and what lies in it."""
-        if id(value) in self.kept or (
-            isinstance(value, (list, tuple)) and any(id(one) in self.kept for one in value[:_ITEMS_MAX])
-        ):
-            return
-        yield from self._plain(place, value)
+    def _version(self, value: Any) -> bytes | None:
+        return b"" if id(value) in self.tracked else self.framework.read_version(value)
+
+    def _inside(self, place: Place, value: Any, depth: int) -> Iterator[_Visit]:
+        """Yield what lies in a container or an object."""
         if isinstance(value, _CONTAINERS):
-            if id(value) not in self.seen and depth < _DEPTH_MAX:
-                self.seen.add(id(value))
-                pairs = value.items() if isinstance(value, dict) else enumerate(value)
-                for key, item in list(islice(pairs, _ITEMS_MAX)):
-                    if _is_own(item) or isinstance(item, (*_CONTAINERS, FunctionType)):
-                        inner = Place(f"{place.key}[{key!r}]", f"{place.name}[{key!r}]", tracked=place.tracked)
-                        yield from (one for one in self._any(inner, item, depth + 1) if one[0] is not inner)
-        elif id(value) not in self.seen and depth < _DEPTH_MAX:
-            yield from self._object(place, value, depth)
-
-    def _plain(self, place: Place, value: Any) -> Iterator[tuple[Place, Any, bytes]]:
-        if self.wanted is not None and place.key not in self.wanted:
+            self.seen.add(id(value))
+            pairs = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, item in list(islice(pairs, _ITEMS_MAX)):
+                if not isinstance(item, _PLAIN):
+                    inner = Place(f"{place.key}[{key!r}]", f"{place.name}[{key!r}]", tracked=place.tracked)
+                    yield _Visit(inner, item, depth, is_item=True)
             return
-        if not isinstance(value, (FunctionType, type)) and (digest := self.look.digest(value)) is not None:
-            yield place, value, digest
-
-    def _object(self, place: Place, value: Any, depth: int) -> Iterator[tuple[Place, Any, bytes]]:
-        self.look.take()
         if isinstance(value, FunctionType):
             if is_of_script(value.__module__ or ""):
                 self.seen.add(id(value))
                 cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
                 inside = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)} | _defaults_of(value)
-                yield from self._attributes(inside, depth, lambda name: Place(f"{place.key}<{name}>", name))
-                yield from self._attributes(vars(value), depth, lambda name: _below(place, name))
+                yield from _attributes(inside, depth, lambda name: Place(f"{place.key}<{name}>", name))
+                yield from _attributes(vars(value), depth, lambda name: _below(place, name))
             return
         content = _attributes_of(value)
         parts = [part for name in _PARTS for part in _parts(content.get(name))]
@@ -174,18 +218,20 @@ class _Walk:
 
         if _is_own(value):
             ignored = _library_names(kind)
-            content = {name: one for name, one in content.items() if name not in ignored}
-            yield from self._attributes(content, depth, inner)
+            yield from _attributes({name: one for name, one in content.items() if name not in ignored}, depth, inner)
         for name, part in parts:
-            yield from self._any(_below(place, name), part, depth)
+            yield _Visit(_below(place, name), part, depth - 1)
 
-    def _attributes(
-        self, values: Mapping[str, Any], depth: int, make: Callable[[str], Place]
-    ) -> Iterator[tuple[Place, Any, bytes]]:
-        for name, value in values.items():
-            value = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
-            if not name.startswith("__") or isinstance(value, FunctionType):
-                yield from self._any(make(name), value, depth + 1)
+
+def _attributes(values: Mapping[str, Any], depth: int, make: Callable[[str], Place]) -> Iterator[_Visit]:
+    for name, value in values.items():
+        value = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
+        if not name.startswith("__") or isinstance(value, FunctionType):
+            yield _Visit(make(name), value, depth)
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, (*_CONTAINERS, set, frozenset)) else getattr(value, "nbytes", 0) // _ITEM_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +259,7 @@ def read_values(
     framework: Framework,
     outside: Loops,
     kept: set[int],
-    wanted: Container[str] | None = None,
+    wanted: Mapping[str, bytes] | None = None,
     *,
     opens: Literal["loop", "pass", ""] = "",
 ) -> ScriptValues:
@@ -223,7 +269,7 @@ def read_values(
         framework: knows what the run keeps.
         outside: loops in whose body the run began, or this loop.
         kept: ids of remembered containers and arrays since the loop was opened; those of now are added.
-        wanted: keys of the places to look at; None for all.
+        wanted: digests of the places to look at, by key; None for all.
         opens: what opens here. Where a loop opens, names that it sets anew in each turn are left out; if that is not the
             place where it asks for its first item, names that loops around set anew, too. Where a pass over the data opens in
             a loop, only what the running turn of that loop has set is looked at.
@@ -261,11 +307,7 @@ def read_values(
             known.add(id(content))
             scopes.append((f"{module}:", dict(content)))
     if opens != "pass" or is_first:
-        try:
-            values = walk.values(scopes, has_others=opens != "pass")
-            found.extend(one for one in values if one[0].key not in left_out)
-        except Exhausted:
-            pass
+        found += [one for one in walk.values(scopes, has_others=opens != "pass") if one[0].key not in left_out]
     code, around = frames[-1].f_code, loops_around(frames) if is_first else frozenset()
     at = (code.co_filename, code.co_firstlineno)
     return ScriptValues(found, walk.seen, names, at, prefix_of(frames[-1], len(frames) - 1), around)
