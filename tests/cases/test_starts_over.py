@@ -321,3 +321,104 @@ def test_code_between_loops_is_guarded_by_the_line_that_the_note_gives(guards: b
     assert any(note.startswith("state.score: another value") for note in last.notes) is not guards
     line = "optimizer.remember(score=None) before recover(), and `if state.score is None:` before the code that sets it"
     assert any(line in note for note in last.notes) is not guards
+
+
+class Averaged:
+    """An average of weights in an object of the script's own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.net = copy.deepcopy(model)
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        for mean, value in zip(self.net.parameters(), model.parameters(), strict=True):
+            mean.lerp_(value, 0.1)
+
+
+def other_modules(job: Job, *, tracks: bool) -> None:
+    """Average the weights in three ways beside the model, and have one that does not change."""
+    model, loader, optimizer = built(job)
+    ema, swa = Averaged(model), torch.optim.swa_utils.AveragedModel(model)
+    target, teacher, alias = copy.deepcopy(model), copy.deepcopy(model), [model]
+    job.start(optimizer, loader=loader, **(dict(net=ema.net, swa=swa, target=target) if tracks else {}))
+    for epoch in optimizer.epochs(4, loader):
+        for (rows,) in epoch:
+            stepped(job, model, optimizer, rows)
+            ema.update(model)
+            swa.update_parameters(model)
+            with torch.no_grad():
+                assert teacher(rows).shape == alias[0](rows).shape
+                target.weight.lerp_(model.weight, 0.2)
+    job.keep(model=model, optimizer=optimizer, ema=ema.net, swa=swa, target=target)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("tracks", [False, True])
+def test_modules_beside_the_model_are_named_with_the_line_that_keeps_them(tracks: bool, tmp_path: Path) -> None:
+    script = partial(other_modules, tracks=tracks)
+    twin = finished(script, tmp_path / "twin")
+    whole = finished(script, tmp_path / "whole", tmp_path / "whole" / "run")
+    line = "optimizer.track(swa=swa, target=target, net=ema.net) before recover()"
+    assert any(line in text for text in whole.heard.warnings) is not tracks, whole.heard.warnings
+    assert "teacher" not in " ".join(whole.heard.warnings)
+    assert killed(script, tmp_path / "killed", Death("batch", number=13)) == -signal.SIGKILL
+    last = finished(script, tmp_path / "killed", tmp_path / "killed" / "run")
+    assert last.exact is True
+    assert [line in note for note in last.notes if "over at each start" in note] == [True] * (not tracks)
+    assert (last.differences(twin) == []) is tracks
+
+
+class Row:
+    """A count of one kind of batch."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+
+_calls = 0
+marks = bytearray(2)
+
+
+def crowded(job: Job, *, keeps: bool) -> None:
+    """Count behind a data set that is a list, and more of the kind."""
+    global _calls, marks
+    samples = [([float(n)] * 6, float(n)) for n in range(2000)]
+    words = {f"word {n}": n for n in range(8000)}
+    model, loader, optimizer = built(job)
+    rows, history, eta = [Row() for _ in range(20)], list[float](), 0.5
+    state = optimizer.remember(calls=0, marks=bytearray(2)) if keeps else SimpleNamespace(calls=0, marks=marks)
+    job.start(optimizer, loader=loader)
+
+    def count(loss: float) -> None:
+        nonlocal eta
+        global _calls
+        rows[18].n += 1
+        history.append(loss)
+        eta *= 0.9
+        state.marks[1] += 1
+        if keeps:
+            state.calls += 1
+        else:
+            _calls += 1
+
+    for epoch in optimizer.epochs(3, loader):
+        for (batch,) in epoch:
+            count(stepped(job, model, optimizer, batch))
+    assert len(samples) < len(words)
+    job.print(state.calls if keeps else _calls, state.marks)
+    job.keep(model=model, optimizer=optimizer)
+    optimizer.close()
+
+
+def test_what_counts_behind_a_large_list_is_named(tmp_path: Path) -> None:
+    """Also an object far behind in a list, and a name that looks like a time; the line for a private name is right as it stands."""
+    said = " ".join(finished(partial(crowded, keeps=False), tmp_path, tmp_path / "run").heard.warnings)
+    for text in ("rows[18] (Row) starts over", "history=[]", "eta=0.5", "calls=0", "state.calls in the loop in place of _calls"):
+        assert text in said, said
+    assert "marks" in said
+    for name in ("samples", "words"):
+        assert name not in said, said
+    kept = partial(crowded, keeps=True)
+    twin = finished(kept, tmp_path / "twin")
+    assert killed(kept, tmp_path / "killed", Death("batch", number=9)) == -signal.SIGKILL
+    assert finished(kept, tmp_path / "killed", tmp_path / "killed" / "run").printed == twin.printed

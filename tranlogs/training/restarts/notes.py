@@ -39,7 +39,7 @@ def describe_restarts(restarts: Sequence[Restart]) -> list[str]:
         if first.owner:
             lacks = f"state_dict() of {first.kind} lacks" if line in ("state", "extra") else "its methods change"
             changed = "" if _is_module(first) else f": {lacks} {listed([_attribute(one) for one in group])}"
-            names = [name_of(first)]
+            names = list(dict.fromkeys(map(name_of, group)))
         else:
             changed = ""
         is_one = len(names) == 1
@@ -74,13 +74,15 @@ def lines_of(restarts: Sequence[Restart]) -> list[str]:
             attributes = "an attribute" if it == "it" else "attributes"
             found.append(line.format(it=it, them=them, attributes=attributes, kind=first.kind))
             continue
-        names = [first.owner] if code == "track" else [one.name for one in group]
+        names = list(dict.fromkeys(one.owner if code == "track" else one.name for one in group))
         keys = _keys(names)
         again = " where the epoch begins (a resume in its middle undoes that)"
         if code == "track":
             states = "" if first.has_state else f"give {first.kind} state_dict() and load_state_dict(state), and "
-            made = f"make {first.owner} and " if when or (_is_module(first) and first.first) else ""
-            line = f"{states}{made}optimizer.track({keys[0]}={first.owner}) before recover()"
+            is_made = when or (_is_module(first) and first.first)
+            made = f"make {listed(names)} and " if is_made else ""
+            given = ", ".join(f"{key}={name}" for key, name in zip(keys, names, strict=True))
+            line = f"{states}{made}optimizer.track({given}) before recover()"
             line += f", and set its attributes back{again}" if when else ""
         else:
             values = ["None" if when == "again" else one.first for one in group]
@@ -127,7 +129,8 @@ def _is_module(restart: Restart) -> bool:
 def _groups(restarts: Sequence[Restart]) -> list[list[Restart]]:
     found = dict[tuple[str, str], list[Restart]]()
     for one in restarts:
-        found.setdefault((one.code, one.owner), []).append(one)
+        is_tracked = _is_module(one) and one.code == "track"  # one line keeps several that exist where it stands
+        found.setdefault((one.code, f"modules {one.first}" if is_tracked else one.owner), []).append(one)
     return list(found.values())
 
 
