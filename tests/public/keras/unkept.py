@@ -1,4 +1,4 @@
-"""Callbacks that count: in attributes, which come back, and in a list of the module and an object in a list, which do not."""
+"""Callbacks that count, and average weights: in attributes, which come back, and elsewhere, which does not."""
 
 from __future__ import annotations
 
@@ -34,3 +34,24 @@ def curve(job: Job, *, keeps: bool) -> None:
     found = Curve(keeps=keeps)
     model.fit(x, x[:, :1], batch_size=8, epochs=4, verbose=0, callbacks=job.callbacks(found, by_batch=True))
     job.keep(model=model, epochs=found.epochs, losses=found.losses if keeps else losses)
+
+
+def target(job: Job, *, keeps: bool) -> None:
+    """Fit with the callback, and keep the other model."""
+    keras.utils.set_random_seed(1)
+    x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+    model, average = (keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]) for _ in range(2))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+
+    class Average(keras.callbacks.Callback):
+        """Averages the weights into the other model."""
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            for mean, value in zip(average.variables, model.trainable_variables, strict=True):
+                mean.assign(0.9 * mean + 0.1 * value)
+
+    found = Average()
+    for number, variable in enumerate(average.variables if keeps else ()):
+        setattr(found, f"kept_{number}", variable)
+    model.fit(x, x[:, :1], batch_size=8, epochs=4, verbose=0, callbacks=job.callbacks(found, by_batch=True))
+    job.keep(model=model, average=[np.asarray(one).tolist() for one in average.get_weights()])
