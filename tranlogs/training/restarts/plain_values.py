@@ -25,11 +25,12 @@ LOOK_ITEMS_MAX = 20_000
 DEPTH_MAX = 4  # of containers within each other
 
 _VALUE_BYTES = 1 << 20  # of these, for one value
-_VALUE_ITEMS = 2_000
+_VALUE_ITEMS = 1_000
 _ARRAY_BYTES = 1 << 14  # a larger array is sampled
 _SAMPLES = 2048
 _TEXT = 4096  # characters; a longer text is known by its length and its ends
 _ENDS = 256  # items at each end of a long list, and samples of its middle
+_SHORT = 64  # bytes; the encoding of a longer item is digested
 _BRIEF = b"brief"  # with which a brief digest begins
 _NUMBER_BYTES = 64  # about, that a number in a long container takes
 _FIRST_MAX = 40  # characters of a first value that is shown
@@ -102,9 +103,10 @@ class Look:
         return head + b"".join(parts)
 
     def _part(self, value: Any, depth: int) -> bytes:
-        """Return the digest of an item; of one that is not plain, that of its class."""
+        """Return the encoding of an item, or a digest of a long one; of one that is not plain, its class."""
         found = None if id(value) in self._kept else self._encode(value, depth + 1)
-        return blake2b(f"object {type(value).__name__}".encode() if found is None else found, digest_size=16).digest()
+        found = f"object {type(value).__name__}".encode() if found is None else found
+        return b"%d:%b" % (len(found), found) if len(found) <= _SHORT else blake2b(found, digest_size=16).digest()
 
     def _encode_array(self, array: np.ndarray[Any, Any]) -> bytes | None:
         if array.dtype.hasobject:

@@ -63,6 +63,7 @@ class Restarts:
         self._undone = dict[str, bytes]()  # digests before what code between loops has done was undone
         self._kept = set[int]()  # ids of objects that the run has kept since the loop was opened
         self._opened: ScriptValues | None = None
+        self._looked_into = set[str]()  # keys of places where the loop, or the running pass, was opened
         self._before = dict[str, tuple[bytes, str]]()  # digest and first value where the loop was opened
         self._in_pass = dict[str, tuple[bytes, str]]()  # and of what its turn had set where the running pass was opened
         self._boundaries = self._passes = 0
@@ -145,8 +146,9 @@ class Restarts:
     def _open_pass(self, code: str) -> None:
         assert self._opened is not None
         opened, outside = self._opened, self._outside | self._opened.around
-        values = read_values(self.framework, outside, self._kept | opened.seen, opens="pass").values
-        self._in_pass = _first_of(one for one in values if one[0].key not in self._before or one[0].key.startswith("kept:"))
+        found = read_values(self.framework, outside, self._kept | opened.seen, opens="pass")
+        self._looked_into = opened.looked_into | found.looked_into
+        self._in_pass = _first_of(one for one in found.values if one[0].key not in self._before or one[0].key.startswith("kept:"))
         self._pass_code, self._pass_look = code, self._boundaries + 2
 
     def note_end(self, *, of_loop: bool) -> None:
@@ -181,7 +183,7 @@ class Restarts:
         opened = read_values(self.framework, self._outside, self._kept, opens="loop")
         born = _born.get(opened.code, set())
         values = [one for one in opened.values if not (one[0].key.startswith(opened.prefix) and _root(one[0]) in born)]
-        self._before, self._in_pass = _first_of(values), {}
+        self._before, self._in_pass, self._looked_into = _first_of(values), {}, opened.looked_into
         seen = opened.seen | {id(value) for _, value, _ in values if not isinstance(value, (*ATOMS, str, bytes))}
         self._opened = replace(opened, values=[], seen=seen)
         self._boundaries = self._passes = self._pass_look = 0
@@ -206,7 +208,7 @@ class Restarts:
     def _compare(self, ending: str) -> None:
         known = self._before if ending else self._before | self._in_pass
         digests = {key: digest for key, (digest, _) in known.items()}
-        now = read_values(self.framework, self._outside, self._kept, digests)
+        now = read_values(self.framework, self._outside, self._kept, digests, self._looked_into)
         kept = {place.key: digest for place, _, digest in now.values if place.key.startswith("kept:")}
         copies = {(one[key][0], digest) for one in (self._before, known) for key, digest in kept.items() if key in one}
         states: dict[int, _State] | None = None

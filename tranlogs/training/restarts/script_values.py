@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import functools
+import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import FrameType, FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from .plain_values import ATOMS, Look, ReadArray
 from .script_frames import (
@@ -38,6 +39,8 @@ _NAMESPACES = (SimpleNamespace, argparse.Namespace)
 _PARTS = ("_modules", "_layers")  # of a module of PyTorch, and of a layer of Keras
 _CONTAINERS = (list, tuple, deque, dict)
 _PLAIN = (*ATOMS, str, bytes)
+_STEP = re.compile(r"[.\[<]")  # in a key, from a place to one in it
+_Inside = tuple["Place", Any, int, bool]  # as the first fields of a `_Visit`
 _ITEM_BYTES = 8  # of an array, that count as an item of a container
 VERSION = b"version"  # with which the digest of a module begins
 
@@ -96,8 +99,7 @@ class Place:
     is_module: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Visit:
+class _Visit(NamedTuple):
     """A place that a walk comes to.
 
     Attributes:
@@ -121,16 +123,20 @@ class _Walk:
 
     Attributes:
         wanted: digests of the places to look at, by key; None for all.
+        entered: keys of the places in which an earlier walk has found values; None for all. A value that has another name since
+            is then compared under the name that it had.
         kept: ids of objects that are not looked at.
     """
 
     framework: Framework
     look: Look
     wanted: Mapping[str, Any] | None
+    entered: Container[str] | None
     kept: set[int]
     running: set[int] = field(default_factory=set)  # objects whose methods run
     tracked: set[int] = field(default_factory=set)
     seen: set[int] = field(default_factory=set)
+    looked_into: set[str] = field(default_factory=set)
 
     def values(self, scopes: list[tuple[str, dict[str, Any]]], *, has_others: bool) -> list[tuple[Place, Any, bytes]]:
         """Return the values, each with its place and its digest: those of variables before those within objects.
@@ -167,19 +173,22 @@ class _Walk:
             if version:
                 kind = type(value).__name__
                 versions.append((replace(place, owner=place.name, kind=kind, has_state=True), value, VERSION + version))
-            is_in_module = visit.is_in_module or version is not None
-            waiting.extend(replace(one, is_in_module=is_in_module) for one in self._inside(place, value, visit.depth + 1))
+            if self.entered is None or place.key in self.entered:
+                inside = self._inside(place, value, visit.depth + 1)
+                waiting += [_Visit(*one, visit.is_in_module or version is not None) for one in inside]
         wanted = [one for one in found if self.wanted is None or one[0].key in self.wanted]
         order = sorted(range(len(wanted)), key=lambda at: _length(wanted[at][1]))
         known = self.wanted or {}
         digests = {at: self.look.digest(wanted[at][1], known.get(wanted[at][0].key)) for at in order}
         plain = [(place, value, digest) for at, (place, value) in enumerate(wanted) if (digest := digests[at]) is not None]
-        return plain + [one for one in versions if self.wanted is None or one[0].key in self.wanted]
+        values = plain + [one for one in versions if self.wanted is None or one[0].key in self.wanted]
+        self.looked_into = {place.key[: step.start()] for place, _, _ in values for step in _STEP.finditer(place.key)}
+        return values
 
     def _version(self, value: Any) -> bytes | None:
         return b"" if id(value) in self.tracked else self.framework.read_version(value)
 
-    def _inside(self, place: Place, value: Any, depth: int) -> Iterator[_Visit]:
+    def _inside(self, place: Place, value: Any, depth: int) -> Iterator[_Inside]:
         """Yield what lies in a container or an object."""
         if isinstance(value, _CONTAINERS):
             self.seen.add(id(value))
@@ -187,7 +196,7 @@ class _Walk:
             for key, item in list(islice(pairs, _ITEMS_MAX)):
                 if not isinstance(item, _PLAIN):
                     inner = Place(f"{place.key}[{key!r}]", f"{place.name}[{key!r}]", tracked=place.tracked)
-                    yield _Visit(inner, item, depth, is_item=True)
+                    yield inner, item, depth, True
             return
         if isinstance(value, FunctionType):
             if is_of_script(value.__module__ or ""):
@@ -220,14 +229,14 @@ class _Walk:
             ignored = _library_names(kind)
             yield from _attributes({name: one for name, one in content.items() if name not in ignored}, depth, inner)
         for name, part in parts:
-            yield _Visit(_below(place, name), part, depth - 1)
+            yield _below(place, name), part, depth - 1, False
 
 
-def _attributes(values: Mapping[str, Any], depth: int, make: Callable[[str], Place]) -> Iterator[_Visit]:
+def _attributes(values: Mapping[str, Any], depth: int, make: Callable[[str], Place]) -> Iterator[_Inside]:
     for name, value in values.items():
         value = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
         if not name.startswith("__") or isinstance(value, FunctionType):
-            yield _Visit(make(name), value, depth)
+            yield make(name), value, depth, False
 
 
 def _length(value: Any) -> int:
@@ -241,6 +250,7 @@ class ScriptValues:
     Attributes:
         values: with their places and digests.
         seen: ids of the containers and objects that were looked at.
+        looked_into: keys of places in which others with a value lie.
         names: of the variables of the function that has the loop.
         code: file and first line of that function.
         prefix: with which the keys of its variables begin.
@@ -249,6 +259,7 @@ class ScriptValues:
 
     values: list[tuple[Place, Any, bytes]]
     seen: set[int] = field(default_factory=set)
+    looked_into: set[str] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
     code: tuple[str, int] = ("", 0)
     prefix: str = ""
@@ -260,6 +271,7 @@ def read_values(
     outside: Loops,
     kept: set[int],
     wanted: Mapping[str, bytes] | None = None,
+    entered: Container[str] | None = None,
     *,
     opens: Literal["loop", "pass", ""] = "",
 ) -> ScriptValues:
@@ -270,13 +282,14 @@ def read_values(
         outside: loops in whose body the run began, or this loop.
         kept: ids of remembered containers and arrays since the loop was opened; those of now are added.
         wanted: digests of the places to look at, by key; None for all.
+        entered: keys of the places into which to look; None for all.
         opens: what opens here. Where a loop opens, names that it sets anew in each turn are left out; if that is not the
             place where it asks for its first item, names that loops around set anew, too. Where a pass over the data opens in
             a loop, only what the running turn of that loop has set is looked at.
     """
     frames, found = script_frames(), list[tuple[Place, Any, bytes]]()
     kept |= {id(one) for one in framework.remembered().values() if not isinstance(one, (*ATOMS, str, bytes))}
-    walk = _Walk(framework, Look(framework.read_array, kept), wanted, set(kept))
+    walk = _Walk(framework, Look(framework.read_array, kept), wanted, entered, set(kept))
     if not frames:
         return ScriptValues(found)
     is_first = is_opening(frames[-1])
@@ -310,7 +323,7 @@ def read_values(
         found += [one for one in walk.values(scopes, has_others=opens != "pass") if one[0].key not in left_out]
     code, around = frames[-1].f_code, loops_around(frames) if is_first else frozenset()
     at = (code.co_filename, code.co_firstlineno)
-    return ScriptValues(found, walk.seen, names, at, prefix_of(frames[-1], len(frames) - 1), around)
+    return ScriptValues(found, walk.seen, walk.looked_into, names, at, prefix_of(frames[-1], len(frames) - 1), around)
 
 
 def prefix_of(frame: FrameType, number: int) -> str:
