@@ -340,7 +340,7 @@ def other_modules(job: Job, *, tracks: bool) -> None:
     model, loader, optimizer = built(job)
     ema, swa = Averaged(model), torch.optim.swa_utils.AveragedModel(model)
     target, teacher, alias = copy.deepcopy(model), copy.deepcopy(model), [model]
-    job.start(optimizer, loader=loader, **(dict(net=ema.net, swa=swa, target=target) if tracks else {}))
+    job.start(optimizer, loader=loader, **({"net": ema.net, "swa": swa, "target": target} if tracks else {}))
     for epoch in optimizer.epochs(4, loader):
         for (rows,) in epoch:
             stepped(job, model, optimizer, rows)
@@ -411,9 +411,15 @@ def crowded(job: Job, *, keeps: bool) -> None:
 
 
 def test_what_counts_behind_a_large_list_is_named(tmp_path: Path) -> None:
-    """Also an object far behind in a list, and a name that looks like a time; the line for a private name is right as it stands."""
+    """Also an object far behind in a list and a name like that of a time; the line for a private name is right as it stands."""
     said = " ".join(finished(partial(crowded, keeps=False), tmp_path, tmp_path / "run").heard.warnings)
-    for text in ("rows[18] (Row) starts over", "history=[]", "eta=0.5", "calls=0", "state.calls in the loop in place of _calls"):
+    for text in (
+        "rows[18] (Row) starts over",
+        "history=[]",
+        "eta=0.5",
+        "calls=0",
+        "state.calls in the loop in place of _calls",
+    ):
         assert text in said, said
     assert "marks" in said
     for name in ("samples", "words"):

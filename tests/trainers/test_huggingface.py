@@ -82,7 +82,7 @@ def test_attributes_of_a_callback_that_start_over_are_named(counts: str, hugging
     """A run that begins names them once, and so does a resume; a callback with a state is not named."""
     texts = [
         "Lengths (Lengths) starts over at each start: its methods change ended and lengths. To keep them: make ended and "
-        "lengths attributes of a TrainerCallback that is also an ExportableState, and return them in its state()"
+        "lengths attributes of a TrainerCallback that is also an ExportableState, and return them in state()"
     ]
     texts = texts if counts == "Lengths" else []
     whole = huggingface.run("train", run=str(tmp_path / "fresh"), folder=str(tmp_path / "whole"), counts=counts)

@@ -13,7 +13,7 @@ _NAMES_MAX = 20  # in a note
 _NO_NAME = re.compile(r"\W+")  # what a keyword cannot have
 _LINES = {
     "fit": "make {them} {attributes} of a callback of this fit",
-    "exportable": "make {them} {attributes} of a TrainerCallback that is also an ExportableState, and return {it} in its state()",
+    "exportable": "make {them} {attributes} of a TrainerCallback that is also an ExportableState, and return {it} in state()",
     "lightning": "make {them} {attributes} of the LightningModule or of a callback",
     "state": "return {it} in state_dict() of {kind}, and set {it} in load_state_dict()",
     "extra": "return {it} in get_extra_state() of {kind}, and set {it} in set_extra_state(state)",

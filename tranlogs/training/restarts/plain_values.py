@@ -1,9 +1,9 @@
 """Digests of plain values: numbers, strings, arrays, and containers of these.
 
-A digest is that of the whole value up to a size, and of samples beyond it; what it reads depends on the value alone. It holds no
-reference to the value. Two values of the same content have the same digest in every process, and a set or dict has one whatever
-its order. A random generator is known by its state. A look that has read enough goes on with brief digests: of a container
-type and length, of an array type and shape.
+A digest is that of the whole value up to a size, and of samples beyond it; what it reads depends on the value alone. It holds
+no reference to the value. Two values of the same content have the same digest in every process, and a set or dict has one
+whatever its order. A random generator is known by its state. A look that has read enough goes on with brief digests: of a
+container type and length, of an array type and shape.
 """
 
 from __future__ import annotations

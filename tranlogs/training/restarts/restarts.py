@@ -148,7 +148,9 @@ class Restarts:
         opened, outside = self._opened, self._outside | self._opened.around
         found = read_values(self.framework, outside, self._kept | opened.seen, opens="pass")
         self._looked_into = opened.looked_into | found.looked_into
-        self._in_pass = _first_of(one for one in found.values if one[0].key not in self._before or one[0].key.startswith("kept:"))
+        self._in_pass = _first_of(
+            one for one in found.values if one[0].key not in self._before or one[0].key.startswith("kept:")
+        )
         self._pass_code, self._pass_look = code, self._boundaries + 2
 
     def note_end(self, *, of_loop: bool) -> None:
