@@ -195,8 +195,8 @@ class _Walk:
             pairs = value.items() if isinstance(value, dict) else enumerate(value)
             for key, item in list(islice(pairs, _ITEMS_MAX)):
                 if not isinstance(item, _PLAIN):
-                    inner = Place(f"{place.key}[{key!r}]", f"{place.name}[{key!r}]", tracked=place.tracked)
-                    yield inner, item, depth, True
+                    name = f"[{key!r}]"
+                    yield Place(f"{place.key}{name}", f"{place.name}{name}", tracked=place.tracked), item, depth, True
             return
         if isinstance(value, FunctionType):
             if is_of_script(value.__module__ or ""):
