@@ -163,7 +163,7 @@ def write_first(value: Any) -> str:
     elif type(value) is set and not value:
         found = "set()"
     elif type(value) is deque and not value:
-        found = "deque()"
+        found = "deque()" if value.maxlen is None else f"deque(maxlen={value.maxlen})"
     elif type(value) is count:
         found = repr(value)[len("count(") : -1]
     else:
