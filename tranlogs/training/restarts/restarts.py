@@ -68,7 +68,7 @@ class Restarts:
         self._in_pass = dict[str, tuple[bytes, str]]()  # and of what its turn had set where the running pass was opened
         self._boundaries = self._passes = 0
         self._pass_code, self._pass_look = "", 0
-        self._ending = ""
+        self._ending, self._epochs = "", 0
         self._named = dict[str, Restart]()
         self._unset: list[str] = []
         self._entered = dict[str, dict[str, bytes]]()  # digests with which each later loop was first entered
@@ -154,8 +154,9 @@ class Restarts:
         self._pass_code, self._pass_look = code, self._boundaries + 2
 
     def note_end(self, *, of_loop: bool) -> None:
-        """Note that the next boundary ends an epoch, or the loop."""
-        self._ending = "loop" if of_loop else "epoch"
+        """Note that the next boundary ends an epoch, or the loop. Of the epochs some are looked at: they may be short."""
+        self._epochs += 1
+        self._ending = "loop" if of_loop else "epoch" if self._epochs < 3 or _is_chosen(self._epochs) else ""
 
     def look(self) -> None:
         """Compare the digests at a boundary, if it is one of those where that is done, before it is written."""
@@ -188,7 +189,7 @@ class Restarts:
         self._before, self._in_pass, self._looked_into = _first_of(values), {}, opened.looked_into
         seen = opened.seen | {id(value) for _, value, _ in values if not isinstance(value, (*ATOMS, str, bytes))}
         self._opened = replace(opened, values=[], seen=seen)
-        self._boundaries = self._passes = self._pass_look = 0
+        self._boundaries = self._epochs = self._passes = self._pass_look = 0
         if not number:
             self._first = self._first or {key: digest for key, (digest, _) in self._before.items()}
             return
