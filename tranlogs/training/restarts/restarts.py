@@ -1,6 +1,6 @@
 """Names what of the script starts over at each start: found at run time, by comparing digests of plain values.
 
-When a loop opens, digests are taken. At its boundaries 3, 10, 30, 100, ..., at ends of epochs and of the loop they are
+When a loop opens, digests are taken. At its boundaries 3, 10, 30, 100, ..., at ends of some epochs and of the loop they are
 compared: what existed when the loop opened, has another value and is not kept has a name, its first value and the line
 that keeps it. What is found goes into the log with the boundary, so that the next process says it at once. What a turn of the
 loop has set before a pass over the data (the sum of an epoch) is compared within passes 1, 3, 10, ...: it misses what came
