@@ -213,8 +213,8 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 + (
                     "The model has the weights with which it ended"
                     if fit_run.has_end
-                    else "Until then model and callbacks have the weights and attributes that the script has given them, not those "
-                    "of the end of the fit"
+                    else "Until then model and callbacks have the weights and attributes that the script has given them, not "
+                    "those of the end of the fit"
                 )
             )
             return
