@@ -12,21 +12,23 @@ from tranlogs.training import LoopRecord, LoopSequence, name_loop
 
 E, B = "epochs(...) in main()", "batches(...) in main()"
 LANDED = LoopRecord((E, B), b"\0\1", is_open=True, length=6, start={"taken": 10}, source="loader", before=(9,))
+NONE = LoopRecord()
+LATER = LoopRecord((E, B), b"\0\1\1", is_open=True, length=3, source="loader", before=(9, 6))
 ENDED = replace(LANDED, is_open=False)
 
 
 @pytest.mark.parametrize(
     ("landed", "newest", "entered", "decisions", "length"),
     [
-        (LoopRecord(), 0, [E], ["new"], 9),
-        (LoopRecord(), 0, [E, B, E], ["new", "new", "new"], 9),
-        (LANDED, 0, [E, B], ["finished", "running"], 9),
-        (LANDED, 2, [E, B], ["finished", "running"], 9),
-        (LANDED, 0, [E, B, E], ["finished", "running", "new"], 9),
-        (ENDED, 0, [E, B, B], ["finished", "finished", "new"], 9),
+        (NONE, NONE, [E], ["new"], 9),
+        (NONE, NONE, [E, B, E], ["new", "new", "new"], 9),
+        (LANDED, NONE, [E, B], ["finished", "running"], 9),
+        (LANDED, LANDED, [E, B], ["finished", "running"], 9),
+        (LANDED, NONE, [E, B, E], ["finished", "running", "new"], 9),
+        (ENDED, NONE, [E, B, B], ["finished", "finished", "new"], 9),
     ],
 )
-def test_decisions(landed: LoopRecord, newest: int, entered: list[str], decisions: list[str], length: int) -> None:
+def test_decisions(landed: LoopRecord, newest: LoopRecord, entered: list[str], decisions: list[str], length: int) -> None:
     sequence = LoopSequence()
     sequence.land(landed.as_body())
     found = []
@@ -45,7 +47,7 @@ def enter(
     source: str = "loader",
     leaves: bool = True,
     length: int | None = 9,
-    newest: int = 0,
+    newest: LoopRecord = NONE,
 ) -> Any:
     sequence = LoopSequence()
     sequence.land(landed.as_body())
@@ -72,7 +74,9 @@ def enter(
             r"loop 1 of the run, optimizer.epochs\(...\) in main\(\), had 9 epochs, and now has 10",
         ),
         (lambda: enter([E, B], LANDED, length=5), "had 6 batches, and now has 5. .* leave it by break"),
-        (lambda: enter([E, B], LANDED, newest=3), "loop 2 of the run, .* had 6 batches, and now has 9"),
+        (lambda: enter([E, B], LANDED, newest=LATER), "loop 2 of the run, .* had 6 batches, and now has 9"),
+        (lambda: enter([E], NONE, length=5, newest=LANDED), "loop 1 of the run, .* had 9 epochs, and now has 5"),
+        (lambda: enter([B], NONE, newest=LANDED), "loop 1 of the run was optimizer.epochs"),
         (lambda: enter([E, B], replace(LANDED, length=None)), "had no limit of batches, and now has 9"),
     ],
 )

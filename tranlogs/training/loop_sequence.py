@@ -11,7 +11,8 @@ Each loop counts from 0. After a crash the script runs from its start and enters
 
 The recorded loop is the one of the boundary at which recovery has landed. It may become longer, unless the log has a later
 loop (of the unit that is computed again). A loop of another kind, from another function, or of another length is refused: else
-a loop that the script has put before the others would be taken for the first of them.
+a loop that the script has put before the others would be taken for the first of them. What the log has of a later loop is
+compared, too.
 """
 
 from __future__ import annotations
@@ -99,7 +100,10 @@ class LoopRecord:
         return epoch - 1 if is_over and epoch and not batch else epoch
 
 
-def decide_entry(number: int, name: str, length: int | None, recorded: LoopRecord, *, newest: int = 0) -> LoopDecision:
+_NO_LOOP = LoopRecord()
+
+
+def decide_entry(number: int, name: str, length: int | None, recorded: LoopRecord, newest: LoopRecord) -> LoopDecision:
     """Return what a loop is that the script enters.
 
     Args:
@@ -107,28 +111,31 @@ def decide_entry(number: int, name: str, length: int | None, recorded: LoopRecor
         name: kind and function of the loop.
         length: as the script gives it.
         recorded: loop at which recovery has landed.
-        newest: number of loops of the newest boundary in the log, if a unit before it is computed again.
+        newest: loop of the newest boundary in the log, if a unit before it is computed again; else an empty record.
 
     Raises:
         UsageError: the run had another loop in its place.
     """
-    if number > recorded.count:
+    known = recorded if number <= recorded.count else newest
+    if number > known.count:
         return "new"
-    was = recorded.name_of(number)
+    was = known.name_of(number)
     if was and was != name:
         raise UsageError(
             f"loop {number} of the run was optimizer.{was}, and is now optimizer.{name}. Loops are numbered in the order in "
             f"which the script enters them, and a finished loop keeps its place. Write optimizer.{was} there again, also if "
             "it is finished, and new loops after it; or give another folder for another training"
         )
-    if not recorded.may_have(number, length, is_last=newest <= number):
-        had = f"{_describe((*recorded.before, recorded.length)[number - 1])} {name.partition('(')[0]}"
+    if not known.may_have(number, length, is_last=newest.count <= number):
+        had = f"{_describe((*known.before, known.length)[number - 1])} {name.partition('(')[0]}"
         raise UsageError(
             f"loop {number} of the run, optimizer.{name}, had {had}, and now has {_describe(length)}. Loops are numbered in "
             "the order in which the script enters them, and only the last one may become longer. Give the loop "
             f"{had} again, also if it is finished, and write new loops after it. To end the last loop earlier, leave it by "
             "break. For another training give another folder"
         )
+    if number > recorded.count:
+        return "new"
     return "running" if number == recorded.count and recorded.is_open else "finished"
 
 
@@ -171,7 +178,13 @@ class LoopSequence:
             )
 
     def enter(
-        self, name: str, length: int | None, read_start: Callable[[], Mapping[str, int]], source: str = "", *, newest: int = 0
+        self,
+        name: str,
+        length: int | None,
+        read_start: Callable[[], Mapping[str, int]],
+        source: str = "",
+        *,
+        newest: LoopRecord = _NO_LOOP,
     ) -> LoopDecision:
         """Enter the next loop.
 
@@ -180,13 +193,13 @@ class LoopSequence:
             length: as the script gives it.
             read_start: called if the loop is new; returns the counters of the run at its beginning.
             source: name of the loader that gives the batches.
-            newest: number of loops of the newest boundary in the log, if a unit before it is computed again.
+            newest: loop of the newest boundary in the log, if a unit before it is computed again; else an empty record.
 
         Raises:
             UsageError: the run had another loop in its place.
         """
         number = self.entered + 1
-        decision = decide_entry(number, name, length, self.recorded, newest=newest)
+        decision = decide_entry(number, name, length, self.recorded, newest)
         self.entered = number
         if decision == "new":
             names, loops = self.current.names, self.current.loops
