@@ -65,7 +65,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
     to a folder of its own below `run`, which the same fit finds again.
 
     Attributes:
-        report: findings of the recovery, with later ones (`RecoveryReport`).
+        report: findings of the recovery, with later ones (`RecoveryReport`), also in the later fits of the process.
 
     Raises:
         UsageError: a setting is wrong.
@@ -213,12 +213,13 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 + (
                     "The model has the weights with which it ended"
                     if fit_run.has_end
-                    else "Until then the model has the weights that the script has given it, not the trained ones"
+                    else "Until then model and callbacks have the weights and attributes that the script has given them, not "
+                    "those of the end of the fit"
                 )
             )
             return
         report = fit_run.report
-        if fit_run.number and report.checkpoint_step is None:
+        if fit_run.number and fit_run.is_new:
             print(f"TranLogs: {self.run}: fit {fit_run.number + 1}: {report.forecast}")
         elif fit_run.is_complete:
             print(

@@ -82,6 +82,27 @@ def test_a_second_fit_of_a_script_goes_on_and_the_first_is_passed_over(torch: La
     assert resumed["history"] == whole["history"]
 
 
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"], indirect=True)
+def test_callbacks_that_fits_share_go_on_where_a_later_fit_had_begun(backend: Lab, tmp_path: Path) -> None:
+    """Kills in the first batch of the second fit, then of the third; what the fits before have changed is state."""
+    whole = backend.value("shared_callbacks", run=str(tmp_path / "whole"))
+    for _ in range(2):
+        assert backend.run("shared_callbacks", run=str(tmp_path / "killed"), die=["batch-begin", 11]).was_killed
+    resumed = backend.value("shared_callbacks", run=str(tmp_path / "killed"))
+    assert differences(whole, resumed) == ["report"]
+    assert resumed["report"]["exact"] is True
+
+
+def test_report_stays_that_of_the_recovery_in_later_fits(torch: Lab, tmp_path: Path) -> None:
+    """Kills between the first two fits, and in the second one."""
+    whole = torch.value("shared_callbacks", run=str(tmp_path / "whole"))
+    for die in (["between", 0], ["batch-begin", 3]):
+        assert torch.run("shared_callbacks", run=str(tmp_path / "killed"), die=die).was_killed
+    resumed = torch.value("shared_callbacks", run=str(tmp_path / "killed"))
+    assert differences(whole, resumed) == ["report"]
+    assert (resumed["report"]["checkpoint_step"], resumed["report"]["step"]) == (10, 12)
+
+
 def test_a_train_step_of_ones_own_logs_weights_and_says_so(torch: Lab, tensorflow: Lab, tmp_path: Path) -> None:
     for backend in (torch, tensorflow):
         found = backend.value("own_train_step", folder=str(tmp_path / backend.backend))

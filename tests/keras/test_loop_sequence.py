@@ -86,6 +86,13 @@ def test_finished_run_trains_nothing_and_a_longer_last_loop_goes_on(torch: Lab, 
     assert list(torch.value(NAME, run=run, last=4)["losses"]) == ["third 2", "third 3"]
 
 
+@pytest.mark.parametrize("die_at", [15, 16])
+def test_a_last_loop_that_has_become_shorter_is_refused(die_at: int, torch: Lab, tmp_path: Path) -> None:
+    assert torch.run(NAME, run=str(tmp_path), die_at=die_at).was_killed
+    ended = torch.run(NAME, run=str(tmp_path), last=1)
+    assert "loop 3 of the run, optimizer.steps(...) in train(), had 2 steps, and now has 1" in ended.output
+
+
 @pytest.mark.parametrize("die_at", [11])
 def test_report_counts_in_the_loop_that_runs(die_at: int, torch: Lab, tmp_path: Path) -> None:
     run = str(tmp_path / "run")

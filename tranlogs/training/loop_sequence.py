@@ -9,15 +9,16 @@ Each loop counts from 0. After a crash the script runs from its start and enters
 | the recorded loop | running | what is left |
 | one after the recorded loop | new | all |
 
-The recorded loop is the one of the boundary at which recovery has landed. If the log has a later loop (of the unit that is
-computed again), the recorded loop keeps its recorded length; else its length may be another than before. A loop of another
-kind, or from another function, is refused.
+The recorded loop is the one of the boundary at which recovery has landed. It may become longer, unless the log has a later
+loop (of the unit that is computed again). A loop of another kind, from another function, or of another length is refused: else
+a loop that the script has put before the others would be taken for the first of them. What the log has of a later loop is
+compared, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tranlogs.base.errors import UsageError
@@ -38,6 +39,7 @@ class LoopRecord:
         loops: for each loop until now, the number of its name.
         is_open: True if the loop was running at the boundary.
         length: number of epochs, batches or turns that the script has given; None for no limit.
+        before: the lengths of the loops before it.
         start: counters of the run at the beginning of the loop.
         source: name of the loader that gives the batches; "" for none.
     """
@@ -48,13 +50,15 @@ class LoopRecord:
     length: int | None = None
     start: Mapping[str, int] = field(default_factory=dict)
     source: str = ""
+    before: tuple[int | None, ...] = ()
 
     @classmethod
     def read(cls, body: Mapping[str, Any] | None) -> LoopRecord:
         """Return the record in the body of a boundary; an empty one for a run without a loop."""
         if not body:
             return cls()
-        return cls(**{**body, "names": tuple(body["names"]), "loops": bytes(body["loops"]), "start": dict(body["start"])})
+        lists = {name: tuple(body[name]) for name in ("names", "before")}
+        return cls(**{**body, **lists, "loops": bytes(body["loops"]), "start": dict(body["start"])})
 
     def as_body(self) -> dict[str, Any]:
         """Return the record as plain values."""
@@ -65,6 +69,7 @@ class LoopRecord:
             "length": self.length,
             "start": dict(self.start),
             "source": self.source,
+            "before": list(self.before),
         }
 
     @property
@@ -77,6 +82,13 @@ class LoopRecord:
         index = self.loops[number - 1] if number <= len(self.loops) else _NAMES_MAX
         return self.names[index] if index < len(self.names) else ""
 
+    def may_have(self, number: int, length: int | None, *, is_last: bool) -> bool:
+        """Return True if a recorded loop may have a length: its own, or a greater one if it runs and is the last loop."""
+        was = self.length if number == self.count else self.before[number - 1]
+        if number < self.count or not is_last:
+            return length == was
+        return not self.is_open or length is None or (was is not None and length >= was)
+
     def find_epoch(self, epoch: int, batch: int) -> int:
         """Return the epoch that continues, from 0; of a loop that has ended, its last one.
 
@@ -88,27 +100,47 @@ class LoopRecord:
         return epoch - 1 if is_over and epoch and not batch else epoch
 
 
-def decide_entry(number: int, name: str, recorded: LoopRecord) -> LoopDecision:
+_NO_LOOP = LoopRecord()
+
+
+def decide_entry(number: int, name: str, length: int | None, recorded: LoopRecord, newest: LoopRecord) -> LoopDecision:
     """Return what a loop is that the script enters.
 
     Args:
         number: of the loop, from 1, in the order in which this process enters them.
         name: kind and function of the loop.
+        length: as the script gives it.
         recorded: loop at which recovery has landed.
+        newest: loop of the newest boundary in the log, if a unit before it is computed again; else an empty record.
 
     Raises:
         UsageError: the run had another loop in its place.
     """
-    if number > recorded.count:
+    known = recorded if number <= recorded.count else newest
+    if number > known.count:
         return "new"
-    was = recorded.name_of(number)
+    was = known.name_of(number)
     if was and was != name:
         raise UsageError(
             f"loop {number} of the run was optimizer.{was}, and is now optimizer.{name}. Loops are numbered in the order in "
             f"which the script enters them, and a finished loop keeps its place. Write optimizer.{was} there again, also if "
             "it is finished, and new loops after it; or give another folder for another training"
         )
+    if not known.may_have(number, length, is_last=newest.count <= number):
+        had = f"{_describe((*known.before, known.length)[number - 1])} {name.partition('(')[0]}"
+        raise UsageError(
+            f"loop {number} of the run, optimizer.{name}, had {had}, and now has {_describe(length)}. Loops are numbered in "
+            "the order in which the script enters them, and only the last one may become longer. Give the loop "
+            f"{had} again, also if it is finished, and write new loops after it. To end the last loop earlier, leave it by "
+            "break. For another training give another folder"
+        )
+    if number > recorded.count:
+        return "new"
     return "running" if number == recorded.count and recorded.is_open else "finished"
+
+
+def _describe(length: int | None) -> str:
+    return "no limit of" if length is None else str(length)
 
 
 class LoopSequence:
@@ -146,7 +178,13 @@ class LoopSequence:
             )
 
     def enter(
-        self, name: str, length: int | None, read_start: Callable[[], Mapping[str, int]], source: str = "", *, newest: int = 0
+        self,
+        name: str,
+        length: int | None,
+        read_start: Callable[[], Mapping[str, int]],
+        source: str = "",
+        *,
+        newest: LoopRecord = _NO_LOOP,
     ) -> LoopDecision:
         """Enter the next loop.
 
@@ -155,20 +193,26 @@ class LoopSequence:
             length: as the script gives it.
             read_start: called if the loop is new; returns the counters of the run at its beginning.
             source: name of the loader that gives the batches.
-            newest: number of loops of the newest boundary in the log, if a unit before it is computed again.
+            newest: loop of the newest boundary in the log, if a unit before it is computed again; else an empty record.
 
         Raises:
             UsageError: the run had another loop in its place.
         """
         number = self.entered + 1
-        decision = decide_entry(number, name, self.recorded)
+        decision = decide_entry(number, name, length, self.recorded, newest)
         self.entered = number
         if decision == "new":
             names, loops = self.current.names, self.current.loops
             if name not in names:
                 names = (*names, name)
             self.current = LoopRecord(
-                names, loops + bytes([min(names.index(name), _NAMES_MAX)]), True, length, dict(read_start()), source
+                names,
+                loops + bytes([min(names.index(name), _NAMES_MAX)]),
+                True,
+                length,
+                dict(read_start()),
+                source,
+                (*self.current.before, self.current.length) if loops else (),
             )
         elif decision == "running":
             if source != self.recorded.source:
@@ -177,10 +221,7 @@ class LoopSequence:
                     f"loop {number} of the run, optimizer.{name}, took its batches from {was!r}, and now from {now!r}. Give it "
                     "the same loader, tracked under the same name"
                 )
-            kept = self.recorded.length if newest > number else length
-            self.current = LoopRecord(
-                self.recorded.names, self.recorded.loops, True, kept, self.recorded.start, self.recorded.source
-            )
+            self.current = replace(self.recorded, is_open=True, length=length)
         if decision != "finished":
             self._running = name
         return decision
@@ -204,7 +245,7 @@ class LoopSequence:
         is_open = bool(self._running) or (self.entered < self.recorded.count and current.is_open)
         if is_open == current.is_open:
             return current
-        self.current = LoopRecord(current.names, current.loops, is_open, current.length, current.start, current.source)
+        self.current = replace(current, is_open=is_open)
         return self.current
 
     @property

@@ -61,14 +61,9 @@ class FitBoundary:
             **parts.under(CALLBACK, self._read_callbacks()),
         }
 
-    def write_callbacks(self, body: dict[str, Any], *, is_complete: bool = False) -> None:
-        """Set the other callbacks to what a boundary holds of them, in a fit that may have nothing left to train."""
-        self.callbacks.write(found_under(CALLBACK, body), is_complete=is_complete)
-
-    def write_history(self, number: int) -> None:
-        """Give the History callback what an earlier fit has recorded."""
-        if number < len(self._earlier.entries):
-            self.callbacks.write({"History": self._earlier.entries[number]["history"]})
+    def write_callbacks(self, body: dict[str, Any], *, is_complete: bool = False, has_files: bool = True) -> None:
+        """Set the other callbacks to what a boundary holds of them; see `CallbackStates.write`."""
+        self.callbacks.write(found_under(CALLBACK, body), is_complete=is_complete, has_files=has_files)
 
     def _read_callbacks(self) -> dict[str, dict[str, Any]]:
         found = self.callbacks.read(is_end=self.is_end)

@@ -69,24 +69,28 @@ class EarlierFits:
         self._keep_checkpoints()
         return int(nothing.body["position"]["total"])
 
-    def restore_end(self, number: int) -> bool:
+    def restore_end(self, number: int) -> tuple[bool, dict[str, Any]]:
         """Give the model the weights with which a fit of the run ended, for the script's code after the fit.
 
         Returns:
-            False if no checkpoint has them.
+            False if no checkpoint has them; and the body of the boundary at which the fit ended, which then has the history
+            alone.
         """
         journal, has_end = self._parts.journal, False
-        end = self.entries[number]["step"] if number < len(self.entries) else -1
-        for row in [row for row in journal.catalog.checkpoints() if row.step == end]:
+        entry = self.entries[number] if number < len(self.entries) else {"step": -1, "history": {}}
+        body: dict[str, Any] = {"callback.History": entry["history"]}
+        rows = [row for row in journal.catalog.checkpoints() if row.step == entry["step"]]
+        for row in sorted(rows, key=lambda row: row.sequence):  # the last one of the fit is that of its end
             path = journal.paths.checkpoints / row.name
             try:
                 meta = read_meta(path)
                 if meta["boundary"]["position"]["fit"] == number:
                     with Checkpoint(path) as checkpoint:
                         has_end = self._parts.state.restore_weights(checkpoint, meta)
+                    body = meta["boundary"]
             except DataError as error:
                 _log.warning("%s", error)
-        return has_end
+        return has_end, body
 
     def _keep_checkpoints(self) -> None:
         self._retention.steps.update(fit["step"] for fit in self.entries)

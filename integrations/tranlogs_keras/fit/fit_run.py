@@ -66,7 +66,7 @@ class FitRun:
         settings: of the run.
         number: of this fit in the run, from 0.
         is_skipped: whether the run is in a later fit than this one, so that nothing is trained here.
-        has_end: whether the model of a skipped fit has the weights with which that fit ended.
+        has_end: whether model and callbacks of a skipped fit have the state with which that fit ended.
         parts: of the run.
         cursor: the loop over batches.
     """
@@ -76,14 +76,16 @@ class FitRun:
         self._iterator, _, self._epochs = keras_internals.find_fit(model)
         backend = make_backend()
         self.is_skipped = self.has_end = False
+        self._end: dict[str, Any] = {}  # the boundary at which a skipped fit ended
         self._is_waiting = False  # for the loop over batches in which the run stood
-        self._is_new = True  # no boundary of this fit was written yet
+        self._has_begun = False  # whether the first boundary of a new fit was written
         build_for_fit(model, backend, self._iterator)
         backend = backend_with_steps(model, backend)
         identity = describe_identity(model, self._iterator, callbacks)
         self.settings = settings = place(identity)
         report, recorded_environment = LiveReport(settings.run), dict[str, Any]()
         self.number = max(number, finished.count(settings.run, model))
+        report.current = finished.find_report(settings.run)  # a recovery of this fit replaces it
         data = getattr(self._iterator.data_adapter, "py_dataset", None)
         framework = Framework(
             read_array,
@@ -129,7 +131,7 @@ class FitRun:
             if not self.is_skipped:
                 prints_report = settings.verbose and self._recovery.landed is not None and not self.is_complete
                 self._restarts.open(self.number, is_logged=not prints_report)
-            if self._recovery.landed is None and not self.is_skipped:
+            if self.is_new:
                 kept = settings.retention.inner
                 report_start(self.parts, settings.shared, every_epoch=settings.every_epoch, retention=kept, ends=1)
         except BaseException:
@@ -176,7 +178,8 @@ class FitRun:
             position = Position(**self._recovery.body["position"])
         elif before is not None and held > number:
             earlier.read(before, keeps_checkpoints=False)
-            self.is_skipped, self.has_end = True, earlier.restore_end(number)
+            self.is_skipped = True
+            self.has_end, self._end = earlier.restore_end(number)
         elif before is not None:
             position.total = earlier.begin_next()
             self._recovery.recheck.take_over(earlier.deviation)
@@ -223,6 +226,11 @@ class FitRun:
         position = self.cursor.position
         return position.is_finished and (self._recovery.body["has_stopped"] or position.epoch >= self._epochs)
 
+    @property
+    def is_new(self) -> bool:
+        """True if the fit begins at its first batch, without a recovery."""
+        return self._recovery.landed is None and not self.is_skipped
+
     def install(self) -> None:
         """Stand between Keras and the model."""
         recorded = "" if self._recovery.landed is None else self._recovery.body.get("traced", "")
@@ -239,10 +247,8 @@ class FitRun:
 
     def restore_siblings(self) -> None:
         """Set the other callbacks back, after their `on_train_begin` has reset them."""
-        if self._recovery.landed is not None:
-            self._body.write_callbacks(self._recovery.body, is_complete=self.is_complete)
-        elif self.is_skipped:
-            self._body.write_history(self.cursor.position.fit)
+        if self._recovery.landed is not None or self.is_skipped:
+            self._body.write_callbacks(self._end or self._recovery.body, is_complete=self.is_complete)
 
     # Boundaries (called by the cursor).
 
@@ -253,8 +259,8 @@ class FitRun:
             self._come_back()
             return True
         self.cursor.source.refresh()
-        if self._is_new and self._recovery.landed is None:
-            self._is_new = False
+        if not self._has_begun and self._recovery.landed is None:
+            self._has_begun = True
             self._boundaries.begin()
         else:
             self.boundary(is_epoch_end=True)
@@ -337,12 +343,21 @@ class FitRun:
 
     def finish(self) -> None:
         """Commit the end of the fit, after the `on_train_end` of all other callbacks."""
-        finished.note(self.parts.run, self.model, self.number + 1)
-        if self.is_skipped:
-            return
-        if self.is_complete and self._is_waiting:  # nothing was trained; what the script draws behind is what it drew then
+        try:
+            if self.is_skipped or (self.is_complete and self._is_waiting):
+                self._finish_again()
+            else:
+                self._finish()
+        finally:
+            finished.note(self.parts.run, self.model, self.number + 1, self.parts.report.current)
+
+    def _finish_again(self) -> None:
+        """End a fit that was over before: what `on_train_end` has done, and what the script draws behind, is as it was then."""
+        self._body.write_callbacks(self._end or self._recovery.body, has_files=False)
+        if not self.is_skipped:
             rng.set_rng(found_under(RNG, self._recovery.body), self.parts.backend)
-            return
+
+    def _finish(self) -> None:
         position = self.cursor.position
         if self.cursor.is_amid and self.parts.steps.steps_since_boundary:  # a callback stopped training
             self.cursor.advance(self._iterator.steps_per_execution)

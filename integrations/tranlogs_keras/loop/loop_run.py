@@ -218,7 +218,7 @@ class LoopRun:
     def enter_later_loop(self) -> None:
         """Go on at the newest boundary if the script has left the loop that was to compute the newest unit again."""
         begun = self._demand_begun()
-        if 0 < self.read_newest_loop() <= self.place.sequence.entered and not begun.capture.steps_since_boundary:
+        if 0 < self.read_newest_loop().count <= self.place.sequence.entered and not begun.capture.steps_since_boundary:
             self._keep_script_changes(begun, is_left=True)
             self._is_waiting = True
 
@@ -313,10 +313,10 @@ class LoopRun:
             place.was_set_back = True
         self.set_random_states()
 
-    def read_newest_loop(self) -> int:
-        """Return the number of loops at the newest boundary of the log, if the unit before it is computed again; else 0."""
+    def read_newest_loop(self) -> LoopRecord:
+        """Return the loop of the newest boundary of the log, if the unit before it is computed again; else an empty record."""
         recheck = self._demand_begun().recovery.recheck
-        return LoopRecord.read(recheck.end.get("loop")).count if recheck.is_pending else 0
+        return LoopRecord.read(recheck.end.get("loop") if recheck.is_pending else None)
 
     def set_random_states(self) -> None:
         """Set the random number generators to what they were where the run stood."""

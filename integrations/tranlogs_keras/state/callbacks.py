@@ -1,17 +1,19 @@
-"""The state of the other callbacks: what they keep as plain attributes and have changed since `fit` began.
+"""The state of the other callbacks: what they keep as plain attributes and have changed since their first `fit` began.
 
 EarlyStopping's patience spent, ReduceLROnPlateau's best value, ModelCheckpoint's best, the history. What never changes is
-their configuration and stays the script's. What cannot be stored (models, files of callbacks other than Keras's) is left out
+their configuration and stays the script's. In a later fit, what an earlier one has changed is state, too: a process that
+starts again passes the earlier one over. What cannot be stored (models, files of callbacks other than Keras's) is left out
 and named. Files that Keras's own callbacks write come back with them (`written_files`).
 """
 
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -49,8 +51,25 @@ _COMPARISONS = {"less", "greater", "less_equal", "greater_equal"}
 State = dict[str, dict[str, Any]]
 
 
+class _Given(NamedTuple):
+    """The attributes of a callback before its first fit in this process: what the script has given it.
+
+    Attributes:
+        callback: reference to the callback.
+        marks: digests or encodings of the attributes; None for what cannot be stored.
+        inside: of objects that cannot be stored as a whole: what shows that they have changed.
+    """
+
+    callback: weakref.ref[Any]
+    marks: dict[str, Any]
+    inside: dict[str, bytes | None]
+
+
+_given_by_id: dict[int, _Given] = {}  # a callback need not be hashable
+
+
 class CallbackStates:
-    """The attributes of the other callbacks of a fit that have changed since it began, as a boundary records them.
+    """The attributes of the other callbacks of a fit that have changed since their first one, as a boundary records them.
 
     Args:
         callbacks: of the fit, without ours, before their `on_train_begin` was called.
@@ -61,14 +80,7 @@ class CallbackStates:
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
         self._named, self._number_lists = _named(callbacks), NumberLists()
-        self._given = {
-            name: {key: _digest(value) if _is_heavy(value) else _encoded(value) for key, value in self._read(callback).items()}
-            for name, callback in self._named.items()
-        }
-        self._inside = {  # of objects that cannot be stored as a whole: what shows that they have changed
-            name: {key: _inside(value) for key, value in _plain(callback).items() if self._given[name][key] is None}
-            for name, callback in self._named.items()
-        }
+        self._given = {name: self._read_given(callback) for name, callback in self._named.items()}
         self._packed: dict[tuple[str, str], tuple[Any, Any]] = {}  # digest or encoding, and what was packed
         self._batchwise = {name: callback for name, callback in self._named.items() if _has_hook(callback, *_HOOKS)}
         self._seen: dict[str, dict[str, Any]] = {}  # copies of attributes at the last look
@@ -121,6 +133,15 @@ class CallbackStates:
         self._number_lists.end_boundary()
         return {name: state for name, state in self._states.items() if state}
 
+    def _read_given(self, callback: Any) -> _Given:
+        """Return what the script has given a callback, which is read before its first fit."""
+        known, key = _given_by_id.get(id(callback)), id(callback)
+        if known is None or known.callback() is not callback:
+            marks = {name: _mark(value) for name, value in self._read(callback).items()}
+            inside = {name: _inside(value) for name, value in _plain(callback).items() if marks[name] is None}
+            known = _given_by_id[key] = _Given(weakref.ref(callback, lambda _: _given_by_id.pop(key, None)), marks, inside)
+        return known
+
     def _read(self, callback: Any) -> dict[str, Any]:
         """Return a callback's attributes, with long lists of numbers in the form in which they are stored."""
         return {key: self._with_stored_lists(value) for key, value in _plain(callback).items()}
@@ -153,10 +174,10 @@ class CallbackStates:
     def _changed(self, name: str, key: str, value: Any) -> Any:
         """Return an attribute, packed, if it differs from the script's: the same object as long as it stays the same."""
         # An attribute that was in the state once stays there. Else a continued run would record more than its first process.
-        given, is_carried = self._given[name], key in self._carried.get(name, ()) or key in self._states.get(name, ())
-        mark = _digest(value) if _is_heavy(value) else _encoded(value)
+        given, inside = self._given[name].marks, self._given[name].inside.get(key)
+        is_carried = key in self._carried.get(name, ()) or key in self._states.get(name, ())
+        mark = _mark(value)
         if mark is None:
-            inside = self._inside.get(name, {}).get(key)
             is_changed = given.get(key) is not None or _may_be_state(value) or (inside is not None and _inside(value) != inside)
             self.lost |= {f"{name}.{key}"} if is_changed else set()
             return _SAME
@@ -167,13 +188,21 @@ class CallbackStates:
             known = self._packed[name, key] = mark, packed(value)
         return known[1]
 
-    def write(self, state: State, *, is_complete: bool = False) -> None:
-        """Give each callback its recorded state, in a fit that has nothing left to train if `is_complete` is True."""
+    def write(self, state: State, *, is_complete: bool = False, has_files: bool = True) -> None:
+        """Give each callback its recorded state.
+
+        Args:
+            state: as a boundary has recorded it.
+            is_complete: whether the fit has nothing left to train.
+            has_files: whether the files of callbacks are brought back, too.
+        """
         for name, attributes in state.items():
             callback = self._named.get(name)
             if callback is None:
                 continue
             for key, value in attributes.items():
+                if key == FILE and not has_files:
+                    continue
                 if key == FILE:
                     self._files[name] = unpacked(value)
                     restore_file(callback, self._files[name], is_complete=is_complete)
@@ -318,6 +347,11 @@ def _plain(callback: Any) -> dict[str, Any]:
 
 def _holds_variables(callback: Any) -> bool:
     return any(isinstance(value, keras.Variable) for value in vars(callback).values())
+
+
+def _mark(value: Any) -> list[int] | bytes | None:
+    """Return that by which a value is compared; None if it cannot be stored."""
+    return _digest(value) if _is_heavy(value) else _encoded(value)
 
 
 def _encoded(value: Any) -> bytes | None:

@@ -49,13 +49,14 @@ def restore_file(callback: Any, recorded: Any, *, is_complete: bool) -> None:
     Args:
         callback: the callback.
         recorded: what `read_file` returned at the boundary.
-        is_complete: whether nothing is left to train: what a table holds after the record is then not this fit's.
+        is_complete: whether nothing is left to train: what follows the record in a table, and event files that the record does
+            not have, are then those of a later fit.
     """
     if isinstance(callback, keras.callbacks.CSVLogger):
         if not (is_complete and callback.append):
             _restore_table(callback, recorded)
-        return
-    _restore_event_files(Path(callback.log_dir), recorded)
+    elif not is_complete:
+        _restore_event_files(Path(callback.log_dir), recorded)
 
 
 def _is_local(callback: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import LoopDecision, describe_script_change
+from tranlogs.training import LoopDecision, LoopRecord, describe_script_change
 
 from ..data.position.epoch import Epoch
 from ..data.position.loader_position import LoaderPosition
@@ -57,8 +57,8 @@ class UnitCommitter(Protocol):
         """Number of steps of the running unit."""
         ...
 
-    def read_newest_loop(self) -> int:
-        """Return the number of loops at the newest boundary of the log, if the unit before it is computed again."""
+    def read_newest_loop(self) -> LoopRecord:
+        """Return the loop of the newest boundary of the log, if the unit before it is computed again; else an empty record."""
         ...
 
     def keep_script_changes(self, opens: Literal["own", "plain", "next", ""]) -> list[str] | None:
@@ -104,7 +104,7 @@ class Loops:
         if not sequence.entered:  # what the script changes before a later loop, it has changed before the crash, too
             self.note_early_writes("own")
         newest = self._boundaries.read_newest_loop()
-        if 0 < newest <= sequence.entered and self._boundaries.is_as_recovered():  # that loop was left before its unit
+        if 0 < newest.count <= sequence.entered and self._boundaries.is_as_recovered():  # that loop was left before its unit
             self._boundaries.keep_script_changes("next")
         source, begin = auxiliary.name_of(position), partial(auxiliary.begin_loop, position)
         decision = sequence.enter(name, length, begin, source, newest=newest)

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from tranlogs.base.errors import UsageError
 from tranlogs.training import (
     LiveReport,
+    LoopRecord,
     Progress,
     RecoveryReport,
     Restarts,
@@ -287,8 +288,8 @@ class TrainingRun:
         """Yield the epochs that are left."""
         return self._loops.epochs(count, loader, name_loop("epochs", function))
 
-    def read_newest_loop(self) -> int:
-        """Return the number of loops at the newest boundary of the log, if the unit before it is computed again."""
+    def read_newest_loop(self) -> LoopRecord:
+        """Return the loop of the newest boundary of the log, if the unit before it is computed again; else an empty record."""
         return self._recovery.read_newest_loop()
 
     def note_early_writes(self) -> None:

@@ -8,7 +8,7 @@ from tests.keras.scenario.fits import left_by_an_exception, many_fits, resumed
 from tests.keras.scenario.offline import from_weights, loads_model, without_the_script
 from tests.keras.scenario.own_updates import noisy_optimizer, own_train_step, unused_optimizer
 from tests.keras.scenario.refusals import changed_scripts, doubtful_datasets, refusals
-from tests.keras.scenario.scripts import fit, mirrored, two_fits
+from tests.keras.scenario.scripts import fit, mirrored, shared_callbacks, two_fits
 
 __all__ = [
     "changed_scripts",
@@ -23,6 +23,7 @@ __all__ = [
     "own_train_step",
     "refusals",
     "resumed",
+    "shared_callbacks",
     "two_fits",
     "unused_optimizer",
     "without_the_script",

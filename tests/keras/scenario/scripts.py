@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from tests.keras.scenario.ends import Death, DeathAtBeginning, DeathBehindCheckp
 from tests.keras.scenario.fits import logged, made, optimizer_of
 from tests.keras.scenario.models import MODELS, dense
 from tests.keras.scenario.outcome import attributes, bits, plain, state_of
-from tests.keras.scenario.siblings import siblings
+from tests.keras.scenario.siblings import Counting, siblings
 from tranlogs_keras import TranLogsCallback
 
 
@@ -102,6 +105,50 @@ def two_fits(run: str, die: list[Any] | None = None) -> dict[str, Any]:
         "state": {f"{i}": bits(v) for i, v in enumerate([*model.variables, *model.optimizer.variables])},
         "history": histories,
         "between": between,
+    }
+
+
+class Sharing(Counting):
+    """State of several fits, also of their beginnings and ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = self.ended = self.batches_of_fit = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.begun += 1
+        self.batches_of_fit = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        super().on_train_batch_end(batch, logs)
+        self.batches_of_fit += 1
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.ended += 1
+
+
+def shared_callbacks(run: str, die: list[Any] | None = None) -> dict[str, Any]:
+    """Three fits of one epoch that share callbacks; the second one diverges, and lacks one of them."""
+    model, callback, sharing = made("adam", "line"), logged(run, checkpoint_every="epoch"), Sharing()
+    file = f"{run}-best.weights.h5"
+    best = keras.callbacks.ModelCheckpoint(file, "loss", save_best_only=True, save_weights_only=True)
+    arguments = given("arrays") | {"verbose": 0}
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    between = []
+    for number, own in enumerate(([sharing], [Counting()], [sharing])):
+        model.fit(**arguments, epochs=1, callbacks=[best, callback, *own, DeathAtBeginning(die)])
+        between.append([best.best, copy.deepcopy(attributes(sharing))])
+        if die == ["between", number]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        model.compile(keras.optimizers.SGD(1e3), loss, metrics=["accuracy"])
+    state = [bits(v) for v in model.variables]
+    model.load_weights(file)
+    return {
+        "state": state,
+        "between": between,
+        "counted": attributes(own[0]),
+        "best": [bits(v) for v in model.variables],
+        "report": callback.report.as_dict(),
     }
 
 

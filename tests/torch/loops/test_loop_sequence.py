@@ -220,6 +220,17 @@ def test_another_loop_in_the_place_of_one_is_refused(tmp_path: Path) -> None:
     optimizer.close()
 
 
+@pytest.mark.parametrize("die_at", [8, 10])
+def test_loop_that_is_put_before_the_others_is_refused(die_at: int, tmp_path: Path) -> None:
+    """The run stands behind its first loop, or in its second one."""
+    assert in_child(partial(two_phases, Attempt(tmp_path / "run", die_at))) == -signal.SIGKILL
+    attempt = Attempt(tmp_path / "run")
+    _, loader, optimizer, train = begin(attempt)
+    with pytest.raises(UsageError, match=r"loop 1 of the run, optimizer.epochs.* had 2 epochs, and now has 1"):
+        list(train_epochs(optimizer, loader, train, 1))
+    optimizer.close()
+
+
 def test_loop_inside_another_is_refused(tmp_path: Path) -> None:
     _, loader, optimizer, _ = begin(Attempt(tmp_path / "run"))
     for _ in optimizer.batches(loader, 2):

@@ -222,11 +222,9 @@ class Recovery:
             parts.report.warn(describe_moved(moved), False)
         return changes.texts
 
-    def read_newest_loop(self) -> int:
-        """Return the number of loops at the newest boundary of the log, if the unit before it is computed again; else 0."""
-        if not self.recheck.is_pending:
-            return 0
-        return LoopRecord.read(self.recheck.read_end().get("loop")).count
+    def read_newest_loop(self) -> LoopRecord:
+        """Return the loop of the newest boundary of the log, if the unit before it is computed again; else an empty record."""
+        return LoopRecord.read(self.recheck.read_end().get("loop") if self.recheck.is_pending else None)
 
     def note_tracked(self, names: Collection[str]) -> None:
         """Note that objects were tracked, or attributes remembered, after the recovery."""
