@@ -33,9 +33,9 @@ CAUSES = {
 }
 _TIME = "All else is equal: a measured time is never the same twice; any other number means that another state came back"
 _ROUNDING = (
-    "So small a difference is rounding in most cases: the arithmetic does not repeat itself. "
-    "torch.use_deterministic_algorithms(True) or tf.config.experimental.enable_op_determinism() makes it. If it stays, "
-    "a number that changes the loss a little starts anew: optimizer.remember(name=...)"
+    "So small a difference is mostly rounding: torch.use_deterministic_algorithms(True) or "
+    "tf.config.experimental.enable_op_determinism() makes the arithmetic repeat itself. If it stays, a number starts over: "
+    "optimizer.remember(name=...)"
 )
 
 
