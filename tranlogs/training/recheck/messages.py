@@ -33,7 +33,7 @@ CAUSES = {
 }
 _TIME = "All else is equal: a measured time is never the same twice; any other number means that another state came back"
 _ROUNDING = (
-    "So small a difference is mostly rounding: torch.use_deterministic_algorithms(True) or "
+    "This is mostly rounding: torch.use_deterministic_algorithms(True) or "
     "tf.config.experimental.enable_op_determinism() makes the arithmetic repeat itself. If it stays, a number starts over: "
     "optimizer.remember(name=...)"
 )
