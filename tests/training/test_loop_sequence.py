@@ -48,12 +48,13 @@ def enter(
     leaves: bool = True,
     length: int | None = 9,
     newest: LoopRecord = NONE,
+    done: int = 0,
 ) -> Any:
     sequence = LoopSequence()
     sequence.land(landed.as_body())
     for name, given in zip(names, [*[9] * (len(names) - 1), length], strict=True):
         sequence.demand_none_running(name)
-        sequence.enter(name, given, dict, source, newest=newest)
+        sequence.enter(name, given, dict, source, newest=newest, done=done)
         if leaves:
             sequence.leave()
     return sequence
@@ -73,11 +74,11 @@ def enter(
             lambda: enter([E], LANDED, length=10),
             r"loop 1 of the run, optimizer.epochs\(...\) in main\(\), had 9 epochs, and now has 10",
         ),
-        (lambda: enter([E, B], LANDED, length=5), "had 6 batches, and now has 5. .* leave it by break"),
+        (lambda: enter([E, B], LANDED, length=5, done=5), "had 6 batches, and now has 5. .* of which something is left"),
         (lambda: enter([E, B], LANDED, newest=LATER), "loop 2 of the run, .* had 6 batches, and now has 9"),
         (lambda: enter([E], NONE, length=5, newest=LANDED), "loop 1 of the run, .* had 9 epochs, and now has 5"),
         (lambda: enter([B], NONE, newest=LANDED), "loop 1 of the run was optimizer.epochs"),
-        (lambda: enter([E, B], replace(LANDED, length=None)), "had no limit of batches, and now has 9"),
+        (lambda: enter([E, B], replace(LANDED, length=None), done=9), "had no limit of batches, and now has 9"),
     ],
 )
 def test_refusals(refused: Any, text: str) -> None:
@@ -85,7 +86,8 @@ def test_refusals(refused: Any, text: str) -> None:
         refused()
 
 
-def test_the_last_loop_may_become_longer() -> None:
+def test_the_last_loop_may_have_another_length() -> None:
+    assert enter([E, B], LANDED, length=5, done=4).current.length == 5
     assert enter([E, B], LANDED, length=None).current.length is None
     assert enter([E, B, B], LANDED, length=2).current.before == (9, 9)
     assert enter([E, B], ENDED, length=2).current == ENDED

@@ -9,10 +9,10 @@ Each loop counts from 0. After a crash the script runs from its start and enters
 | the recorded loop | running | what is left |
 | one after the recorded loop | new | all |
 
-The recorded loop is the one of the boundary at which recovery has landed. It may become longer, unless the log has a later
-loop (of the unit that is computed again). A loop of another kind, from another function, or of another length is refused: else
-a loop that the script has put before the others would be taken for the first of them. What the log has of a later loop is
-compared, too.
+The recorded loop is the one of the boundary at which recovery has landed. Its length may be another that leaves something of
+it, unless the log has a later loop (of the unit that is computed again). A loop of another kind, from another function, or of
+another length is refused: else a loop that the script has put before the others would be taken for the first of them. What the
+log has of a later loop is compared, too.
 """
 
 from __future__ import annotations
@@ -82,12 +82,19 @@ class LoopRecord:
         index = self.loops[number - 1] if number <= len(self.loops) else _NAMES_MAX
         return self.names[index] if index < len(self.names) else ""
 
-    def may_have(self, number: int, length: int | None, *, is_last: bool) -> bool:
-        """Return True if a recorded loop may have a length: its own, or a greater one if it runs and is the last loop."""
+    def may_have(self, number: int, length: int | None, done: int, *, is_last: bool) -> bool:
+        """Return True if a recorded loop may have a length: its own, or another one that leaves something of the last loop.
+
+        Args:
+            number: of the loop.
+            length: as the script gives it.
+            done: epochs, batches or turns that are done of the recorded loop.
+            is_last: True if the log has no later loop.
+        """
         was = self.length if number == self.count else self.before[number - 1]
-        if number < self.count or not is_last:
-            return length == was
-        return not self.is_open or length is None or (was is not None and length >= was)
+        if length == was:
+            return True
+        return number == self.count and is_last and (not self.is_open or length is None or length > done)
 
     def find_epoch(self, epoch: int, batch: int) -> int:
         """Return the epoch that continues, from 0; of a loop that has ended, its last one.
@@ -103,7 +110,9 @@ class LoopRecord:
 _NO_LOOP = LoopRecord()
 
 
-def decide_entry(number: int, name: str, length: int | None, recorded: LoopRecord, newest: LoopRecord) -> LoopDecision:
+def decide_entry(
+    number: int, name: str, length: int | None, recorded: LoopRecord, newest: LoopRecord, done: int = 0
+) -> LoopDecision:
     """Return what a loop is that the script enters.
 
     Args:
@@ -112,6 +121,7 @@ def decide_entry(number: int, name: str, length: int | None, recorded: LoopRecor
         length: as the script gives it.
         recorded: loop at which recovery has landed.
         newest: loop of the newest boundary in the log, if a unit before it is computed again; else an empty record.
+        done: epochs, batches or turns that are done of the recorded loop.
 
     Raises:
         UsageError: the run had another loop in its place.
@@ -126,13 +136,13 @@ def decide_entry(number: int, name: str, length: int | None, recorded: LoopRecor
             f"which the script enters them, and a finished loop keeps its place. Write optimizer.{was} there again, also if "
             "it is finished, and new loops after it; or give another folder for another training"
         )
-    if not known.may_have(number, length, is_last=newest.count <= number):
+    if not known.may_have(number, length, done if known is recorded else 0, is_last=newest.count <= number):
         had = f"{_describe((*known.before, known.length)[number - 1])} {name.partition('(')[0]}"
         raise UsageError(
             f"loop {number} of the run, optimizer.{name}, had {had}, and now has {_describe(length)}. Loops are numbered in "
-            "the order in which the script enters them, and only the last one may become longer. Give the loop "
-            f"{had} again, also if it is finished, and write new loops after it. To end the last loop earlier, leave it by "
-            "break. For another training give another folder"
+            "the order in which the script enters them, and only the last one may have another length, of which something is "
+            f"left. Give the loop {had} again, also if it is finished, and write new loops after it. For another training give "
+            "another folder"
         )
     if number > recorded.count:
         return "new"
@@ -185,6 +195,7 @@ class LoopSequence:
         source: str = "",
         *,
         newest: LoopRecord = _NO_LOOP,
+        done: int = 0,
     ) -> LoopDecision:
         """Enter the next loop.
 
@@ -194,12 +205,13 @@ class LoopSequence:
             read_start: called if the loop is new; returns the counters of the run at its beginning.
             source: name of the loader that gives the batches.
             newest: loop of the newest boundary in the log, if a unit before it is computed again; else an empty record.
+            done: epochs, batches or turns that are done of the recorded loop.
 
         Raises:
             UsageError: the run had another loop in its place.
         """
         number = self.entered + 1
-        decision = decide_entry(number, name, length, self.recorded, newest)
+        decision = decide_entry(number, name, length, self.recorded, newest, done)
         self.entered = number
         if decision == "new":
             names, loops = self.current.names, self.current.loops

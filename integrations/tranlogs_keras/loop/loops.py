@@ -68,7 +68,9 @@ class Loops:
         sequence.demand_none_running(name)
         run.begin()
         run.enter_later_loop()
-        decision = sequence.enter(name, length, self._begin, newest=run.read_newest_loop())
+        position = run.place.position
+        done = position.epoch if name.startswith("epochs(") else position.total - sequence.recorded.start.get("total", 0)
+        decision = sequence.enter(name, length, self._begin, newest=run.read_newest_loop(), done=done)
         run.note_data(data)
         if decision == "finished":
             run.restarts.pass_finished()

@@ -107,7 +107,7 @@ class Loops:
         if 0 < newest.count <= sequence.entered and self._boundaries.is_as_recovered():  # that loop was left before its unit
             self._boundaries.keep_script_changes("next")
         source, begin = auxiliary.name_of(position), partial(auxiliary.begin_loop, position)
-        decision = sequence.enter(name, length, begin, source, newest=newest)
+        decision = sequence.enter(name, length, begin, source, newest=newest, done=self._count_done(name, position))
         if decision == "finished":
             self._parts.restarts.pass_finished()
             yield decision
@@ -131,6 +131,15 @@ class Loops:
             self._pass()
         elif not self._user_loops.is_led:
             auxiliary.open_loop()  # nothing may have been left of it: the code after it draws as it did before the crash
+
+    def _count_done(self, name: str, position: LoaderPosition | None) -> int:
+        """Return the number of epochs, batches or turns that are done of the loop in which the run stood."""
+        auxiliary, start = self._parts.auxiliary, self._parts.auxiliary.sequence.recorded.start
+        if position is None:
+            return auxiliary.count - start.get("turn", 0)
+        if name.startswith("epochs("):
+            return position.epoch - start.get("epoch", 0)
+        return position.taken - start.get("taken", 0)
 
     def _pass(self) -> None:
         """Go on after a finished loop: the code between it and the next one runs again, and what it does is to be undone."""

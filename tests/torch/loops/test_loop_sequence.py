@@ -211,6 +211,23 @@ def test_finished_run_trains_nothing_and_a_longer_last_loop_goes_on(tmp_path: Pa
     assert script(Attempt(tmp_path / "run"), 4) == [2, 3]
 
 
+def test_a_last_loop_may_become_shorter_while_something_is_left(tmp_path: Path) -> None:
+    def script(attempt: Attempt, last: int) -> list[int]:
+        _, loader, optimizer, train = begin(attempt)
+        list(train_epochs(optimizer, loader, train, 2))
+        found = list(train_epochs(optimizer, loader, train, last))
+        optimizer.close()
+        return found
+
+    assert in_child(partial(script, Attempt(tmp_path / "run", 15), 5)) == -signal.SIGKILL
+    _, loader, optimizer, train = begin(Attempt(tmp_path / "run"))
+    list(train_epochs(optimizer, loader, train, 2))
+    with pytest.raises(UsageError, match=r"had 5 epochs, and now has 1. .* of which something is left"):
+        list(train_epochs(optimizer, loader, train, 1))
+    optimizer.close()
+    assert script(Attempt(tmp_path / "run"), 3) == [2]
+
+
 def test_another_loop_in_the_place_of_one_is_refused(tmp_path: Path) -> None:
     assert in_child(partial(two_phases, Attempt(tmp_path / "run", 10))) == -signal.SIGKILL
     attempt = Attempt(tmp_path / "run")
