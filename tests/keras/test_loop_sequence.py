@@ -88,8 +88,6 @@ def test_finished_run_trains_nothing_and_a_longer_last_loop_goes_on(torch: Lab, 
 
 def test_a_last_loop_may_become_shorter_while_something_is_left(torch: Lab, tmp_path: Path) -> None:
     assert torch.run(NAME, run=str(tmp_path), last=4, die_at=16).was_killed
-    ended = torch.run(NAME, run=str(tmp_path), last=1)
-    assert "loop 3 of the run, optimizer.steps(...) in train(), had 4 steps, and now has 1" in ended.output
     found = torch.value(NAME, run=str(tmp_path), last=3)
     assert list(found["losses"])[-1] == "third 2"
     assert found["exact"] is True

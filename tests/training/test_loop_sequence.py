@@ -74,11 +74,10 @@ def enter(
             lambda: enter([E], LANDED, length=10),
             r"loop 1 of the run, optimizer.epochs\(...\) in main\(\), had 9 epochs, and now has 10",
         ),
-        (lambda: enter([E, B], LANDED, length=5, done=5), "had 6 batches, and now has 5. .* of which something is left"),
         (lambda: enter([E, B], LANDED, newest=LATER), "loop 2 of the run, .* had 6 batches, and now has 9"),
         (lambda: enter([E], NONE, length=5, newest=LANDED), "loop 1 of the run, .* had 9 epochs, and now has 5"),
         (lambda: enter([B], NONE, newest=LANDED), "loop 1 of the run was optimizer.epochs"),
-        (lambda: enter([E, B], replace(LANDED, length=None), done=9), "had no limit of batches, and now has 9"),
+        (lambda: enter([E, B], replace(LANDED, length=None), newest=LATER), "had no limit of batches, and now has 9"),
     ],
 )
 def test_refusals(refused: Any, text: str) -> None:
@@ -88,6 +87,8 @@ def test_refusals(refused: Any, text: str) -> None:
 
 def test_the_last_loop_may_have_another_length() -> None:
     assert enter([E, B], LANDED, length=5, done=4).current.length == 5
+    assert enter([E, B], LANDED, length=5, done=4).shortened == ""
+    assert "had 6 batches, and now has 5, of which nothing is left" in enter([E, B], LANDED, length=5, done=5).shortened
     assert enter([E, B], LANDED, length=None).current.length is None
     assert enter([E, B, B], LANDED, length=2).current.before == (9, 9)
     assert enter([E, B], ENDED, length=2).current == ENDED

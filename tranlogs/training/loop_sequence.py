@@ -9,10 +9,10 @@ Each loop counts from 0. After a crash the script runs from its start and enters
 | the recorded loop | running | what is left |
 | one after the recorded loop | new | all |
 
-The recorded loop is the one of the boundary at which recovery has landed. Its length may be another that leaves something of
-it, unless the log has a later loop (of the unit that is computed again). A loop of another kind, from another function, or of
-another length is refused: else a loop that the script has put before the others would be taken for the first of them. What the
-log has of a later loop is compared, too.
+The recorded loop is the one of the boundary at which recovery has landed. Its length may be another, unless the log has a later
+loop (of the unit that is computed again). A loop of another kind, from another function, or of another length is refused: else
+a loop that the script has put before the others would be taken for the first of them. What the log has of a later loop is
+compared, too.
 """
 
 from __future__ import annotations
@@ -82,19 +82,9 @@ class LoopRecord:
         index = self.loops[number - 1] if number <= len(self.loops) else _NAMES_MAX
         return self.names[index] if index < len(self.names) else ""
 
-    def may_have(self, number: int, length: int | None, done: int, *, is_last: bool) -> bool:
-        """Return True if a recorded loop may have a length: its own, or another one that leaves something of the last loop.
-
-        Args:
-            number: of the loop.
-            length: as the script gives it.
-            done: epochs, batches or turns that are done of the recorded loop.
-            is_last: True if the log has no later loop.
-        """
-        was = self.length if number == self.count else self.before[number - 1]
-        if length == was:
-            return True
-        return number == self.count and is_last and (not self.is_open or length is None or length > done)
+    def length_of(self, number: int) -> int | None:
+        """Return the length of one of the loops."""
+        return self.length if number == self.count else self.before[number - 1]
 
     def find_epoch(self, epoch: int, batch: int) -> int:
         """Return the epoch that continues, from 0; of a loop that has ended, its last one.
@@ -110,9 +100,7 @@ class LoopRecord:
 _NO_LOOP = LoopRecord()
 
 
-def decide_entry(
-    number: int, name: str, length: int | None, recorded: LoopRecord, newest: LoopRecord, done: int = 0
-) -> LoopDecision:
+def decide_entry(number: int, name: str, length: int | None, recorded: LoopRecord, newest: LoopRecord) -> LoopDecision:
     """Return what a loop is that the script enters.
 
     Args:
@@ -121,7 +109,6 @@ def decide_entry(
         length: as the script gives it.
         recorded: loop at which recovery has landed.
         newest: loop of the newest boundary in the log, if a unit before it is computed again; else an empty record.
-        done: epochs, batches or turns that are done of the recorded loop.
 
     Raises:
         UsageError: the run had another loop in its place.
@@ -136,21 +123,21 @@ def decide_entry(
             f"which the script enters them, and a finished loop keeps its place. Write optimizer.{was} there again, also if "
             "it is finished, and new loops after it; or give another folder for another training"
         )
-    if not known.may_have(number, length, done if known is recorded else 0, is_last=newest.count <= number):
-        had = f"{_describe((*known.before, known.length)[number - 1])} {name.partition('(')[0]}"
+    if length != known.length_of(number) and not (number == known.count and newest.count <= number):
         raise UsageError(
-            f"loop {number} of the run, optimizer.{name}, had {had}, and now has {_describe(length)}. Loops are numbered in "
-            "the order in which the script enters them, and only the last one may have another length, of which something is "
-            f"left. Give the loop {had} again, also if it is finished, and write new loops after it. For another training give "
-            "another folder"
+            f"{describe_length(number, name, length, known)}. Loops are numbered in the order in which the script enters them, "
+            "and only the last one may have another length. Give the loop its length again, also if it is finished, and write "
+            "new loops after it. For another training give another folder"
         )
     if number > recorded.count:
         return "new"
     return "running" if number == recorded.count and recorded.is_open else "finished"
 
 
-def _describe(length: int | None) -> str:
-    return "no limit of" if length is None else str(length)
+def describe_length(number: int, name: str, length: int | None, known: LoopRecord) -> str:
+    """Return that a loop has another length than recorded."""
+    was, now = ("no limit of" if one is None else str(one) for one in (known.length_of(number), length))
+    return f"loop {number} of the run, optimizer.{name}, had {was} {name.partition('(')[0]}, and now has {now}"
 
 
 class LoopSequence:
@@ -160,10 +147,11 @@ class LoopSequence:
         entered: number of loops that this process has entered.
         recorded: loop of the boundary at which recovery has landed.
         current: the loop that was entered last; the recorded one before the first is entered.
+        shortened: that the running loop has a length of which nothing is left; "" if it has not.
     """
 
     def __init__(self) -> None:
-        self.entered = 0
+        self.entered, self.shortened = 0, ""
         self.recorded = self.current = LoopRecord()
         self._running = ""
 
@@ -211,7 +199,7 @@ class LoopSequence:
             UsageError: the run had another loop in its place.
         """
         number = self.entered + 1
-        decision = decide_entry(number, name, length, self.recorded, newest, done)
+        decision = decide_entry(number, name, length, self.recorded, newest)
         self.entered = number
         if decision == "new":
             names, loops = self.current.names, self.current.loops
@@ -234,6 +222,11 @@ class LoopSequence:
                     "the same loader, tracked under the same name"
                 )
             self.current = replace(self.recorded, is_open=True, length=length)
+            if length and length != self.recorded.length and length <= done:
+                self.shortened = (
+                    f"{describe_length(number, name, length, self.recorded)}, of which nothing is left. If the script has a "
+                    "new loop before the one in which the run stood, write it after that one"
+                )
         if decision != "finished":
             self._running = name
         return decision

@@ -71,6 +71,8 @@ class Loops:
         position = run.place.position
         done = position.epoch if name.startswith("epochs(") else position.total - sequence.recorded.start.get("total", 0)
         decision = sequence.enter(name, length, self._begin, newest=run.read_newest_loop(), done=done)
+        if sequence.shortened:
+            run.report.warn(sequence.shortened, False)
         run.note_data(data)
         if decision == "finished":
             run.restarts.pass_finished()

@@ -113,6 +113,8 @@ class Loops:
             yield decision
             self._pass()
             return
+        if sequence.shortened:
+            self._parts.report.warn(sequence.shortened, False)
         if decision == "running":
             self._undo_code_between()
         self._user_loops.leave()
