@@ -240,7 +240,10 @@ def _attributes(values: Mapping[str, Any], depth: int, make: Callable[[str], Pla
 
 
 def _length(value: Any) -> int:
-    return len(value) if isinstance(value, (*_CONTAINERS, set, frozenset)) else getattr(value, "nbytes", 0) // _ITEM_BYTES
+    if isinstance(value, (*_CONTAINERS, set, frozenset)):
+        return len(value)
+    nbytes = getattr(value, "nbytes", 0)  # A module of PyTorch, a mock or a proxy may give anything.
+    return nbytes // _ITEM_BYTES if type(nbytes) is int else 0
 
 
 @dataclass(frozen=True, slots=True)
