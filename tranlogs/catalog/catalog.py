@@ -25,7 +25,7 @@ import lmdb
 
 from ..base.atomic_files import publishing
 from ..base.config import CATALOG_BYTES, CATALOG_BYTES_GROWN_MAX, CATALOG_HELD_SECONDS, FORMAT_VERSION, THREAD_SECONDS_MAX
-from ..base.errors import CannotRead, CatalogUnavailable, CorruptCatalog, LogUnavailable, UnknownFormat
+from ..base.errors import CannotRead, CatalogUnavailable, CorruptCatalog, LogUnavailable, RunLost, UnknownFormat
 from ..base.failpoints import hit
 from ..base.threads import WaitableLock
 from .change import Change
@@ -156,7 +156,9 @@ class Catalog:
         while True:
             with self._lock:  # Not held during the wait: so it is held only by a transaction of this process.
                 self._write_count += 1
-                self._needs_reopening |= self.has_lost_lock_file() or self._write_deleted_file()
+                if self._is_deleted():
+                    raise RunLost(f"{self.path} was deleted", "no files of the run are deleted")
+                self._needs_reopening |= self.has_lost_lock_file()
                 try:
                     with self._begin(write=True) as txn:
                         self._note_held(None)
@@ -177,22 +179,32 @@ class Catalog:
                 raise held
             time.sleep(_POLL_SECONDS)
 
-    def _write_deleted_file(self) -> bool:
-        """Write the file again if it was deleted, from what this process has open. Return True if it was.
+    def _is_deleted(self) -> bool:
+        """Return True if the file was deleted from its folder. (If the folder was moved or deleted, that is another matter.)"""
+        if self._env is None or self.path.exists():
+            return False
+        try:
+            return os.stat(self.path.parent).st_ino == self._folder_inode
+        except FileNotFoundError:
+            return False
+
+    def write_deleted_file(self) -> None:
+        """Write the file again if it was deleted, from what this process has open.
 
         Raises:
             LogUnavailable: the file cannot be written.
         """
-        folder = self.path.parent
-        if self._env is None or self.path.exists() or not folder.is_dir() or os.stat(folder).st_ino != self._folder_inode:
-            return False
-        try:
-            with publishing(self.path) as copy, copy.open("r+b") as file:
-                self._env.copyfd(file.fileno())
-        except (lmdb.Error, OSError) as error:
-            raise LogUnavailable(f"{self.path} was deleted and cannot be written again: {error}") from error
+        with self._lock:
+            if not self._is_deleted():
+                return
+            try:
+                assert self._env is not None
+                with publishing(self.path) as copy, copy.open("r+b") as file:
+                    self._env.copyfd(file.fileno())
+            except (lmdb.Error, OSError) as error:
+                raise LogUnavailable(f"{self.path} was deleted and cannot be written again: {error}") from error
+            self._needs_reopening = True
         _log.warning("%s was deleted, and was written again", self.path)
-        return True
 
     def _note_held(self, error: _Held | None) -> None:
         was_held, self.is_held = self.is_held, error is not None

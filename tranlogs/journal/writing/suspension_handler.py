@@ -102,6 +102,7 @@ class SuspensionHandler:
         end = self._journal_log.end
         position = Position(end.sequence + 1, step, secrets.randbits(64), end.timeline)
         try:
+            self._opened.catalog.write_deleted_file()
             if not checkpoints.is_started:  # this process has not written anything yet
                 self._start.begin(position, writes_watermarks=False)
                 self._journal_log.take_segment()
