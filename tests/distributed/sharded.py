@@ -219,6 +219,9 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
 
     def batch(x: torch.Tensor, y: torch.Tensor, number: int) -> None:
         nonlocal step
+        wal = optimizer.training_run.journal.log.wal if name == "fsdp tight" and run != "-" else None
+        if wal is not None:
+            wal.roll()  # so that the log behind an old checkpoint goes with it
         samples = x[:, 0].tolist()
         if "tp" in name:  # ranks that share a model have the same batches
             dist.broadcast(x, 0)
@@ -242,8 +245,6 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
             one.step()
         scheduler.step()
         step += 1
-        if name == "fsdp tight" and run != "-":
-            optimizer.training_run.journal.log.wal.roll()  # so that the log behind an old checkpoint goes with it
         if "resharded" not in name or step % 2:  # where they lie about at the boundary they are state, too
             for one in optimizers:
                 one.zero_grad()
