@@ -149,7 +149,7 @@ class DataPlace:
             "loop": parts.of("loop", self._read_loop()),
             "seed": parts.of("seed", self.seed),
             "data": parts.of("data", self._data),
-            "source": parts.of("source", self.source.read(rng_now) if self.source is not None else None),
+            "source": parts.of("source", (self.source.read(rng_now) or None) if self.source is not None else None),
             "turns": self.turns,
         }
 
