@@ -122,7 +122,7 @@ class LogMachine(RuleBasedStateMachine):
     def roll(self) -> None:
         self.settle()
         if self.trainer.journal.log.wal is not None:
-            self.trainer.journal.log.wal.roll()
+            self.trainer.journal.log.wal.seal_now()
 
     @rule(seconds=st.sampled_from([1.0, 100.0]))
     def time_passes(self, seconds: float) -> None:

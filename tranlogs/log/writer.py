@@ -265,7 +265,6 @@ class WriteAheadLog:
     def roll(self) -> None:
         """Seal the open segment. The next record opens another one."""
         with self._lock:
-            assert self._writing is None, "a record is open in the segment"
             if self._segment is not None:
                 self._group.state.add_sealing(self._segment, self.position)
                 self._segment = None
