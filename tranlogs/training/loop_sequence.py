@@ -198,7 +198,7 @@ class LoopSequence:
         Raises:
             UsageError: the run had another loop in its place.
         """
-        number = self.entered + 1
+        number, self.shortened = self.entered + 1, ""
         decision = decide_entry(number, name, length, self.recorded, newest)
         self.entered = number
         if decision == "new":

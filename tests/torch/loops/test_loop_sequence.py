@@ -199,28 +199,23 @@ def test_report_counts_in_the_loop_that_runs(tmp_path: Path) -> None:
     assert "(loop 2, epoch 2, after " in str(report)
 
 
-def test_finished_run_trains_nothing_and_a_longer_last_loop_goes_on(tmp_path: Path) -> None:
-    def script(attempt: Attempt, last: int) -> list[int]:
-        _, loader, optimizer, train = begin(attempt)
-        list(train_epochs(optimizer, loader, train, 2))
-        found = list(train_epochs(optimizer, loader, train, last))
-        optimizer.close()
-        return found
+def two_loops(attempt: Attempt, last: int) -> list[int]:
+    """Train two epochs, then `last` ones; return those of the second loop that were trained here."""
+    _, loader, optimizer, train = begin(attempt)
+    list(train_epochs(optimizer, loader, train, 2))
+    found = list(train_epochs(optimizer, loader, train, last))
+    optimizer.close()
+    return found
 
-    assert script(Attempt(tmp_path / "run"), 2) == [0, 1]
-    assert script(Attempt(tmp_path / "run"), 2) == []
-    assert script(Attempt(tmp_path / "run"), 4) == [2, 3]
+
+def test_finished_run_trains_nothing_and_a_longer_last_loop_goes_on(tmp_path: Path) -> None:
+    assert two_loops(Attempt(tmp_path / "run"), 2) == [0, 1]
+    assert two_loops(Attempt(tmp_path / "run"), 2) == []
+    assert two_loops(Attempt(tmp_path / "run"), 4) == [2, 3]
 
 
 def test_a_last_loop_may_become_shorter_while_something_is_left(tmp_path: Path) -> None:
-    def script(attempt: Attempt, last: int) -> list[int]:
-        _, loader, optimizer, train = begin(attempt)
-        list(train_epochs(optimizer, loader, train, 2))
-        found = list(train_epochs(optimizer, loader, train, last))
-        optimizer.close()
-        return found
-
-    assert in_child(partial(script, Attempt(tmp_path / "run", 15), 5)) == -signal.SIGKILL
+    assert in_child(partial(two_loops, Attempt(tmp_path / "run", 15), 5)) == -signal.SIGKILL
     shutil.copytree(tmp_path / "run", tmp_path / "other")
     _, loader, optimizer, train = begin(Attempt(tmp_path / "other"))
     list(train_epochs(optimizer, loader, train, 2))
@@ -228,7 +223,7 @@ def test_a_last_loop_may_become_shorter_while_something_is_left(tmp_path: Path) 
     optimizer.close()
     told = [note for note in optimizer.report.notes if "had 5 epochs, and now has 1, of which nothing is left" in note]
     assert len(told) == 1
-    assert script(Attempt(tmp_path / "run"), 3) == [2]
+    assert two_loops(Attempt(tmp_path / "run"), 3) == [2]
 
 
 def test_another_loop_in_the_place_of_one_is_refused(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ class Writer(Protocol):
 class _HeldStep:
     """A step that was taken, and whose record is not closed: the boundary that ends the unit may become a part of it."""
 
-    record: Any
+    record: StepRecord
     step: int
     body: EncodedBody
     digests: bytes

@@ -126,10 +126,11 @@ class SuspensionHandler:
     def _forget_deleted_files(self) -> None:
         """Remove checkpoints and segments that a program has deleted from the catalog."""
         catalog, paths = self._opened.catalog, self._opened.paths
+        place = self._opened.lock.find_place()  # A folder that is moved now must not look like one without files.
         for row in catalog.checkpoints():
-            if not (paths.checkpoints / row.name / MANIFEST).exists():
-                set_aside(catalog, paths.checkpoints, row.name)
-        deleted = [row.ordinal for row in catalog.segments() if not (paths.log / row.file).exists()]
+            if not (place / paths.checkpoints.name / row.name / MANIFEST).exists():
+                set_aside(catalog, place / paths.checkpoints.name, row.name)
+        deleted = [row.ordinal for row in catalog.segments() if not (place / paths.log.name / row.file).exists()]
         if deleted:
             with catalog.transaction() as tables:
                 for ordinal in deleted:

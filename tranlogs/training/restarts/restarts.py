@@ -199,7 +199,8 @@ class Restarts:
         if entered is now:
             self._record()
             return
-        first, code, undone = self._first or {}, f"again {self.framework.variable}", self._undone
+        first, code = self._first or {}, f"again {self.framework.variable}"
+        undone, self._undone = self._undone, {}
         changed = [
             Restart(code, place.name, UNKNOWN)
             for place, value, digest in ((place, value, undone.get(place.key, digest)) for place, value, digest in values)
