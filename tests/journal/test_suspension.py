@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,12 @@ from tests.support.clock import FakeClock
 from tests.support.faults import failing
 from tests.support.toy import ToyTrainer
 from tests.support.toy_steps import boundary_of, checkpoint_steps, killed, patiently, state_at, step_of
+from tests.support.verify import verify_run
 from tranlogs.catalog import Incident
 from tranlogs.journal import read_owner
+from tranlogs.log.syncing import group_commit
 from tranlogs.retention import CheckpointFacts, EverySteps
+from tranlogs.verify import Problem
 
 
 def suspended(trainer: ToyTrainer, at: int, rule: str = "log.begin=enospc") -> None:
@@ -275,3 +281,31 @@ def test_a_journal_that_could_not_be_closed_does_not_count_as_closed(tmp_path: P
     owner = read_owner(trainer.journal.paths.folder)
     assert owner is not None
     assert owner.has_closed
+
+
+def test_segments_that_no_row_was_written_for_are_listed_when_logging_goes_on(
+    toy: Callable[..., ToyTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog is slow and then fails, while several segments are filled."""
+    clock, filled = FakeClock(), threading.Event()
+    trainer = toy(clock=clock, durability="process")
+    trainer.recover()
+    trainer.train(4)
+    trainer.journal.wait_checkpoint()
+
+    def fail(point: str) -> None:
+        if point == "log.rows":
+            assert filled.wait(60)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(group_commit, "hit", fail)
+        trainer.train(400)
+        filled.set()
+        while not trainer.journal.is_suspended:
+            trainer.train(trainer.journal.step + 1)
+    clock.advance(100)
+    trainer.train(trainer.journal.step + 3)
+    assert not trainer.journal.is_suspended
+    trainer.journal.close()
+    assert [one for one in verify_run(trainer.journal.paths.folder.parent) if isinstance(one, Problem)] == []

@@ -22,7 +22,7 @@ from ...log.record_rows import delete_records
 from ...retention.prune import set_aside
 from ..abandoned_segments import seal_abandoned_segments
 from ..checkpointing.journal_checkpoints import JournalCheckpoints
-from ..opening import OpenedJournal
+from ..opening import OpenedJournal, clean_up
 from ..suspending_errors import SUSPENDING_ERRORS
 from .start import WritingStart
 from .suspendable_log import SuspendableLog
@@ -108,6 +108,7 @@ class SuspensionHandler:
                 self._journal_log.take_segment()
                 checkpoints.take_now(snapshot(), position, adapt)
             else:
+                clean_up(self._opened.paths, self._opened.catalog)  # lists segments whose rows were lost with the failure
                 seal_abandoned_segments(self._opened.paths, self._opened.catalog, sync=False)
                 self._forget_deleted_files()
                 self._open_and_checkpoint(position, snapshot, adapt)
