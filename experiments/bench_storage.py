@@ -27,7 +27,7 @@ from support import open_toy
 
 from tranlogs import EverySteps
 from tranlogs.base.config import MIB, JournalConfig
-from tranlogs.log.segments import segment_sizing
+from tranlogs.log import preallocator
 from tranlogs.retention import KeepAll
 from tranlogs.retention.evaluations import EvaluationRow, read_evaluations, read_values
 from tranlogs.retention.pruning_plan import Budget
@@ -196,7 +196,7 @@ def _curves(course: Course, start: float) -> list[tuple[list[float], list[float]
 
 def train(run: str) -> None:
     """Says that the run is there, waits for a line, and trains until its stdin ends."""
-    segment_sizing.SEGMENT_RECORDS_WANTED = 1  # small segments
+    preallocator.SEGMENT_RECORDS_WANTED = 1  # small segments
     config = JournalConfig(segment_bytes=MIB)
     trainer = open_toy(run, sizes=_SIZES, config=config, policy=EverySteps(_CHECKPOINT_STEPS), retention=KeepAll())
     trainer.recover()

@@ -21,7 +21,7 @@ from tranlogs import EverySteps
 from tranlogs.base.clock import SystemClock
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.cli.reading.find_journals import find_journals
-from tranlogs.log.segments import segment_sizing
+from tranlogs.log import preallocator
 from tranlogs.retention import KeepAll
 from tranlogs.retention.pruning_plan import Budget
 from tranlogs_monitor.dashboard.metrics import Metrics
@@ -33,7 +33,7 @@ from tranlogs_monitor.watching.watch import JournalWatch
 
 SIZES = (7, 700, 5600)  # 50 KB of gradients a step
 STEP_SECONDS, STEPS_A_LOOK = 4, 8
-segment_sizing.SEGMENT_RECORDS_WANTED = 1  # small segments
+preallocator.SEGMENT_RECORDS_WANTED = 1  # small segments
 SETTINGS = DaemonSettings(Budget(100 * MIB), interval_seconds=STEP_SECONDS * STEPS_A_LOOK)
 
 

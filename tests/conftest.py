@@ -128,9 +128,9 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logs of this process are rolled after few records, so that a short run has many segments."""
-    from tranlogs.log.segments import segment_sizing
+    from tranlogs.log import preallocator
 
-    monkeypatch.setattr(segment_sizing, "SEGMENT_RECORDS_WANTED", 1)
+    monkeypatch.setattr(preallocator, "SEGMENT_RECORDS_WANTED", 1)
 
 
 @pytest.fixture(scope="session")

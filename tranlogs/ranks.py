@@ -5,11 +5,11 @@ from .recovery.group.decide import Damage, agree
 from .recovery.group.exchange import OwnJournal, Solo, Transport
 from .recovery.group.group_state import FormerState
 from .recovery.group.journals import is_of_group, is_sharded, list_journals, read_environment, read_generations
+from .recovery.group.plan import FindObstacle
 from .recovery.group.reader import SingleReader
 from .recovery.group.recover import GroupRecovered, GroupRecovery
 from .recovery.group.shards import GradientShards, JoinedEntry, StepEntry
 from .recovery.group.summary import extend_timeline_ids, get_first_timeline_id, new_timeline_id
-from .recovery.group.unit import FindObstacle
 from .recovery.state_protocol import ReplacementSource
 
 __all__ = [

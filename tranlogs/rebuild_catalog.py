@@ -33,7 +33,7 @@ from .log.reader import SegmentReader
 from .log.record_format import EntryKind, Location
 from .log.record_rows import complete_records
 from .log.scanner import scan
-from .log.segments.segment_file import is_unwritten, parse_segment_name, was_written
+from .log.segment_file import is_unwritten, parse_segment_name, was_written
 
 # Rows that only the catalog holds. Requests are not among them: a monitor makes them again.
 _ONLY_IN_CATALOG: dict[str, type[Any]] = {

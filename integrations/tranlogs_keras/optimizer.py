@@ -13,10 +13,10 @@ from tranlogs.base.errors import UsageError
 from tranlogs.training import GRACE_SECONDS, Curve, Monitor, OnSignal, RecoveryReport, Remembered, check_epochs
 
 from . import keras_internals
+from .loop.data_place import LoopData
 from .loop.loop_members import Members
 from .loop.loop_run import LoopRun, demand_recovered
 from .loop.loops import Epoch, Loops
-from .loop.place import LoopData
 from .loop.settings import LoopSettings
 from .state.fingerprint import Mode
 from .state.state import LogKind

@@ -14,8 +14,7 @@ from tranlogs.base.errors import NotARun, UsageError
 from tranlogs.journal import JournalPaths
 
 from .daemon import Daemon, find_watched_journals, is_ownerless
-from .dashboard.access.access_rules import Access
-from .dashboard.access.listening import address_of
+from .dashboard.access.access_rules import Access, address_of
 from .dashboard.http_settings import HttpSettings
 from .detached import start_monitor
 from .json_log import JsonFormatter

@@ -6,6 +6,7 @@ stops neither the daemon nor the watch of other journals.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -13,15 +14,36 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tranlogs.base.clock import Clock, SystemClock
-from tranlogs.base.errors import LogUnavailable, NotARun, TranLogsError, UsageError, error_text
+from tranlogs.base.errors import LogUnavailable, NotARun, RunInUse, TranLogsError, UsageError, error_text
 from tranlogs.journal import JournalPaths, read_owner
-from tranlogs.journal.ownership.writer_lock import OwnerLock
+from tranlogs.journal.owner_lock import OwnerLock
 from tranlogs.shipping import Archiver, Throttle, journal_prefix
 from tranlogs.stores import TimeoutStore, open_store
 
 from .settings import DaemonSettings
-from .watching.lock import lock_journal
 from .watching.watch import Evaluation, JournalWatch
+
+
+def lock_journal(folder: Path) -> OwnerLock:
+    """Lock a journal for this monitor.
+
+    Raises:
+        UsageError: another monitor watches it, which the message names, or this process may not write in the folder.
+    """
+    try:
+        return OwnerLock(folder, "monitor")
+    except RunInUse as error:
+        raise UsageError(
+            f"{folder}: process {error.pid} on {error.host} monitors it; --wait takes over when that process ends"
+        ) from None
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        raise UsageError(
+            f"{folder}: this process may not write in the folder ({error.strerror}), and a monitor locks and prunes the run. "
+            "Run it as the user that owns the folder, or give this user permission to write there"
+        ) from None
+
 
 _log = logging.getLogger(__name__)
 

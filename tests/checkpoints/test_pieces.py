@@ -14,7 +14,7 @@ from tranlogs.journal import Journal
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.scanner import scan
-from tranlogs.log.segments.segment_file import parse_segment_name
+from tranlogs.log.segment_file import parse_segment_name
 
 WHOLE = np.arange(60, dtype=np.float32).reshape(6, 10)
 PIECES = {

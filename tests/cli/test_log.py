@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tranlogs.log.scanner import scan
-from tranlogs.log.segments.segment_file import parse_segment_name
+from tranlogs.log.segment_file import parse_segment_name
 
 from .conftest import STEPS, Cli, flip, segment_files
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tranlogs.cli.app import load_subcommand
 from tranlogs.cli.commands import monitor
-from tranlogs.cli.option_groups import expand_option_groups
+from tranlogs.cli.commands.monitor import expand_option_groups
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tranlogs.journal.ownership.writer_lock import OwnerLock
+from tranlogs.journal.owner_lock import OwnerLock
 
 from .conftest import STEPS, Cli
 

@@ -12,7 +12,7 @@ from tests.support.damage import tensor_span
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import Location
 from tranlogs.log.scanner import scan
-from tranlogs.log.segments.segment_file import parse_segment_name
+from tranlogs.log.segment_file import parse_segment_name
 
 from .conftest import STEPS, Cli, flip, segment_files
 

@@ -24,7 +24,7 @@ from tests.support.toy import ToyTrainer, open_toy
 from tranlogs import EverySteps, KeepLatest
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import TranLogsError
-from tranlogs.log.segments import segment_sizing
+from tranlogs.log import preallocator
 
 STDOUT = socket.socket(fileno=1)
 
@@ -42,7 +42,7 @@ class Saying(logging.Handler):
 
 def train(job: dict[str, Any]) -> None:
     """Train to `until` with the fault, and to `end` without it."""
-    segment_sizing.SEGMENT_RECORDS_WANTED = 1  # small segments
+    preallocator.SEGMENT_RECORDS_WANTED = 1  # small segments
     clock = FakeClock()
     config = JournalConfig(durability=job["durability"], writer=job["writer"], segment_bytes=1 << 20)
 

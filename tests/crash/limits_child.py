@@ -21,7 +21,7 @@ from power_child import SIZES, Judge
 from tests.support.clock import FakeClock
 from tests.support.toy import ToyTrainer, open_toy
 from tranlogs.base.config import JournalConfig
-from tranlogs.log.segments import segment_sizing
+from tranlogs.log import preallocator
 from tranlogs.retention import EverySteps, KeepLatest
 
 ROUNDS = 12
@@ -72,7 +72,7 @@ def no_memory(leave: int) -> Iterator[None]:
 def main(run: str, what: str, seed: str) -> None:
     logging.basicConfig(level=logging.WARNING)
     get_memory_ahead()
-    segment_sizing.SEGMENT_RECORDS_WANTED = 1  # small segments
+    preallocator.SEGMENT_RECORDS_WANTED = 1  # small segments
     chance, clock = random.Random(int(seed)), FakeClock()
     scarce, leaves = (no_handles, range(8)) if what == "handles" else (no_memory, (1, 1, 1, 2, 3, 9))
 

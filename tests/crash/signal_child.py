@@ -19,8 +19,8 @@ from tranlogs import EverySteps
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.types import dense
 from tranlogs.checkpoints import Checkpoint
-from tranlogs.journal.checkpointing import checkpointer
-from tranlogs.journal.process.shutdown import ShutdownHandler
+from tranlogs.journal import checkpointing
+from tranlogs.journal.shutdown import ShutdownHandler
 from tranlogs.log.layout import Payload
 
 SIZES = (7, 300, 2500)
@@ -93,7 +93,7 @@ def checkpoint(job: dict[str, Any]) -> None:
         say("ready", STEPS)
         sit_in_c()
 
-    checkpointer.write_checkpoint = write  # type: ignore[assignment]
+    checkpointing.write_checkpoint = write  # type: ignore[assignment]
     trainer.journal.checkpoint(trainer.state.snapshot())
     sit_in_c()
 

@@ -15,10 +15,10 @@ from tests.crash.lossy_disk import LossyDisk
 from tests.support import campaign
 from tests.support.toy import open_toy
 from tranlogs.base.config import JournalConfig
+from tranlogs.log.group_commit import GroupCommit
 from tranlogs.log.record_format import unpack_head
 from tranlogs.log.record_rows import RecordRow
-from tranlogs.log.segments.segment_file import SegmentFile
-from tranlogs.log.syncing.group_commit import GroupCommit
+from tranlogs.log.segment_file import SegmentFile
 from tranlogs.retention import EverySteps, KeepLatest
 
 pytestmark = pytest.mark.crash

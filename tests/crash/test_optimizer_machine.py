@@ -31,8 +31,8 @@ from tranlogs.base.errors import RecoveryError
 from tranlogs.base.failpoints import POINTS
 from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths, journal
-from tranlogs.journal.abandoned_segments import seal_abandoned_segments
-from tranlogs.log.segments import segment_sizing
+from tranlogs.journal.opening import seal_abandoned_segments
+from tranlogs.log import preallocator
 from tranlogs.shipping import pull
 from tranlogs.stores import LocalStore
 from tranlogs.verify import Problem
@@ -359,7 +359,7 @@ class OptimizerMachine(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def _small_and_quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(segment_sizing, "SEGMENT_RECORDS_WANTED", 1)
+    monkeypatch.setattr(preallocator, "SEGMENT_RECORDS_WANTED", 1)
     monkeypatch.setattr(journal, "SystemClock", lambda: CLOCK)
     logging.disable()
     yield

@@ -18,9 +18,8 @@ from tests.support.toy import open_toy, uninterrupted
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog
-from tranlogs.journal import JournalPaths, read_owner
-from tranlogs.journal.process import signals
-from tranlogs.journal.process.shutdown import ShutdownHandler
+from tranlogs.journal import JournalPaths, read_owner, shutdown
+from tranlogs.journal.shutdown import ShutdownHandler
 
 pytestmark = pytest.mark.crash
 
@@ -199,15 +198,15 @@ def test_an_orphan_of_torchrun_ends_with_its_log_sealed(server: Server, tmp_path
 
 
 def test_handlers_are_given_back(tmp_path: Path) -> None:
-    before = [signal.getsignal(number) for number in signals.SIGNALS]
+    before = [signal.getsignal(number) for number in shutdown.SIGNALS]
     trainers = [open_toy(tmp_path / name, sizes=SIZES) for name in "ab"]
     handlers = [ShutdownHandler(trainer.journal, lambda step, seconds: None, "seal", 5.0) for trainer in trainers]
-    during = [signal.getsignal(number) for number in signals.SIGNALS]
+    during = [signal.getsignal(number) for number in shutdown.SIGNALS]
     assert during != before
     handlers[0].close()
-    assert [signal.getsignal(number) for number in signals.SIGNALS] == during
+    assert [signal.getsignal(number) for number in shutdown.SIGNALS] == during
     handlers[1].close()
-    assert [signal.getsignal(number) for number in signals.SIGNALS] == before
+    assert [signal.getsignal(number) for number in shutdown.SIGNALS] == before
     assert signal.set_wakeup_fd(-1) == -1
     for trainer in trainers:
         trainer.journal.close()

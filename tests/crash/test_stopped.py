@@ -19,7 +19,7 @@ from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.errors import RunInUse
 from tranlogs.catalog import catalog as catalogs
 from tranlogs.journal import read_owner
-from tranlogs.log.segments import segment_sizing
+from tranlogs.log import preallocator
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.verify import Problem
 
@@ -103,7 +103,7 @@ def test_a_trainer_that_is_killed_while_it_is_stopped_gives_its_run_free(memory_
 
 @pytest.fixture
 def trainer(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ToyTrainer]:
-    monkeypatch.setattr(segment_sizing, "SEGMENT_RECORDS_WANTED", 1)
+    monkeypatch.setattr(preallocator, "SEGMENT_RECORDS_WANTED", 1)
     monkeypatch.setattr(catalogs, "CATALOG_BYTES", MIB // 4)
     config = JournalConfig(durability="process", segment_bytes=MIB)
     trainer = open_toy(
@@ -127,7 +127,7 @@ def train(trainer: ToyTrainer, until: int) -> None:
 @pytest.fixture(autouse=True)
 def sweeps_at_each_seal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Delete the rows of pruned segments as soon as a segment is sealed, so that the file's size says what is pinned."""
-    monkeypatch.setattr("tranlogs.log.syncing.group_commit.SWEEP_SECONDS", -1.0)
+    monkeypatch.setattr("tranlogs.log.group_commit.SWEEP_SECONDS", -1.0)
 
 
 def pages_of_catalog(trainer: ToyTrainer) -> int:

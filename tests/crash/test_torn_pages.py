@@ -23,8 +23,8 @@ from tests.support.toy import ToyTrainer, open_toy
 from tranlogs.base.config import JournalConfig
 from tranlogs.catalog import CATALOG_NAME, Catalog
 from tranlogs.checkpoints import writer
-from tranlogs.log.segments import segment_file as segments
-from tranlogs.log.segments.segment_file import SegmentFile
+from tranlogs.log import segment_file as segments
+from tranlogs.log.segment_file import SegmentFile
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 
 pytestmark = pytest.mark.crash

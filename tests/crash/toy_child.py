@@ -29,8 +29,8 @@ from tranlogs.base.clock import Clock, SystemClock
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import RecoveryError
 from tranlogs.journal import Journal
+from tranlogs.log import preallocator
 from tranlogs.log.layout import Payload
-from tranlogs.log.segments import segment_sizing
 
 SIZES = (7, 300, 2500)
 
@@ -47,7 +47,7 @@ class JumpingClock(FakeClock):
 
 
 def train(job: dict[str, Any]) -> None:
-    segment_sizing.SEGMENT_RECORDS_WANTED = 1  # small segments
+    preallocator.SEGMENT_RECORDS_WANTED = 1  # small segments
     never = ",".join(f"{point}=eio@{1 << 40}" for point in failpoints.POINTS)
     failpoints._rules = failpoints._parse(job["failpoints"] or never)
     config = JournalConfig(durability=job["durability"], writer=job["writer"], segment_bytes=1 << 20)

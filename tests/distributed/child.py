@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tests.torch.lab import with_plain_loops
-from tranlogs.log.segments import segment_sizing
+from tranlogs.log import preallocator
 from tranlogs.recovery import read_facts
 from tranlogs.recovery.group import journals
 from tranlogs.shipping import in_process_shipping
@@ -240,7 +240,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         journals.is_readable = lambda summary: summary.rank == dist_rank()
     torch.manual_seed(1)
     if "wide" in name:  # which fills segments
-        segment_sizing.SEGMENT_RECORDS_WANTED = 1
+        preallocator.SEGMENT_RECORDS_WANTED = 1
     model = Looked() if name == "sparse sgd" else Net(200 if "wide" in name else 40)
     if name == "started":
         model.load_state_dict(started())
@@ -277,7 +277,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         optimizer = with_plain_loops(inner)
     else:
         from tranlogs_torch import LoggedOptimizer
-        from tranlogs_torch.distributed import group_messages, startup
+        from tranlogs_torch.distributed import group_messages, process_group
 
         if "store" in name:
             in_process_shipping.LAG_SECONDS = 0.1
@@ -285,7 +285,7 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
         if name == "apart":  # as scripts do where only rank 0 saves
             options |= {} if dist_rank() == 0 else {"checkpoint_every": 1000, "durability": "machine"}
         if name == "without one":  # it only evaluates, or so
-            startup.MISSING_SECONDS_WARNED, startup.MISSING_SECONDS_MAX = 1.0, 3.0
+            process_group.MISSING_SECONDS_WARNED, process_group.MISSING_SECONDS_MAX = 1.0, 3.0
             group_messages.NoteBoard.seconds_max = 3.0  # type: ignore[assignment, method-assign]
             wait_until(lambda: dist_rank() == 0)
         if "sample" in name:

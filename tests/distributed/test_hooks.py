@@ -11,7 +11,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, quantization_hooks
 
 from tranlogs.base.errors import UsageError
-from tranlogs_torch.ddp.comm_hooks import describe_hook
+from tranlogs_torch.ddp.reducer import describe_hook
 
 SCALE = 64
 ERRORS: dict[int, torch.Tensor] = {}

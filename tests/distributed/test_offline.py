@@ -14,7 +14,7 @@ from tests.cli.conftest import Cli
 from tests.distributed.child import STEPS
 from tests.distributed.conftest import Launcher
 from tranlogs.base.errors import RunInUse, StateMismatch, UsageError
-from tranlogs.journal.ownership.writer_lock import OwnerLock
+from tranlogs.journal.owner_lock import OwnerLock
 from tranlogs_torch import LoggedOptimizer
 
 pytestmark = pytest.mark.crash

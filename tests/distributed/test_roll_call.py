@@ -17,7 +17,7 @@ from tranlogs.base.errors import UsageError
 from tranlogs_torch.ddp.divergence_check import Likeness
 from tranlogs_torch.distributed import group_messages as boards
 from tranlogs_torch.distributed.group_messages import NoteBoard
-from tranlogs_torch.distributed.startup import HERE, MADE, wait_for_all
+from tranlogs_torch.distributed.process_group import HERE, MADE, wait_for_all
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.support.disks import fill, free_bytes
 from tests.support.toy import ToyTrainer, open_toy, uninterrupted
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.errors import UsageError
-from tranlogs.log.segments import segment_sizing
+from tranlogs.log import preallocator
 from tranlogs.retention import EverySteps, KeepAll, KeepEvery, KeepLatest, RetentionPolicy
 
 pytestmark = [pytest.mark.disks, pytest.mark.usefixtures("small_segments")]
@@ -173,7 +173,7 @@ def test_a_log_that_fills_the_disk_before_a_checkpoint_is_due_gives_way_to_one(
     keep: RetentionPolicy,
     is_slow: bool,
 ) -> None:
-    monkeypatch.setattr(segment_sizing, "SEGMENT_RECORDS_WANTED", 4)  # the disk holds some such files
+    monkeypatch.setattr(preallocator, "SEGMENT_RECORDS_WANTED", 4)  # the disk holds some such files
     sizes = (7, 100_000)
     trainer, behind = toy(writer=writer, keep=keep, sizes=sizes, every=10_000), []
 

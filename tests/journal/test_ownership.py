@@ -16,13 +16,13 @@ import pytest
 from tests.support.toy import open_toy
 from tranlogs.base.errors import RunInUse, RunLost, UsageError
 from tranlogs.journal import read_owner
-from tranlogs.journal.ownership.writer_lock import OwnerLock
+from tranlogs.journal.owner_lock import OwnerLock
 from tranlogs.log.layout import Payload
 
 HOLD = """
 import sys
 from pathlib import Path
-from tranlogs.journal.ownership.writer_lock import OwnerLock
+from tranlogs.journal.owner_lock import OwnerLock
 lock = OwnerLock(Path(sys.argv[1]), *sys.argv[2:])
 print("held", flush=True)
 sys.stdin.readline()
@@ -31,7 +31,7 @@ TAKE = """
 import sys
 from pathlib import Path
 from tranlogs.base.errors import RunInUse
-from tranlogs.journal.ownership.writer_lock import OwnerLock
+from tranlogs.journal.owner_lock import OwnerLock
 from tranlogs.log.layout import Payload
 try:
     OwnerLock(Path(sys.argv[1])).release()

@@ -16,9 +16,8 @@ from tests.support.toy import ToyTrainer, open_toy
 from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog, Change, CheckpointRow, CommonRow, TimelineRow, serve_requests, write_request
 from tranlogs.catalog.requests import REQUESTS_NAME
-from tranlogs.journal import change_catalog, read_owner
-from tranlogs.journal.ownership import writer_lock
-from tranlogs.journal.ownership.writer_lock import OwnerLock
+from tranlogs.journal import change_catalog, owner_lock, read_owner
+from tranlogs.journal.owner_lock import OwnerLock
 
 ASKER = """
 import sys
@@ -37,7 +36,7 @@ print(change_catalog(folder, "asked", change))
 BRIEF_OWNER = """
 import sys
 from pathlib import Path
-from tranlogs.journal.ownership.writer_lock import own_briefly
+from tranlogs.journal.owner_lock import own_briefly
 with own_briefly(Path(sys.argv[1])) as is_owner:
     print(is_owner, flush=True)
     sys.stdin.readline()
@@ -116,12 +115,12 @@ def test_watermarks_of_a_store_leave_those_of_the_log(run: ToyTrainer) -> None:
 
 
 def test_an_owner_that_does_not_serve_holds_nobody_up(run: ToyTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tranlogs.journal.ownership.changes.REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr("tranlogs.journal.requests.REQUEST_SECONDS", 0.1)
     folder = run.journal.paths.folder.with_name("rank1")
     folder.mkdir()
     Catalog.open(folder, writable=True).close()
     with owned_briefly(folder) as process:
-        monkeypatch.setattr(writer_lock, "_BRIEF_SECONDS", 0.1)
+        monkeypatch.setattr(owner_lock, "_BRIEF_SECONDS", 0.1)
         assert not change_catalog(folder, "asked", Change({"common": CommonRow(1, 2)}))
         assert (folder / REQUESTS_NAME / "asked.json").exists()
         process.kill()
@@ -131,7 +130,7 @@ def test_an_owner_that_does_not_serve_holds_nobody_up(run: ToyTrainer, monkeypat
 
 
 def test_a_trainer_names_a_stopped_process_that_owns_its_journal(run: ToyTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_lock, "_BRIEF_SECONDS", 0.1)
+    monkeypatch.setattr(owner_lock, "_BRIEF_SECONDS", 0.1)
     run.journal.close()
     folder = run.journal.paths.folder
     with owned_briefly(folder) as process:

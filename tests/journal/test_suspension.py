@@ -18,8 +18,9 @@ from tests.support.toy import ToyTrainer
 from tests.support.toy_steps import boundary_of, checkpoint_steps, killed, patiently, state_at, step_of
 from tests.support.verify import verify_run
 from tranlogs.catalog import Incident
+from tranlogs.cli.reading.survey import survey
 from tranlogs.journal import read_owner
-from tranlogs.log.syncing import group_commit
+from tranlogs.log import group_commit
 from tranlogs.retention import CheckpointFacts, EverySteps
 from tranlogs.verify import Problem
 
@@ -179,8 +180,8 @@ def test_a_checkpoint_that_was_under_way_does_not_end_an_incident(
     trainer.recover()
     trainer.train(4)
     held: list[Callable[[], None]] = []
-    write = trainer.journal.checkpoints.checkpointer._write  # type: ignore[union-attr]
-    monkeypatch.setattr(trainer.journal.checkpoints.checkpointer, "_write", lambda *args: held.append(lambda: write(*args)))
+    write = trainer.journal.checkpoints._write
+    monkeypatch.setattr(trainer.journal.checkpoints, "_write", lambda *args: held.append(lambda: write(*args)))
     trainer.journal.checkpoint(trainer.state.snapshot())
     suspended(trainer, 4)
     held[0]()
@@ -304,6 +305,9 @@ def test_segments_that_no_row_was_written_for_are_listed_when_logging_goes_on(
         filled.set()
         while not trainer.journal.is_suspended:
             trainer.train(trainer.journal.step + 1)
+    found = survey(trainer.journal.paths.folder)
+    assert found.plan is not None
+    assert found.plan.position.step == found.watermarks.committed == trainer.journal.committed
     clock.advance(100)
     trainer.train(trainer.journal.step + 3)
     assert not trainer.journal.is_suspended

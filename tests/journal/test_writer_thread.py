@@ -14,8 +14,7 @@ from tests.support.faults import failing
 from tranlogs.base.config import QUEUE_JOBS_MAX
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.types import Array, SparseArray, TensorSpec, dense
-from tranlogs.journal.writing.record_writers import QueuedRecord, QueuedWriter, RecordContent, copy_payload
-from tranlogs.journal.writing.writer_thread import BufferPool, WriterThread
+from tranlogs.journal.record_writers import BufferPool, QueuedRecord, QueuedWriter, RecordContent, WriterThread, copy_payload
 from tranlogs.log.layout import Layout, Payload
 from tranlogs.log.record_format import EntryKind
 

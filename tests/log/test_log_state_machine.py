@@ -25,8 +25,8 @@ from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.errors import RecoveryError
 from tranlogs.base.failpoints import POINTS
 from tranlogs.base.types import dense
+from tranlogs.log import preallocator
 from tranlogs.log.layout import Payload
-from tranlogs.log.segments import segment_sizing
 from tranlogs.retention import EverySteps, KeepLatest
 
 SIZES = (3, 40)
@@ -212,7 +212,7 @@ class LogMachine(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def _small_and_quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(segment_sizing, "SEGMENT_RECORDS_WANTED", 1)
+    monkeypatch.setattr(preallocator, "SEGMENT_RECORDS_WANTED", 1)
     logging.disable()
     yield
     logging.disable(logging.NOTSET)

@@ -19,12 +19,11 @@ from tranlogs.base.config import MIB, PAYLOAD_THREAD_BYTES_MIN
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.types import Bytes, TensorSpec, dense
 from tranlogs.encoding.compression import Codec, decompress
-from tranlogs.log import payload_writer
+from tranlogs.log import payload_writer, segment_file
 from tranlogs.log.layout import PIECE_BYTES_MAX, Layout, Payload
 from tranlogs.log.payload_writer import CompressionChoices, PayloadThread, PieceWriter, pieces_of
 from tranlogs.log.record_format import HEAD, EntryKind, checksum_of
-from tranlogs.log.segments import segment_file
-from tranlogs.log.segments.segment_file import SegmentFile
+from tranlogs.log.segment_file import SegmentFile
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import HEAD, EntryKind
 from tranlogs.log.scanner import scan
-from tranlogs.log.segments.segment_file import SegmentFile
+from tranlogs.log.segment_file import SegmentFile
 
 
 def head_of(segment: SegmentFile, offset: int) -> bytes:

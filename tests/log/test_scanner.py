@@ -23,12 +23,12 @@ from tranlogs.base.errors import CorruptRecord, UnknownFormat
 from tranlogs.base.types import dense
 from tranlogs.catalog import SegmentRow
 from tranlogs.encoding.tree import Fixed
+from tranlogs.log import segment_file as files
 from tranlogs.log.decoded_record import Entry
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import HEAD, MAGIC, EntryKind, Location, checksum_of, pack_head
 from tranlogs.log.scanner import scan
-from tranlogs.log.segments import segment_file as files
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from tests.support.toy import ToyTrainer, open_toy
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.log.scanner import scan
-from tranlogs.log.segments.segment_file import parse_segment_name
+from tranlogs.log.segment_file import parse_segment_name
 
 
 def _segment(trainer: ToyTrainer) -> tuple[Path, int]:

@@ -15,7 +15,7 @@ from tranlogs.base.errors import LogUnavailable, UnencodableState
 from tranlogs.catalog import SegmentRow, Tables
 from tranlogs.log.layout import NO_TENSORS
 from tranlogs.log.record_format import EntryKind, Position
-from tranlogs.log.segments.segment_file import SegmentFile
+from tranlogs.log.segment_file import SegmentFile
 
 
 def test_a_segment_is_closed_before_the_catalog_calls_it_sealed(bare: BareLog, monkeypatch: pytest.MonkeyPatch) -> None:

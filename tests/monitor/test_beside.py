@@ -23,7 +23,7 @@ from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths, monitor_launch, read_owner
 from tranlogs.journal.monitor_launch import parse_monitor, start_monitor
 from tranlogs.retention.evaluations import read_evaluations
-from tranlogs_monitor.watching.lock import lock_journal
+from tranlogs_monitor.daemon import lock_journal
 
 Toy = Callable[..., ToyTrainer]
 

@@ -12,7 +12,7 @@ from tests.support.clock import FakeClock
 from tranlogs.base.errors import UsageError
 from tranlogs.cli.reading.find_journals import find_journals
 from tranlogs.journal import JournalPaths
-from tranlogs.journal.ownership.writer_lock import OwnerLock
+from tranlogs.journal.owner_lock import OwnerLock
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import DaemonSettings
 

@@ -17,7 +17,7 @@ from tranlogs.base.config import MIB
 from tranlogs.base.errors import UsageError
 from tranlogs.retention.pruning_plan import Budget
 from tranlogs.shipping import read_newest
-from tranlogs_monitor.dashboard.access.listening import address_of
+from tranlogs_monitor.dashboard.access.access_rules import address_of
 from tranlogs_monitor.dashboard.metrics import Metrics
 from tranlogs_monitor.dashboard.pages.board import Board
 from tranlogs_monitor.dashboard.server import WebServer

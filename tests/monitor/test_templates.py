@@ -15,8 +15,7 @@ from tests.monitor.test_watch import run
 from tests.support.toy import ToyTrainer
 from tranlogs.catalog import Incident, StoreRow
 from tranlogs_monitor.dashboard.pages.board import JournalView
-from tranlogs_monitor.dashboard.pages.page import journal_page, overview
-from tranlogs_monitor.dashboard.pages.rendering import render
+from tranlogs_monitor.dashboard.pages.page import journal_page, overview, render
 
 __all__ = ["run"]
 

@@ -19,7 +19,7 @@ from tests.support.toy_steps import killed
 from tranlogs.base.config import MIB
 from tranlogs.base.errors import UsageError
 from tranlogs.cli.reading.find_journals import find_journals
-from tranlogs.journal import JournalPaths, abandoned_segments
+from tranlogs.journal import JournalPaths, opening
 from tranlogs.retention import KeepAll
 from tranlogs.retention.evaluations import read_evaluations, read_values
 from tranlogs.retention.pruning_plan import Budget
@@ -231,7 +231,7 @@ def daemon(*roots: Path, clock: FakeClock | None = None, **settings: Any) -> Dae
 
 def test_a_second_daemon_is_refused_by_name_or_waits(run: ToyTrainer, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from tranlogs_monitor.watching.lock import lock_journal\n"
+        "import sys; from pathlib import Path; from tranlogs_monitor.daemon import lock_journal\n"
         f"held = lock_journal(Path({str(run.journal.paths.folder)!r})); print('held', flush=True); sys.stdin.readline()"
     )
     path = os.pathsep.join(["monitor", "."])
@@ -288,7 +288,7 @@ def test_a_trainer_waits_while_a_monitor_seals_what_a_dead_one_left(
     run: ToyTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = killed(run, tmp_path / "copy")
-    watch, right, waiting = watching(copy / "rank0"), abandoned_segments.read_segment, list[threading.Thread]()
+    watch, right, waiting = watching(copy / "rank0"), opening.read_segment, list[threading.Thread]()
     opened: list[ToyTrainer] = []
 
     def read(path: Path, timeline: int) -> Any:
@@ -299,7 +299,7 @@ def test_a_trainer_waits_while_a_monitor_seals_what_a_dead_one_left(
         assert not opened, "a trainer was opened meanwhile"
         return right(path, timeline)
 
-    monkeypatch.setattr(abandoned_segments, "read_segment", read)
+    monkeypatch.setattr(opening, "read_segment", read)
     assert watch.evaluate().sealed == 2
     watch.close()
     waiting[0].join()

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tranlogs.rehearsal.advice import advise
-from tranlogs.rehearsal.comparison.archives import read_archive
-from tranlogs.rehearsal.comparison.files import compare_files
+from tranlogs.rehearsal.comparison.files import compare_files, read_archive
 
 Write = Callable[[str, dict[str, bytes]], dict[str, Path]]
 

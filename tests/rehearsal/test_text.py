@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tranlogs.rehearsal.comparison.text_lines import Noise, find_other_line, parse, split_lines
+from tranlogs.rehearsal.comparison.printed import Noise, find_other_line, parse, split_lines
 from tranlogs.rehearsal.judging import merge_indices
 
 

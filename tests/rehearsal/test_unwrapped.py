@@ -7,7 +7,7 @@ import pytest
 
 from tranlogs.rehearsal.advice import mentions_tranlogs, suggest_wrapping
 from tranlogs.rehearsal.processes.process_life import Life
-from tranlogs.rehearsal.unwrapped import judge_loss
+from tranlogs.rehearsal.rehearse import judge_loss
 
 
 def life(folder: Path, *steps: int) -> Life:

@@ -16,7 +16,7 @@ from tranlogs.base.clock import SystemClock
 from tranlogs.base.errors import NotARun
 from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths
-from tranlogs.journal.abandoned_segments import seal_abandoned_segments
+from tranlogs.journal.opening import seal_abandoned_segments
 from tranlogs.shipping import pull, read_newest
 from tranlogs.stores import LocalStore
 

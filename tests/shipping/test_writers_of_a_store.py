@@ -11,7 +11,7 @@ from tests.shipping.ships import archiver, assert_comes_back, drain, marks, ship
 from tests.support.clock import FakeClock
 from tests.support.faulty_store import FaultyStore
 from tranlogs.base.errors import RunInUse
-from tranlogs.journal.ownership.writer_lock import OwnerLock
+from tranlogs.journal.owner_lock import OwnerLock
 from tranlogs.shipping import pull
 from tranlogs.shipping.inventory import GarbageCollector
 from tranlogs.shipping.manifest import manifest_names, parse_manifest_name

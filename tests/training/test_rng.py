@@ -11,7 +11,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from tranlogs.training.rng import HostRng, generator_memory, is_same_state, numpy_state, python_state, read_memory_of
+from tranlogs.training import rng
+from tranlogs.training.rng import HostRng, is_same_state, numpy_state, python_state, read_memory_of
 
 
 @pytest.fixture(autouse=True)
@@ -62,11 +63,11 @@ def test_no_change_is_missed(seed: int) -> None:
 
 
 def test_a_state_that_has_not_changed_is_the_same_object_and_not_read_again() -> None:
-    assert generator_memory.is_python_memory_telling()
-    assert generator_memory.is_numpy_memory_telling()
+    assert rng.is_python_memory_telling()
+    assert rng.is_numpy_memory_telling()
     host = HostRng()
     first = host.read()
-    with patch("tranlogs.training.rng.host_states.numpy_state", side_effect=AssertionError):
+    with patch("tranlogs.training.rng.numpy_state", side_effect=AssertionError):
         again = host.read()
     assert again["python"] is first["python"]
     assert again["numpy"] is first["numpy"]
@@ -74,8 +75,8 @@ def test_a_state_that_has_not_changed_is_the_same_object_and_not_read_again() ->
 
 def test_where_memory_tells_nothing_states_are_read_in_full() -> None:
     with (
-        patch("tranlogs.training.rng.host_states.read_python_memory", return_value=None),
-        patch("tranlogs.training.rng.host_states.read_numpy_memory", return_value=None),
+        patch("tranlogs.training.rng.read_python_memory", return_value=None),
+        patch("tranlogs.training.rng.read_numpy_memory", return_value=None),
     ):
         host = HostRng()
         first = host.read()
@@ -90,12 +91,12 @@ def test_where_memory_tells_nothing_states_are_read_in_full() -> None:
 
 def test_memory_that_misses_a_change_is_found_out() -> None:
     """A Python whose objects lie elsewhere, or keep their words there, is not trusted."""
-    for cached in (generator_memory.is_python_memory_telling, generator_memory.is_numpy_memory_telling):
+    for cached in (rng.is_python_memory_telling, rng.is_numpy_memory_telling):
         cached.cache_clear()
-        with patch.object(generator_memory, "_object_memory", return_value=b"always the same"):
+        with patch.object(rng, "_object_memory", return_value=b"always the same"):
             assert not cached()
         cached.cache_clear()
-        with patch.object(generator_memory, "_object_memory", return_value=None):
+        with patch.object(rng, "_object_memory", return_value=None):
             assert not cached()
         cached.cache_clear()
         assert cached()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tranlogs.training.write_scans import FIRST_UNITS, ScanSchedule
+from tranlogs.training.write_forecast import FIRST_UNITS, ScanSchedule
 
 DEAR, STEP = 0.0005, 0.01  # seconds: a look costs a twentieth of a step
 

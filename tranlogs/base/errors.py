@@ -36,6 +36,7 @@ from datetime import datetime
 from pathlib import Path
 
 __all__ = [
+    "SUSPENDING_ERRORS",
     "CannotRead",
     "CatalogUnavailable",
     "CorruptCatalog",
@@ -299,3 +300,7 @@ class StoreUnavailable(TranLogsError):
     def __init__(self, url: str, why: str) -> None:
         self.url, self.why = url, why
         super().__init__(f"store {url}: {why}")
+
+
+# Errors that suspend logging and let training continue. UnencodableState: a tracked object has changed since it was registered.
+SUSPENDING_ERRORS = (LogUnavailable, CorruptCatalog, UnencodableState, MemoryError, OSError)

@@ -1,8 +1,6 @@
 """The catalog of a journal: its segments, checkpoints, timelines and watermarks, and the run that it belongs to."""
 
-from .catalog import CATALOG_NAME, Catalog
-from .change import Change
-from .reopening import ReopeningCatalog
+from .catalog import CATALOG_NAME, Catalog, ReopeningCatalog
 from .requests import REQUESTS_NAME, drop_requests, serve_requests, write_request
 from .rows import (
     CheckpointRow,
@@ -18,7 +16,7 @@ from .rows import (
     segment_key,
     timeline_key,
 )
-from .tables import Tables
+from .tables import Change, Tables
 
 __all__ = [
     "CATALOG_NAME",

@@ -28,7 +28,6 @@ from ..base.config import CATALOG_BYTES, CATALOG_BYTES_GROWN_MAX, CATALOG_HELD_S
 from ..base.errors import CannotRead, CatalogUnavailable, CorruptCatalog, LogUnavailable, RunLost, UnknownFormat
 from ..base.failpoints import hit
 from ..base.threads import WaitableLock
-from .change import Change
 from .lmdb_environment import (
     DAMAGE,
     StaleLockFile,
@@ -42,7 +41,7 @@ from .lmdb_environment import (
     reserve_space,
 )
 from .rows import CheckpointRow, Incident, RunRow, SegmentRow, TimelineRow, Watermarks
-from .tables import RowCache, Tables
+from .tables import Change, RowCache, Tables
 
 _log = logging.getLogger("tranlogs")
 
@@ -384,3 +383,41 @@ class Catalog:
         """Return the run's row; None if it was not written yet."""
         found: RunRow | None = self.read(lambda tables: tables.get("run", RunRow))
         return found
+
+
+class ReopeningCatalog:
+    """The catalog of a journal, in whichever file it is now. Only one thread may use it.
+
+    Args:
+        folder: the folder of the journal.
+
+    Attributes:
+        open_count: the number of files that were opened so far. It changes when the catalog was replaced.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._catalog: Catalog | None = None
+        self._inode = 0
+        self.open_count = 0
+
+    def current(self) -> Catalog:
+        """Return the catalog, opened again if its file was replaced.
+
+        Raises:
+            CorruptCatalog, LogUnavailable: the catalog cannot be opened now.
+            OSError: the journal has no catalog.
+        """
+        inode = os.stat(self._folder / CATALOG_NAME).st_ino
+        if self._catalog is not None and (inode != self._inode or self._catalog.has_lost_lock_file()):
+            self.close()
+        if self._catalog is None:
+            self._catalog, self._inode = Catalog.open(self._folder), inode
+            self.open_count += 1
+        return self._catalog
+
+    def close(self) -> None:
+        """Close the catalog. `current` opens it again."""
+        if self._catalog is not None:
+            self._catalog.close()
+            self._catalog = None

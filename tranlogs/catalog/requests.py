@@ -20,8 +20,8 @@ from ..base.atomic_files import publishing
 from ..base.config import REQUEST_BYTES_MAX
 from ..base.errors import CorruptCatalog, LogUnavailable
 from .catalog import Catalog
-from .change import Change, content_of
 from .rows import KINDS
+from .tables import Change, content_of
 
 _log = logging.getLogger(__name__)
 

@@ -33,12 +33,12 @@ class Subcommand(NamedTuple):
 
 
 SUBCOMMANDS = {
-    "demo": Subcommand("training.demo", "demo", "Kill a small GPT's training, recover it, prove no bit was lost."),
+    "demo": Subcommand("demo", "demo", "Kill a small GPT's training, recover it, prove no bit was lost."),
     "status": Subcommand("status", "status", "Show the newest steps of a run, and what a crash now would lose."),
     "log": Subcommand("log", "log", "List the records of the newest timeline, or show one in full."),
     "verify": Subcommand("verify", "verify", "Check every byte: checksums, chains, checkpoints, the catalog."),
     "replay": Subcommand("replay", "replay", "Rebuild the state at a step without the script, as a file."),
-    "rehearse": Subcommand("training.rehearse", "rehearse", "Kill a training script, and check whether it resumes exactly."),
+    "rehearse": Subcommand("rehearse", "rehearse", "Kill a training script, and check whether it resumes exactly."),
     "monitor": Subcommand("monitor", "monitor", "Watch runs, and keep their logs within a budget."),
     "push": Subcommand("push", "push", "Ship a run to a store, once."),
     "pull": Subcommand("pull", "pull", "Fetch a run from a store."),

@@ -13,7 +13,7 @@ import typer
 from ..base.errors import TranLogsError, UsageError
 from ..retention.keep_policy import KeepAll, KeepLatest, RetentionPolicy
 from . import debugging
-from .output.json_values import print_json
+from .screen import print_json
 
 FINE, PROBLEM, USAGE = 0, 1, 2
 

@@ -12,33 +12,53 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
 from ..base.clock import Clock, SystemClock
 from ..base.config import JournalConfig
-from ..base.errors import CatalogUnavailable, LogUnavailable, NotRecovered
+from ..base.errors import SUSPENDING_ERRORS, CatalogUnavailable, LogUnavailable, NotRecovered
 from ..base.failpoints import hit
+from ..base.threads import run_uninterrupted
 from ..catalog import CheckpointRow
 from ..checkpoints import Snapshot
+from ..encoding import tree
 from ..log.layout import NO_TENSORS, Payload
 from ..log.record_format import EntryKind, Position
 from ..log.segment_definitions import Scalars
 from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolicy
-from .journal_state import JournalState
+from .checkpointing import JournalCheckpoints, RecoverySpeed
+from .journal_log import JournalLog
 from .opening import OpenedJournal, open_for_writing
-from .ownership.shutdown_gate import gated
-from .suspending_errors import SUSPENDING_ERRORS
-from .writing.record_writers import Body, RecordContent, StepRecord, Writer
-from .writing.suspension import end_incident
+from .pruning_holds import PruningHolds
+from .record_writers import Body, RecordContent, StepRecord, Writer
+from .requests import RequestService
+from .shutdown_gate import ShutdownGate, gated
 
 _log = logging.getLogger("tranlogs")
 
 
-class Journal(JournalState):
+class Journal:
     """The journal that one process writes. Make one with `open`.
 
     All methods are for the training thread, except `seal` and `shut_down`.
+
+    Attributes:
+        paths: the journal's folders.
+        catalog: the journal's catalog, open for writing.
+        run: row of the run in the catalog.
+        config: durability and sizes.
+        clock: returns the time.
+        notes: what had to be repaired when the run was opened.
+        step: optimizer updates applied so far.
+        is_fresh: True if the journal holds nothing to recover from.
+        adapt: turns a framework's values into arrays; set by an integration.
+        is_closed: True once `close` was called.
+        gate: passed by each method that writes.
+        holds: keep monitors, and this process, from pruning.
+        checkpoints: decide when a checkpoint is taken, and what is pruned afterwards.
+        log: the log: closed, writing or suspended.
     """
 
     def __init__(
@@ -49,7 +69,21 @@ class Journal(JournalState):
         retention: RetentionPolicy,
         clock: Clock,
     ) -> None:
-        super().__init__(opened, config, policy, retention, clock)
+        catalog = opened.catalog
+        self.paths, self.catalog, self.run, self.notes = opened.paths, catalog, opened.run, opened.notes
+        self.config, self.clock = config, clock
+        self.step = 0
+        self.is_fresh = not catalog.checkpoints() and not any(row.last_step for row in catalog.segments())
+        self.adapt: tree.Adapt | None = None
+        self.is_closed = False
+        self.gate = ShutdownGate()
+        self._lock, self._pid = opened.lock, os.getpid()  # A forked child has another number.
+        self._ending = threading.Lock()
+        self.holds = PruningHolds(catalog, opened.paths.folder, self._pid)
+        self.checkpoints = JournalCheckpoints(opened, clock, policy, retention, self.holds)
+        self.log = JournalLog(opened, config, clock, self.holds, self.checkpoints)
+        self._requests = RequestService(catalog)
+        self._recheck_writer: Writer | None = None  # takes the records while a unit is computed again
         atexit.register(self.close)
 
     @classmethod
@@ -87,6 +121,60 @@ class Journal(JournalState):
             opened, config or JournalConfig(), policy or EverySteps(500), retention or KeepLatest(2), clock or SystemClock()
         )
 
+    # State.
+
+    @property
+    def timeline(self) -> int:
+        """The timeline that the next record belongs to."""
+        return self.log.end.timeline
+
+    @property
+    def is_suspended(self) -> bool:
+        """True while logging is suspended, because the disk is full or fails."""
+        return self.log.suspension is not None
+
+    @property
+    def is_rechecking(self) -> bool:
+        """True while a unit is computed again, so that nothing is logged."""
+        return self._recheck_writer is not None
+
+    @property
+    def was_finished(self) -> bool:
+        """True if the process that wrote the journal before came to the end of its script."""
+        former = self._lock.former
+        return former is not None and former.has_finished
+
+    @property
+    def former_loop_end(self) -> str:
+        """The place at which that script left its loop; see `Journal.note_finished`."""
+        former = self._lock.former
+        return former.loop_end if former is not None else ""
+
+    @property
+    def is_writer(self) -> bool:
+        """False in a forked child, and after `close`: nothing is logged there."""
+        return not self.is_closed and os.getpid() == self._pid
+
+    @property
+    def committed(self) -> int:
+        """Number of the newest step that survives the end of the process."""
+        return self.log.committed
+
+    @property
+    def synced(self) -> int:
+        """Number of the newest step that survives power loss (durability "machine")."""
+        return self.log.synced
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of log that this process has written since it last began to write."""
+        return self.log.bytes_written
+
+    @property
+    def recovery_speed(self) -> RecoverySpeed:
+        """Estimates of how long a recovery takes. Integrations record their measurements in it."""
+        return self.checkpoints.speed
+
     # Where to continue.
 
     def continue_from(
@@ -112,14 +200,10 @@ class Journal(JournalState):
         Raises:
             RecoveryError: a monitor has pruned the journal since it was opened.
         """
-        self._start.set_position(position, damaged)
         self.step = position.step
+        self.log.set_start(position, damaged, new_timeline=new_timeline, number=number)
         if checkpoint is not None:
             self.checkpoints.note_recovery(checkpoint, log_bytes)
-        if new_timeline:
-            self._start.begin_timeline(number)
-        assert self._start.position is not None
-        self.log.set_end(self._start.position)
 
     def begin_recheck(self, writer: Writer, step: int) -> None:
         """Let training compute again what the log holds behind `step`: `writer` is given its records, and the log is not.
@@ -133,8 +217,8 @@ class Journal(JournalState):
 
     def end_recheck(self) -> None:
         """Let the log take the records again. The state is that of the position at which the log ends."""
-        assert self._start.position is not None
-        self._recheck_writer, self.step = None, self._start.position.step
+        assert self.log.start is not None
+        self._recheck_writer, self.step = None, self.log.start.step
 
     @gated
     def start(self) -> None:
@@ -143,20 +227,13 @@ class Journal(JournalState):
         Raises:
             NotRecovered: the run holds steps, and `continue_from` was not called.
         """
-        if self._recheck_writer is not None:
+        if self._recheck_writer is not None or self.log.wal is not None or self.is_suspended:
             return
-        if self.log.wal is not None or self._suspensions.current is not None:
-            return
-        if self._start.position is None:
+        if self.log.start is None:
             if not self.is_fresh:
                 raise NotRecovered(self.paths.folder.parent, self.catalog.watermarks().committed)
             self.continue_from(self.log.end)
-        assert self._start.position is not None
-        try:
-            self._start.begin(self._start.position, writes_watermarks=True)
-            end_incident(self.catalog, self.step, self.clock.now())  # A process that died may have left an incident open.
-        except SUSPENDING_ERRORS as error:
-            self._suspend(error)
+        self.log.begin(self.step)
 
     # Records.
 
@@ -237,8 +314,8 @@ class Journal(JournalState):
             return
         hit("boundary.before")
         self.start()
-        if self._suspensions.current is not None:
-            self._suspensions.try_to_resume(self.step, self.adapt, body, snapshot)
+        if self.is_suspended:
+            self.log.try_to_resume(self.step, self.adapt, body, snapshot)
             return
         self._append(EntryKind.BOUNDARY, NO_TENSORS, body, scalars=scalars)
         hit("boundary.after")
@@ -247,8 +324,7 @@ class Journal(JournalState):
 
     def _open_writer(self) -> Writer | None:
         """Return the writer of records; None while logging is suspended, in a forked child, and after `close`."""
-        process = self._process
-        if process.is_closed or os.getpid() != process.pid:
+        if not self.is_writer:
             return None
         if self._recheck_writer is not None:
             return self._recheck_writer
@@ -274,7 +350,7 @@ class Journal(JournalState):
             self._suspend(error)
 
     def _suspend(self, error: BaseException) -> None:
-        self._suspensions.suspend(error, self.step)
+        self.log.suspend(error, self.step)
 
     # Checkpoints.
 
@@ -337,7 +413,7 @@ class Journal(JournalState):
         Returns:
             False if the log was not synced within `timeout` seconds.
         """
-        return not self._process.is_caller or self.log.seal(timeout)
+        return os.getpid() != self._pid or self.log.seal(timeout)
 
     def shut_down(self, timeout: float) -> bool:
         """Seal and sync all committed steps, from any thread, because the process is about to end.
@@ -350,12 +426,13 @@ class Journal(JournalState):
         if not self.gate.shut(timeout / 2):
             self.seal(timeout / 2)
             return False
-        if self._process.is_closed:
+        if self.is_closed:
             return True
-        self.log.demand_sync()
+        if self.log.wal is not None:
+            self.log.wal.demand_sync()
         failure = self.log.close()
         if failure is None:
-            self._process.lock.mark_closed()
+            self._lock.mark_closed()
         return failure is None
 
     def note_finished(self, loop_end: str = "") -> None:
@@ -365,7 +442,7 @@ class Journal(JournalState):
             loop_end: "complete" if nothing was left of its loop; else the place where it was left ("in epoch 12 of 20");
                 empty if that is not known.
         """
-        self._process.lock.has_finished, self._process.lock.loop_end = True, loop_end
+        self._lock.has_finished, self._lock.loop_end = True, loop_end
 
     @gated
     def close(self) -> None:
@@ -374,9 +451,22 @@ class Journal(JournalState):
         A Ctrl-C is raised when the journal is closed. A second Ctrl-C is raised at once; `close` may then be called again.
         """
         atexit.unregister(self.close)
-        self._process.end(self._end)
+        if not self._lock.is_held or os.getpid() != self._pid:
+            return
+        self.is_closed = True
+        run_uninterrupted("tranlogs-end", self._end)
 
-    def _end(self) -> bool:
+    def _end(self) -> None:
+        """Close all, and release the lock, once."""
+        with self._ending:
+            if self._lock.is_held:
+                has_closed = False
+                try:
+                    has_closed = self._close_parts()
+                finally:
+                    self._lock.release(has_closed=has_closed)
+
+    def _close_parts(self) -> bool:
         """Close all but the lock; return True if the log was closed in order, so that the journal counts as closed."""
         unlisted: BaseException | None = None
         try:
@@ -389,10 +479,10 @@ class Journal(JournalState):
         folder, committed = self.paths.folder, self.committed
         if isinstance(unlisted, CatalogUnavailable):
             _log.warning("%s: the last checkpoint is complete, and is listed when the run is opened next: %s", folder, unlisted)
-        if self._suspensions.current is not None:
+        if self.is_suspended:
             _log.warning("%s: closed while logging was suspended; steps after %d are lost", folder, committed)
         elif failure is not None:
             _log.warning("%s: the log could not be closed cleanly: %s; steps up to %d are safe", folder, failure, committed)
         else:
             _log.info("%s: closed; steps up to %d are safe", folder, committed)
-        return failure is None and self._suspensions.current is None
+        return failure is None and not self.is_suspended

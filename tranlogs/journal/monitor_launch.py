@@ -13,7 +13,7 @@ from typing import Any
 
 from ..base.errors import UsageError
 from ..retention import Monitor
-from .ownership.writer_lock import read_owner
+from .owner_lock import read_owner
 from .paths import JournalPaths
 
 _log = logging.getLogger("tranlogs")

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..base.errors import RecoveryError
+from ..base.errors import SUSPENDING_ERRORS, RecoveryError
 from ..catalog import Catalog, CommonRow, PrunedRow, Tables
-from .suspending_errors import SUSPENDING_ERRORS
 
 _log = logging.getLogger("tranlogs")
 _KEY = "request/hold"

@@ -1,7 +1,7 @@
 """The write-ahead log of one journal. Records are appended to the open segment; the sync thread makes them durable.
 
 There are two positions: committed records survive the end of the process, synced records survive power loss.
-After a failure in any thread, `begin` raises LogUnavailable, and the journal suspends logging (journal/writing/suspension.py).
+After a failure in any thread, `begin` raises LogUnavailable, and the journal suspends logging (journal/journal_log.py).
 """
 
 from __future__ import annotations
@@ -11,25 +11,64 @@ from pathlib import Path
 from typing import Any
 
 from ..base.clock import Clock
-from ..base.config import RECORD_SLACK_BYTES, JournalConfig
-from ..base.errors import LogUnavailable, error_text
+from ..base.config import CATALOG_SECONDS, RECORD_SLACK_BYTES, JournalConfig
+from ..base.errors import CatalogUnavailable, CorruptCatalog, LogUnavailable, error_text
 from ..base.failpoints import hit
 from ..base.threads import WaitableLock
 from ..base.types import AnyArray, Bytes
 from ..catalog import Catalog
+from .group_commit import GroupCommit, SyncState
 from .layout import NO_TENSORS, Payload
-from .payload_writer import CompressionChoices, PayloadThread, PieceWriter
+from .payload_writer import CompressionChoices, PayloadThread, PieceWriter, RecordWriter
+from .preallocator import NO_RESERVE, Preallocator, SegmentSizing, SpaceReserve, whole_mib
 from .record_body import BodyEncoder, EncodedBody, body_bytes
 from .record_format import HEAD, EntryKind, Position, digest, extent_end, pack_head
 from .record_rows import RecordRow
-from .record_writer import RecordWriter
 from .segment_definitions import DescribedRecord, Scalars, SegmentDefinitions
-from .segments.preallocator import NO_RESERVE, Preallocator, SpaceReserve
-from .segments.segment_age import SegmentAgeLimit
-from .segments.segment_file import SegmentFile
-from .segments.segment_sizing import SegmentSizing, whole_mib
-from .syncing.group_commit import GroupCommit
-from .syncing.sync_state import SyncState
+from .segment_file import SegmentFile
+
+
+class SegmentAgeLimit:
+    """Age of the open segment, and the limit at which the segment is sealed.
+
+    Args:
+        catalog: holds the monitor's request.
+        clock: the clock.
+        configured: the limit in the settings, in seconds; None for no limit.
+
+    Attributes:
+        age_seconds: the smaller of the configured and the requested limit; None for no limit.
+    """
+
+    def __init__(self, catalog: Catalog, clock: Clock, configured: float | None) -> None:
+        self._catalog, self._clock, self._configured = catalog, clock, configured
+        self._read_at = clock.monotonic() - CATALOG_SECONDS
+        self._opened_at = clock.monotonic()
+        self.age_seconds = configured
+
+    def segment_opened(self) -> None:
+        """Note that a new segment is open from now on."""
+        self._opened_at = self._clock.monotonic()
+
+    def is_exceeded(self) -> bool:
+        """Return True if the open segment is older than the limit."""
+        age = self.age_seconds
+        return age is not None and self._clock.monotonic() - self._opened_at > age
+
+    def read_request(self) -> None:
+        """Read the monitor's request, at most once in CATALOG_SECONDS. A request that is not renewed expires."""
+        now = self._clock.monotonic()
+        if now - self._read_at < CATALOG_SECONDS:
+            return
+        self._read_at = now
+        try:
+            request = self._catalog.read(lambda tables: tables.request("seal")) or {}
+            asked = float(request["age_seconds"]) if float(request.get("until", 0.0)) > self._clock.now() else None
+        except (CorruptCatalog, CatalogUnavailable, KeyError, TypeError, ValueError):
+            asked = None
+        found = [age for age in (self._configured, asked) if age is not None and age > 0]
+        self.age_seconds = min(found, default=None)
+
 
 Tensor = tuple[str, AnyArray | None]  # name, content; None = "no gradient"
 

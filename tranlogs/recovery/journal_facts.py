@@ -14,7 +14,7 @@ from ..log.reader import SegmentReader
 from ..log.record_format import EntryKind, Location
 from ..log.record_rows import read_records
 from ..log.scanner import is_contiguous, is_whole, refuse_newer, scan
-from ..log.segments.segment_file import was_written
+from ..log.segment_file import was_written
 from ..rebuild_catalog import JournalFiles, read_files
 from .history import ScannedSegment
 from .state_protocol import ReplacementSource

@@ -19,7 +19,7 @@ from ..base.errors import CorruptCatalog, RunInUse, StoreRefused
 from ..catalog import CheckpointRow, CommonRow, RunRow, SegmentRow, StoreRow
 from ..catalog.lineage import is_on_lineage
 from ..journal import JournalPaths
-from ..journal.ownership.writer_lock import OwnerLock
+from ..journal.owner_lock import OwnerLock
 from ..stores import ObjectStatus, Store
 from .attachment import check_place, select_own_history
 from .manifest import (

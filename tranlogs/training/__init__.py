@@ -5,7 +5,7 @@ An integration imports from the core only what this package, `tranlogs.records` 
 """
 
 from ..journal import Journal
-from ..journal.process.shutdown import GRACE_SECONDS, OnSignal
+from ..journal.shutdown import GRACE_SECONDS, OnSignal
 from ..recovery import Divergence, RecoveryReport, read_facts
 from ..recovery.exactness import judge_exactness, make_report
 from ..recovery.journal_facts import describe_replacement
@@ -60,8 +60,7 @@ from .rng import (
 )
 from .scalars import Curve, ScalarHistory
 from .settings import RunOptions, RunSettings, check_epochs
-from .write_forecast import ExpectedWrites, forecast_writes
-from .write_scans import FIRST_UNITS, Place, ScanSchedule
+from .write_forecast import FIRST_UNITS, ExpectedWrites, Place, ScanSchedule, forecast_writes
 
 __all__ = [
     "CAUSES",

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..encoding.tree import Fixed
 from ..journal import Journal
-from ..journal.writing.record_writers import StepRecord
+from ..journal.record_writers import StepRecord
 from ..log.layout import Payload
 
 

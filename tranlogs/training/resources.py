@@ -10,7 +10,7 @@ from ..base.quantities import format_bytes
 from ..encoding.tree import Adapt
 from ..journal import Journal, JournalPaths
 from ..journal.monitor_launch import shipping_store, start_monitor
-from ..journal.process.shutdown import ShutdownHandler
+from ..journal.shutdown import ShutdownHandler
 from ..recovery.group.journals import read_run_id
 from ..recovery.progress_bar import progress_bar
 from ..recovery.recover import Recovered

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from ..base.errors import UsageError
 from ..journal.monitor_launch import parse_monitor
-from ..journal.process.shutdown import OnSignal, check_shutdown_settings
+from ..journal.shutdown import OnSignal, check_shutdown_settings
 from ..retention import CheckpointPolicy, Monitor, RetentionPolicy, as_policy, as_retention
 from ..retention.keep_policy import KeepAll
 from .fingerprint import Mode

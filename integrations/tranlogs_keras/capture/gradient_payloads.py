@@ -12,9 +12,8 @@ from tranlogs.records import Layout, Payload, SparseForm
 from tranlogs.training import GradientLayout
 
 from ..backends import Backend, Gradients
-from ..state.plan import Plan
 from ..state.state import KerasState
-from ..state.variables import Slot
+from ..state.variables import Plan, Slot
 
 
 class GradientPayloads:

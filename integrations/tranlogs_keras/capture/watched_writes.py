@@ -13,8 +13,8 @@ from tranlogs.training import Journal, Place, ScanSchedule
 
 from ..backends.arrays import Values, to_array
 from ..state.fingerprint import digest
-from ..state.plan import Look
 from ..state.state import KerasState
+from ..state.variables import Look
 
 _BOUNDARY: Place = "at a boundary"
 

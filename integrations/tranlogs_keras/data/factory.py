@@ -35,9 +35,8 @@ def make_source(
         own = OwnOrder(seed) if data_order == "tranlogs" or not adapter.shuffle else None
         return PyDatasetBatches(epoch_iterator, backend, own, doubt)
     if isinstance(adapter, keras_internals.TFDatasetAdapter):
-        from .tf_dataset import TFDatasetBatches, TFDatasetConsumed
+        from .tf_dataset import TFDatasetBatches, TFDatasetConsumed, doubts_about
         from .tf_pipeline import stages_of
-        from .tf_unrecoverable import doubts_about
 
         stages = stages_of(adapter._dataset)
         for text in doubts_about(adapter._dataset, stages):

@@ -11,7 +11,7 @@ from tranlogs.base.errors import DataError
 from tranlogs.records import Checkpoint
 from tranlogs.training import recover
 
-from ..replay.untouched_state import UntouchedState
+from ..replay.redo import UntouchedState
 from ..run.newest_checkpoint import read_meta
 from ..run.run_parts import RunParts
 from ..settings import KeepEnds

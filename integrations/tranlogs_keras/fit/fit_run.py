@@ -25,8 +25,7 @@ from ..state.rarely_changed_parts import Parts, found_under
 from ..state.script_values import read_array, version_of
 from .boundary_contents import CALLBACK, FitBoundary
 from .earlier_fits import EarlierFits
-from .fit_setup import make_parts, open_resources
-from .same_fit import finished, require_same_data, require_same_fit
+from .fit_setup import finished, make_parts, open_resources, require_same_data, require_same_fit
 from .traced_steps import backend_with_steps
 from .variable_creation import LateOptimizers, build_as_recorded, build_for_fit
 

@@ -1,26 +1,34 @@
-"""Put the parts of a logged fit together, before its run is recovered or begun."""
+"""Put the parts of a logged fit together, and require that it is the fit of the run, before the run is recovered or begun."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tranlogs.base.config import fitting_segment_bytes
+from tranlogs.base.errors import UsageError
+from tranlogs.records import Checkpoint
 from tranlogs.training import LiveReport, RunResources
 
 from .. import keras_internals
 from ..backends import Backend, arrays
 from ..capture.steps import StepCapture
-from ..replay.replayable_state import ReplayableState
+from ..data import other_data
+from ..replay.redo import ReplayableState
 from ..run.log_choice import LogChoice
+from ..run.newest_checkpoint import NewestCheckpoint
+from ..run.recovery import ScriptChanges
 from ..run.run_parts import RunParts
+from ..run_matching import FinishedFits, changed_rates, check_identity, compare_identities
 from ..settings import Settings
 from ..state import environment
 from ..state.architecture import describe_model
 from ..state.state import plain_attributes
 from ..state.variables import Variables
+from .earlier_fits import identity_of
 
 _log = logging.getLogger("tranlogs")
 
@@ -80,3 +88,45 @@ def make_parts(
     )
     parts = RunParts(settings.run, model, backend, state, steps, resources, report, recorded_environment, settings.progress)
     return parts, form, splits
+
+
+finished = FinishedFits()
+
+
+def require_same_fit(
+    parts: RunParts, newest: NewestCheckpoint, identity: dict[str, Any], number: int, *, accepts_changes: bool
+) -> ScriptChanges:
+    """Return what differs from the recorded fit of this number, if the user accepts changes.
+
+    Raises:
+        UsageError: something differs, and is not accepted.
+    """
+    boundary = newest.boundary
+    held = boundary["position"]["fit"]
+    recorded = boundary["identity"] if held == number else identity_of(boundary["earlier"], number) if held > number else None
+    changes = [] if recorded is None else compare_identities(recorded, identity)
+    if not (changes and held == number and _has_other_variables(parts, newest)):
+        if not accepts_changes:
+            check_identity(parts.run, changes)
+        finished.check(parts.run, parts.model)
+    return ScriptChanges(changes, {} if recorded is None else changed_rates(recorded, identity))
+
+
+def require_same_data(run: Path, recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return what of the data is not as it was, one sentence each.
+
+    Raises:
+        UsageError: a position in the recorded data means nothing in these.
+    """
+    if recorded["kind"] != now["kind"]:
+        raise UsageError(
+            f"{run}: the data were {recorded['kind']}, now they are {now['kind']}. A position in one kind has no meaning in "
+            "the other. Give fit the same kind of data, and TranLogsCallback the same data_order, as the run had"
+        )
+    return other_data(recorded, now)
+
+
+def _has_other_variables(parts: RunParts, newest: NewestCheckpoint) -> bool:
+    """Return True if recovery will refuse the model, and name each variable."""
+    with Checkpoint(newest.path) as checkpoint:
+        return bool(parts.state.differences(checkpoint))

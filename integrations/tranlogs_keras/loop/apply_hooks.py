@@ -11,7 +11,7 @@ from ..backends import Gradients
 from ..backends.arrays import Values
 from ..backends.optimizer_tap import Updates
 from ..capture.steps import StepCapture
-from ..replay.replayable_state import ReplayableState
+from ..replay.redo import ReplayableState
 
 
 class ReplayableLoopState(ReplayableState):

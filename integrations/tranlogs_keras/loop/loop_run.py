@@ -45,14 +45,12 @@ from ..state.rarely_changed_parts import Parts, found_under
 from ..state.state import LogKind
 from .apply_hooks import LoopCapture
 from .begun_loop import BegunLoop, make_loop_state
+from .data_place import UNKNOWN_ITERABLE, DataPlace, LoopData
 from .loop_members import REMEMBERED, Members
-from .loop_values import LoopValues
-from .place import UNKNOWN_ITERABLE, DataPlace, LoopData
-from .recorded_doubts import RecordedDoubts
+from .loop_values import LoopValues, make_framework
 from .script_changes import ScriptChanges
-from .script_values import make_framework
 from .settings import LoopSettings
-from .untracked_variables import UntrackedVariables
+from .untracked_variables import RecordedDoubts, UntrackedVariables
 
 _log = logging.getLogger("tranlogs")
 

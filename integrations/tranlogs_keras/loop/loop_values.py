@@ -1,16 +1,19 @@
-"""Values of Keras and its backend in what a loop remembers: tensors. What has variables belongs to `track`."""
+"""Values of Keras and its backend in what a loop remembers (tensors), and what the run keeps of a script with such a loop."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 
-from tranlogs.training import Unstorable
+from tranlogs.training import Framework, LoopState, Unstorable
 
 from .. import keras_internals
 from ..backends import arrays
+from ..state.script_values import read_array, version_of
+from .loop_members import Members
 
 _WITH_VARIABLES = (
     keras.Layer,
@@ -51,3 +54,24 @@ class LoopValues:
     def adapt(self, value: Any) -> Any:
         """Prepare a stored value for the encoder of trees."""
         return arrays.adapt(value)
+
+
+def make_framework(members: Members) -> Framework:
+    """Return what Keras knows of the values of a script with a loop of its own."""
+
+    def kept() -> Iterator[Any]:
+        yield from members.optimizers.values()
+        for state in members.tracked.values():
+            if isinstance(state, LoopState):
+                yield from state.objects
+
+    def tracked() -> Iterator[tuple[Any, Any]]:
+        for thing in members.tracked.values():
+            if not isinstance(thing, LoopState) and hasattr(thing, "state_dict"):
+                yield thing, thing.state_dict
+
+    def remembered() -> Mapping[str, Any]:
+        states = [state for state in members.tracked.values() if isinstance(state, LoopState)]
+        return {name: value for state in states for name, value in vars(state.namespace).items()}
+
+    return Framework(read_array, kept, tracked, remembered, read_version=version_of(lambda: members.variables))

@@ -10,8 +10,8 @@ from tranlogs.base.errors import UsageError
 from tranlogs.training import name_loop
 
 from ..data.source import Source
+from .data_place import LoopData
 from .loop_run import LoopRun
-from .place import LoopData
 
 
 class Epoch(int):

@@ -1,4 +1,4 @@
-"""Keras variables that a loop writes and that nobody has given to the run: metrics, seeds, another model."""
+"""Doubts of a run, in words: Keras variables that a loop writes and nobody has given to the run (metrics, seeds, a model)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import keras
+
+from tranlogs.training import LiveReport
 
 from ..backends import Backend
 from ..state.fingerprint import digest
@@ -61,3 +63,40 @@ class UntrackedVariables:
     def _list_seen(self) -> list[Any]:
         """Return the variables of the last call: at the last boundary, others have nothing to be compared with."""
         return [variable for reference, _ in self._seen.values() if (variable := reference()) is not None]
+
+
+class RecordedDoubts:
+    """The doubts of a run, in words.
+
+    Args:
+        report: gets those that are new.
+
+    Attributes:
+        texts: the doubts, in the order in which they came.
+    """
+
+    def __init__(self, report: LiveReport) -> None:
+        self._report = report
+        self.texts: list[str] = []
+
+    def add(self, text: str) -> None:
+        """Add a doubt, and report it."""
+        if text not in self.texts:
+            self.texts.append(text)
+            self._report.warn(text, False)
+
+    def note(self, *texts: str) -> None:
+        """Add doubts that are reported already, or not yet."""
+        self.texts = list(dict.fromkeys([*self.texts, *texts]))
+
+    def withdraw(self, text: str) -> None:
+        """Remove a doubt from what the next boundaries hold."""
+        if text in self.texts:
+            self.texts.remove(text)
+
+    def take_over(self, *recorded: Iterable[str]) -> None:
+        """Take the doubts of recorded boundaries, and report all."""
+        for texts in recorded:
+            self.note(*texts)
+        for text in self.texts:
+            self._report.warn(text, False)

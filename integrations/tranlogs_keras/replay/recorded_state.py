@@ -19,7 +19,7 @@ from ..backends.arrays import Values, from_array
 from ..backends.optimizer_tap import Updates
 from ..state import environment
 from ..state.variables import Slot, Variables
-from .replayable_state import ReplayableState
+from .redo import ReplayableState
 
 
 class RecordedVariables(Variables):

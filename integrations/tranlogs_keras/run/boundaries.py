@@ -12,8 +12,8 @@ from typing import Any
 from tranlogs.records import Snapshot
 
 from ..state import rng
-from ..state.plan import Look
 from ..state.rarely_changed_parts import Parts
+from ..state.variables import Look
 from .log_choice import LogChoice
 from .recovery import Recovery
 from .run_parts import RunParts

@@ -11,7 +11,7 @@ from tranlogs.training import Journal, LiveReport, Progress, RunResources
 
 from ..backends import Backend
 from ..capture.steps import StepCapture
-from ..replay.replayable_state import ReplayableState
+from ..replay.redo import ReplayableState
 from ..state import environment
 from ..state.variables import Variables
 

@@ -16,8 +16,7 @@ from ..backends import Backend, Gradients
 from ..backends.arrays import Values, from_array, to_array
 from . import environment
 from .fingerprint import Fingerprint, Mode
-from .plan import Look, Plan
-from .variables import Variables, matched
+from .variables import Look, Plan, Variables, matched
 
 LogKind = Literal["gradients", "weights"]
 

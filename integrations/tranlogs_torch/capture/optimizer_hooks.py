@@ -25,9 +25,7 @@ from ..state.state_watch import StateWatch
 from ..tensors.arrays import adapt
 from ..tensors.placement import local
 from .grad_scaler import ScalerWatch
-from .gradients.captured_gradients import CapturedGradients
-from .gradients.clipping import Clipping
-from .gradients.gradient_payloads import GradientPayloads
+from .gradients import CapturedGradients, Clipping, GradientPayloads
 from .logged_run import LoggedRun
 from .replay_check import StepRehearsal
 from .single_step import can_nest, is_nested

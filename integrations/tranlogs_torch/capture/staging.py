@@ -40,8 +40,7 @@ from ..device.host_copies import Window
 from ..device.streams import Devices, cuda_device
 from ..tensors.arrays import from_array, spec_of, to_array
 from ..tensors.placement import local
-from .staging_limits import StagingLimits, StagingStatistics
-from .staging_plan import Lane, Lease, PinnedRing, StagingPlan
+from .staging_plan import Lane, Lease, PinnedRing, StagingLimits, StagingPlan, StagingStatistics
 
 _log = logging.getLogger("tranlogs")
 

@@ -1,10 +1,15 @@
-"""A DataLoader whose `for` is ours: Python looks `__iter__` up on the type, so the loader gets a subclass of its class."""
+"""Classes of loaders and data sets.
+
+A DataLoader's `for` is ours: Python looks `__iter__` up on the type, so the loader gets a subclass of its class.
+"""
 
 from __future__ import annotations
 
 import copyreg
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from torch.utils.data import DataLoader
 
 
 def iterating(loader: Any, plain: Any, iterate: Callable[[], Iterator[Any]], **marks: Any) -> type:
@@ -43,3 +48,53 @@ def iterating(loader: Any, plain: Any, iterate: Callable[[], Iterator[Any]], **m
             **marks,
         },
     )
+
+
+class DatasetProxy:
+    """A map-style dataset that is the given one in all but how a batch is loaded."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.__dict__["_dataset"] = dataset
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_dataset":  # while it is being unpickled
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._dataset, name, value)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._dataset,)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._dataset[index]
+
+    def __getitems__(self, indices: Any) -> Any:
+        if getattr(self._dataset, "__getitems__", None):
+            return self._dataset.__getitems__(indices)
+        return [self._dataset[index] for index in indices]
+
+
+def advice_for_other_loader(thing: Any) -> str | None:
+    """Return what to write in place of a loader that is no torch DataLoader; None for what is no loader."""
+    kind = f"{type(thing).__module__.partition('.')[0]}'s {type(thing).__name__}"
+    attributes = vars(thing) if hasattr(thing, "__dict__") else {}
+    inner = next((name for name, value in attributes.items() if isinstance(value, DataLoader)), None)
+    if inner is not None:
+        return (
+            f"expected a torch DataLoader, got {kind}. It iterates over the one in its attribute {inner!r}: take the "
+            f"batches from that loader, optimizer.batches(loader.{inner}, until=N), and prepare them in the body of the "
+            "loop"
+        )
+    if hasattr(thing, "__iter__") and ("dataset" in attributes or "Loader" in type(thing).__name__):
+        return (
+            f"expected a torch DataLoader, got {kind}, whose position cannot be recovered. Make a "
+            "torch.utils.data.DataLoader of its dataset for optimizer.batches(loader, until=N); or take the steps from "
+            "optimizer.steps(until=N, stateless=True), and track an object whose state_dict and load_state_dict hold the "
+            "position in the data"
+        )
+    return None

@@ -19,8 +19,8 @@ from tranlogs.records import tree
 from tranlogs.training import read_memory_of
 
 from ..tensors import arrays
-from .dataset_proxy import DatasetProxy
 from .generators import generators_in, trackable
+from .loader_class import DatasetProxy
 
 
 class MovedGenerators:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from tranlogs.base.errors import UsageError
 
-from .dataset_proxy import DatasetProxy
+from .loader_class import DatasetProxy
 
 
 class Seeded(NamedTuple):

@@ -7,14 +7,17 @@ files are read when the application is made. Handlers answer from memory within 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from importlib.resources import files
 
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .access.access_rules import Access
 from .access.guard import Guard
@@ -22,7 +25,47 @@ from .metrics import CONTENT_TYPE, Metrics
 from .pages.board import Board
 from .pages.curves import curves
 from .pages.page import journal_page, overview
-from .response_middleware import SafeAnswers
+
+_log = logging.getLogger(__name__)
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class SafeAnswers:
+    """Adds headers to every answer, logs errors, and answers 500 to a request that fails.
+
+    Args:
+        app: the application that answers the requests.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def send_safely(message: Message) -> None:
+            nonlocal has_begun
+            if message["type"] == "http.response.start":
+                has_begun = True
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_safely)
+        except Exception:
+            _log.exception("could not answer the request for %s", scope["path"])
+            if not has_begun:
+                await PlainTextResponse("The monitor could not answer: see its log.\n", 500)(scope, receive, send_safely)
+
 
 _KINDS = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _STATIC = ("icon.svg", "page.css", "page.js", "uplot.css", "uplot.js")

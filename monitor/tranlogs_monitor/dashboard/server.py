@@ -15,8 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tranlogs.base.threads import start_thread
 
-from .access.access_rules import Access, access_on, in_url, is_unspecified
-from .access.listening import listen
+from .access.access_rules import Access, access_on, in_url, is_unspecified, listen
 from .access.tokens import Token, choose_token
 from .metrics import Metrics
 from .pages.board import Board

@@ -27,9 +27,9 @@ from tranlogs.catalog import (
 )
 from tranlogs.catalog.lineage import is_on_lineage
 from tranlogs.journal import JournalPaths, Owner, change_catalog, read_owner
-from tranlogs.journal.abandoned_segments import seal_if_abandoned
 from tranlogs.journal.file_system import is_in_memory
-from tranlogs.log.segments.retired_files import unlink_retired
+from tranlogs.journal.opening import seal_if_abandoned
+from tranlogs.log.segment_file import unlink_retired
 from tranlogs.retention import evaluations
 from tranlogs.retention.evaluations import EvaluationRow, pack_array, read_values
 from tranlogs.retention.prune import delete_retired, prune

@@ -146,7 +146,7 @@ def given(data: str) -> dict[str, Any]:
 def passes_over_changed_arrays() -> dict[str, list[float]]:
     """Return the sums of the batches of two passes over arrays that the script has changed in between, in place."""
     from tranlogs_keras.backends import make_backend
-    from tranlogs_keras.loop.place.loop_data import LoopData, make_loop_source
+    from tranlogs_keras.loop.data_place import LoopData, make_loop_source
 
     x, y = np.arange(12.0, dtype="float32").reshape(6, 2), np.zeros(6, "float32")
     source = make_loop_source(LoopData((x, y), 2, True, is_stateless=False), make_backend(), 7, lambda *_: None)

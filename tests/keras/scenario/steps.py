@@ -11,12 +11,12 @@ import keras
 from keras.src.callbacks.callback_list import CallbackList
 
 import tranlogs.training.gradient_layout
-import tranlogs.training.write_scans
+import tranlogs.training.write_forecast
 from tests.keras.scenario.data import digits, given
 from tests.keras.scenario.ends import Interrupt, Stop
 from tests.keras.scenario.fits import logged, made
 from tests.keras.scenario.outcome import bits
-from tranlogs.training.write_scans import FIRST_UNITS
+from tranlogs.training.write_forecast import FIRST_UNITS
 from tranlogs_keras import TranLogsCallback
 from tranlogs_keras.state.callbacks import copied, is_as_before
 
@@ -135,7 +135,7 @@ def _said() -> list[str]:
 def written_by_nobody(folder: str) -> dict[str, Any]:
     """Writes between steps that come from no callback; then, some steps later, an end, and another process."""
     said, end = _said(), CallbackList.on_train_batch_end
-    looks = tranlogs.training.write_scans
+    looks = tranlogs.training.write_forecast
     looks.FIRST_UNITS, looks._SHARE = 2, 0.02  # looks come in a short fit, too, and not at each boundary
 
     def ended(self: Any, batch: int, logs: Any = None) -> None:

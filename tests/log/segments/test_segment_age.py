@@ -14,18 +14,17 @@ from tests.support.clock import FakeClock
 from tranlogs.base.clock import SystemClock
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.types import dense
+from tranlogs.log import group_commit, writer
 from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.record_format import EntryKind
-from tranlogs.log.segments import segment_age
-from tranlogs.log.segments.segment_age import SegmentAgeLimit
-from tranlogs.log.syncing import group_commit
+from tranlogs.log.writer import SegmentAgeLimit
 
 DATA = dense(np.arange(5000, dtype=np.float32))
 
 
 @pytest.fixture(autouse=True)
 def looked_at_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_age, "CATALOG_SECONDS", 0.0)
+    monkeypatch.setattr(writer, "CATALOG_SECONDS", 0.0)
     monkeypatch.setattr(group_commit, "CATALOG_SECONDS", 0.001)
 
 

@@ -18,11 +18,11 @@ from tests.support.faults import failing
 from tranlogs.base.config import MIB, SPARE_FILES_MAX
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.catalog import Catalog, SegmentRow, segment_key
+from tranlogs.log import segment_file as files
+from tranlogs.log.preallocator import Preallocator, RowChange, delete_segment
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import HEAD, EntryKind, extent_end, pack_head
 from tranlogs.log.scanner import scan
-from tranlogs.log.segments import segment_file as files
-from tranlogs.log.segments.preallocator import Preallocator, RowChange, delete_segment
 
 VALUE = np.random.default_rng(0).integers(0, 256, 4000, np.uint8)
 

@@ -17,12 +17,11 @@ from tests.support.bare_log import BareLog, append_step
 from tests.support.faults import failing
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.errors import LogUnavailable
+from tranlogs.log import group_commit
+from tranlogs.log.group_commit import GroupCommit, SyncWork
 from tranlogs.log.layout import NO_TENSORS
 from tranlogs.log.record_format import EntryKind, unpack_head
-from tranlogs.log.segments.segment_file import SegmentFile
-from tranlogs.log.syncing import group_commit
-from tranlogs.log.syncing.group_commit import GroupCommit
-from tranlogs.log.syncing.sync_state import SyncWork
+from tranlogs.log.segment_file import SegmentFile
 
 
 @pytest.mark.parametrize("durability", ["process", "machine"])

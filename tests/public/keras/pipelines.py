@@ -138,7 +138,7 @@ def _goes_on(
 
 def doubts() -> dict[str, list[str]]:
     """What is said of pipelines before training."""
-    from tranlogs_keras.data.tf_unrecoverable import doubts_about
+    from tranlogs_keras.data.tf_dataset import doubts_about
 
     unordered = tf.data.Options()
     unordered.deterministic = False

@@ -8,8 +8,8 @@ import pytest
 
 from tests.recovery.group.test_agreement import lost, summarize
 from tranlogs.recovery.group.decide import Damage, GroupTarget, choose_target, group_by_generation
+from tranlogs.recovery.group.plan import UnitSummary, choose_unit_start, find_obstacle, name_rank
 from tranlogs.recovery.group.summary import JournalSummary
-from tranlogs.recovery.group.unit import UnitSummary, choose_unit_start, find_obstacle, name_rank
 
 UNIT = UnitSummary(7, 1, "sb")
 

@@ -17,7 +17,7 @@ from tests.torch.lab import Attempt, prove_exact
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.log.layout import Payload
 from tranlogs_torch.capture.staging import Staging
-from tranlogs_torch.capture.staging_limits import StagingLimits
+from tranlogs_torch.capture.staging_plan import StagingLimits
 from tranlogs_torch.loops import training_run
 
 

@@ -22,7 +22,7 @@ from tranlogs.base.types import AnyArray, Array, DeviceArray, SparseArray, Tenso
 from tranlogs.checkpoints import Snapshot, SnapshotPool
 from tranlogs.log.layout import Layout, Payload
 from tranlogs_torch.capture.staging import Staging
-from tranlogs_torch.capture.staging_limits import StagingLimits
+from tranlogs_torch.capture.staging_plan import StagingLimits
 from tranlogs_torch.tensors import arrays
 from tranlogs_torch.tensors.arrays import from_array, spec_of
 

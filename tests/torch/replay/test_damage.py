@@ -11,7 +11,7 @@ import torch
 from tests.torch.lab import Attempt, differences, flatten
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.scanner import scan
-from tranlogs.log.segments.segment_file import parse_segment_name
+from tranlogs.log.segment_file import parse_segment_name
 from tranlogs.recovery import RecoveryReport
 from tranlogs_torch.replay import gradient_blocks, redo, redo_by_tensor
 from tranlogs_torch.replay.replayable_state import ReplayableState

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tranlogs_torch.state import naming
-from tranlogs_torch.state.auxiliary.module_walk import ModuleWalk
+from tranlogs_torch.state.auxiliary.rarely_changed_parts import ModuleWalk
 
 
 @pytest.mark.parametrize("children", [1, 256, 257, 600])

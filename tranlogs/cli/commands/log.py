@@ -12,11 +12,11 @@ from rich.console import RenderableType
 
 from ...base.errors import UsageError
 from ...base.types import Piece
+from .. import screen
 from ..options import FINE, PROBLEM, Json, Run, command
-from ..output import screen
-from ..output.json_values import print_json, to_json
 from ..reading.find_journals import find_journals, read_consistently
 from ..reading.journal_records import JournalRecords, Record, list_records, read_history, show_records
+from ..screen import print_json, to_json
 
 _CHARS_MAX = 1000  # of one value of a record
 

@@ -11,9 +11,9 @@ from ...recovery.progress_bar import progress_bar
 from ...shipping import find_run
 from ...shipping import pull as fetch_journal
 from ...stores import STALL_SECONDS, TimeoutStore, open_store
+from .. import screen
 from ..options import FINE, PROBLEM, Json, command
-from ..output import screen
-from ..output.json_values import print_json
+from ..screen import print_json
 
 
 @command

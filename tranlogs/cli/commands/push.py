@@ -10,16 +10,16 @@ import typer
 from ...base.clock import SystemClock
 from ...base.quantities import parse_bytes, parse_seconds
 from ...journal import JournalPaths
-from ...journal.abandoned_segments import seal_if_abandoned
+from ...journal.opening import seal_if_abandoned
 from ...recovery.progress_bar import progress_bar
 from ...recovery.recover import Progress
 from ...shipping import Archiver, ShippingSettings, Throttle, journal_prefix
 from ...stores import TimeoutStore, open_store
+from .. import screen
 from ..options import FINE, PROBLEM, Json, Run, StoreCheckpoints, TakeOver, command, parse_store_checkpoints
-from ..output import screen
-from ..output.json_values import print_json
 from ..reading.find_journals import find_journals
 from ..reading.survey import Survey, survey
+from ..screen import print_json
 
 Url = Annotated[
     str, typer.Argument(metavar="URL", show_default=False, help="Store: file:///path, alluxio://HOST:PORT/path, s3://...")

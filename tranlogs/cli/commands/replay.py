@@ -12,10 +12,10 @@ from ...base.errors import UsageError
 from ...frameworks import load_framework, open_offline_run
 from ...recovery.progress_bar import progress_bar
 from ...recovery.recover import require_covered
+from .. import screen
 from ..options import FINE, PROBLEM, Json, Optimizers, Run, command
-from ..output import screen
-from ..output.json_values import print_json
 from ..reading.find_journals import find_journal, is_alone
+from ..screen import print_json
 
 
 @command

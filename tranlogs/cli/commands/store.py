@@ -5,9 +5,9 @@ from __future__ import annotations
 from ...shipping import list_runs
 from ...stores import STALL_SECONDS, TimeoutStore, open_store
 from ...stores.check import StoreReport, check_store
+from .. import screen
 from ..options import FINE, PROBLEM
-from ..output import screen
-from ..output.json_values import print_json
+from ..screen import print_json
 
 
 def show_runs(url: str, *, as_json: bool) -> int:

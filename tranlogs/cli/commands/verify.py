@@ -11,20 +11,23 @@ from typing import Annotated, Any
 import typer
 
 from ...base.errors import CorruptCatalog, TranLogsError, UsageError
+from ...catalog import Catalog, Tables
 from ...catalog.lineage import is_on_lineage, trace_lineage
 from ...frameworks import open_offline_run
 from ...journal import JournalPaths
+from ...journal.owner_lock import OwnerLock
+from ...rebuild_catalog import rebuild_catalog
 from ...recovery import RecoveryReport
 from ...recovery.journal_facts import read_catalog, read_facts
 from ...recovery.progress_bar import progress_bar
 from ...recovery.recover import Progress
+from ...shipping import StoreCopies
 from ...stores import is_address
 from ...verify import Checked, Problem, verify_journal
+from .. import screen
 from ..options import FINE, PROBLEM, Json, Optimizers, RunOrUrl, command
-from ..output import screen
-from ..output.json_values import print_json
 from ..reading.find_journals import find_journals, read_consistently
-from .repair import repair_journal
+from ..screen import print_json
 
 _MIB = 1 << 20
 _PROBLEMS_SHOWN_MAX = 50
@@ -193,3 +196,47 @@ def _show(found: Sequence[Verified]) -> None:
             out.print(screen.problem(str(problem)))
         if len(about.problems) > _PROBLEMS_SHOWN_MAX:
             out.print(f"... and {len(about.problems) - _PROBLEMS_SHOWN_MAX} more (--json shows all)")
+
+
+def repair_journal(paths: JournalPaths, url: str | None) -> list[str]:
+    """Repair a journal that nobody writes. Return what was done, a sentence each.
+
+    Args:
+        paths: of the journal.
+        url: store with intact copies; None for the one to which the journal is shipped.
+
+    Raises:
+        RunInUse: a process writes the journal.
+    """
+    lock = OwnerLock(paths.folder)
+    try:
+        done = [] if _is_catalog_intact(paths.folder) else rebuild_catalog(paths.folder)
+        problems = [finding for finding in verify_journal(paths.folder) if isinstance(finding, Problem)]
+        copies = StoreCopies(paths, url)
+        for part in dict.fromkeys(part for problem in problems if (part := _part_of(paths, problem))):
+            if source := copies.replace(part.name):
+                done.append(f"{part.name} was damaged, and was replaced by the copy in {source}")
+            elif not part.exists():  # somebody deleted it
+                done += rebuild_catalog(paths.folder)
+        return done
+    finally:
+        lock.release()
+
+
+def _part_of(paths: JournalPaths, problem: Problem) -> Path | None:
+    """Return the segment or checkpoint that a problem is of; None if it is of the catalog."""
+    parts = problem.path.relative_to(paths.folder).parts  # log/FILE, checkpoints/NAME/FILE
+    return paths.folder / parts[0] / parts[1] if len(parts) > 1 else None
+
+
+def _is_catalog_intact(folder: Path) -> bool:
+    """Return True if every row of the catalog can be read."""
+    try:
+        catalog = Catalog.open(folder)
+        try:
+            catalog.read(Tables.check)
+            return catalog.run() is not None
+        finally:
+            catalog.close()
+    except CorruptCatalog:
+        return False

@@ -10,28 +10,24 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from ...base.errors import CorruptCatalog, CorruptCheckpoint, RecoveryError
-from ...catalog import (
-    Catalog,
-    CheckpointRow,
-    Incident,
-    RunRow,
-    SegmentRow,
-    StoreRow,
-    Tables,
-    TimelineRow,
-    Watermarks,
-)
+from ...base.quantities import count, format_bytes, format_seconds
+from ...catalog import Catalog, CheckpointRow, Incident, RunRow, SegmentRow, StoreRow, Tables, TimelineRow, Watermarks
 from ...catalog.lineage import Limits, is_on_lineage, trace_lineage
 from ...checkpoints import Checkpoint
 from ...journal import Owner, read_owner
 from ...journal.file_system import is_in_memory
 from ...rebuild_catalog import read_files
+from ...recovery.group.journals import get_world, is_of_group, read_environment
+from ...recovery.group.reader import SingleReader
 from ...recovery.history import ScannedSegment, build_history
-from ...recovery.journal_facts import scan_segment, sort_newest_first
+from ...recovery.journal_facts import read_catalog, read_unlisted, scan_segment, sort_newest_first
 from ...recovery.recovery_plan import RecoveryPlan, plan_recovery
 from ...retention.evaluations import EvaluationRow, read_newest_first, read_protected, read_values
 from ...retention.lost_work import LostWork, estimate_lost_work, has_store
@@ -229,9 +225,11 @@ def _read_catalog(folder: Path) -> Survey:
         catalog = Catalog.open(folder)
         try:
             found: Survey = catalog.read(look)
-            return found
         finally:
             catalog.close()
+        if found.run.run_id:
+            _add_unlisted(found)
+        return found
     except CorruptCatalog as error:
         files = read_files(folder)
         run = files.runs[0] if files.runs else RunRow("", 0, 0.0)
@@ -249,6 +247,13 @@ def _read_catalog(folder: Path) -> Survey:
             monitor=monitor,
             problems=[str(error), *files.notes],
         )
+
+
+def _add_unlisted(found: Survey) -> None:
+    """Add the segments that recovery reads and the catalog does not list: their rows are written after their first records."""
+    known = {row.ordinal for row in found.segments}
+    unlisted = read_unlisted(found.folder, read_catalog(found.folder)).segments
+    found.segments += [replace(row, state="open") for row in unlisted if row.ordinal not in known]
 
 
 def _read_evaluations(folder: Path, marks: Watermarks) -> list[EvaluationRow]:
@@ -365,3 +370,94 @@ def _set_plan(
     )
     if found.plan.has_later:
         found.problems += history.holes or [f"committed steps after {found.plan.position.step} cannot be recovered"]
+
+
+_HEIGHTS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+_BAR = 24  # characters
+_SEGMENTS_MAX = 48
+
+
+def describe_monitor(found: Survey) -> list[tuple[str, object]]:
+    """Return names and values, one line each; none if no monitor has ever watched the journal."""
+    rows: list[tuple[str, object]] = []
+    last = found.evaluations[-1] if found.evaluations else None
+    if found.monitor is not None or last is not None:
+        rows.append(("monitor", _describe_process(found, last)))
+    if last is not None:
+        rows += [("budget", _draw_budget(last)), ("values", _draw_values(last))]
+    return rows
+
+
+def _describe_process(found: Survey, last: EvaluationRow | None) -> str:
+    monitor = found.monitor
+    who = f"process {monitor.pid} on {monitor.host}" if monitor is not None and monitor.is_alive else "none now"
+    return who if last is None else f"{who}; evaluated {format_seconds(max(found.at - last.at, 0.0))} ago"
+
+
+def _draw_budget(row: EvaluationRow) -> Text | str:
+    used = row.log_bytes + row.checkpoint_bytes
+    if row.budget_bytes is None:
+        return f"{format_bytes(used)}, no budget"
+    share = used / row.budget_bytes
+    full = round(min(share, 1.0) * _BAR)
+    colour = "green" if share <= 1 else "yellow"
+    return Text.assemble(
+        ("\u2588" * full, colour),
+        ("\u2591" * (_BAR - full), "dim"),
+        f" {format_bytes(used)} of {format_bytes(row.budget_bytes)} ({100 * share:.0f} %)",
+    )
+
+
+def _draw_values(row: EvaluationRow) -> Text | str:
+    """Return a column for each sealed segment, oldest first, as high as its value."""
+    protected, values = read_protected(row), read_values(row).as_dict()
+    if not values:
+        return "no segment is sealed yet"
+    shown = list(values.items())[-_SEGMENTS_MAX:]
+    text = Text()
+    for i, (is_protected, group) in enumerate(groupby(shown, key=lambda pair: protected[pair[0]])):
+        text.append("|" if i else "", "dim")
+        columns = "".join(_HEIGHTS[round(min(value, 1.0) * (len(_HEIGHTS) - 1))] for _, value in group)
+        text.append(columns, "blue" if is_protected else "green")
+    many = sum(protected.values())
+    return text.append(f" {count(len(values) - many, 'segment')} can be pruned, {many:,} protected (blue)")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSurvey:
+    """Survey of the journals of ranks that train together.
+
+    Attributes:
+        world: number of ranks.
+        step: the step to which a crash now would go back on all ranks; None if they cannot recover.
+        lost: ranks whose journals are missing.
+        stopped: ranks whose journals exist and which do not train any more.
+        problems: what is wrong, one sentence each.
+    """
+
+    world: int
+    step: int | None
+    lost: list[int]
+    stopped: list[int]
+    problems: list[str]
+
+
+def survey_group(folder: Path) -> GroupSurvey | None:
+    """Read a journal together with those of the other ranks; return None if one process trained alone."""
+    environment = read_environment(folder)
+    if get_world(environment) == 1 and not is_of_group(environment):
+        return None
+    return read_consistently(folder, lambda: _survey_ranks(folder), lambda found: found.problems)
+
+
+def _survey_ranks(folder: Path) -> GroupSurvey:
+    try:
+        reader = SingleReader(folder)
+    except RecoveryError as error:
+        return GroupSurvey(get_world(read_environment(folder)), None, [], [], [str(error)])
+    lost = [summary.rank for summary in reader.generation.summaries if summary.is_empty]
+    problems = [f"the journal of rank {rank} is gone" for rank in lost]
+    try:
+        return GroupSurvey(reader.world, reader.find_newest_step(), lost, reader.stopped_ranks, problems)
+    except RecoveryError as error:
+        return GroupSurvey(reader.world, None, lost, reader.stopped_ranks, [*problems, str(error)])

@@ -40,10 +40,9 @@ from .decide import (
 )
 from .exchange import Exchange, Known, OwnJournal, Replaced, Transport, message
 from .group_state import GroupState, ReplayedState
-from .plan import RankPlanner
+from .plan import CommonUnit, FindObstacle, RankPlanner
 from .reshard import Resharding, describe_resharding, describe_resize
 from .summary import choose_timeline_ids, extend_timeline_ids
-from .unit import CommonUnit, FindObstacle
 
 _log = logging.getLogger(__name__)
 

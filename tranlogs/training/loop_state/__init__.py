@@ -1,10 +1,8 @@
 """State of the user's loop that comes back after a crash: `state = optimizer.remember(iter_num=0, best=inf)`."""
 
-from .loop_state import LoopState
+from .loop_state import LoopState, Remembered, demand_storable
 from .number_lists import NumberLists, restore_numbers
-from .remembered import Remembered
 from .stored_form import SCALARS, FrameworkValues, Unstorable
-from .tracked import demand_storable
 
 __all__ = [
     "SCALARS",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+from ...base.config import GIB, TRACKED_BYTES_MAX
 from ...base.errors import UnencodableState, UsageError
+from ...base.types import AnyArray
 from ...encoding import tree
 from .number_lists import NumberLists
-from .remembered import Remembered
 from .restoring import Restorer
 from .stored_form import SCALARS, FrameworkValues, Given, Unstorable
 from .storing import Storer
@@ -132,3 +134,61 @@ def _demanded(storer: Storer, name: str, value: Any) -> Any:
         return storer.store(value, f"state.{name}")
     except Unstorable as error:
         raise UnencodableState(error.path, error.value, error.reason) from None
+
+
+class Remembered:
+    """A loop's own state: plain attributes, which have their values of the crash step after `recover()`.
+
+        state = optimizer.remember(best=0.0, x=x, y=y)
+        state.best = max(state.best, accuracy)
+
+    A new attribute is remembered from its first assignment on. A copy is a plain namespace that nobody remembers.
+    """
+
+    __slots__ = ("__dict__", "__weakref__", "_tranlogs_check")
+    _tranlogs_check: Callable[[str, Any], None]
+
+    def __init__(self, check: Callable[[str, Any], None]) -> None:
+        object.__setattr__(self, "_tranlogs_check", check)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._tranlogs_check(name, value)
+        vars(self)[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{name!r} is not remembered; give it to remember(...), or assign it first", name=name, obj=self)
+
+    def __delattr__(self, name: str) -> None:
+        raise UsageError(f"state.{name} is remembered and cannot be deleted. Assign None to it")
+
+    def __repr__(self) -> str:
+        return f"Remembered({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return SimpleNamespace, (), dict(vars(self))
+
+
+def demand_storable(content: Any, path: str, adapt: tree.Adapt, model_bytes: int) -> None:
+    """Refuse a state that cannot be stored.
+
+    Args:
+        content: the state.
+        path: of it in messages.
+        adapt: turns a framework's values into arrays and extensions.
+        model_bytes: size of the model. An average of its weights is accepted whatever its size.
+
+    Raises:
+        UnencodableState: it holds something that cannot be stored, contains itself, or is huge; the error has its path.
+    """
+    arrays = list[AnyArray]()
+    tree.encode(content, path=path, adapt=adapt, out_of_line=arrays)
+    size, most = sum(array.nbytes for array in arrays), max(TRACKED_BYTES_MAX, 4 * model_bytes)
+    if size > most:
+        where, largest = max(tree.find_arrays(content, path, adapt), key=lambda item: item[1].nbytes)
+        raise UnencodableState(
+            path,
+            content,
+            f"holds {size / GIB:.1f} GiB (of them {largest.nbytes / GIB:.1f} GiB in {where}), which would be written at each "
+            f"boundary; {most / GIB:.1f} GiB are accepted. Leave out data that the script can read again, and track their "
+            "position",
+        )

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..rng.mersenne_twister import SplitPython, join_python
+from ..rng import SplitPython, join_python
 from .number_lists import NUMBERS, restore_numbers
 from .stored_form import (
     BIT_GENERATORS,

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...base.config import MIB, REMEMBERED_BYTES_MAX, REMEMBERED_VALUES_MAX
 from ...encoding.tree import NUMPY_DTYPES
-from ..rng.mersenne_twister import split_python
+from ..rng import split_python
 from .number_lists import NumberLists, find_other_kind
 from .stored_form import BIT_GENERATORS, FACTORIES, SCALARS, FrameworkValues, Given, Unstorable, is_counted, state_methods
 

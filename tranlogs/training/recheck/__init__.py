@@ -1,7 +1,15 @@
 """A unit that training computes again after a crash, compared with its record."""
 
-from .changed_elements import find_changed_elements, is_set_as_a_whole
-from .comparison import is_below
+from .comparison import (
+    CHANGED_BEFORE,
+    CHANGED_NOW,
+    LEFT_NOW,
+    describe_moved,
+    describe_script_change,
+    find_changed_elements,
+    is_below,
+    is_set_as_a_whole,
+)
 from .messages import (
     CAUSES,
     NO_UNIT,
@@ -16,7 +24,6 @@ from .messages import (
 )
 from .recheck import Recheck
 from .recomputed_unit import RecomputedUnit
-from .script_changes import CHANGED_BEFORE, CHANGED_NOW, LEFT_NOW, describe_moved, describe_script_change
 
 __all__ = [
     "CAUSES",

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...encoding import tree
-from ...journal.writing.record_writers import RecordContent, encode_body
+from ...journal.record_writers import RecordContent, encode_body
 from ...log.decoded_record import Entry
 from ...log.layout import Payload
 from ...log.record_body import BodyEncoder

@@ -10,9 +10,9 @@ from ...journal import Journal
 from ...recovery.last_unit import LastUnit
 from ...recovery.recover import Recovered
 from ..live_report import LiveReport
+from .comparison import CHANGED_BEFORE
 from .messages import describe_unfinished, find_strangers
 from .recheck import Recheck
-from .script_changes import CHANGED_BEFORE
 
 
 class RecomputedUnit:

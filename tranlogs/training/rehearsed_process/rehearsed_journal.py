@@ -72,10 +72,10 @@ class RehearsedJournal(Journal):
         ordered = require().orders.step
         self._is_over = ordered is not None and self.step >= ordered
 
-    def _end(self) -> bool:
+    def _close_parts(self) -> bool:
         rehearsal = require()
         rehearsal.send_reports(self.run.rank)
-        has_closed = super()._end()
+        has_closed = super()._close_parts()
         rehearsal.send("closed", self.run.rank, run=self.paths.folder.parent.name, step=self.step)
         return has_closed
 

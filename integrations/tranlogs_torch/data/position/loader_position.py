@@ -11,20 +11,22 @@ of the first time; if they are not, the report has a note.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
+import xxhash
 from torch.utils.data import DataLoader
 
 from ...distributed.process_group import size
+from ...tensors import arrays
 from ..resized_position import redivided
 from ..rng import get_rng, set_rng
 from ..sampler import Draws
 from ..worker_seeds import seeded
-from .batch_digest import digest
-from .iteration import END, LoaderIteration
-from .passes import COMPANION, IDLE, PassHistory
+from .passes import COMPANION, END, IDLE, LoaderIteration, PassHistory
 from .tracked_loader import TrackedLoader
 
 
@@ -392,3 +394,25 @@ class LoaderPosition:
         set_rng(self._workers, source.generators)
         source.iterate(Draws(is_muted=True))
         set_rng(before, source.generators)
+
+
+_DIGEST_BYTES = 1 << 16  # of each tensor and array
+
+
+def digest(data: Any, seed: int) -> int:
+    """Return a hash of a batch: the start of each tensor and array, strings, numbers, and attributes of other objects."""
+    if isinstance(data, Mapping):
+        data = list(data.values())
+    if isinstance(data, (list, tuple)):
+        for part in data:
+            seed = digest(part, seed)
+        return seed
+    if isinstance(data, torch.Tensor) and data.device.type == "cpu" and data.layout is torch.strided:
+        data = arrays.flat_bytes(data.detach().reshape(-1)[:_DIGEST_BYTES])
+    if isinstance(data, np.ndarray):
+        data = np.ascontiguousarray(data).reshape(-1)[:_DIGEST_BYTES].tobytes()
+    if isinstance(data, (str, int, float, bool)):
+        data = repr(data).encode()
+    if isinstance(data, bytes):
+        return xxhash.xxh3_64_intdigest(data, seed=seed)
+    return digest(vars(data), seed) if hasattr(data, "__dict__") and not isinstance(data, torch.Tensor) else seed

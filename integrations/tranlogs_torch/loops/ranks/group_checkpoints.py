@@ -1,8 +1,12 @@
-"""The boundaries at which the ranks ask each other whether a checkpoint is due."""
+"""The boundaries at which the ranks ask each other whether a checkpoint is due, and notes of those that they have."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from tranlogs.training import CheckpointPolicy, EverySteps, Journal
+
+from ...distributed.group_messages import NoteBoard
 
 _ASK_STEPS = 10  # how often ranks ask each other whether a checkpoint is due, and whether they are still equal
 
@@ -50,3 +54,33 @@ class GroupCheckpoints:
     def restart(self, step: int, checkpoint_step: int) -> None:
         """Go on from a recovery: at `step`, with the newest checkpoint that all ranks have."""
         self._asked_at, self._taken_at = step, checkpoint_step
+
+
+_NAME = "checkpoint"
+
+
+class CheckpointNotes:
+    """Exchanges the steps of the ranks' newest checkpoints, and holds what recovery from the oldest one needs.
+
+    A rank may be many steps ahead of another one that dies. All go back to a step that each of them can reach.
+
+    Args:
+        board: where the ranks leave notes for each other.
+        world: number of ranks.
+    """
+
+    def __init__(self, board: NoteBoard, world: int) -> None:
+        self._board, self._world = board, world
+        self._written_step = -1
+
+    def exchange(self, journal: Journal) -> None:
+        """Write and read notes at a boundary, if this rank has a newer checkpoint than at its last note."""
+        newest = journal.checkpoints.newest_step
+        if newest == self._written_step or not self._board.is_there:
+            return
+        self._written_step = newest
+        with suppress(RuntimeError):  # the process that holds the notes is gone; what is held stays so
+            self._board.write(_NAME, str(newest))
+            steps = [int(text) for text in self._board.read(_NAME).values()]
+            # Nothing is pruned until all ranks have left a note: others may still be at the start.
+            journal.holds.set_common_step(min(steps) if len(steps) == self._world else 0, self._world)

@@ -34,9 +34,8 @@ from ...elastic.neighbour_copies import NeighbourCopies, check_copies
 from ...elastic.world_size import demand_unused
 from ...sharding import fsdp
 from ...sharding.shards import describe as describe_shards
-from .checkpoint_notes import CheckpointNotes
 from .gradient_shares import GradientDivision, first_other
-from .group_checkpoints import GroupCheckpoints
+from .group_checkpoints import CheckpointNotes, GroupCheckpoints
 
 if TYPE_CHECKING:
     from ...capture.logged_run import HookedOptimizer

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tranlogs.training import PENDING, Recovered, RecoveryReport, describe_end, describe_not_computed, make_report
 
-from ...data.position.loop_place import find_place
+from ...data.position.passes import find_place
 from ...state import environment
 from ...state.caveats import IMPLICIT, caveats, loaded_before, untracked_scheduler, verdict
 from ..run_parts import RunParts

@@ -2,13 +2,109 @@
 
 from __future__ import annotations
 
+import dis
+import sys
 import weakref
 from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Protocol
 
 from ...data.position.loader_position import LoaderPosition
-from ...data.position.passes import COMPANION, LED
-from .loader_pass import LoaderPass
+from ...data.position.passes import COMPANION, END, LED
 from .loop_run import LoopRun
+
+COUNTS_BY_ITSELF = (
+    "the loop takes its batches with next() and counts them itself, so after a resume it may take more batches than are "
+    "left. Let it iterate over optimizer.batches(loader, until=N); for Ignite use tranlogs_torch.trainers.ignite.run_engine"
+)
+
+
+class FinishedPass:
+    """An iteration over a loader that had ended before the crash: it gives no batch.
+
+    Args:
+        position: in the loader.
+        is_leader: True if steps were taken between its batches.
+    """
+
+    def __init__(self, position: LoaderPosition, *, is_leader: bool) -> None:
+        self._position, self._is_leader = position, is_leader
+
+    def __iter__(self) -> FinishedPass:
+        return self
+
+    def __next__(self) -> Any:
+        if self._is_leader and is_called_by_next(sys._getframe(1)):
+            self._position.doubt(COUNTS_BY_ITSELF)
+        raise StopIteration
+
+
+def is_called_by_next(caller: FrameType) -> bool:
+    """Return True if the code of a frame is calling a function now, such as `next`, and not iterating by `for`."""
+    return dis.opname[caller.f_code.co_code[caller.f_lasti]].startswith(("CALL", "PRECALL"))
+
+
+class PassOwner(Protocol):
+    """The loops of a run, as a pass uses them."""
+
+    def next_batch(self, p: LoaderPass) -> Any:
+        """Return the next batch of a pass, or END."""
+        ...
+
+    def is_resumed(self, p: LoaderPass) -> bool:
+        """Return True if the run stood in this pass, and its batches are boundaries."""
+        ...
+
+    def end(self, p: LoaderPass) -> None:
+        """Note that a pass gave its last batch, or that no loop holds it any more."""
+        ...
+
+
+class LoaderPass:
+    """One iteration over a tracked loader.
+
+    Attributes:
+        position: position in the loader.
+        iteration: the iteration that the pass makes.
+        number: number of the pass, among those over the loader.
+        batches: number of batches handed out in this process.
+        first_step: number of steps of the run when the first batch was handed out; None before.
+        is_companion: True if the body of another loop asks for the batches.
+        is_ended: True if the pass gave its last batch.
+        is_uncounted: True for a plain iteration whose batches are not counted.
+        is_unopened: True until the first batch is asked for, if the pass is opened only then.
+        is_seen: True if a training forward pass ran since the pass began.
+    """
+
+    def __init__(self, loops: PassOwner, position: LoaderPosition) -> None:
+        self._loops, self.position, self.iteration = loops, position, position.iteration
+        self.number, self.batches = len(position.passes.finished), 0
+        self.first_step: int | None = None
+        self.is_companion = self.is_ended = self.is_uncounted = self.is_unopened = self.is_seen = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __len__(self) -> int:
+        return len(self.position.loader)
+
+    def __next__(self) -> Any:
+        if self.is_ended:
+            raise StopIteration
+        data = self._loops.next_batch(self)
+        if data is END:
+            if self._loops.is_resumed(self) and is_called_by_next(sys._getframe(1)):
+                self.position.doubt(COUNTS_BY_ITSELF)
+            self.is_ended = True
+            self._loops.end(self)
+            raise StopIteration
+        return data
+
+    def __del__(self) -> None:  # `break`, or an exception in the body
+        if not self.is_ended:
+            self.is_ended = True
+            self._loops.end(self)
+
 
 _STEPS_A_BATCH_MAX = 100  # a pass that is asked for no batch in so many steps is one that no loop iterates over any more
 

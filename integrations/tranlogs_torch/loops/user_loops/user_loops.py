@@ -13,14 +13,11 @@ import torch
 from tranlogs.training import FROM_FIRST_EPOCH
 
 from ...data.loader_class import iterating
-from ...data.position.iteration import END, LoaderIteration
 from ...data.position.loader_position import LoaderPosition
-from ...data.position.passes import COMPANION, IDLE, LED
+from ...data.position.passes import COMPANION, END, IDLE, LED, LoaderIteration
 from ...data.rng import get_rng
-from .finished_pass import FinishedPass
-from .loader_pass import LoaderPass
 from .loop_run import LoopRun
-from .running_passes import RunningPasses
+from .running_passes import FinishedPass, LoaderPass, RunningPasses
 
 _log = logging.getLogger("tranlogs")
 

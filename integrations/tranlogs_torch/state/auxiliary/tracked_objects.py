@@ -13,7 +13,7 @@ from tranlogs.records import tree
 from tranlogs.training import LoopState, Remembered, demand_storable
 
 from ...data.generators import trackable
-from ...data.other_loaders import advice_for_other_loader
+from ...data.loader_class import advice_for_other_loader
 from ...tensors import arrays
 from ...tensors.loop_values import TorchValues
 from ..compatibility import Settings, describe_scheduler

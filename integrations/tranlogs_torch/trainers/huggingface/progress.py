@@ -9,9 +9,15 @@ from typing import Any
 import torch
 from transformers import Trainer
 
-from ..appended_list import Appended
+from ..changed_attributes import Appended, ChangedAttributes
 from . import transformers_internals
-from .subclass_state import subclass_state
+from .transformers_internals import trainer_names
+
+
+def subclass_state(trainer: Trainer) -> ChangedAttributes:
+    """Return the attributes of a trainer that its subclass has added, and that change from now on."""
+    return ChangedAttributes(trainer, trainer_names())
+
 
 # Of the script, or made anew by each start: the rest of TrainerState is progress.
 _GIVEN = {

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..changed_attributes import ChangedAttributes
-from .lightning_internals import names_set_by_lightning
-from .own_callback import TranLogsCallback
+from .lightning_internals import TranLogsCallback, names_set_by_lightning
 
 
 class Attributes:

@@ -17,8 +17,8 @@ from ...optimizer import LoggedOptimizer
 from ..changed_attributes import CANNOT_BE_STORED
 from ..logging_callback import LoggingCallback
 from ..trainer_position import TrainerPosition
-from . import hooks, lightning_internals
-from .own_callback import TranLogsCallback
+from . import lightning_internals
+from .lightning_internals import TranLogsCallback
 from .progress import Progress
 
 lightning_internals.check_lightning()
@@ -107,7 +107,7 @@ class TranLogsLightningCallback(LoggingCallback, TranLogsCallback):
         assert self._trainer is not None
         assert self._progress is not None
         averaged = self._progress.averaged
-        found = hooks.doubts(self._trainer)
+        found = lightning_internals.doubts(self._trainer)
         if averaged:
             found.append(
                 f"metrics averaged over an epoch start over in its middle ({', '.join(averaged)}); what depends on them at "

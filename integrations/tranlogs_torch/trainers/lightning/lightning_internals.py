@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch import callbacks as known
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loops import _TrainingEpochLoop
 from lightning.pytorch.loops.fit_loop import _FitLoop
@@ -198,3 +199,37 @@ def end_restart(trainer: pl.Trainer) -> None:
 def epoch_metrics(trainer: pl.Trainer) -> list[str]:
     """Return the names of logged metrics that are being averaged over the running epoch."""
     return sorted(metric.meta.name for metric in trainer.fit_loop.epoch_loop._results.values() if metric.meta.on_epoch)
+
+
+_BASES = (pl.LightningModule, pl.LightningDataModule, pl.Callback)
+_SHOWS = (known.ProgressBar, known.LearningRateMonitor, known.DeviceStatsMonitor, known.ModelSummary, known.ThroughputMonitor)
+_TRACKED = (known.GradientAccumulationScheduler, known.ModelCheckpoint, known.EarlyStopping)  # what they set comes back
+
+
+def doubts(trainer: Any) -> list[str]:
+    """Return what may differ after a restart, one sentence each.
+
+    Args:
+        trainer: whose module, data module and callbacks are looked at.
+    """
+    found = []
+    for one in (trainer.lightning_module, trainer.datamodule, *trainer.callbacks):
+        if one is None or isinstance(one, (TranLogsCallback, *_SHOWS, *_TRACKED)):
+            continue
+        name = type(one).__name__
+        if _has_own(one, "on_save_checkpoint"):
+            found.append(
+                f"{name}.on_save_checkpoint is not called, and what only it stores starts over. Store it in state_dict() of "
+                "a callback, or in a buffer of the module"
+            )
+    return found
+
+
+def _has_own(one: object, name: str) -> bool:
+    """Return True if the class of an object, or a base class, overrides a hook."""
+    base = next(base for base in _BASES if isinstance(one, base))
+    return getattr(type(one), name, None) is not getattr(base, name, None)
+
+
+class TranLogsCallback(pl.Callback):  # type: ignore[misc]
+    """The callback of TranLogs; see `callback.TranLogsLightningCallback`."""

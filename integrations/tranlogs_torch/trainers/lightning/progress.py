@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from . import lightning_internals
 from .attributes import Attributes
-from .own_callback import TranLogsCallback
+from .lightning_internals import TranLogsCallback
 
 
 class Progress:

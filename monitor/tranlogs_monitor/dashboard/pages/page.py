@@ -2,21 +2,80 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from tranlogs import __version__
+from tranlogs.base import quantities
+from tranlogs.base.quantities import format_seconds
 from tranlogs.retention.pruning_plan import bytes_on_disk
 
 from ...watching.watch import Evaluation
 from .board import JournalView
 from .cells import describe_log
 from .journal_health import LEVELS, JournalHealth, commit_history, current_lost_work, describe_health
-from .rendering import render
 from .sections import ScalarLine, checkpoint_lines, losses, scalar_lines, space_of, watermark_lines, watermark_notes
 
 _SCALARS_OF_ROW_MAX = 2
+
+
+def render(template: str, **facts: Any) -> bytes:
+    """Fill a template.
+
+    Args:
+        template: name of a file in templates/.
+        facts: the values that the template refers to; a missing one is an error.
+    """
+    return _ENVIRONMENT.get_template(template).render(facts).encode()
+
+
+def _decimals(value: float, places: int) -> str:
+    return f"{value:.{places}f}"
+
+
+def _group_digits(number: int) -> str:
+    return f"{number:,}"
+
+
+def ago(at: float, now: float) -> str:
+    """Return how long ago a moment was, like "3.0 s ago"."""
+    return "just now" if now - at < 1 else f"{format_seconds(now - at)} ago"
+
+
+def moment(at: float, now: float) -> str:
+    """Return a moment in local time: the time if the moment is today, else the date and the time."""
+    then, today = time.localtime(at), time.localtime(now)
+    return time.strftime("%H:%M:%S" if then[:3] == today[:3] else "%Y-%m-%d %H:%M", then)
+
+
+def clock(at: float) -> str:
+    """Return the date, the time and the time zone of a moment."""
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
+
+
+_ENVIRONMENT = Environment(
+    loader=PackageLoader(__package__),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    auto_reload=False,
+)
+_ENVIRONMENT.filters |= {
+    "ago": ago,
+    "clock": clock,
+    "count": quantities.count,
+    "decimals": _decimals,
+    "grouped": _group_digits,
+    "moment": moment,
+    "seconds": quantities.format_seconds,
+    "size": quantities.format_bytes,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,216 @@
+"""The identity of a fit: its description in the run, its comparison with other fits, and the folder that belongs to it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tranlogs.base.errors import UsageError
+from tranlogs.training import RecoveryReport
+
+from . import keras_internals
+from .data import describe_content, other_data
+from .state import environment
+from .state.architecture import compare_values, normalized
+from .state.variables import optimizers_of
+
+Identity = dict[str, Any]
+
+# Callbacks change an optimizer while it trains (ReduceLROnPlateau). The first fit had the values from the script.
+_described_optimizers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def describe_identity(model: Any, epoch_iterator: Any, callbacks: Iterable[Any]) -> Identity:
+    """Return what identifies a fit, as plain values that are equal in every process of the same script.
+
+    The description covers the model, the settings of `compile`, the optimizers, the data, and the trial of a
+    hyper-parameter search. The number of epochs is no part of it, so that a run can be trained on. What cannot be
+    described is None and is not compared.
+    """
+    adapter = epoch_iterator.data_adapter
+    described = _described(model) or {}
+    return {
+        "model": {key: value for key, value in described.items() if key != "compile_config"} or None,
+        "layers": _layers(model),
+        "compile": _compile_settings(model),
+        "optimizers": {which: _optimizer(optimizer) for which, optimizer in optimizers_of(model).items()},
+        "data": {
+            **describe_content(adapter),
+            "steps_per_epoch": epoch_iterator.steps_per_epoch,
+            "shuffle": getattr(adapter, "_shuffle", getattr(adapter, "shuffle", None)),
+        },
+        "trial": _trial(callbacks),
+    }
+
+
+def _described(thing: Any) -> Any:
+    """Return the serialized form of a Keras object, or None if it has no such form."""
+    try:
+        return normalized(json.loads(json.dumps(keras.saving.serialize_keras_object(thing), default=str)))
+    except Exception:  # an object of the user's own may raise anything
+        return None
+
+
+def _layers(model: Any) -> list[Any] | None:
+    """Return the layers of a model class of the user's own, whose configuration need not name them."""
+    if type(model).__module__.startswith("keras.src."):
+        return None
+    return [{"class": type(layer).__name__, "config": _described(layer)} for layer in keras_internals.layers_within(model)]
+
+
+def _compile_settings(model: Any) -> dict[str, Any]:
+    """Return losses, metrics and weights of losses. A compile() of the user's own may serialize none of them."""
+    try:
+        config = model.get_compile_config() or {}
+    except Exception:  # an override of the user's own may raise anything: there is nothing to compare then
+        config = {}
+    # How a model is compiled is compared by the environment, and the optimizers by themselves.
+    ignored = ("optimizer", "jit_compile", "run_eagerly")
+    described = {key: value for key, value in config.items() if key not in ignored}
+    return normalized(json.loads(json.dumps(described, default=str)))  # type: ignore[no-any-return]
+
+
+def _optimizer(optimizer: Any) -> dict[str, Any]:
+    found: dict[str, Any] | None = _described_optimizers.get(optimizer)
+    if found is None:
+        config = _described(optimizer)
+        found = {"class": environment.class_name(optimizer), "config": config and config.get("config")}
+        _described_optimizers[optimizer] = found
+    return found
+
+
+def _trial(callbacks: Iterable[Any]) -> str | None:
+    """Return the identifier of the KerasTuner trial to which the fit belongs."""
+    for callback in callbacks:
+        trial_id = getattr(getattr(callback, "trial", None), "trial_id", None)
+        if trial_id is not None:
+            return str(trial_id)
+    return None
+
+
+_SHOWN_MAX = 20
+_NAMES = {"model": "the model", "layers": "the layers", "compile": "model.compile", "trial": "the trial"}
+
+
+def compare_identities(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return what differs between two descriptions of fits, one sentence each, with the old and the new value."""
+    found: list[str] = []
+    for key, name in _NAMES.items():
+        if key == "trial" or (recorded[key] is not None and now[key] is not None):
+            compare_values(name, recorded[key], now[key], found)
+    for which in {**recorded["optimizers"], **now["optimizers"]}:
+        was, is_ = (identity["optimizers"].get(which) for identity in (recorded, now))
+        if was is None or is_ is None or was["class"] != is_["class"]:
+            before, after = ("not there" if about is None else about["class"] for about in (was, is_))
+            found.append(f"model.{which} was {before}, now it is {after}")
+        elif was["config"] is not None and is_["config"] is not None:
+            compare_values(f"model.{which}", was["config"], is_["config"], found)
+    found += other_data(recorded["data"], now["data"])
+    return list(dict.fromkeys(found))
+
+
+def check_identity(run: Path, differences: list[str]) -> None:
+    """Refuse a fit that differs from the one that the run holds.
+
+    Raises:
+        UsageError: there are differences; the message names them.
+    """
+    if not differences:
+        return
+    shown = "".join(f"\n  - {text}" for text in differences[:_SHOWN_MAX])
+    more = f"\n  ... and {len(differences) - _SHOWN_MAX} more" if len(differences) > _SHOWN_MAX else ""
+    raise UsageError(
+        f"{run}: the run holds another training than this one; nothing was trained or changed:{shown}{more}\n"
+        "Give a new training a folder of its own. If the change is deliberate and the run is to continue with it, pass "
+        "TranLogsCallback(..., accept_changes=True)"
+    )
+
+
+def digest_identity(identity: dict[str, Any]) -> str:
+    """Return a short digest that is equal for equal descriptions, in every process."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def changed_rates(recorded: dict[str, Any], now: dict[str, Any]) -> dict[str, float]:
+    """Return the learning rates of optimizers that are numbers and have been changed, by optimizer."""
+    rates = [{which: _rate(about) for which, about in identity["optimizers"].items()} for identity in (recorded, now)]
+    was, is_ = rates
+    return {which: rate for which, rate in is_.items() if rate is not None and was.get(which) not in (None, rate)}
+
+
+def _rate(about: dict[str, Any]) -> float | None:
+    config = about["config"] or {}
+    inner = config.get("inner_optimizer")  # of a LossScaleOptimizer
+    rate = (inner["config"] if inner else config).get("learning_rate")
+    return rate if isinstance(rate, float) else None
+
+
+class FinishedFits:
+    """The number of fits that ended in this process, their model, and the report of the process's recovery, by run."""
+
+    def __init__(self) -> None:
+        self._by_run: dict[Path, tuple[weakref.ref[Any], int]] = {}
+        self._reports: dict[Path, RecoveryReport] = {}
+
+    def count(self, run: Path, model: Any) -> int:
+        """Return how many fits of the model were logged to the run by this process and have ended."""
+        if not run.exists():  # deleted since
+            self._by_run.pop(run.resolve(), None)
+            self._reports.pop(run.resolve(), None)
+        known, fits = self._by_run.get(run.resolve(), (None, 0))
+        return fits if known is not None and known() is model else 0
+
+    def note(self, run: Path, model: Any, fits: int, report: RecoveryReport | None) -> None:
+        """Record that so many fits of the model have ended, and the report with which the last one ended."""
+        self._by_run[run.resolve()] = weakref.ref(model), fits
+        if report is not None and report.checkpoint_step is not None:
+            self._reports[run.resolve()] = report
+
+    def find_report(self, run: Path) -> RecoveryReport | None:
+        """Return the report of the recovery from which this process has continued the run; None if it has begun the run."""
+        return self._reports.get(run.resolve())
+
+    def check(self, run: Path, model: Any) -> None:
+        """Refuse a run to which another model was fitted in this process.
+
+        Raises:
+            UsageError: there was one. Its weights would be taken for this model's without any training.
+        """
+        known, _ = self._by_run.get(run.resolve(), (None, 0))
+        if known is not None and known() is not model:
+            raise UsageError(
+                f"{run}: this process has already fitted another model to this run, and would give its result to this model "
+                "without training it. Give each model a folder of its own (a loop over seeds, folds or trials: one for each "
+                "turn). For further fits of one model pass the same callback object"
+            )
+
+
+_claimed: set[Path] = set()  # by this process; equal fits of one script take turns in the order of their numbers
+
+
+def claim_folder(run: Path, digest: str) -> Path:
+    """Return the folder of a fit below `run`; make it if there is none."""
+    run.mkdir(parents=True, exist_ok=True)
+    while True:
+        numbers = _numbers(run)
+        own = (path for number, path in sorted(numbers) if path.name == f"{number}-{digest}")
+        folder = next((path for path in own if path.resolve() not in _claimed), None)
+        if folder is None:
+            folder = run / f"{max((number for number, _ in numbers), default=0) + 1}-{digest}"
+            try:
+                folder.mkdir()
+            except FileExistsError:  # by another process
+                continue
+        _claimed.add(folder.resolve())
+        return folder
+
+
+def _numbers(run: Path) -> list[tuple[int, Path]]:
+    split = [(path.name.partition("-")[0], path) for path in run.iterdir() if path.is_dir()]
+    return [(int(number), path) for number, path in split if number.isdecimal()]

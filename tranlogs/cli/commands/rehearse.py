@@ -1,0 +1,79 @@
+"""`tranlogs rehearse`: is my script resumable?"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...base.quantities import parse_bytes, parse_seconds
+from ...rehearsal.rehearse import rehearse as run_rehearsal
+from ...rehearsal.settings import RehearsalSettings
+from ...rehearsal.verdict import Verdict
+from .. import screen
+from ..options import Json, command
+from ..screen import print_json, stage_bars
+
+
+@command
+def rehearse(
+    script: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND", show_default=False, help="The command line of the script, after `--`.")
+    ],
+    units: Annotated[int, typer.Option(metavar="N", help="Units to train: batches, for most loops.")] = 16,
+    kills: Annotated[int, typer.Option(metavar="N", help="Kills by SIGKILL while it trains.")] = 3,
+    time: Annotated[str, typer.Option(help="Time after which the rehearsal ends without a verdict.")] = "10min",
+    disk: Annotated[str, typer.Option(help="Bytes that the rehearsal may take on disk.")] = "10GiB",
+    seed: Annotated[int | None, typer.Option(help="Seed of the moments of the kills (default: random).")] = None,
+    scratch: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where its folder is made (default: that for temporary files).")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep its folder: runs, outputs and files of all lives.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Kill a training script, and check whether it resumes exactly.
+
+    Runs the script for its first units in a scratch folder; once more, killed by SIGKILL at random moments and started again;
+    and compares weights, optimizer state, random states, data position, printed lines and files. The script's own folder is
+    only read. Exit codes: 0 it resumes exactly, 1 it does not, 2 wrong usage, or it could not be judged.
+    """
+    settings = RehearsalSettings(
+        command=script,
+        folder=Path.cwd(),
+        units=units,
+        kills=kills,
+        seconds=parse_seconds(time, "--time"),
+        disk_bytes=parse_bytes(disk, "--disk"),
+        seed=secrets.randbelow(1_000_000) if seed is None else seed,
+        scratch=scratch,
+        keeps=keep,
+    )
+    with stage_bars() as show_stage:
+        verdict = run_rehearsal(settings, show_stage)
+    if as_json:
+        print_json(verdict.as_dict())
+    else:
+        _show(verdict)
+    return verdict.outcome.value
+
+
+def _show(verdict: Verdict) -> None:
+    """Print a verdict for people."""
+    console = screen.console()
+    console.print(verdict.headline, style="bold", markup=False)
+    kills = ", ".join(f"at step {kill.step}" if kill.during == "training" else "while it started" for kill in verdict.kills)
+    rows: list[tuple[str, object]] = [("script", " ".join(verdict.command))]
+    if verdict.units:
+        ranks = f", {verdict.ranks} processes" if verdict.ranks > 1 else ""
+        rows.append(("trained", f"{screen.count(verdict.units, 'unit')}, to step {verdict.step}{ranks}"))
+    if verdict.kills and verdict.is_wrapped:
+        rows.append(("killed", kills))
+    rows += [("equal", text) for text in verdict.compared]
+    rows += [("differs", str(difference)) for difference in verdict.differences]
+    rows += [("note", note) for note in verdict.notes]
+    rows += [("add", line) for line in verdict.advice]
+    rows.append(("took", f"{verdict.seconds:.0f} s, {screen.size(verdict.disk_bytes)}, --seed {verdict.seed}"))
+    rows += [("kept in", verdict.folder)] if verdict.folder else []
+    console.print(screen.facts(rows))

@@ -1,1 +1,0 @@
-"""Subcommands that run a training script."""

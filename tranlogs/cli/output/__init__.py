@@ -1,1 +1,0 @@
-"""Output of the commands: tables for people, JSON for programs."""

@@ -1,1 +1,0 @@
-"""Checkpoints of a journal: their schedule, the disk space for them, and the thread that writes them."""

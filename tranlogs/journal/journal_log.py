@@ -1,0 +1,360 @@
+"""The log of a journal as a state machine: closed, writing, suspended."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+from ..base.atomic_files import is_disk_full
+from ..base.clock import Clock
+from ..base.config import JournalConfig
+from ..base.errors import SUSPENDING_ERRORS, LogUnavailable, RunLost, error_text
+from ..catalog import TimelineRow, Watermarks, segment_key, timeline_key
+from ..checkpoints import Snapshot
+from ..checkpoints.folder import MANIFEST
+from ..encoding import tree
+from ..log.layout import NO_TENSORS
+from ..log.record_format import EntryKind, Position
+from ..log.record_rows import delete_records
+from ..log.segment_file import unlink_retired
+from ..log.writer import WriteAheadLog
+from ..retention.prune import set_aside
+from .checkpointing import JournalCheckpoints
+from .opening import OpenedJournal, clean_up, retire_unreachable_segments, seal_abandoned_segments
+from .pruning_holds import PruningHolds
+from .record_writers import DirectWriter, QueuedWriter, Writer, WriterThread
+from .suspension import Suspension, consequence_of, end_incident, note_incident, outlook_after
+
+_log = logging.getLogger("tranlogs")
+
+
+class JournalLog:
+    """The log of one journal.
+
+    It is closed until `begin` opens it at the position where recovery ended. `suspend` closes it after a failure, and lets
+    training continue; `try_to_resume` opens it again, from a fresh checkpoint. `close` ends it.
+
+    Attributes:
+        start: the position after which the first record is written; None until it is set.
+        wal: the open log; None while it is closed or suspended.
+        writer: writes records to `wal`; None while there is none.
+        thread: the writer thread of `writer="thread"`; None with "direct", and before the log is opened for the first time.
+        end: position after the last record that was written before the log was closed.
+        suspension: the suspension that is in force; None while records are logged.
+    """
+
+    def __init__(
+        self, opened: OpenedJournal, config: JournalConfig, clock: Clock, holds: PruningHolds, checkpoints: JournalCheckpoints
+    ) -> None:
+        self._opened, self._config, self._clock, self._holds, self._checkpoints = opened, config, clock, holds, checkpoints
+        self.start: Position | None = None
+        self._timeline: TimelineRow | None = None  # begins with the first record
+        self._damaged: Collection[str] = ()
+        self.wal: WriteAheadLog | None = None
+        self.writer: Writer | None = None
+        self.thread: WriterThread | None = None
+        self.end = opened.origin
+        self._committed = self._synced = 0  # steps, while the log is closed
+        self.suspension: Suspension | None = None
+        self._previous_suspension: Suspension | None = None
+
+    # Progress.
+
+    @property
+    def committed(self) -> int:
+        """Number of the newest step that survives the end of the process."""
+        return self.wal.boundary.step if self.wal is not None else self._committed
+
+    @property
+    def synced(self) -> int:
+        """Number of the newest step that survives power loss."""
+        return self.wal.synced.step if self.wal is not None else self._synced
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of log that were written since the log was opened."""
+        return self.wal.bytes_written if self.wal is not None else 0
+
+    # Closed: where the first record will stand.
+
+    def set_start(self, position: Position, damaged: Collection[str], *, new_timeline: bool, number: int | None) -> None:
+        """Set the position after which the first record is written.
+
+        Args:
+            position: the position at which recovery ended.
+            damaged: names of damaged checkpoints, which are set aside when writing begins.
+            new_timeline: True if there are records after the position.
+            number: number of the new timeline; None for the next free number.
+
+        Raises:
+            RecoveryError: a monitor has pruned the journal since it was opened.
+        """
+        assert self.start is None, "the journal has a position already"
+        self._damaged = damaged
+        self._checkpoints.schedule.note_taken(position.step, 0)
+        if new_timeline:
+            number = number or max((row.number for row in self._opened.catalog.timelines()), default=1) + 1
+            self._timeline = TimelineRow(number, position.timeline, position.sequence, position.step, self._clock.now())
+            position = replace(position, timeline=number)
+            self._holds.hold_start_point()
+        self.start = self.end = position
+        self._committed = self._synced = position.step
+
+    # Closed -> writing.
+
+    def begin(self, step: int) -> None:
+        """Begin writing after `start`. If that fails, logging is suspended.
+
+        Args:
+            step: the newest step of the training.
+        """
+        assert self.start is not None
+        try:
+            self._begin(self.start, writes_watermarks=True)
+            end_incident(self._opened.catalog, step, self._clock.now())  # A dead process may have left an incident open.
+        except SUSPENDING_ERRORS as error:
+            self.suspend(error, step)
+
+    def _begin(self, position: Position, *, writes_watermarks: bool) -> None:
+        """Bring the catalog up to date, open the log, and let checkpoints be taken."""
+        catalog, paths = self._opened.catalog, self._opened.paths
+        seal_abandoned_segments(paths, catalog, sync=self._config.durability == "machine")
+        for name in self._damaged:
+            set_aside(catalog, paths.checkpoints, name)
+        if self._timeline is not None:
+            with catalog.transaction() as tables:
+                self._holds.release(tables)
+                tables.put(timeline_key(self._timeline.number), self._timeline)
+                watermarks = tables.get("watermarks", Watermarks) or Watermarks()
+                tables.put("watermarks", watermarks.at_most(position.step))
+        else:
+            retire_unreachable_segments(paths, catalog, position)
+            self._holds.release_stale()
+        self._holds.forget_former_group()
+        self._open(position, writes_watermarks=writes_watermarks)
+        self._checkpoints.start(position)
+
+    def _open(self, position: Position, *, writes_watermarks: bool) -> None:
+        """Open the log at a position.
+
+        Args:
+            position: where the chain of records continues.
+            writes_watermarks: False if the checkpoint at `position` is not published yet. Until then, no watermark is written.
+        """
+        opened = self._opened
+        self.wal = WriteAheadLog(
+            opened.paths.log,
+            opened.catalog,
+            self._config,
+            self._clock,
+            position,
+            {**opened.describe(position), "created_at": opened.run.created_at},
+            writes_watermarks=writes_watermarks,
+            reserve=self._checkpoints.disk_space,
+            demand_writer=opened.lock.demand,
+        )
+        if self._config.writer == "direct":
+            self.writer = DirectWriter(self.wal)
+        else:
+            self.thread = self.thread or WriterThread(self._config.queue_bytes_max)
+            self.writer = QueuedWriter(self.wal, self.thread)
+
+    def _take_segment(self) -> None:
+        """Open a segment, to show that the disk has room for one."""
+        assert self.wal is not None
+        self.wal.begin(NO_TENSORS).abort()
+
+    # Writing.
+
+    def drain(self) -> BaseException | None:
+        """Wait until the writer thread has written all its records; return its error, or None."""
+        if self.thread is None:
+            return None
+        self.thread.drain()
+        return self.thread.failure
+
+    def wait_synced(self, timeout: float) -> bool:
+        """Wait until all committed steps survive power loss; return False if they do not within `timeout` seconds."""
+        self.drain()
+        return self.wal is None or self.wal.wait_synced(timeout)
+
+    def seal(self, timeout: float) -> bool:
+        """Seal and sync all committed steps, from any thread; return False if that takes more than `timeout` seconds."""
+        wal = self.wal
+        try:
+            if wal is not None:
+                wal.demand_sync()
+                wal.seal_now()
+                return wal.wait_synced(timeout)
+        except SUSPENDING_ERRORS as error:
+            _log.debug("%s: could not sync the log: %s", self._opened.paths.folder, error)
+            return False
+        return True
+
+    # Writing -> closed.
+
+    def close(self, *, truncates: bool = True) -> BaseException | None:
+        """Close the log as far as errors permit, and set `end`.
+
+        Args:
+            truncates: True frees the unused part of the last segment. On a full disk, a file of full size can be used again.
+
+        Returns:
+            The first error; None if there was none.
+        """
+        wal = self.wal
+        failure: BaseException | None = None
+        if self.thread is not None:
+            failure = self.thread.reset()
+        if wal is not None:
+            try:
+                wal.close(truncates=truncates)
+            except SUSPENDING_ERRORS as error:
+                failure = failure or error
+            self.end = wal.position
+            if wal.writes_watermarks:
+                self._committed, self._synced = wal.boundary.step, wal.synced.step
+        self.wal = self.writer = None  # Last, because an interrupted call is repeated from the start.
+        return failure
+
+    def stop_thread(self) -> None:
+        """End the writer thread. It is not started again."""
+        if self.thread is not None:
+            self.thread.stop()
+
+    # Writing -> suspended.
+
+    def suspend(self, error: BaseException, step: int) -> None:
+        """Close the log, warn once, and let training continue.
+
+        Args:
+            error: why logging is suspended, or could not be resumed.
+            step: the newest step of the training.
+        """
+        cause = error.__cause__ if isinstance(error.__cause__, RunLost) else error
+        error = self._opened.lock.find_loss() or cause  # It explains the errors that followed from it.
+        self.close(truncates=False)
+        now, folder = self._clock.monotonic(), self._opened.paths.folder
+        if self.suspension is None:
+            self.suspension = Suspension.begin(error_text(error), step, self._clock.now(), now, self._previous_suspension)
+            _log.warning(
+                "%s: logging is suspended at step %d: %s. Training continues; %s. %s",
+                folder,
+                step,
+                error_text(error),
+                consequence_of(error, self._committed),
+                outlook_after(error),
+            )
+        else:  # an attempt to resume failed
+            self.suspension.postpone(now)
+            _log.debug("%s: logging cannot be resumed yet: %s", folder, error)
+        try:
+            note_incident(self._opened.catalog, self.suspension)
+            # Only once this process has begun to write does the catalog tell where the run continues.
+            if is_disk_full(error) and self._checkpoints.is_started and self._checkpoints.retire_older():
+                self.suspension.next_try = now
+        except SUSPENDING_ERRORS as second:
+            _log.debug("%s: could not record the incident: %s", folder, second)
+
+    # Suspended -> writing.
+
+    def try_to_resume(
+        self, step: int, adapt: tree.Adapt | None, body: dict[str, Any], snapshot: Callable[[], Snapshot]
+    ) -> None:
+        """Resume logging from a fresh checkpoint, if it is time for another attempt.
+
+        Args:
+            step: the newest step of the training.
+            adapt: turns a framework's values into arrays.
+            body: auxiliary state of this boundary.
+            snapshot: returns the whole state.
+        """
+        suspension, checkpoints = self.suspension, self._checkpoints
+        assert suspension is not None
+        if self._clock.monotonic() < suspension.next_try or checkpoints.is_busy:
+            return
+        loss = self._opened.lock.find_loss()
+        if loss is not None:
+            self.suspend(loss, step)
+            return
+        # A new chain begins: only the checkpoint links the log after the gap with the log before it.
+        position = Position(self.end.sequence + 1, step, secrets.randbits(64), self.end.timeline)
+        try:
+            self._opened.catalog.write_deleted_file()
+            if not checkpoints.is_started:  # this process has not written anything yet
+                self._begin(position, writes_watermarks=False)
+                self._take_segment()
+                checkpoints.take_now(snapshot(), position, adapt)
+            else:
+                clean_up(self._opened.paths, self._opened.catalog)  # lists segments whose rows were lost with the failure
+                seal_abandoned_segments(self._opened.paths, self._opened.catalog, sync=False)
+                self._forget_deleted_files()
+                self._open_and_checkpoint(position, snapshot, adapt)
+            self._write_boundary(step, body, adapt)
+            end_incident(self._opened.catalog, step, self._clock.now(), suspension)
+        except SUSPENDING_ERRORS as error:
+            self.suspend(error, step)
+            return
+        assert self.wal is not None
+        self.wal.writes_watermarks = True
+        suspension.end(self._clock.monotonic())
+        self.suspension, self._previous_suspension = None, suspension
+        checkpoints.schedule.note_taken(step, 0)
+        _log.warning("%s: logging resumed from a fresh checkpoint at step %d", self._opened.paths.folder, step)
+
+    def _forget_deleted_files(self) -> None:
+        """Remove checkpoints and segments that a program has deleted from the catalog."""
+        catalog, paths = self._opened.catalog, self._opened.paths
+        place = self._opened.lock.find_place()  # A folder that is moved now must not look like one without files.
+        for row in catalog.checkpoints():
+            if not (place / paths.checkpoints.name / row.name / MANIFEST).exists():
+                set_aside(catalog, place / paths.checkpoints.name, row.name)
+        deleted = [row.ordinal for row in catalog.segments() if not (place / paths.log.name / row.file).exists()]
+        if deleted:
+            with catalog.transaction() as tables:
+                for ordinal in deleted:
+                    tables.delete(segment_key(ordinal))
+                    delete_records(tables, ordinal)
+
+    def _open_and_checkpoint(self, position: Position, snapshot: Callable[[], Snapshot], adapt: tree.Adapt | None) -> None:
+        """Open the log, then take a checkpoint. If the log before the gap fills the disk, take the checkpoint first."""
+        checkpoints = self._checkpoints
+        try:
+            self._open_after_gap(position)
+        except SUSPENDING_ERRORS as error:
+            if not is_disk_full(error) or not checkpoints.disk_space.has_sealed_segments():
+                raise
+            self.close()
+            checkpoints.take_now(snapshot(), position, adapt)
+            self._committed = self._synced = position.step
+            checkpoints.retire_older()
+            self._open_after_gap(position)
+        else:
+            checkpoints.take_now(snapshot(), position, adapt)
+
+    def _open_after_gap(self, position: Position) -> None:
+        """Open the log at a position that no earlier record leads to, and open a segment.
+
+        Retired files are used again. If none of them has the right size and the disk is full, they are deleted.
+        """
+        self._open(position, writes_watermarks=False)
+        try:
+            self._take_segment()
+        except SUSPENDING_ERRORS as error:
+            catalog, folder = self._opened.catalog, self._opened.paths.log
+            if not is_disk_full(error) or not unlink_retired(catalog, folder, catalog.make):
+                raise
+            self.close()
+            self._open(position, writes_watermarks=False)
+            self._take_segment()
+
+    def _write_boundary(self, step: int, body: dict[str, Any], adapt: tree.Adapt | None) -> None:
+        """Write the boundary and wait until it is synced, which shows that records can be made durable again."""
+        wal = self.wal
+        assert wal is not None
+        wal.append(EntryKind.BOUNDARY, step, NO_TENSORS, wal.encoder.parts(body, adapt))
+        if not wal.wait_synced():
+            raise LogUnavailable(error_text(wal.failure) if wal.failure else "the log cannot be synced")

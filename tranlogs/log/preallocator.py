@@ -1,0 +1,281 @@
+"""Preallocation and size of segments. A thread prepares the next segment, so that the training thread does not wait for one.
+
+The thread recycles a retired file if there is one, and creates a new file otherwise. It never writes to the catalog: the sync
+thread lists a prepared segment as `ready`. A segment may be written to before that. After a crash the next opening finds such a
+file (`opening.clean_up`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from ..base.atomic_files import is_disk_full
+from ..base.clock import Clock
+from ..base.config import MIB, SEGMENT_BYTES_GROWN_MAX, SEGMENT_BYTES_MIN, SEGMENT_RECORDS_WANTED, SPARE_FILES_MAX
+from ..base.errors import LogUnavailable, error_text
+from ..base.failpoints import hit
+from ..base.threads import WaitableLock, start
+from ..catalog import Catalog, SegmentRow, Tables, segment_key
+from . import segment_file as files
+
+RowChange = Callable[[Tables], None]  # a change of segment rows, made by the sync thread in its next transaction
+
+
+class SpaceReserve(Protocol):
+    """Disk space that new segment files leave free for checkpoints. The preallocator's thread calls all methods."""
+
+    def bytes_for_checkpoint(self) -> int:
+        """Return the number of bytes that a new segment file must leave free."""
+        ...
+
+    def request_checkpoint(self) -> None:
+        """Request a checkpoint, because the disk has no space for a segment."""
+        ...
+
+
+class _NoReserve:
+    def bytes_for_checkpoint(self) -> int:
+        return 0
+
+    def request_checkpoint(self) -> None:
+        pass
+
+
+NO_RESERVE: SpaceReserve = _NoReserve()
+
+
+class Preallocator:
+    """A thread that keeps one segment ready. `take` returns it and lets the thread prepare the next one.
+
+    Args:
+        folder: of the segment files.
+        catalog: the journal's catalog.
+        change: hands a change of segment rows to the sync thread.
+        clock: the clock.
+        size: size of segments, in bytes.
+        reserve: disk space that new segment files leave free.
+
+    Attributes:
+        size: size of the segments that are prepared from now on, in bytes.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        catalog: Catalog,
+        change: Callable[[RowChange], None],
+        clock: Clock,
+        size: int,
+        reserve: SpaceReserve = NO_RESERVE,
+    ) -> None:
+        self._folder, self._catalog, self._change, self._clock, self._reserve = folder, catalog, change, clock, reserve
+        self.size = size
+        self._changed = WaitableLock()
+        self._ready: files.SegmentFile | None = None
+        self._failure: BaseException | None = None
+        self._wanted, self._stopped = True, False
+        self._live_max = 0  # segments that were in use before a checkpoint last retired some
+        rows = catalog.segments()
+        self._known = {row.ordinal for row in rows if row.state == "retired"}
+        named = (files.parse_segment_name(name) for name in os.listdir(folder))  # A file may be missing in the catalog.
+        self._ordinal = max([0, *(row.ordinal for row in rows), *(found[0] for found in named if found is not None)])
+        self._thread = threading.Thread(target=self._work, name="tranlogs-prepare", daemon=True)
+        try:
+            start(self._thread)
+        except BaseException:  # The start failed, or Ctrl-C came during it: no owner will stop the thread later.
+            with suppress(RuntimeError):  # The thread was not started.
+                self.stop()
+            raise
+
+    def take(self, bytes_min: int = 0) -> files.SegmentFile:
+        """Return the prepared segment; wait for it if necessary.
+
+        Args:
+            bytes_min: the smallest size that will do; a smaller segment is discarded.
+
+        Raises:
+            LogUnavailable: no segment could be prepared.
+        """
+        with self._changed:
+            self.size = max(self.size, bytes_min)
+            if self._failure is not None:  # The attempt may be long ago, and the disk may have space by now.
+                self._failure = None
+                self._request_next()
+            while True:
+                while self._ready is None and self._failure is None and not self._stopped:
+                    self._changed.wait()
+                failure, self._failure = self._failure, None
+                if self._stopped or failure is not None:
+                    self._request_next()
+                    raise LogUnavailable(error_text(failure) if failure else "the log is closed") from failure
+                taken, self._ready = self._ready, None
+                assert taken is not None
+                self._request_next()
+                if taken.size >= bytes_min:
+                    return taken
+                self._discard(taken)
+
+    def _request_next(self) -> None:
+        self._wanted = True
+        self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End the thread, and delete the segment that is ready."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        self._thread.join()
+        if self._ready is not None:
+            self._discard(self._ready)
+            self._ready = None
+
+    def delete_retired(self) -> None:
+        """Delete the files that are kept for recycling, at the end of a run. What cannot be deleted stays for the next one."""
+        with suppress(LogUnavailable, OSError):
+            for row in self._retired():
+                self._delete(row)
+
+    def _discard(self, segment: files.SegmentFile) -> None:
+        segment.close()
+        with suppress(OSError):  # The next opening deletes a file that was not written, and a row without a file.
+            segment.path.unlink(missing_ok=True)
+        self._change(partial(Tables.delete, key=segment_key(segment.ordinal)))
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._stopped or (self._wanted and self._ready is None and self._failure is None)):
+                    self._changed.wait()
+                if self._stopped:
+                    return
+                self._wanted = False
+                size = self.size
+            try:
+                made = self._prepare(size)
+                with self._changed:
+                    self._ready = made
+                    self._changed.notify_all()
+            except Exception as error:  # `take` raises it on the training thread.
+                if is_disk_full(error):
+                    self._reserve.request_checkpoint()
+                with self._changed:
+                    self._failure = error
+                    self._changed.notify_all()
+
+    def _prepare(self, size: int) -> files.SegmentFile:
+        self._ordinal += 1
+        segment_id = files.new_segment_id()
+        path = self._folder / files.segment_name(self._ordinal, segment_id)
+        used, made = self._recycled(path, segment_id, size)
+        if made is None:
+            self._check_space(path, size)
+            made = files.create(path, self._ordinal, segment_id, size)
+        row = SegmentRow(self._ordinal, f"{segment_id:016x}", path.name, made.size, "ready", created_at=self._clock.now())
+        self._change(partial(Tables.put, key=segment_key(row.ordinal), row=row))
+        if used is not None:
+            self._change(partial(Tables.delete, key=segment_key(used.ordinal)))
+        try:
+            self._delete_surplus(size)
+        except (LogUnavailable, OSError):
+            self._discard(made)
+            raise
+        return made
+
+    def _check_space(self, path: Path, size: int) -> None:
+        """Check that a new segment file leaves the reserve free."""
+        kept = self._reserve.bytes_for_checkpoint()
+        if kept and shutil.disk_usage(self._folder).free < size + kept:
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise LogUnavailable(
+                f"{path}: cannot create a segment of {size} bytes and leave {kept} bytes free for a checkpoint: {full}"
+            ) from full
+
+    def _retired(self) -> list[SegmentRow]:
+        return [row for row in self._catalog.segments() if row.state == "retired"]
+
+    def _recycled(self, path: Path, segment_id: int, size: int) -> tuple[SegmentRow | None, files.SegmentFile | None]:
+        """Recycle a retired file of the right size that no process reads.
+
+        Returns:
+            The catalog row of the retired segment, which has not been deleted yet, and the new segment. (None, None) if there
+            is no such file.
+        """
+        for row in self._retired():
+            if row.size == size and (self._folder / row.file).exists():
+                made = files.recycle(self._folder / row.file, path, self._ordinal, segment_id, size)
+                if made is not None:
+                    return row, made
+        return None, None
+
+    def _delete_surplus(self, size: int) -> None:
+        """Delete retired files of other sizes, and retired files of this size beyond the number that is needed soon.
+
+        A checkpoint retires the segments of a whole interval at once, and the next interval needs as many. So the number of
+        files that are kept, in use or retired, is the number that was in use before the checkpoint. Writing to a new file
+        takes several times as long as writing to a recycled one, and the disk may be full later.
+        """
+        rows = self._catalog.segments()
+        retired = [row for row in rows if row.state == "retired"]
+        live = len(rows) - len(retired)
+        known, self._known = self._known, {row.ordinal for row in retired}
+        if fresh := self._known - known:
+            self._live_max = live + len(fresh)
+        spares_max = max(SPARE_FILES_MAX, self._live_max - live)
+        spares = [row for row in retired if row.size == size and (self._folder / row.file).exists()]
+        for row in retired:
+            if row not in spares[-spares_max:]:
+                self._delete(row)
+
+    def _delete(self, row: SegmentRow) -> None:
+        delete_segment(self._folder, row)
+        self._change(partial(Tables.delete, key=segment_key(row.ordinal)))
+
+
+def delete_segment(folder: Path, row: SegmentRow) -> None:
+    """Delete the file of a retired segment."""
+    assert row.state == "retired", "a segment is retired in the catalog before its file is deleted"
+    hit("log.unlink")
+    (folder / row.file).unlink(missing_ok=True)
+
+
+class SegmentSizing:
+    """Sets the size that a preallocator gives to the next segments.
+
+    Args:
+        preallocator: of the log.
+        segment_bytes: the configured size.
+
+    Attributes:
+        largest_record: bytes of the largest record so far. The log updates it.
+    """
+
+    def __init__(self, preallocator: Preallocator, segment_bytes: int) -> None:
+        self._preallocator, self._segment_bytes = preallocator, segment_bytes
+        self.largest_record = 0
+
+    def after_full_segment(self) -> None:
+        """Double the size, up to the configured one, because a segment became full before it was old."""
+        preallocator = self._preallocator
+        preallocator.size = max(preallocator.size, min(2 * preallocator.size, self._segment_bytes))
+
+    def after_old_segment(self, used_bytes: int) -> None:
+        """Shrink the next segments, because one was old when only `used_bytes` of it were used."""
+        self._preallocator.size = min(max(whole_mib(2 * used_bytes), SEGMENT_BYTES_MIN), self._segment_bytes)
+
+    def fit_records(self) -> None:
+        """Make the next segments large enough for several of the largest records."""
+        wanted = min(self.largest_record * SEGMENT_RECORDS_WANTED, SEGMENT_BYTES_GROWN_MAX)
+        self._preallocator.size = max(self._preallocator.size, whole_mib(wanted))
+
+
+def whole_mib(nbytes: int) -> int:
+    """Return a number of bytes rounded up to a whole MiB."""
+    return -(-nbytes // MIB) * MIB

@@ -1,0 +1,351 @@
+"""One segment: a preallocated file to which records are appended with `pwrite`.
+
+Invariants
+* The file's blocks are allocated before use, so a full disk is an error when the segment is prepared, not within a record.
+* A recycled file gets a new segment id and a new name. Its old records carry the old id. They cannot be taken for new
+  records, so nothing has to be erased.
+* The head of a record is written after the rest of the record. It lies within one page, so a killed process leaves the
+  whole head or none of it.
+* A file is not written to after it is sealed.
+
+The catalog has a row for each segment: ready, open, sealed, retired.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from ..base.atomic_files import sync_folder
+from ..base.clock import Clock
+from ..base.errors import LogUnavailable, RunLost
+from ..base.failpoints import hit
+from ..base.types import Bytes
+from ..catalog import Catalog, Change, SegmentRow, Tables, segment_key
+from .record_format import HEAD, Position, unpack_head
+
+_VIEWS_MAX = 512  # buffers in one system call; IOV_MAX is 1024
+
+
+class SegmentFile:
+    """An open segment file. One thread appends; `sync` may run in another.
+
+    Attributes:
+        path: the file.
+        ordinal: number of the segment in its journal; a newer segment has a larger number.
+        segment_id: random 64 bits that every record repeats.
+        size: allocated bytes.
+        used_bytes: where the next record starts.
+        base: position before the first record; set when the log opens the segment.
+    """
+
+    def __init__(self, path: Path, ordinal: int, segment_id: int, size: int) -> None:
+        self.path, self.ordinal, self.segment_id, self.size = path, ordinal, segment_id, size
+        self.used_bytes = 0
+        self.base = Position()
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def has_room(self, nbytes: int) -> bool:
+        """Return True if an extent of `nbytes` fits after the last record."""
+        return self.used_bytes + nbytes <= self.size
+
+    def extend(self, end: int) -> None:
+        """Enlarge the file, if necessary, so that a record can end at `end`.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        if end > self.size:
+            os.posix_fallocate(self._fd, self.size, end - self.size)
+            self.size = end
+
+    def write(self, buffers: Sequence[Bytes | bytes], offset: int) -> None:
+        """Write buffers one after another, starting at `offset`.
+
+        Raises:
+            OSError: the disk is full or fails.
+        """
+        hit("log.write")
+        for first in range(0, len(buffers), _VIEWS_MAX):
+            views = [memoryview(buffer).cast("B") for buffer in buffers[first : first + _VIEWS_MAX]]  # type: ignore[arg-type]
+            offset = self._write(views, offset)
+
+    def write_head(self, head: bytes, offset: int) -> None:
+        """Write a record's head, which makes the record valid.
+
+        Raises:
+            OSError: the disk is full or fails.
+        """
+        if os.pwrite(self._fd, head, offset) != len(head):
+            raise OSError(errno.EIO, "a record's head was written in part only")
+
+    def _write(self, views: list[memoryview], offset: int) -> int:
+        left = sum(view.nbytes for view in views)
+        end = offset + left
+        while left:
+            done = os.pwritev(self._fd, views, end - left)
+            if done == 0:
+                raise OSError(errno.EIO, "the system call wrote nothing")
+            left -= done
+            while views and done >= views[0].nbytes:
+                done -= views.pop(0).nbytes
+            if done:
+                views[0] = views[0][done:]
+        return end
+
+    def sync(self) -> None:
+        """Flush everything written so far to the disk.
+
+        Raises:
+            OSError: the disk fails.
+        """
+        hit("log.sync")
+        os.fdatasync(self._fd)
+
+    def demand_file(self) -> None:
+        """Check that the file was not deleted.
+
+        Raises:
+            RunLost: it was deleted, with all that was written to it.
+        """
+        if os.fstat(self._fd).st_nlink == 0:
+            raise RunLost(
+                f"{self.path} was deleted while it was written (moved to another file system?)",
+                "no files of the run are deleted",
+                loss="what was logged since the last checkpoint that is left",
+            )
+
+    def truncate(self) -> None:
+        """Give unused space at the end of the file back to the file system."""
+        with suppress(OSError):  # The space is freed when the segment is pruned.
+            os.ftruncate(self._fd, self.used_bytes)
+            self.size = self.used_bytes
+
+    def close(self) -> None:
+        """Close the file without flushing it."""
+        fd, self._fd = self._fd, -1  # Before the close, so that an interrupt cannot lead to a second close of a reused number.
+        if fd >= 0:
+            with suppress(OSError):  # from a failed disk
+                os.close(fd)
+
+
+def segment_name(ordinal: int, segment_id: int) -> str:
+    """Return the file name of a segment, made of its ordinal and segment id."""
+    return f"{ordinal:010d}-{segment_id:016x}.seg"
+
+
+def parse_segment_name(name: str) -> tuple[int, int] | None:
+    """Return the ordinal and the segment id in a segment's file name; None if the name is not that of a segment."""
+    ordinal, dash, rest = name.partition("-")
+    number, dot, suffix = rest.partition(".")
+    if not (dash and dot and suffix == "seg" and len(number) == 16 and ordinal.isdigit()):
+        return None
+    try:
+        return int(ordinal), int(number, 16)
+    except ValueError:
+        return None
+
+
+def new_segment_id() -> int:
+    """Return a random number. Old records of a recycled file cannot be taken for new ones, because their id differs."""
+    return secrets.randbits(64)
+
+
+def create(path: Path, ordinal: int, segment_id: int, size: int) -> SegmentFile:
+    """Create a segment file with all its blocks allocated.
+
+    Raises:
+        LogUnavailable: the disk is full or fails; the file is deleted.
+    """
+    try:
+        hit("log.prepare")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            os.posix_fallocate(fd, 0, size)
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        sync_folder(path.parent)
+        return SegmentFile(path, ordinal, segment_id, size)
+    except FileExistsError as error:
+        raise LogUnavailable(f"{path}: cannot create the segment: the file exists already") from error
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        why = str(error)
+        if error.errno == errno.EINVAL:
+            why = "this file system cannot preallocate files; put the run on a local disk"
+        raise LogUnavailable(f"{path}: cannot create a segment of {size} bytes: {why}") from error
+
+
+def recycle(spare: Path, path: Path, ordinal: int, segment_id: int, size: int) -> SegmentFile | None:
+    """Turn a retired file into an empty segment.
+
+    Returns:
+        The segment; None if another process has locked the file, because it reads or deletes it.
+
+    Raises:
+        LogUnavailable: the disk is full or fails.
+    """
+    try:
+        try:
+            fd = os.open(spare, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:  # The monitor has deleted the file in the meantime.
+            return None
+        try:
+            if not _lock(fd, spare):
+                return None
+            hit("log.recycle")
+            os.posix_fallocate(fd, 0, size)  # has an effect only if the file was truncated or has holes
+            os.rename(spare, path)
+            sync_folder(path.parent)
+        finally:
+            _unlock(fd)
+        return SegmentFile(path, ordinal, segment_id, size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise LogUnavailable(f"{spare}: cannot recycle the file: {error}") from error
+
+
+def delete(path: Path) -> bool:
+    """Delete a retired file; return False if another process reads or recycles it."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        if not _lock(fd, path):
+            return not path.exists()
+        hit("log.unlink")
+        path.unlink(missing_ok=True)
+        return True
+    finally:
+        _unlock(fd)
+
+
+def _lock(fd: int, path: Path) -> bool:
+    """Lock a file exclusively; return False if another process uses the file, or if it was deleted in the meantime."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.fstat(fd).st_ino == os.stat(path).st_ino
+    except OSError:
+        return False
+
+
+def _unlock(fd: int) -> None:
+    """Unlock and close a file. If it were only closed, a child that was forked in the meantime would keep the lock."""
+    with suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
+
+
+def is_unwritten(path: Path) -> bool:
+    """Return True if the file system knows that nothing was written to a preallocated file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.fstat(fd).st_size > 0 and os.lseek(fd, 0, os.SEEK_DATA) < 0
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # there is no data
+            return True
+        if error.errno == errno.EINVAL:  # the file system does not tell
+            return False
+        raise
+    finally:
+        os.close(fd)
+
+
+def was_written(path: Path, segment_id: int) -> bool:
+    """Return True if the file has been written to since it was created or recycled as this segment.
+
+    The first record of a segment lies at the start of its file. A new file has zeros there, and a recycled file has the first
+    record of its previous segment. Any other content was written for this segment, even if it is damaged.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        start = os.pread(fd, HEAD.size, 0)
+    finally:
+        os.close(fd)
+    if not any(start):
+        return False
+    head = unpack_head(start)
+    return head is None or head.segment_id == segment_id
+
+
+def record_opened(tables: Tables, segment: SegmentFile, created_at: float) -> None:
+    """Record that a prepared segment is open; its first record follows the position `segment.base`.
+
+    Args:
+        tables: of the catalog.
+        segment: the segment.
+        created_at: time of creation, if the segment could not be listed when it was prepared.
+    """
+    base = segment.base
+    row = tables.get(segment_key(segment.ordinal), SegmentRow)
+    if row is None:
+        name = segment.path.name
+        row = SegmentRow(segment.ordinal, f"{segment.segment_id:016x}", name, segment.size, "ready", created_at=created_at)
+    row = replace(row, state="open", timeline=base.timeline, base_sequence=base.sequence, base_step=base.step)
+    tables.put(segment_key(segment.ordinal), row)
+
+
+def record_size(tables: Tables, segment: SegmentFile) -> None:
+    """Record that an open segment's file is about to be truncated after its last record.
+
+    The catalog is updated before the file is truncated. If the process ends in between, the file is longer than its row says,
+    which is valid for an open segment. A shorter file would be reported as damaged.
+    """
+    row = tables.get(segment_key(segment.ordinal), SegmentRow)
+    assert row is not None
+    tables.put(segment_key(segment.ordinal), replace(row, size=segment.used_bytes))
+
+
+def record_sealed(tables: Tables, clock: Clock, segment: SegmentFile, last: Position) -> None:
+    """Record that nothing more is written to a segment. Its file is closed: from now on it may be retired and recycled."""
+    row = tables.get(segment_key(segment.ordinal), SegmentRow)
+    assert row is not None
+    row = replace(
+        row,
+        state="sealed",
+        last_sequence=last.sequence,
+        last_step=last.step,
+        used_bytes=segment.used_bytes,
+        size=segment.size,
+        sealed_at=clock.now(),
+    )
+    tables.put(segment_key(segment.ordinal), row)
+
+
+def unlink_retired(catalog: Catalog, folder: Path, make: Callable[[Change], bool]) -> int:
+    """Delete the files of retired segments, and their catalog rows.
+
+    A file that another process reads or recycles is left for the next call.
+
+    Args:
+        catalog: the journal's.
+        folder: of the segment files.
+        make: makes the change of the catalog.
+
+    Returns:
+        The number of bytes that were freed.
+    """
+    freed, deleted = 0, Change()
+    for row in catalog.segments():
+        if row.state == "retired" and delete(folder / row.file):
+            freed += row.size
+            deleted.expects[segment_key(row.ordinal)] = row
+            deleted.deletes.append(segment_key(row.ordinal))
+    if deleted:
+        make(deleted)
+    return freed

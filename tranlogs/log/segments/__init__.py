@@ -1,1 +1,0 @@
-"""Segment files: their format on disk, preallocation, size, age limit and deletion."""
