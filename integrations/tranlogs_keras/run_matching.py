@@ -25,6 +25,10 @@ Identity = dict[str, Any]
 # Callbacks change an optimizer while it trains (ReduceLROnPlateau). The first fit had the values from the script.
 _described_optimizers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
+_SHOWN_MAX = 20
+_NAMES = {"model": "the model", "layers": "the layers", "compile": "model.compile", "trial": "the trial"}
+_claimed: set[Path] = set()  # by this process; equal fits of one script take turns in the order of their numbers
+
 
 def describe_identity(model: Any, epoch_iterator: Any, callbacks: Iterable[Any]) -> Identity:
     """Return what identifies a fit, as plain values that are equal in every process of the same script.
@@ -92,10 +96,6 @@ def _trial(callbacks: Iterable[Any]) -> str | None:
         if trial_id is not None:
             return str(trial_id)
     return None
-
-
-_SHOWN_MAX = 20
-_NAMES = {"model": "the model", "layers": "the layers", "compile": "model.compile", "trial": "the trial"}
 
 
 def compare_identities(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -189,9 +189,6 @@ class FinishedFits:
                 "without training it. Give each model a folder of its own (a loop over seeds, folds or trials: one for each "
                 "turn). For further fits of one model pass the same callback object"
             )
-
-
-_claimed: set[Path] = set()  # by this process; equal fits of one script take turns in the order of their numbers
 
 
 def claim_folder(run: Path, digest: str) -> Path:

@@ -63,8 +63,7 @@ def test_epochs_that_are_left_by_break_go_on_at_the_right_batch(torch: Lab, tmp_
     assert again["new"] == [""]
     assert again["line"].startswith("recovered to step 12 (epoch 4, after 12 batches, ")
     assert again["line"].endswith(
-        "): the run is finished, and only a longer loop trains on (for another training, give another folder); the loop body "
-        "did not run, so `batch`, `epoch`, `file`, `i`, `loss` and `trainable` are unset"
+        "): the run is finished; only a longer loop or a further one trains on (for another training, give another folder)"
     )
 
 

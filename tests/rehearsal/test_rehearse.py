@@ -57,7 +57,7 @@ def test_variables_that_start_over_are_named_with_the_line_that_keeps_them(rehea
     assert found.verdict["headline"].endswith(said[1])
     assert "printed lines" not in found.verdict["compared"], "nothing was printed"
     assert "best and curve start over at each start" in found.notes
-    assert "meter (Meter) starts over at each start: its methods change sum" in found.notes
+    assert "meter (Meter) starts over at each start: training changes sum" in found.notes
     assert sorted(found.verdict["advice"]) == [
         "give Meter state_dict() and load_state_dict(state), and optimizer.track(meter=meter) before recover()",
         'state = optimizer.remember(best=float("inf"), curve=[]) before recover(), and state.best in the loop',

@@ -81,7 +81,7 @@ def test_what_a_subclass_keeps_and_cannot_be_stored_is_named(huggingface: Launch
 def test_attributes_of_a_callback_that_start_over_are_named(counts: str, huggingface: Launcher, tmp_path: Path) -> None:
     """A run that begins names them once, and so does a resume; a callback with a state is not named."""
     texts = [
-        "Lengths (Lengths) starts over at each start: its methods change ended and lengths. To keep them: make ended and "
+        "Lengths (Lengths) starts over at each start: training changes ended and lengths. To keep them: make ended and "
         "lengths attributes of a TrainerCallback that is also an ExportableState, and return them in state()"
     ]
     texts = texts if counts == "Lengths" else []

@@ -60,6 +60,7 @@ class Loop:
             if turn == count - 1:
                 self._restarts.note_end(of_loop=True)
             self._restarts.look()
+        assert turn + 1 == count, "the name is read behind the loop"
 
     @property
     def named(self) -> list[str]:

@@ -61,6 +61,7 @@ __all__ = [
 ]
 
 
+_OF_LMDB = (errno.EIO, errno.EFBIG)  # what LMDB says of a file that is too large: the former if a part of a write was done
 _LIMIT = "the limit on the size of a file (ulimit -f)"
 
 
@@ -76,18 +77,19 @@ def error_text(error: BaseException | None) -> str:
     limit = file_size_limit(error)
     if limit is None or _LIMIT in text:
         return text
-    text = text.replace(f": {os.strerror(errno.EIO)}", "")  # LMDB's word for it, which speaks of a failing disk
+    for number in _OF_LMDB:
+        text = text.replace(f": {os.strerror(number)}", "")
     return f"{text}: {_LIMIT} for this process is {limit:,} bytes"
 
 
 def file_size_limit(error: BaseException | None) -> int | None:
     """Return the limit on the size of a file, if an error or one of its causes comes from it; else None.
 
-    LMDB does not tell a file that is too large from a failing disk.
+    LMDB does not always tell a file that is too large from a failing disk.
     """
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     while error is not None and limit != resource.RLIM_INFINITY:
-        is_of_lmdb = type(error).__module__ == "lmdb" and os.strerror(errno.EIO) in str(error)
+        is_of_lmdb = type(error).__module__ == "lmdb" and any(os.strerror(number) in str(error) for number in _OF_LMDB)
         if is_of_lmdb or (isinstance(error, OSError) and error.errno == errno.EFBIG):
             return limit
         error = error.__cause__

@@ -33,6 +33,8 @@ size = format_bytes
 _PADDING = re.compile(r" +$", re.MULTILINE)
 _UNLIMITED = 1 << 16  # columns
 
+ShowStage = Callable[[str, int, int], None]
+
 
 class _PaddingFreeOutput:
     """stdout without the spaces that fill the lines of a table up."""
@@ -129,9 +131,6 @@ def _array(value: Array | SparseArray | np.ndarray[Any, Any]) -> Any:
     if math.prod(value.shape) == 1 and not isinstance(value, SparseArray) and dtype in np.sctypeDict:
         return to_json((to_numpy(value) if isinstance(value, Array) else value).item())
     return {"dtype": dtype, "shape": list(value.shape)}
-
-
-ShowStage = Callable[[str, int, int], None]
 
 
 @contextmanager

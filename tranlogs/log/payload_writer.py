@@ -25,6 +25,8 @@ from .segment_file import SegmentFile
 _RAW_STREAK = 8  # After this number of records without a compressible piece,
 _LOOK_EVERY = 16  # compression is tried only once in this number of records.
 
+_COPIED_BYTES_MAX = 64 << 10  # a larger payload is written by a system call of its own, which takes as long as a copy
+
 
 class CompressionChoices:
     """Decision, for each layout, whether compression is tried. Gradients are mostly noise, and trying costs time."""
@@ -195,9 +197,6 @@ class PayloadThread:
             self._jobs.put(None)
             self._thread.join()
             self._thread = None
-
-
-_COPIED_BYTES_MAX = 64 << 10  # a larger payload is written by a system call of its own, which takes as long as a copy
 
 
 class RecordWriter:

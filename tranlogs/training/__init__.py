@@ -45,7 +45,7 @@ from .recheck import (
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
 from .resources import RunResources, prepare_run_id
-from .restarts import Framework, Restarts, describe_unset
+from .restarts import Framework, Restarts, describe_unset, describe_weights_read
 from .rng import (
     HostRng,
     is_same_state,
@@ -133,6 +133,7 @@ __all__ = [
     "describe_replacement",
     "describe_script_change",
     "describe_unset",
+    "describe_weights_read",
     "digest_of",
     "find_changed_elements",
     "forecast_writes",

@@ -37,7 +37,7 @@ def describe_end(loop_end: str, unset: str = "") -> str:
         unset: what a start lacks whose loop does not run; see `describe_unset`.
     """
     if loop_end == "complete":
-        text = "the run is finished, and only a longer loop trains on (for another training, give another folder)"
+        text = "the run is finished; only a longer loop or a further one trains on (for another training, give another folder)"
         return f"{text}; {unset}" if unset else text
     if not loop_end:
         return "its script came to its end there, so it trains on only if its loop is longer now or was left early by break"

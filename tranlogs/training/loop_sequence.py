@@ -259,6 +259,11 @@ class LoopSequence:
         return bool(self._running) and self.recorded.count > self.entered
 
     @property
+    def has_finished(self) -> bool:
+        """True if a loop was finished where recovery has landed."""
+        return self.recorded.count > self.recorded.is_open
+
+    @property
     def is_before_recorded(self) -> bool:
         """True if this process has entered loops, and not yet the one in which the run stood."""
         recorded = self.recorded
@@ -278,7 +283,7 @@ class LoopSequence:
             return ""
         return (
             f"the script ended before it entered loop {self.recorded.count} of the run (optimizer."
-            f"{self.recorded.name_of(self.recorded.count)}), in which the run had stopped, and trained nothing. What decides "
+            f"{self.recorded.name_of(self.recorded.count)}), in which the run stood, and trained nothing. What decides "
             "whether that loop is entered belongs in optimizer.remember(...)"
         )
 

@@ -26,6 +26,16 @@ from ..base.types import Bytes
 
 # numpy's stubs do not have get_bit_generator
 
+_PYTHON = struct.Struct("<625I")  # the words, and the place of the next one
+_WORDS = 624
+_TORCH_WORDS_AT = 24  # Seed, place of the next word and flags stand before the words; what is left of a pair of normals, after.
+_TORCH_BYTES = 5056  # A word takes 8 bytes.
+_TORCH_WORDS_END = _TORCH_WORDS_AT + 8 * _WORDS
+SplitPython = tuple[int, "np.ndarray[Any, np.dtype[np.uint32]]", int, float | None]
+SplitTorch = tuple["np.ndarray[Any, np.dtype[np.uint32]]", bytes]
+_generators: Any = np.random  # numpy's stubs do not have get_bit_generator
+_WORDS_BYTES = 624 * 4 + 4  # of numpy's Mersenne Twister: its words, and the place of the next one
+
 
 def python_state() -> tuple[Any, ...]:
     """Return the state of Python's global generator, split."""
@@ -88,16 +98,6 @@ def is_same_state(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-_PYTHON = struct.Struct("<625I")  # the words, and the place of the next one
-_WORDS = 624
-_TORCH_WORDS_AT = 24  # Seed, place of the next word and flags stand before the words; what is left of a pair of normals, after.
-_TORCH_BYTES = 5056  # A word takes 8 bytes.
-_TORCH_WORDS_END = _TORCH_WORDS_AT + 8 * _WORDS
-
-SplitPython = tuple[int, "np.ndarray[Any, np.dtype[np.uint32]]", int, float | None]
-SplitTorch = tuple["np.ndarray[Any, np.dtype[np.uint32]]", bytes]
-
-
 def split_python(state: tuple[Any, ...]) -> SplitPython:
     """Split the result of `random.Random.getstate()`: version, words, place of the next word, normal that is left over."""
     version, words, gauss = state
@@ -135,10 +135,6 @@ def join_torch(words: np.ndarray[Any, Any], rest: bytes) -> Bytes:
             np.frombuffer(rest[_TORCH_WORDS_AT:], np.uint8),
         )
     )
-
-
-_generators: Any = np.random  # numpy's stubs do not have get_bit_generator
-_WORDS_BYTES = 624 * 4 + 4  # of numpy's Mersenne Twister: its words, and the place of the next one
 
 
 def read_python_memory() -> Any:

@@ -25,6 +25,12 @@ _FILES_BESIDE_LOG = 5  # The first and the last file of the log are partly used,
 _DATABASE_BYTES = 4 * MIB  # the catalog
 _DESCRIPTION_BYTES = 2 * KIB  # of a step and its boundary: random states, hyper-parameters, position in the data
 
+Place = Literal["before a step", "at a boundary"]
+FIRST_UNITS = 32  # of a process, in which every scan is full
+_SHARE = 0.005  # of a step, for each of the two places
+_FREE_SECONDS = 50e-6
+_PART_BYTES = 64 << 10  # read in a scan that is not full
+
 
 @dataclass(frozen=True, slots=True)
 class ExpectedWrites:
@@ -89,14 +95,6 @@ def _describe_interval(policy: CheckpointPolicy, steps: int, step_bytes: int) ->
     if isinstance(policy, RecoveryTime):
         return f"when a recovery would take {format_seconds(policy.seconds)}"
     return f"when {type(policy).__name__} says so"
-
-
-Place = Literal["before a step", "at a boundary"]
-
-FIRST_UNITS = 32  # of a process, in which every scan is full
-_SHARE = 0.005  # of a step, for each of the two places
-_FREE_SECONDS = 50e-6
-_PART_BYTES = 64 << 10  # read in a scan that is not full
 
 
 class ScanSchedule:

@@ -42,6 +42,29 @@ _READ, _SPARE = "r", "s"
 
 Blob = dict[str, Any]  # files of a tf.train.Checkpoint
 
+_PYTHON = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
+_WRITES = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "RngReadAndSkip"}
+_VARIABLES = (
+    "a map of the dataset writes variables, such as the seed of a Keras layer that augments: they are not brought back, and a "
+    "resume in the middle of an epoch sees other batches. Augment inside the model, or with stateless operations"
+)
+_CALLS = (
+    "a map of the dataset calls Python: if that draws random numbers, they are not brought back. Use stateless operations of "
+    "TensorFlow"
+)
+_PARALLEL = (
+    "a map of the dataset draws random numbers in parallel (num_parallel_calls), which TensorFlow itself does not repeat from "
+    "one run to the next. Leave num_parallel_calls out, or use stateless operations"
+)
+_UNSEEDED = (
+    "a shuffle of the dataset has no seed, so that each start of the script has another order: call "
+    "keras.utils.set_random_seed(...) before the dataset is made, or give shuffle(..., seed=...)"
+)
+_UNORDERED = (
+    "the dataset gives its elements in the order in which threads finish (deterministic=False), which no log can repeat. Leave "
+    "the option out"
+)
+
 
 class TFDatasetBatches(Source):
     """Batches of a tf.data pipeline.
@@ -200,33 +223,8 @@ def _skip(iterator: Any, count: int) -> None:
             raise UsageError(f"the dataset ended after {taken} of the {count} batches that the run had taken") from None
 
 
-_PYTHON = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
-_WRITES = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "RngReadAndSkip"}
-
-_VARIABLES = (
-    "a map of the dataset writes variables, such as the seed of a Keras layer that augments: they are not brought back, and a "
-    "resume in the middle of an epoch sees other batches. Augment inside the model, or with stateless operations"
-)
-_CALLS = (
-    "a map of the dataset calls Python: if that draws random numbers, they are not brought back. Use stateless operations of "
-    "TensorFlow"
-)
-_PARALLEL = (
-    "a map of the dataset draws random numbers in parallel (num_parallel_calls), which TensorFlow itself does not repeat from "
-    "one run to the next. Leave num_parallel_calls out, or use stateless operations"
-)
-_UNSEEDED = (
-    "a shuffle of the dataset has no seed, so that each start of the script has another order: call "
-    "keras.utils.set_random_seed(...) before the dataset is made, or give shuffle(..., seed=...)"
-)
-_UNORDERED = (
-    "the dataset gives its elements in the order in which threads finish (deterministic=False), which no log can repeat. Leave "
-    "the option out"
-)
-
-
 def doubts_about(dataset: Any, stages: Stages) -> list[str]:
-    """Return these parts, one sentence each; none for a dataset whose structure is not known."""
+    """Return what of a pipeline is not brought back, one sentence each; nothing for a dataset whose structure is not known."""
     facts = {
         _UNSEEDED: stages.has_unseeded_shuffle,
         _UNORDERED: stages.is_unordered,

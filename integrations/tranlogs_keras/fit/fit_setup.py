@@ -32,6 +32,8 @@ from .earlier_fits import identity_of
 
 _log = logging.getLogger("tranlogs")
 
+finished = FinishedFits()
+
 
 def open_resources(settings: Settings, model: Any, recorded_environment: dict[str, Any]) -> RunResources:
     """Open the journal of a fit, and what runs beside it."""
@@ -88,9 +90,6 @@ def make_parts(
     )
     parts = RunParts(settings.run, model, backend, state, steps, resources, report, recorded_environment, settings.progress)
     return parts, form, splits
-
-
-finished = FinishedFits()
 
 
 def require_same_fit(

@@ -210,7 +210,7 @@ class LoopRun:
         """Recover the run before a loop; if the script has done that, keep what it has set since."""
         if self._begun is None:
             self.recover()
-        elif self._is_waiting and not self.place.sequence.entered:  # later changes were made before the crash, too
+        elif self._is_waiting and not self.place.sequence.entered and not self.place.sequence.has_finished:
             self._keep_script_changes(self._begun)
 
     def enter_later_loop(self) -> None:

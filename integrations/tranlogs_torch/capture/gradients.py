@@ -22,6 +22,8 @@ from .logged_run import HookedOptimizer, LoggedRun
 
 _PLANS_MAX = 16
 
+GradientVersions = list[tuple[torch.Tensor, int]]
+
 
 class GradientPlan:
     """One set of gradients.
@@ -152,9 +154,6 @@ class CapturedGradients:
     def forget(self) -> None:
         """Drop the references to the gradients."""
         self._gradients, self._versions = [], []
-
-
-GradientVersions = list[tuple[torch.Tensor, int]]
 
 
 class Clipping:

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any, Literal, Protocol
 
 from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import LoopDecision, LoopRecord, describe_script_change
+from tranlogs.training import LoopDecision, LoopRecord, describe_script_change, describe_weights_read
 
 from ..data.position.epoch import Epoch
 from ..data.position.loader_position import LoaderPosition
@@ -88,11 +89,14 @@ class Loops:
         self.end = ""
         self._backup: StateBackup | None = None  # made before code per epoch runs again
         self._between: StateBackup | None = None  # made before code between finished loops runs again
+        self._read_hooks: list[RemovableHandle] = []  # while that code runs
+        self._has_named_read = False
 
     @contextmanager
     def _looping(self, loop: object, name: str, length: int | None, position: LoaderPosition | None) -> Iterator[LoopDecision]:
         """Run a loop: what it is in the sequence of the run's loops, and what it does to the state as it begins and ends."""
         auxiliary, sequence = self._parts.auxiliary, self._parts.auxiliary.sequence
+        self._unwatch_reads()
         if self._parts.journal.is_closed:
             raise UsageError(
                 f"{self._parts.settings.run}: the run is closed and logs nothing more. Create a new LoggedOptimizer to "
@@ -101,7 +105,7 @@ class Loops:
         sequence.demand_none_running(name)
         self._boundaries.begin()
         self._boundaries.note_own_loop()
-        if not sequence.entered:  # what the script changes before a later loop, it has changed before the crash, too
+        if not sequence.entered:
             self.note_early_writes("own")
         newest = self._boundaries.read_newest_loop()
         if 0 < newest.count <= sequence.entered and self._boundaries.is_as_recovered():  # that loop was left before its unit
@@ -143,12 +147,38 @@ class Loops:
             return position.epoch - start.get("epoch", 0)
         return position.taken - start.get("taken", 0)
 
+    def note_landed(self) -> None:
+        """Keep the state aside if recovery has landed behind a finished loop: code before that loop runs again, too."""
+        sequence = self._parts.auxiliary.sequence
+        if self._parts.auxiliary.is_waiting and sequence.has_finished and not sequence.entered:
+            self._between = StateBackup(self._parts.state, self._parts.auxiliary, has_optimizers=True)
+
     def _pass(self) -> None:
-        """Go on after a finished loop: the code between it and the next one runs again, and what it does is to be undone."""
-        if self._parts.auxiliary.is_waiting and self._between is None:
+        """Go on after a finished loop. Code between it and a recorded one runs again, and what it does is undone there."""
+        sequence = self._parts.auxiliary.sequence
+        if sequence.entered == sequence.recorded.count:
+            self._undo_code_between()
+        elif self._parts.auxiliary.is_waiting and self._between is None:
             self._boundaries.note_writes()
             self._between = StateBackup(self._parts.state, self._parts.auxiliary, has_optimizers=True)
         self._parts.auxiliary.pass_loop()
+        if self._between is not None:
+            self._watch_reads()
+
+    def _watch_reads(self) -> None:
+        """Name it if the script reads the weights: they are the newest ones, and not those from before the crash."""
+        parts = {id(part): part for module in self._parts.modules.values() for part in module.modules()}
+        self._read_hooks = [part.register_state_dict_pre_hook(self._note_read) for part in parts.values()]
+
+    def _unwatch_reads(self) -> None:
+        for hook in self._read_hooks:
+            hook.remove()
+        self._read_hooks = []
+
+    def _note_read(self, *_: object) -> None:
+        if not self._has_named_read:
+            self._has_named_read = True
+            self._parts.report.name_restarts(describe_weights_read(), is_logged=True)
 
     def note_set_back(self) -> None:
         """End the running loop if the run was brought back to a later one: the unit that was computed again ended there."""
@@ -183,7 +213,7 @@ class Loops:
         parts = self._parts
         if not self._boundaries.is_as_recovered() or self.running or parts.journal.is_suspended:
             return
-        if opens and self._between is not None:  # what code after a finished loop has changed is undone
+        if opens and self._between is not None:  # what code around finished loops has changed is undone
             return
         for what in parts.auxiliary.find_overruled_rates():
             raise UsageError(f"{parts.settings.run}: {what}")

@@ -67,7 +67,7 @@ def make_framework(modules: dict[str, torch.nn.Module], hooks: dict[str, Optimiz
     def read_version(value: Any) -> bytes | None:
         if not isinstance(value, torch.nn.Module):
             return None
-        others = [tensor for module in value.modules() if id(module) not in known for tensor in _tensors_of(module)]
+        others = [tensor for module in value.modules() for tensor in _all_tensors_of(module)]
         found = [(id(one), _version(one)) for one in others if id(one) not in known and _storage(one) not in storages]
         return blake2b(repr(found).encode(), digest_size=8).digest() if found else b""
 
@@ -97,6 +97,10 @@ def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     yield from (one for one in module._parameters.values() if one is not None)
     left_out = module._non_persistent_buffers_set
     yield from (one for name, one in module._buffers.items() if one is not None and name not in left_out)
+
+
+def _all_tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    yield from (one for one in (*module._parameters.values(), *module._buffers.values()) if one is not None)
 
 
 def _storage(tensor: torch.Tensor) -> int:

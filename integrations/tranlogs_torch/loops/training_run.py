@@ -221,7 +221,9 @@ class TrainingRun:
                 return report  # a notebook cell run twice
             raise UsageError("recover() must come before the first step")
         self._parts.restarts.note_start()
-        return self._recovery.recover(step, progress)
+        report = self._recovery.recover(step, progress)
+        self._loops.note_landed()
+        return report
 
     def begin(self) -> None:
         """Begin a fresh run with a checkpoint of what was built, unless training has begun."""

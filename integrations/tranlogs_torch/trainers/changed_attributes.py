@@ -29,6 +29,8 @@ ITEMS_MAX = 10_000  # of one attribute, counted through its containers
 ELEMENTS_MAX = 1 << 20  # of all tensors and arrays of one attribute
 SCALARS = frozenset({bool, int, float, str, bytes, type(None)})
 
+_BLOCK_BYTES = 1 << 12
+
 
 class TooLarge(Exception):
     """A value is too large to be read at each boundary."""
@@ -121,9 +123,6 @@ def _is_of_the_script(kind: type) -> bool:
     return root not in sys.stdlib_module_names - {"__main__"} and not {"site-packages", "dist-packages"} & set(
         file.replace("\\", "/").split("/")
     )
-
-
-_BLOCK_BYTES = 1 << 12
 
 
 class Appended:

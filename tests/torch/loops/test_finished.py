@@ -17,11 +17,10 @@ from tests.torch.nets import Mixed, loss_of, seed, tokens
 from tranlogs.base.errors import UsageError
 from tranlogs_torch import LoggedOptimizer
 
-UNSET = {  # names that the body of the loop sets
-    "epochs": "; the loop body did not run, so `epoch` and `x` are unset",
-    "batches": "; the loop body did not run, so `x` is unset",
-}
-FINISHED = "bit-exact): the run is finished, and only a longer loop trains on (for another training, give another folder)"
+UNSET = dict.fromkeys(("epochs", "batches"), "; the loop body did not run, so `x` is unset")  # it is read behind the loop
+FINISHED = (
+    "bit-exact): the run is finished; only a longer loop or a further one trains on (for another training, give another folder)"
+)
 EPOCHS = 6
 
 
@@ -53,6 +52,8 @@ class Training:
             state.bad += 1
             if state.bad == self.broken:
                 break
+        if optimizer.watermarks["step"] > before:
+            assert x.shape
         optimizer.close()
         return line, optimizer.watermarks["step"] - before
 

@@ -17,7 +17,7 @@ import torch._dynamo  # the first step imports it, which would take every life a
 from tests.torch.lab import in_child
 from tranlogs_torch import LoggedOptimizer
 
-FINISHED = "the run is finished, and only a longer loop trains on"
+FINISHED = "the run is finished; only a longer loop or a further one trains on"
 
 
 class Script:

@@ -299,7 +299,7 @@ UNKEPT: dict[str, tuple[Script, str]] = {
     "variables": (plain_variables, "best and curve start over"),
     "an object of a class": (
         stopped,
-        "stopper (EarlyStopping) starts over at each start: its methods change best",
+        "stopper (EarlyStopping) starts over at each start: training changes best",
     ),
     "what a method counts": (lambda attempt: Trainer(attempt).fit(), "self.n starts over"),
     "a count": (turns, "count starts over"),
@@ -355,7 +355,7 @@ def test_what_a_loop_reaches_through_others_is_named_with_lines(
     for text in (
         "counter starts over",
         "stoppers[0] (EarlyStopping) starts over",
-        "data (Counting) starts over at each start: its methods change served",
+        "data (Counting) starts over at each start: training changes served",
         "optimizer.remember(counter=0)",
         "optimizer.track(stoppers_0=stoppers[0])",
         "optimizer.track(data=data)",

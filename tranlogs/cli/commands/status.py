@@ -31,6 +31,8 @@ _SCOPE_TITLES = {"process": "process dies", "machine": "power fails", "site": "s
 _UNREAD = "(the bytes of log and checkpoints are checked by `tranlogs verify`, not here)"
 _ROWS_WATCHED_MAX = 4  # with --watch, where all must fit the window, and for each of several ranks
 
+_NAME_MAX = 32  # characters of a run's name; JSON has all
+
 
 @command
 def status(
@@ -301,9 +303,6 @@ def _timelines(found: Survey, rows_max: int) -> RenderableType:
 
 def _title(name: str, rows: Sequence[object], rows_max: int) -> str:
     return name if len(rows) <= rows_max else f"{name} (the newest {rows_max} of {len(rows)})"
-
-
-_NAME_MAX = 32  # characters of a run's name; JSON has all
 
 
 @dataclass(frozen=True, slots=True)

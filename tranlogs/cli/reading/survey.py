@@ -35,6 +35,10 @@ from .find_journals import read_consistently
 
 _SCANNED_MAX = 10_000  # records; scanning more takes noticeable time
 
+_HEIGHTS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+_BAR = 24  # characters
+_SEGMENTS_MAX = 48
+
 
 @dataclass(slots=True)
 class Survey:
@@ -370,11 +374,6 @@ def _set_plan(
     )
     if found.plan.has_later:
         found.problems += history.holes or [f"committed steps after {found.plan.position.step} cannot be recovered"]
-
-
-_HEIGHTS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
-_BAR = 24  # characters
-_SEGMENTS_MAX = 48
 
 
 def describe_monitor(found: Survey) -> list[tuple[str, object]]:

@@ -24,6 +24,10 @@ from .exchange import Exchange, Known, OwnJournal, message
 from .journals import GenerationLog, enumerate_boundaries
 from .shards import GradientShards
 
+FindObstacle = Callable[[Recovered], str]  # why training cannot compute again the unit after a recovery; "" if it can
+_NO_UNIT = "the log does not hold the newest one with a step"
+_KINDS = {EntryKind.STEP: "s", EntryKind.BOUNDARY: "b", EntryKind.UNIT: "sb"}  # After-images are a rank's own.
+
 
 class RankPlanner:
     """Planner of the recovery of one rank to a boundary of the group.
@@ -145,12 +149,6 @@ def _select_from_step(runs: Sequence[list[Link]], start: int, target: int) -> li
         if first is not None and run[-1].step >= target:
             return [run[first].without_step(), *run[first + 1 :]] if run[first].step == start else run[first:]
     return []
-
-
-FindObstacle = Callable[[Recovered], str]  # why training cannot compute again the unit after a recovery; "" if it can
-
-_NO_UNIT = "the log does not hold the newest one with a step"
-_KINDS = {EntryKind.STEP: "s", EntryKind.BOUNDARY: "b", EntryKind.UNIT: "sb"}  # After-images are a rank's own.
 
 
 @message

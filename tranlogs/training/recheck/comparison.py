@@ -24,6 +24,11 @@ _SHOWN_MAX = 60  # characters of a value in a message
 
 Kind = Literal["gradients", "weights", "settings", "state", "order"]
 
+Mask = npt.NDArray[Any]  # of bool, an entry for each element
+CHANGED_NOW = "the script has changed weights, hyper-parameters or other state before its loop"
+CHANGED_BEFORE = "the script had changed weights, hyper-parameters or other state before its loop, in that unit"
+LEFT_NOW = "the script has left the loop in which it had stopped before that loop took a batch"
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -272,9 +277,6 @@ def _floats(data: Bytes, dtype: str) -> np.ndarray[Any, Any]:
     return flat.view(_FLOATS[dtype]).astype(np.float64)
 
 
-Mask = npt.NDArray[Any]  # of bool, an entry for each element
-
-
 def find_changed_elements(before: Bytes, now: Bytes, itemsize: int) -> Mask:
     """Return which elements differ bit for bit.
 
@@ -299,12 +301,6 @@ def is_set_as_a_whole(now: Bytes, changed: Mask, itemsize: int) -> bool:
     """
     elements = now.reshape(-1, itemsize)
     return 2 * int(np.count_nonzero(changed)) >= changed.size or bool((elements == elements[:1]).all())
-
-
-CHANGED_NOW = "the script has changed weights, hyper-parameters or other state before its loop"
-CHANGED_BEFORE = "the script had changed weights, hyper-parameters or other state before its loop, in that unit"
-
-LEFT_NOW = "the script has left the loop in which it had stopped before that loop took a batch"
 
 
 def describe_script_change(what: str) -> str:

@@ -17,6 +17,8 @@ _LINES = {
     "lightning": "make {them} {attributes} of the LightningModule or of a callback",
     "state": "return {it} in state_dict() of {kind}, and set {it} in load_state_dict()",
     "extra": "return {it} in get_extra_state() of {kind}, and set {it} in set_extra_state(state)",
+    "weights": "save it inside the loop, in its last epoch, or only where it is missing",
+    "buffer": "let {kind} register its buffers as persistent ones, or return them in get_extra_state()",
 }
 _LINES_OF_MODULES = {
     "fit": "make each variable of {them}.variables an attribute of a callback of this fit, by setattr",
@@ -31,14 +33,22 @@ def describe_restarts(restarts: Sequence[Restart]) -> list[str]:
     for group in _groups(restarts):
         first, names = group[0], [one.name for one in group]
         when, _, line = first.code.rpartition(" ")
+        if line == "weights":
+            what = "was read between finished loops, by code that runs again, on the newest state"
+            found.append(f"{listed(names)} {what}: a file that is made of it is not what it was before the crash")
+            continue
         if when == "again":
             loop = "fit" if line == "fit" else "loop"
             what = f"{listed(names)}: another value than when this {loop} was first entered, since code between {loop}s ran "
             found.append(f"{what}again, on the newest state")
             continue
         if first.owner:
-            lacks = f"state_dict() of {first.kind} lacks" if line in ("state", "extra") else "its methods change"
-            changed = "" if _is_module(first) else f": {lacks} {listed([_attribute(one) for one in group])}"
+            what = listed([_attribute(one) for one in group])
+            changed = (
+                f": state_dict() of {first.kind} lacks {what}" if line in ("state", "extra") else f": training changes {what}"
+            )
+            if _is_module(first):
+                changed = f": state_dict() of {first.kind} lacks a buffer that is not persistent" if line == "buffer" else ""
             names = list(dict.fromkeys(map(name_of, group)))
         else:
             changed = ""
@@ -61,6 +71,11 @@ def with_notes(restarts: Sequence[Restart]) -> list[Restart]:
     return found
 
 
+def describe_weights_read() -> list[Restart]:
+    """Return the note on code between finished loops that reads the weights."""
+    return with_notes([Restart("again weights", "state_dict() of the model", UNKNOWN)])
+
+
 def lines_of(restarts: Sequence[Restart]) -> list[str]:
     """Return the lines that let the run keep values, one for each group."""
     found = []
@@ -69,7 +84,7 @@ def lines_of(restarts: Sequence[Restart]) -> list[str]:
         when, _, code = first.code.rpartition(" ")
         epochs = "take the epochs from optimizer.epochs(...), and " if when == "pass" else ""
         if code in _LINES:
-            line = _LINES_OF_MODULES[code] if _is_module(first) else _LINES[code]
+            line = _LINES_OF_MODULES.get(code, _LINES[code]) if _is_module(first) else _LINES[code]
             them = first.owner if _is_module(first) else listed([_attribute(one) for one in group]) if first.owner else it
             attributes = "an attribute" if it == "it" else "attributes"
             found.append(line.format(it=it, them=them, attributes=attributes, kind=first.kind))

@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
+from array import array as Numbers
+from collections import UserDict, UserList, deque
 from collections.abc import Callable, Container
+from decimal import Decimal
 from enum import Enum
+from fractions import Fraction
+from functools import partial
 from hashlib import blake2b
 from itertools import count, islice
 from pathlib import PurePath
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -35,6 +40,7 @@ _BRIEF = b"brief"  # with which a brief digest begins
 _NUMBER_BYTES = 64  # about, that a number in a long container takes
 _FIRST_MAX = 40  # characters of a first value that is shown
 ATOMS = (type(None), bool, int, float, complex)
+_NUMBERS = (int, float, complex)  # of which there are subclasses
 _CONTAINERS = (list, tuple, set, frozenset, deque, dict)
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 UNKNOWN = "..."  # a first value that cannot be written in a line
@@ -75,8 +81,15 @@ class Look:
             text: bytes = value.encode("utf-8", "surrogatepass") if kind is str else value
             ends = text if len(text) <= _TEXT else text[: _TEXT // 2] + text[-_TEXT // 2 :]
             return f"{kind.__name__} {len(text)} ".encode() + ends
-        if isinstance(value, (Enum, PurePath)) or kind is count:
+        if isinstance(value, (Enum, PurePath, Fraction, Decimal)) or kind is count:
             return f"{kind.__name__} {value!r}".encode()
+        if isinstance(value, _NUMBERS) and not isinstance(value, np.generic):
+            return f"{kind.__name__} {next(base for base in _NUMBERS if isinstance(value, base)).__repr__(value)}".encode()
+        if (inside := _inside(value)) is not None:
+            found = self._encode(inside, depth)
+            return None if found is None else f"{kind.__name__} ".encode() + found
+        if kind is Numbers:
+            return self._encode_array(np.frombuffer(value, np.uint8))
         if isinstance(value, _CONTAINERS):
             return self._encode_container(value, depth) if depth < DEPTH_MAX else None
         if is_generator(value):
@@ -118,6 +131,15 @@ class Look:
             content = array.flat[np.linspace(0, array.size - 1, _SAMPLES).astype(np.int64)]
         self._bytes -= content.nbytes
         return head + content.tobytes()
+
+
+def _inside(value: Any) -> Any:
+    """Return what an object of the standard library holds; None for another value."""
+    if isinstance(value, (UserDict, UserList)):
+        return value.data
+    if isinstance(value, Queue):
+        return value.queue
+    return [*value.args, *value.keywords.items()] if isinstance(value, partial) else None
 
 
 def _sample(value: Any) -> list[Any]:

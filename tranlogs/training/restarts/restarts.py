@@ -35,10 +35,10 @@ _OPENED_MAX = 500  # digests of one loop in the log
 _ITEMS_MAX = 64  # of a container that may hold times
 _CLOCKS: tuple[Callable[[], float], ...] = (time.time, time.perf_counter, time.monotonic)
 _IMPORTED = [clock() for clock in _CLOCKS]
-_TIME = re.compile(  # in a name, of which each part between dots is looked at
-    r"(^|_)time_|(timings?|times?|timer|elapsed|secs|seconds|durations?|took|(stop)?(clock|watch)|throughputs?|(^|_)fps)$",
-    re.IGNORECASE,
+_TIME = re.compile(  # in a name, of which each part between dots is looked at, in lower case with a "_" before each word
+    r"_time_|_(times?|timings?|timer|elapsed|secs|seconds|durations?|took|(stop)?(clock|watch)|throughputs?|fps)$"
 )
+_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")  # where a word begins in a name like "EpochTimer"
 _ROOT = re.compile(r"^\w*")
 
 _born = dict[tuple[str, int], set[str]]()  # names that only bodies of loops have set, by file and first line of their function
@@ -60,7 +60,7 @@ class Restarts:
         self._report, self.framework = report, framework
         self._outside: Loops = frozenset()
         self._first: dict[str, bytes] | None = None  # digests when this process entered its first loop, finished or not
-        self._undone = dict[str, bytes]()  # digests before what code between loops has done was undone
+        self._undone = dict[str, tuple[bytes, int]]()  # digests and lengths before what code between loops has done was undone
         self._kept = set[int]()  # ids of objects that the run has kept since the loop was opened
         self._opened: ScriptValues | None = None
         self._looked_into = set[str]()  # keys of places where the loop, or the running pass, was opened
@@ -121,15 +121,16 @@ class Restarts:
             self._guard(self._read_first)
 
     def _read_first(self) -> None:
-        self._first = self._read_digests()
+        values = read_values(self.framework, self._outside, set(), opens="loop").values
+        self._first = {place.key: digest for place, _, digest in values}
 
     def note_undoing(self) -> None:
         """Take the digests of what code between loops has set, which is going to be undone."""
-        self._guard(lambda: setattr(self, "_undone", self._read_digests()))
+        self._guard(self._note_undoing)
 
-    def _read_digests(self) -> dict[str, bytes]:
+    def _note_undoing(self) -> None:
         values = read_values(self.framework, self._outside, set(), opens="loop").values
-        return {place.key: digest for place, _, digest in values}
+        self._undone = {place.key: (digest, _count(value)) for place, value, digest in values}
 
     def open_pass(self, *, has_epochs: bool) -> None:
         """Take the digests of what the turn of the loop has set before a pass over the data, which opens now: sums of an epoch.
@@ -156,7 +157,7 @@ class Restarts:
     def note_end(self, *, of_loop: bool) -> None:
         """Note that the next boundary ends an epoch, or the loop. Of the epochs some are looked at: they may be short."""
         self._epochs += 1
-        self._ending = "loop" if of_loop else "epoch" if self._epochs < 3 or _is_chosen(self._epochs) else ""
+        self._ending = "loop" if of_loop else "epoch" if self._epochs <= 10 or _is_chosen(self._epochs) else ""
 
     def look(self) -> None:
         """Compare the digests at a boundary, if it is one of those where that is done, before it is written."""
@@ -194,18 +195,21 @@ class Restarts:
             self._first = self._first or {key: digest for key, (digest, _) in self._before.items()}
             return
         plain = [(key, digest) for key, (digest, _) in self._before.items() if not digest.startswith(VERSION)]
-        now = dict(plain[:_OPENED_MAX])
-        entered = self._entered.setdefault(str(number), now)
-        if entered is now:
+        digests = dict(plain[:_OPENED_MAX])
+        entered = self._entered.setdefault(str(number), digests)
+        if entered is digests:
             self._record()
             return
         first, code = self._first or {}, f"again {self.framework.variable}"
         undone, self._undone = self._undone, {}
         changed = [
             Restart(code, place.name, UNKNOWN)
-            for place, value, digest in ((place, value, undone.get(place.key, digest)) for place, value, digest in values)
+            for place, value, now in values
+            for digest, count in (undone.get(place.key, (now, _count(value))),)
             if entered.get(place.key, digest) != digest and first.get(place.key) != digest and place.name
             if not _is_of_clock(place, None, value)
+            # The run has put a remembered value back. What was made of it before may be wrong: a data set, of its elements.
+            if not place.key.startswith("kept:") or count == _count(value) > 1
         ]
         self._name(changed, is_logged=is_logged)
 
@@ -224,42 +228,47 @@ class Restarts:
             if _is_of_clock(place, first, value):
                 continue
             if states is None:
-                states = {id(one): self._read_state(read) for one, read in self.framework.tracked()}
+                states = {id(one): self._read_state(one, read) for one, read in self.framework.tracked()}
                 for other in (other for other, _, _ in now.values if other.tracked in states):
                     states[other.tracked].attributes.add(_attribute(other))
             if is_generator(value):
                 is_kept = any(digest == other for state in states.values() for _, other in state.digests)
             else:
-                is_kept = any(s.has(_attribute(place), digest, is_own=place.tracked == one) for one, s in states.items())
+                is_kept = any(state.has(place, digest, is_own=place.tracked == one) for one, state in states.items())
             if not is_kept:
                 found.append(self._restart(place, first, of_pass=place.key not in self._before))
         self._name(found)
         if ending == "loop" and self._opened is not None and now.code == self._opened.code:
             names = sorted(name for name in now.names - self._opened.names if not name.startswith("_"))
             _born.setdefault(now.code, set()).update(names)
-            self._unset = names[:_UNSET_MAX] or self._unset
+            self._unset = [name for name in names if name in now.read_later][:_UNSET_MAX] or self._unset
             self._record()
         if ending == "loop":  # what follows the loop runs again at each start
             self._opened = None
 
-    def _read_state(self, read: Callable[[], Any]) -> _State:
-        look, found = Look(self.framework.read_array), _State()
-        waiting: list[tuple[str, Any]] = [("", read())]
+    def _read_state(self, thing: Any, read: Callable[[], Any]) -> _State:
+        look, found, state = Look(self.framework.read_array), _State(), read()
+        waiting: list[tuple[str, Any, bool]] = [("", state, False)]
         while waiting:
-            key, value = waiting.pop()
+            key, value, is_of_part = waiting.pop()
             if (digest := look.digest(value)) is not None:
                 found.digests.add((key, digest))
+                if not is_of_part:
+                    found.own.add((key, digest))
             if isinstance(value, dict):
-                waiting += [(str(name), one) for name, one in value.items()]
+                waiting += [
+                    (str(name), one, is_of_part or (value is state and _has_part(thing, str(name))))
+                    for name, one in value.items()
+                ]
             elif isinstance(value, (list, tuple)) and len(value) < 20:
-                waiting += [(key, one) for one in value]
+                waiting += [(key, one, is_of_part) for one in value]
         return found
 
     def _restart(self, place: Place, first: str, *, of_pass: bool) -> Restart:
         framework = self.framework
         code = framework.thing if place.owner else framework.variable
         if place.tracked and framework.thing == "track":
-            code = "extra" if place.is_module else "state"
+            code = "buffer" if place.name == place.owner else "extra" if place.is_module else "state"
         code = f"{self._pass_code} {code}" if of_pass else code
         return Restart(code, place.name, first, place.owner, place.kind, place.has_state)
 
@@ -282,21 +291,29 @@ class _State:
 
     Attributes:
         digests: of its values, each with the key under which it stands.
+        own: those that are not in the state of a part of the object, which has a `state_dict` of its own.
         attributes: names of the attributes of the object, and of objects in it.
     """
 
     digests: set[tuple[str, bytes]] = field(default_factory=set)
+    own: set[tuple[str, bytes]] = field(default_factory=set)
     attributes: set[str] = field(default_factory=set)
 
-    def has(self, attribute: str, digest: bytes, *, is_own: bool) -> bool:
+    def has(self, place: Place, digest: bytes, *, is_own: bool) -> bool:
         """Return True if the state has the value of an attribute: by its name, or under a name that no other attribute has."""
-        names = {attribute, attribute.removeprefix("_")}
+        names = {_attribute(place), _attribute(place).removeprefix("_")}
         if not is_own:
             return any((name, digest) in self.digests for name in names)
-        keys = {key for key, _ in self.digests}
-        return bool(names & keys) or any(
-            one == digest and key not in self.attributes and f"_{key}" not in self.attributes for key, one in self.digests
+        digests = self.own if place.is_direct else self.digests
+        return bool(names & {key for key, _ in digests}) or any(
+            one == digest and key not in self.attributes and f"_{key}" not in self.attributes for key, one in digests
         )
+
+
+def _has_part(thing: Any, name: str) -> bool:
+    """Return True if an attribute of an object has a state of its own, which stands under this key in the object's."""
+    found = vars(thing) if hasattr(thing, "__dict__") else {}
+    return any(hasattr(found.get(attribute), "state_dict") for attribute in (name, f"_{name}"))
 
 
 def _first_of(values: Iterable[tuple[Place, Any, bytes]]) -> dict[str, tuple[bytes, str]]:
@@ -312,6 +329,14 @@ def _is_chosen(number: int) -> bool:
     return str(number).rstrip("0") in ("1", "3")
 
 
+def _count(value: Any) -> int:
+    """Return the number of elements of an array or a list; 0 of any other value."""
+    if isinstance(value, (list, tuple)):
+        return len(value)
+    shape = getattr(value, "shape", None)
+    return math.prod(shape) if isinstance(shape, tuple) and all(isinstance(size, int) for size in shape) else 0
+
+
 def _attribute(place: Place) -> str:
     return place.name.rpartition(".")[2]
 
@@ -324,12 +349,12 @@ def _root(place: Place) -> str:
 def _is_of_clock(place: Place, first: str | None, value: Any) -> bool:
     """Return True for numbers that a clock has given, also before the loop if it is known, or that are called like a time."""
     parts = [re.sub(r"\[.*?\]", "", part) for part in place.name.split(".")]
-    if any(_TIME.search(part) for part in (*parts[:-1], place.kind)):  # a meter of times
-        return True
     numbers = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, deque)) else (value,)
     if not all(type(one) is float for one in islice(numbers, _ITEMS_MAX)):
         return False
-    if _TIME.search(parts[-1]):
+    if any(_TIME.search("_" + _WORD.sub("_", part).lower()) for part in (*parts, place.kind)):  # or a meter of times
+        return True
+    if parts[-1].lower().endswith(("runtime", "walltime", "uptime")):
         return True
     try:
         before = -math.inf if first is None else float(first)

@@ -107,13 +107,21 @@ def names_set_anew(frame: FrameType, outside: Loops) -> set[str]:
     return found
 
 
-def names_set_by_turn(frame: FrameType, outside: Loops) -> set[str]:
+def names_set_by_turn(frame: FrameType, outside: Loops, variables: set[str] | None) -> set[str]:
     """Return the names that the running turn of a loop around a place in a frame has set, up to this place.
 
     What is computed from the number of the next batch (`epoch.batch`) is left out: it is right after a crash, too.
+
+    Args:
+        frame: of the script.
+        outside: loops that do not count: the run began in their body.
+        variables: of a function that the turn has called, which has set them all; else None.
     """
-    around = loops_around([frame]) - outside
-    found = {name for code, start in around for name in _set_first(code, start, frame.f_lasti)}
+    if variables is not None:
+        found = variables | _set_first(frame.f_code, 0, frame.f_lasti)
+    else:
+        around = loops_around([frame]) - outside
+        found = {name for code, start in around for name in _set_first(code, start, frame.f_lasti)}
     return found - names_of_position(frame.f_code)
 
 
@@ -125,6 +133,17 @@ def names_of_position(code: CodeType) -> frozenset[str]:
         found |= {name} if is_store and is_read else set()
         is_read = not is_store and (is_read or name.endswith(".batch"))
     return frozenset(found)
+
+
+def names_read_later(frame: FrameType) -> frozenset[str]:
+    """Return the names that a function reads behind the innermost loop around a place in it."""
+    return _read_after(frame.f_code, min((end for _, end in _loops_at(frame.f_code, frame.f_lasti)), default=frame.f_lasti))
+
+
+@functools.lru_cache(maxsize=50)
+def _read_after(code: CodeType, end: int) -> frozenset[str]:
+    names = [access for one, names in _accesses(code) if one.offset > end for access in names]
+    return frozenset(name for name, is_store in names if not is_store)
 
 
 def names_set_unread(code: CodeType | None) -> set[str]:

@@ -23,7 +23,7 @@ from .script_frames import (
     is_of_script,
     is_opening,
     loops_around,
-    names_of_position,
+    names_read_later,
     names_set_anew,
     names_set_by_turn,
     names_set_unread,
@@ -88,6 +88,7 @@ class Place:
         has_state: True if the owner has `state_dict` and `load_state_dict`.
         tracked: id of the tracked object that is the owner, or to which the owner belongs; 0 if there is none.
         is_module: True if the owner is a module of PyTorch.
+        is_direct: True if the owner is the tracked object itself.
     """
 
     key: str
@@ -97,6 +98,7 @@ class Place:
     has_state: bool = False
     tracked: int = 0
     is_module: bool = False
+    is_direct: bool = False
 
 
 class _Visit(NamedTuple):
@@ -169,10 +171,12 @@ class _Walk:
                 found.append((place, value))
             if id(value) in self.seen or visit.depth >= _DEPTH_MAX:
                 continue
-            version = None if visit.is_in_module or place.tracked else self._version(value)
+            version = None if visit.is_in_module or place.tracked else self.framework.read_version(value)
             if version:
                 kind = type(value).__name__
-                versions.append((replace(place, owner=place.name, kind=kind, has_state=True), value, VERSION + version))
+                tracked = id(value) if id(value) in self.tracked else 0
+                named = replace(place, owner=place.name, kind=kind, has_state=True, tracked=tracked)
+                versions.append((named, value, VERSION + version))
             if self.entered is None or place.key in self.entered:
                 inside = self._inside(place, value, visit.depth + 1)
                 waiting += [_Visit(*one, visit.is_in_module or version is not None) for one in inside]
@@ -184,9 +188,6 @@ class _Walk:
         values = plain + [one for one in versions if self.wanted is None or one[0].key in self.wanted]
         self.looked_into = {place.key[: step.start()] for place, _, _ in values for step in _STEP.finditer(place.key)}
         return values
-
-    def _version(self, value: Any) -> bytes | None:
-        return b"" if id(value) in self.tracked else self.framework.read_version(value)
 
     def _inside(self, place: Place, value: Any, depth: int) -> Iterator[_Inside]:
         """Yield what lies in a container or an object."""
@@ -223,7 +224,8 @@ class _Walk:
             if is_variable:
                 return _below(place, name)
             below = _below(place, name)
-            return Place(below.key, below.name, place.name, kind.__name__, has_state, tracked, is_module)
+            is_direct = tracked == id(value)
+            return Place(below.key, below.name, place.name, kind.__name__, has_state, tracked, is_module, is_direct)
 
         if _is_own(value):
             ignored = _library_names(kind)
@@ -258,6 +260,7 @@ class ScriptValues:
         code: file and first line of that function.
         prefix: with which the keys of its variables begin.
         around: loops of the script around a loop that asks for its first item.
+        read_later: names that the function reads behind the loop.
     """
 
     values: list[tuple[Place, Any, bytes]]
@@ -267,6 +270,7 @@ class ScriptValues:
     code: tuple[str, int] = ("", 0)
     prefix: str = ""
     around: Loops = frozenset()
+    read_later: frozenset[str] = frozenset()
 
 
 def read_values(
@@ -307,7 +311,7 @@ def read_values(
         if opens:
             anew = names_set_anew(frame, loops_around([frame]) if is_first else outside)
             if opens == "pass":
-                chosen = names - names_of_position(frame.f_code) if is_in_turn else names_set_by_turn(frame, outside)
+                chosen = names_set_by_turn(frame, outside, names if is_in_turn else None)
             else:
                 chosen = set[str]() if is_in_turn and not is_first else names
             is_in_turn |= bool(loops_around([frame]) - outside)
@@ -325,8 +329,8 @@ def read_values(
     if opens != "pass" or is_first:
         found += [one for one in walk.values(scopes, has_others=opens != "pass") if one[0].key not in left_out]
     code, around = frames[-1].f_code, loops_around(frames) if is_first else frozenset()
-    at = (code.co_filename, code.co_firstlineno)
-    return ScriptValues(found, walk.seen, walk.looked_into, names, at, prefix_of(frames[-1], len(frames) - 1), around)
+    at, prefix = (code.co_filename, code.co_firstlineno), prefix_of(frames[-1], len(frames) - 1)
+    return ScriptValues(found, walk.seen, walk.looked_into, names, at, prefix, around, names_read_later(frames[-1]))
 
 
 def prefix_of(frame: FrameType, number: int) -> str:

@@ -29,6 +29,8 @@ from ..worker_seeds import seeded
 from .passes import COMPANION, END, IDLE, LoaderIteration, PassHistory
 from .tracked_loader import TrackedLoader
 
+_DIGEST_BYTES = 1 << 16  # of each tensor and array
+
 
 class LoaderPosition:
     """Position of the training loop in one DataLoader.
@@ -394,9 +396,6 @@ class LoaderPosition:
         set_rng(self._workers, source.generators)
         source.iterate(Draws(is_muted=True))
         set_rng(before, source.generators)
-
-
-_DIGEST_BYTES = 1 << 16  # of each tensor and array
 
 
 def digest(data: Any, seed: int) -> int:

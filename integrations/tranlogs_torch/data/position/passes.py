@@ -15,6 +15,8 @@ IDLE = 0  # a pass that took no steps
 LED = 1  # a pass whose batches were the boundaries
 COMPANION = 2  # a pass that another loop asked for batches
 
+END = object()  # in place of a batch: the iteration has no more
+
 
 class PassHistory:
     """Passes over one loader, in the order in which the script made them.
@@ -42,9 +44,6 @@ class PassHistory:
             return None
         self._repeated += 1
         return self.finished[self._repeated - 1]
-
-
-END = object()  # in place of a batch: the iteration has no more
 
 
 @dataclass(slots=True)

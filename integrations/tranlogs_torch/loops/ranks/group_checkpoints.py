@@ -10,6 +10,8 @@ from ...distributed.group_messages import NoteBoard
 
 _ASK_STEPS = 10  # how often ranks ask each other whether a checkpoint is due, and whether they are still equal
 
+_NAME = "checkpoint"
+
 
 class GroupCheckpoints:
     """The schedule of one rank. All ranks ask at the same steps, since the schedule depends only on what all of them know.
@@ -54,9 +56,6 @@ class GroupCheckpoints:
     def restart(self, step: int, checkpoint_step: int) -> None:
         """Go on from a recovery: at `step`, with the newest checkpoint that all ranks have."""
         self._asked_at, self._taken_at = step, checkpoint_step
-
-
-_NAME = "checkpoint"
 
 
 class CheckpointNotes:

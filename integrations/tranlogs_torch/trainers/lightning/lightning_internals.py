@@ -63,6 +63,10 @@ _KEYS = (
     "epoch_loop.val_loop.batch_progress",
 )
 
+_BASES = (pl.LightningModule, pl.LightningDataModule, pl.Callback)
+_SHOWS = (known.ProgressBar, known.LearningRateMonitor, known.DeviceStatsMonitor, known.ModelSummary, known.ThroughputMonitor)
+_TRACKED = (known.GradientAccumulationScheduler, known.ModelCheckpoint, known.EarlyStopping)  # what they set comes back
+
 
 def check_lightning() -> None:
     """Check that TranLogs supports this version of Lightning.
@@ -199,11 +203,6 @@ def end_restart(trainer: pl.Trainer) -> None:
 def epoch_metrics(trainer: pl.Trainer) -> list[str]:
     """Return the names of logged metrics that are being averaged over the running epoch."""
     return sorted(metric.meta.name for metric in trainer.fit_loop.epoch_loop._results.values() if metric.meta.on_epoch)
-
-
-_BASES = (pl.LightningModule, pl.LightningDataModule, pl.Callback)
-_SHOWS = (known.ProgressBar, known.LearningRateMonitor, known.DeviceStatsMonitor, known.ModelSummary, known.ThroughputMonitor)
-_TRACKED = (known.GradientAccumulationScheduler, known.ModelCheckpoint, known.EarlyStopping)  # what they set comes back
 
 
 def doubts(trainer: Any) -> list[str]:

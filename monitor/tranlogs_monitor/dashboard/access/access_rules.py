@@ -27,6 +27,8 @@ from .tokens import Token
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:]+)(?::\d{0,5})?", re.ASCII)
 
+_BACKLOG = 128
+
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -81,9 +83,6 @@ def in_url(address: str) -> str:
 
 def _parse_address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return ipaddress.ip_address(address.partition("%")[0])  # without the zone of a link-local address
-
-
-_BACKLOG = 128
 
 
 def address_of(text: str) -> tuple[str, int]:

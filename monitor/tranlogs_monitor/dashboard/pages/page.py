@@ -23,6 +23,15 @@ from .sections import ScalarLine, checkpoint_lines, losses, scalar_lines, space_
 
 _SCALARS_OF_ROW_MAX = 2
 
+_ENVIRONMENT = Environment(
+    loader=PackageLoader(__package__),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    auto_reload=False,
+)
+
 
 def render(template: str, **facts: Any) -> bytes:
     """Fill a template.
@@ -58,14 +67,6 @@ def clock(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
 
 
-_ENVIRONMENT = Environment(
-    loader=PackageLoader(__package__),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    auto_reload=False,
-)
 _ENVIRONMENT.filters |= {
     "ago": ago,
     "clock": clock,
