@@ -60,7 +60,11 @@ class Loop:
             if turn == count - 1:
                 self._restarts.note_end(of_loop=True)
             self._restarts.look()
-        assert turn + 1 == count, "the name is read behind the loop"
+        assert not count or turn + 1 == count, "the name is read behind the loop"
+        self._restarts.leave()
+
+    def close(self) -> None:
+        self._restarts.close()
 
     @property
     def named(self) -> list[str]:
@@ -292,6 +296,16 @@ def test_the_line_that_keeps_it_is_that_of_the_framework(variable: str, line: st
     (note,) = again.report.texts
     assert f"To keep them: {line}" in note
     assert f"when this {'fit' if variable == 'fit' else 'loop'} was first entered" in note
+
+
+@pytest.mark.parametrize("left", [0, 4])
+def test_what_follows_a_loop_is_not_named(left: int, tmp_path: Path) -> None:
+    """It runs again at each start, also after a loop of which nothing was left."""
+    loop, results = Loop(tmp_path), [0.5]
+    assert len(list(loop.turns(left))) == left
+    results.append(1.0)
+    loop.close()
+    assert loop.named == []
 
 
 @pytest.mark.parametrize("is_logged", [True, False])

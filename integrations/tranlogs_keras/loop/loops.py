@@ -86,6 +86,7 @@ class Loops:
             yield True
         finally:
             run.is_looping = False
+            run.restarts.leave()
             sequence.leave()
 
     def _begin(self) -> dict[str, int]:

@@ -130,6 +130,7 @@ class Loops:
             yield decision
         finally:
             self.running.remove(loop)
+            self._parts.restarts.leave()
             is_over = sequence.is_over
             sequence.leave()
             self._undo_code_of_epoch()  # of an epoch that was left in its middle again, before a batch

@@ -168,6 +168,13 @@ class Restarts:
         is_due = ending or (self._boundaries > 1 and _is_chosen(self._boundaries)) or self._boundaries == self._pass_look
         if is_due and self._report.recheck != "pending":
             self._guard(lambda: self._compare(ending))
+        elif ending == "loop":
+            self._guard(self._end_loop)
+
+    def leave(self) -> None:
+        """Note that a loop ends. If nothing of it was left, what follows it is not compared."""
+        if self._opened is not None and not self._boundaries:
+            self._opened = None
 
     def close(self) -> None:
         """Compare for the last time, and keep nothing."""
@@ -238,13 +245,18 @@ class Restarts:
             if not is_kept:
                 found.append(self._restart(place, first, of_pass=place.key not in self._before))
         self._name(found)
-        if ending == "loop" and self._opened is not None and now.code == self._opened.code:
+        if ending == "loop":
+            self._end_loop(now)
+
+    def _end_loop(self, now: ScriptValues | None = None) -> None:
+        """Note which names only the body of the loop has set. What follows the loop runs again at each start."""
+        now = now or read_values(self.framework, self._outside, self._kept, {}, ())
+        if self._opened is not None and now.code == self._opened.code:
             names = sorted(name for name in now.names - self._opened.names if not name.startswith("_"))
             _born.setdefault(now.code, set()).update(names)
             self._unset = [name for name in names if name in now.read_later][:_UNSET_MAX] or self._unset
             self._record()
-        if ending == "loop":  # what follows the loop runs again at each start
-            self._opened = None
+        self._opened = None
 
     def _read_state(self, thing: Any, read: Callable[[], Any]) -> _State:
         look, found, state = Look(self.framework.read_array), _State(), read()
