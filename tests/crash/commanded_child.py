@@ -58,7 +58,7 @@ def main(run: str, durability: str) -> None:
             os.closerange(3, 256)
             os.kill(os.getpid(), signal.SIGSTOP)
         elif command == "steal":
-            folder = trainer.journal._process.lock._folder_fd  # what a library that closes a number twice would hit
+            folder = trainer.journal._lock._folder_fd  # what a library that closes a number twice would hit
             os.close(folder)
             os.dup2(os.open(argument, os.O_RDONLY), folder)
         elif command == "closeowned":
