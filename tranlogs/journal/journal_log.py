@@ -24,6 +24,7 @@ from ..log.writer import WriteAheadLog
 from ..retention.prune import set_aside
 from .checkpointing import JournalCheckpoints
 from .opening import OpenedJournal, clean_up, retire_unreachable_segments, seal_abandoned_segments
+from .paths import JournalPaths
 from .pruning_holds import PruningHolds
 from .record_writers import DirectWriter, QueuedWriter, Writer, WriterThread
 from .suspension import Suspension, consequence_of, end_incident, note_incident, outlook_after
@@ -289,9 +290,7 @@ class JournalLog:
                 self._take_segment()
                 checkpoints.take_now(snapshot(), position, adapt)
             else:
-                clean_up(self._opened.paths, self._opened.catalog)  # lists segments whose rows were lost with the failure
-                seal_abandoned_segments(self._opened.paths, self._opened.catalog, sync=False)
-                self._forget_deleted_files()
+                self._bring_rows_up_to_date()
                 self._open_and_checkpoint(position, snapshot, adapt)
             self._write_boundary(step, body, adapt)
             end_incident(self._opened.catalog, step, self._clock.now(), suspension)
@@ -305,14 +304,16 @@ class JournalLog:
         checkpoints.schedule.note_taken(step, 0)
         _log.warning("%s: logging resumed from a fresh checkpoint at step %d", self._opened.paths.folder, step)
 
-    def _forget_deleted_files(self) -> None:
-        """Remove checkpoints and segments that a program has deleted from the catalog."""
-        catalog, paths = self._opened.catalog, self._opened.paths
-        place = self._opened.lock.find_place()  # A folder that is moved now must not look like one without files.
+    def _bring_rows_up_to_date(self) -> None:
+        """List segments whose rows were lost with the failure, seal all, and remove rows whose files a program has deleted."""
+        # If the folder is moved now, its path names no files, or those of another run.
+        catalog, paths = self._opened.catalog, JournalPaths(self._opened.lock.find_place())
+        clean_up(paths, catalog)
+        seal_abandoned_segments(paths, catalog, sync=False)
         for row in catalog.checkpoints():
-            if not (place / paths.checkpoints.name / row.name / MANIFEST).exists():
-                set_aside(catalog, place / paths.checkpoints.name, row.name)
-        deleted = [row.ordinal for row in catalog.segments() if not (place / paths.log.name / row.file).exists()]
+            if not (paths.checkpoints / row.name / MANIFEST).exists():
+                set_aside(catalog, paths.checkpoints, row.name)
+        deleted = [row.ordinal for row in catalog.segments() if not (paths.log / row.file).exists()]
         if deleted:
             with catalog.transaction() as tables:
                 for ordinal in deleted:
