@@ -111,6 +111,33 @@ def test_what_is_lost_before_it_was_durable_is_sent_again(memory_path: Path) -> 
     assert_comes_back(store, "a/rank0", memory_path / "b", 15)
 
 
+def test_what_is_lost_does_not_count_although_a_manifest_is_still_to_be_published(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 15)
+    store.is_durable = False
+    ship(run, store)
+    trained(run, 17)
+    store.fails = lambda called, name: called == "put" and "/manifests/" in name
+    made = archiver(run, store)
+    try:
+        for _ in range(10):  # what was trained since arrives, and cannot be published
+            made.run_once()
+            made.wait(0.02)
+        assert marks(run).archived == 15
+        store.lost = {name for name in store.objects if "/log/" in name}
+        for _ in range(10):
+            made.run_once()
+            made.wait(0.02)
+        assert marks(run).archived < 15
+        store.fails = lambda called, name: False
+        store.is_durable = True
+        found = drain(made)
+    finally:
+        made.close()
+    assert (found.archived, found.persisted) == (17, 17)
+    assert_comes_back(store, "a/rank0", memory_path / "b", 17)
+
+
 def test_what_is_lost_and_comes_back_counts_again(memory_path: Path) -> None:
     """Also where it is not here any more: a machine that was away brings it."""
     run, store = memory_path / "a", FaultyStore()

@@ -20,7 +20,7 @@ from typing import Literal
 
 from ..base.clock import Clock
 from ..base.config import RETRY_SECONDS_MAX, RETRY_SECONDS_MIN
-from ..base.errors import CorruptCheckpoint, CorruptRecord, StoreRefused, TranLogsError, error_text
+from ..base.errors import CorruptCheckpoint, CorruptRecord, StoreRefused, StoreUnavailable, TranLogsError, error_text
 from ..base.threads import WaitableLock, start_thread
 from ..catalog import CheckpointRow, SegmentRow
 from ..journal import JournalPaths
@@ -192,7 +192,11 @@ class Archiver:
         common = self._group.read_common(contents)
         expired = plan_expiry(inventory.shipped, settings.keep, contents.timelines, common)
         if arrived or expired or inventory.is_stale(contents):
-            inventory.publish(contents, arrived, expired)
+            try:
+                inventory.publish(contents, arrived, expired)
+            except StoreUnavailable:  # A store that takes nothing can still tell what it has lost.
+                inventory.check_items(contents, settings.persist_seconds)
+                raise
         with self._changed:
             in_flight = [name for upload in self._uploads.values() for name in upload.sent_objects()]
         inventory.check_store(contents, settings.persist_seconds, in_flight)

@@ -250,7 +250,7 @@ class Inventory:
 
         What is lost or missing is sent again if it still exists here.
         """
-        self._check_items(contents, persist_seconds)
+        self.check_items(contents, persist_seconds)
         is_manifest_lost = self._manifests.update(persist_seconds)
         self._delete_superseded()
         if self._collector.is_due():
@@ -261,8 +261,8 @@ class Inventory:
         if is_manifest_lost or self.is_stale(contents):
             self.publish(contents, (), ())
 
-    def _check_items(self, contents: JournalContents, persist_seconds: float) -> None:
-        """Query the store for the items that are not durable yet, the oldest first."""
+    def check_items(self, contents: JournalContents, persist_seconds: float) -> None:
+        """Ask the store for the items that are not durable yet, the oldest first. The watermarks follow what is lost at once."""
         waiting = [item for item in self.shipped.values() if not item.objects.is_durable]
         waiting.sort(key=lambda item: item.objects.is_lost)  # lost items last: they may never come back
         calls, lost = 0, []
