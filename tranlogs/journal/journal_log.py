@@ -26,7 +26,7 @@ from .checkpointing import JournalCheckpoints
 from .opening import OpenedJournal, clean_up, retire_unreachable_segments, seal_abandoned_segments
 from .paths import JournalPaths
 from .pruning_holds import PruningHolds
-from .record_writers import DirectWriter, QueuedWriter, Writer, WriterThread
+from .record_writers import DirectWriter, LogWriter, QueuedWriter, WriterThread
 from .suspension import Suspension, consequence_of, end_incident, note_incident, outlook_after
 
 _log = logging.getLogger("tranlogs")
@@ -55,7 +55,7 @@ class JournalLog:
         self._timeline: TimelineRow | None = None  # begins with the first record
         self._damaged: Collection[str] = ()
         self.wal: WriteAheadLog | None = None
-        self.writer: Writer | None = None
+        self.writer: LogWriter | None = None
         self.thread: WriterThread | None = None
         self.end = opened.origin
         self._committed = self._synced = 0  # steps, while the log is closed
@@ -208,6 +208,8 @@ class JournalLog:
         """
         wal = self.wal
         failure: BaseException | None = None
+        if self.writer is not None:
+            self.writer.stop()
         if self.thread is not None:
             failure = self.thread.reset()
         if wal is not None:

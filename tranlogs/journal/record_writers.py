@@ -96,37 +96,67 @@ class _HeldStep:
 class LogWriter(ABC):
     """Writes the records of one log. The record of a step is closed by the boundary after it, or by the next record.
 
-    The body of a step is encoded at once, because the state may change before the record is closed.
+    The body of a step is encoded at once, because the state may change before the record is closed. If the loop works for long
+    between a step and its boundary, another thread closes the record before it seals the segment.
     """
 
     def __init__(self, log: WriteAheadLog) -> None:
         self._log = log
+        self._lock = threading.Lock()  # guards what follows, and the order of the records
         self._held: _HeldStep | None = None
+        log.close_held = self.close_held
 
     def begin(self, payload: Payload) -> StepRecord:
-        self._close_step()
-        return self._begin(payload)
+        with self._lock:
+            self._close_step()
+            return self._begin(payload)
 
     def commit(self, record: StepRecord, content: RecordContent) -> None:
-        self._close_step()  # Queued records of two optimizers may be open at once.
+        with self._lock:
+            self._close_step()  # Queued records of two optimizers may be open at once.
+            self._commit(record, content)
+
+    def append(self, payload: Payload, content: RecordContent) -> None:
+        with self._lock:
+            if content.kind == EntryKind.STEP:
+                self._close_step()
+                self._commit(self._begin(payload), content)
+                return
+            body, held = encode_body(self._log.encoder, content), self._held
+            is_end = content.kind == EntryKind.BOUNDARY and held is not None and held.step == content.step
+            if held is not None and is_end and self._has_room(held.record, body_bytes(body)):
+                self._held = None
+                self._write(held.record, EntryKind.UNIT, held.step, {**held.body, **body}, held.digests, content.scalars)
+                return
+            self._close_step()
+            record = self._begin(payload, body_bytes(body))
+            self._write(record, content.kind, content.step, body, content.digests, content.scalars)
+
+    def close_held(self) -> None:
+        """Close the record of the step that waits for its boundary, unless another thread writes now. Any thread may call this.
+
+        Raises:
+            LogUnavailable: the disk is full or fails; the record is dropped.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                self._close_step()
+            finally:
+                self._lock.release()
+
+    def stop(self) -> None:
+        """Drop the record of the step that waits for its boundary, because the log is being closed."""
+        with self._lock:
+            held, self._held = self._held, None
+            if held is not None:
+                held.record.abort()
+
+    def _commit(self, record: StepRecord, content: RecordContent) -> None:
         body = encode_body(self._log.encoder, content)
         if type(content.body) is not tree.Fixed:
             body = {name: copy_part(part) for name, part in body.items()}
         self._hold(record)
         self._held = _HeldStep(record, content.step, body, content.digests)
-
-    def append(self, payload: Payload, content: RecordContent) -> None:
-        if content.kind == EntryKind.STEP:
-            self.commit(self.begin(payload), content)
-            return
-        body, held = encode_body(self._log.encoder, content), self._held
-        is_end = content.kind == EntryKind.BOUNDARY and held is not None and held.step == content.step
-        if held is not None and is_end and self._has_room(held.record, body_bytes(body)):
-            self._held = None
-            self._write(held.record, EntryKind.UNIT, held.step, {**held.body, **body}, held.digests, content.scalars)
-            return
-        self._close_step()
-        self._write(self._begin(payload, body_bytes(body)), content.kind, content.step, body, content.digests, content.scalars)
 
     def _close_step(self) -> None:
         held, self._held = self._held, None

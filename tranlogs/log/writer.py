@@ -92,6 +92,7 @@ class WriteAheadLog:
         position: after the newest record.
         bytes_written: bytes of records that were written since the log was opened.
         encoder: encodes the bodies of records.
+        close_held: commits a record that is kept open for further content, so that the segment can be sealed.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class WriteAheadLog:
         self.position = position
         self.bytes_written = 0
         self.encoder = BodyEncoder()
+        self.close_held: Callable[[], None] = lambda: None
         self._lock = WaitableLock()
         self._segment: SegmentFile | None = None
         self._definitions = SegmentDefinitions()
@@ -350,12 +352,19 @@ class WriteAheadLog:
     def _seal_old(self) -> None:
         """Seal the open segment if it is old. Runs on the sync thread, because the training thread may be in a long step."""
         self._age_limit.read_request()
+        if self._age_limit.is_exceeded():
+            self.close_held()
         with self._lock:
             if self._writing is None and self._has_records() and self._age_limit.is_exceeded():
                 self._roll_old()
 
     def seal_now(self) -> None:
-        """Seal the open segment unless a record is being written. Any thread may call this."""
+        """Seal the open segment unless a record is being written. Any thread may call this.
+
+        Raises:
+            LogUnavailable: the disk is full or fails.
+        """
+        self.close_held()
         with self._lock:
             if self._writing is None and self._has_records():
                 self.roll()

@@ -262,7 +262,7 @@ class Inventory:
             self.publish(contents, (), ())
 
     def check_items(self, contents: JournalContents, persist_seconds: float) -> None:
-        """Ask the store for the items that are not durable yet, the oldest first. The watermarks follow what is lost at once."""
+        """Ask the store for items that are not durable yet, the oldest first. The watermarks follow what is lost at once."""
         waiting = [item for item in self.shipped.values() if not item.objects.is_durable]
         waiting.sort(key=lambda item: item.objects.is_lost)  # lost items last: they may never come back
         calls, lost = 0, []

@@ -11,9 +11,12 @@ import pytest
 
 from tests.support.bare_log import BareLog
 from tests.support.clock import FakeClock
+from tests.support.faults import failing
 from tranlogs.base.clock import SystemClock
 from tranlogs.base.config import MIB, JournalConfig
-from tranlogs.base.types import dense
+from tranlogs.base.errors import LogUnavailable
+from tranlogs.base.types import Array, dense
+from tranlogs.journal.record_writers import DirectWriter, QueuedWriter, RecordContent, WriterThread
 from tranlogs.log import group_commit, writer
 from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.record_format import EntryKind
@@ -157,3 +160,78 @@ def test_segments_that_are_sealed_early_become_small_and_grow_again(tmp_path: Pa
         assert step < 1000, "they do not grow"
     made.close()
     bare.close()
+
+
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_a_step_that_waits_for_its_boundary_is_closed_and_its_segment_sealed(tmp_path: Path, is_queued: bool) -> None:
+    """A long evaluation between a step and the end of its unit does not hold up whoever waits for the segment."""
+    bare = BareLog(tmp_path, clock=SystemClock())
+    made, thread = bare.open(), WriterThread(1 << 20)
+    written = QueuedWriter(made, thread) if is_queued else DirectWriter(made)
+    buffer = DATA.data.copy()
+    written.append(NO_TENSORS, RecordContent(EntryKind.BOUNDARY, 0, {"n": 0}))
+    record = written.begin(Payload.of([("a", Array("float32", (5000,), buffer))]))
+    written.commit(record, RecordContent(EntryKind.STEP, 1, {"n": 1}))
+    buffer[:] = 0  # the training goes on
+    ask(bare, 0.001, SystemClock().now() + 60)
+    wait_until(lambda: sealed(bare) == 1)
+    assert not record.is_open
+    written.append(NO_TENSORS, RecordContent(EntryKind.BOUNDARY, 1, {"n": 1}))
+    thread.stop()
+    made.close()
+    assert bare.contents() == [
+        (EntryKind.BOUNDARY, 0, {}, {"n": 0}),
+        (EntryKind.STEP, 1, {"a": DATA.data.tobytes()}, {"n": 1}),
+        (EntryKind.BOUNDARY, 1, {}, {"n": 1}),
+    ]
+    bare.close()
+
+
+def test_a_step_that_cannot_be_closed_ends_the_log_at_the_next_record(tmp_path: Path) -> None:
+    bare = BareLog(tmp_path, clock=SystemClock())
+    made = bare.open()
+    written = DirectWriter(made)
+    written.append(Payload.of([("a", DATA)]), RecordContent(EntryKind.STEP, 1, {}))
+    with failing("log.before_commit=enospc"):
+        ask(bare, 0.001, SystemClock().now() + 60)
+        wait_until(lambda: made.failure is not None)
+    with pytest.raises(LogUnavailable, match=r"log\.before_commit"):
+        written.append(NO_TENSORS, RecordContent(EntryKind.BOUNDARY, 1, {}))
+    written.stop()
+    with pytest.raises(LogUnavailable):
+        made.close()
+    bare.close()
+
+
+def test_steps_that_are_closed_from_behind_are_in_order(tmp_path: Path) -> None:
+    """One thread trains, another one closes the step and seals at every moment in between."""
+    bare = BareLog(tmp_path, config=JournalConfig(durability="process", segment_bytes=MIB), clock=SystemClock())
+    made = bare.open()
+    written = DirectWriter(made)
+    done = threading.Event()
+
+    def seal() -> None:
+        while not done.is_set():
+            made.seal_now()
+            with made._lock:
+                made._lock.notify_all()
+
+    sealer = threading.Thread(target=seal)
+    sealer.start()
+    try:
+        for step in range(1, 201):
+            record = written.begin(Payload.of([("a", DATA)]))
+            written.commit(record, RecordContent(EntryKind.STEP, step, {"n": step}))
+            if step % 3 == 0:
+                threading.Event().wait(0.001)
+            written.append(NO_TENSORS, RecordContent(EntryKind.BOUNDARY, step, {"n": -step}))
+    finally:
+        done.set()
+        sealer.join()
+        written.stop()
+        made.close()
+    ends = [link for link in bare.links() if link.kind.is_boundary]
+    assert [link.step for link in ends] == list(range(1, 201))
+    steps = [link.step for link in bare.links() if link.kind in (EntryKind.STEP, EntryKind.UNIT)]
+    assert steps == list(range(1, 201)), "each step once, whether it has its boundary or not"
+    assert {EntryKind.STEP, EntryKind.BOUNDARY} <= {link.kind for link in bare.links()}
