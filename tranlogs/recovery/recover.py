@@ -30,7 +30,7 @@ from .history import Link, build_history
 from .journal_facts import Facts, read_facts, read_repaired_facts, replace_damaged
 from .last_unit import LastUnit, find_last_unit
 from .recovery_plan import RecoveryPlan, plan_recovery
-from .state_protocol import Divergence, Recoverable, Reordering, ReplacementSource
+from .state_protocol import Divergence, Recoverable, ReplacementSource
 
 _log = logging.getLogger(__name__)
 
@@ -290,9 +290,6 @@ def execute_plan(
         hit("recovery.restored")
         loaded = time.monotonic()
         redone = _redo_entries(state, plan.links, progress)
-        if redone.divergence is not None and isinstance(state, Reordering) and state.redo_as_trained():
-            state.restore(checkpoint)  # no doubt is cast on the run because of the order
-            redone = _redo_entries(state, plan.links, progress)
         if plan.links:
             body, parts = read_boundary(state, plan.links[-1])
             state.set_auxiliary({**body, **before})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from ..checkpoints import Checkpoint
 from ..log.decoded_record import Entry
@@ -56,19 +56,6 @@ class Recoverable(Protocol):
 
     def decode_boundary(self, entry: Entry) -> dict[str, Any]:
         """Return the body of a boundary, with the framework's own tensors in it."""
-        ...
-
-
-@runtime_checkable
-class Reordering(Protocol):
-    """A state that redoes steps in another order than training has taken them, which is faster and is to give the same bits."""
-
-    def redo_as_trained(self) -> bool:
-        """Redo steps as training has taken them from now on.
-
-        Returns:
-            False if the last entries were redone in this way already.
-        """
         ...
 
 

@@ -1,16 +1,9 @@
-"""Redo: apply logged steps with the run's own optimizer, and compare the fingerprint after each.
-
-Two orders give the same bits. Step by step works for every optimizer. Tensor by tensor (all steps of one parameter
-while it is in the processor's cache) takes half the time and is used where an update of one tensor depends on no other:
-the optimizers of torch.optim but LBFGS.
-"""
+"""Redo: apply logged steps with the run's own optimizer, in the order of training, and compare the fingerprint after each."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,54 +15,45 @@ from tranlogs.ranks import StepEntry
 from tranlogs.records import Entry
 from tranlogs.training import Decoded, Divergence, StateDigests, decode_entries, redo_in_order
 
-from ..capture.single_step import amp_of, clip_again, without_hooks
-from ..sharding.update_kinds import BY_TENSOR, is_one_of
+from ..capture.single_step import amp_of, clip_again, step_of, without_hooks
+from ..sharding.update_kinds import is_by_element
 from ..state.optimizer_states import write_groups, write_hyper
 from ..state.state import TorchState
 from ..tensors.arrays import DTYPES, write_into
-from .gradient_blocks import GradientMemory, Gradients, Span
-from .redo_by_tensor import ByTensor
+from .gradients import GradientReader
 
-_STEPS_MIN = 2  # fewer steps than this are not worth another order
+# What torch calls in each step to find out whether a GPU is recording it. Where Lightning or accelerate run, that loads a
+# library in each step of a machine without a GPU, which takes as long as the step of a small model.
+_GRAPH_CHECKS = ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
 
 
-@dataclass(slots=True)
-class Orders:
-    """The orders in which steps are redone.
+def redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
+    """Apply entries in order. Weights records hold the whole state, so all before the last of them are passed over.
 
-    Attributes:
-        is_free: True if tensors may be redone one after the other where that gives the same bits; False for step by step.
-        was_used: whether steps were redone so.
+    Returns:
+        The first step after which the fingerprint differs; None if none does.
+
+    Raises:
+        CorruptRecord: a record is damaged.
     """
-
-    is_free: bool
-    was_used: bool = False
-
-
-def redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None], orders: Orders) -> Divergence | None:
-    """Apply entries in order. Weights records hold the whole state, so all before the last of them are passed over."""
-    with _default_dtype(state.redone.environment.get("default_dtype")):
-        return _redo(state, entries, tick, orders)
-
-
-def _redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None], orders: Orders) -> Divergence | None:
-    divergence: Divergence | None = None
     kept = _without_covered(state, decode_entries(state.decode, entries))
     decoded = [(_whole(state, entry, body) if "share" in body else entry, body) for entry, body in kept]
     done = len(entries) - len(decoded)
     tick(done)
-    by_step = _ByStep(state)
-    for run, by_tensor in _runs(state, decoded):
-        tick_from = partial(_tick_from, tick, done)
-        if by_tensor and orders.is_free:
-            orders.was_used = True
-            found = ByTensor(state, run).redo(tick_from)
-        else:
-            with torch.no_grad():
-                found = redo_in_order(by_step, run, tick_from)
-        divergence = divergence or found
-        done += len(run)
-    return divergence
+    steps = [(entry, body) for entry, body in decoded if entry.kind.is_step and body["record"] == "gradients"]
+    with ExitStack() as stack:
+        stack.enter_context(_default_dtype(state.redone.environment.get("default_dtype")))
+        stack.enter_context(torch.no_grad())
+        for optimizer in state.optimizers.values():
+            stack.enter_context(without_hooks(optimizer))
+            stack.enter_context(_without_graph_checks(optimizer))
+        reader = stack.enter_context(GradientReader([entry for entry, _ in steps]))
+        target = _Target(state, reader, {body["optimizer"]: entry for entry, body in steps})
+        try:
+            return redo_in_order(target, decoded, lambda count: tick(done + count))
+        except BaseException:
+            target.drop_gradients()
+            raise
 
 
 def _whole(state: TorchState, entry: StepEntry, body: dict[str, Any]) -> StepEntry:
@@ -92,8 +76,17 @@ def _default_dtype(name: str | None) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _tick_from(tick: Callable[[int], None], base: int, done: int) -> None:
-    tick(base + done)
+@contextmanager
+def _without_graph_checks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """No step that is redone is recorded by a GPU."""
+    names = [name for name in _GRAPH_CHECKS if hasattr(type(optimizer), name) and name not in vars(optimizer)]
+    for name in names:
+        setattr(optimizer, name, lambda: None)
+    try:
+        yield
+    finally:
+        for name in names:
+            delattr(optimizer, name)
 
 
 def _without_covered(state: TorchState, decoded: Sequence[Decoded]) -> Sequence[Decoded]:
@@ -105,77 +98,70 @@ def _without_covered(state: TorchState, decoded: Sequence[Decoded]) -> Sequence[
     return decoded
 
 
-def _runs(state: TorchState, decoded: list[Decoded]) -> Iterator[tuple[list[Decoded], bool]]:
-    """Cut the entries into runs that can be redone tensor by tensor, and the rest."""
-    run: list[Decoded] = []
-    eligible = False
-    known: dict[int, bool] = {}  # by body, until something is redone: an after-image may change the groups
-    groups: dict[str, int] = {}  # how many each optimizer has in this run
-    are_apart = _are_apart(state)
-    for item in decoded:
-        entry, body = item
-        fits = known.get(id(body))
-        if fits is None or not entry.kind.is_step:
-            fits = known[id(body)] = are_apart and _is_by_tensor(state, entry, body)
-        if run and (fits != eligible or (fits and not _has_as_many(groups, body))):
-            yield run, eligible and len(run) >= _STEPS_MIN
-            run = []
-            known.clear()
-            groups.clear()
-            are_apart = _are_apart(state)
-            fits = are_apart and _is_by_tensor(state, entry, body)
-        eligible = fits
-        if fits:
-            groups[body["optimizer"]] = len(body["hyper"])
-        run.append(item)
-    if run:
-        yield run, eligible and len(run) >= _STEPS_MIN
+class _Optimizer:
+    """What is known of one optimizer until an after-image changes its groups.
+
+    Attributes:
+        step: its step without the wrapper that torch puts around it.
+        parameters: with their names.
+        is_by_element: True if gradients may lie anywhere in memory. A product of matrices may round otherwise elsewhere.
+        hyper: the recorded hyper-parameters that it has.
+    """
+
+    def __init__(self, state: TorchState, which: str) -> None:
+        optimizer = state.optimizers[which]
+        self.is_by_element = is_by_element(optimizer)
+        self.step = partial(step_of(type(optimizer)), optimizer) if self.is_by_element else optimizer.step
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.parameters = [(parameter, state.name_of[id(parameter)]) for parameter in parameters]
+        self.hyper: Any = None
 
 
-def _is_by_tensor(state: TorchState, entry: StepEntry, body: dict[str, Any]) -> bool:
-    if not entry.kind.is_step or body["record"] != "gradients" or body["fingerprint"] == "device":
-        return False
-    optimizer = state.optimizers[body["optimizer"]]
-    return is_one_of(BY_TENSOR, optimizer)
+class _Target:
+    """The state to which records are applied (`tranlogs.training.RedoTarget`).
 
-
-def _are_apart(state: TorchState) -> bool:
-    """Return True if all parameters lie on the CPU, none belongs to two optimizers, and no two share memory."""
-    owned = [p for optimizer in state.optimizers.values() for g in optimizer.param_groups for p in g["params"]]
-    parameters = {id(p): p for p in (*owned, *state.parameters.values())}
-    is_owned_once = len({id(p) for p in owned}) == len(owned)
-    is_on_cpu = all(p.device.type == "cpu" for p in parameters.values())
-    return is_owned_once and is_on_cpu and not _share_memory(list(parameters.values()))
-
-
-def _has_as_many(groups: dict[str, int], body: dict[str, Any]) -> bool:
-    """Return True if a step can be redone together with others, by the numbers of groups of the optimizers."""
-    count = len(body["hyper"])
-    return groups.get(body["optimizer"], count) == count
-
-
-def _share_memory(parameters: list[torch.Tensor]) -> bool:
-    """Return True if two parameters share memory (`b.data = a.data`), so that the order of their updates counts."""
-    places = sorted((p.data_ptr(), p.data_ptr() + p.nbytes) for p in parameters if p.numel())
-    return any(following < end for (_, end), (following, _) in itertools.pairwise(places))
-
-
-class _ByStep:
-    """Applies records one after the other (`tranlogs.training.RedoTarget`)."""
+    Args:
+        state: the state.
+        reader: of the gradients.
+        last: of each optimizer, the last record with gradients. The parameters keep these, in memory of their own.
+    """
 
     compared = "parameters"
 
-    def __init__(self, state: TorchState) -> None:
-        self._state, self._memory = state, GradientMemory()
-        self._spans = {which: Span(which, None, 0) for which in state.optimizers}  # all gradients of a record
+    def __init__(self, state: TorchState, reader: GradientReader, last: dict[str, StepEntry]) -> None:
+        self._state, self._reader, self._last = state, reader, last
+        self._optimizers: dict[str, _Optimizer] = {}
 
     def write_image(self, entry: StepEntry, body: dict[str, Any]) -> None:
+        self._optimizers.clear()
         apply_image(self._state, entry, body)
         if body.get("is_stateless"):
             self._state.redone.stale.add(body["optimizer"])
 
     def apply_gradients(self, entry: StepEntry, body: dict[str, Any]) -> None:
-        _step(self._state, body, self._memory.read(entry, self._spans[body["optimizer"]]))
+        which, hyper = body["optimizer"], body["hyper"]
+        optimizer = self._state.optimizers[which]
+        known = self._optimizers.get(which) or self._optimizers.setdefault(which, _Optimizer(self._state, which))
+        gradients = self._reader.read(entry)
+        if hyper is not known.hyper or not known.is_by_element:  # Another optimizer may change its groups in a step.
+            write_hyper(self._state.named, which, hyper)
+            known.hyper = hyper
+        stays = known.is_by_element and entry is not self._last[which]
+        for parameter, name in known.parameters:
+            gradient = gradients.get(name)
+            if gradient is not None and not (stays and parameter.device.type == "cpu"):
+                gradient = gradient.to(parameter.device, copy=True)
+            parameter.grad = gradient
+        if "clip" in body:
+            clip_again([parameter for parameter, _ in known.parameters if parameter.grad is not None], body)
+        with amp_of(optimizer, body):
+            known.step()
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients, whose memory is about to be given back."""
+        for known in self._optimizers.values():
+            for parameter, _ in known.parameters:
+                parameter.grad = None
 
     def read_digests(self, entry: StepEntry, body: dict[str, Any]) -> StateDigests:
         state, kind = self._state, body["fingerprint"]
@@ -205,21 +191,3 @@ def apply_image(state: TorchState, entry: StepEntry, body: dict[str, Any]) -> No
 
 def _state_of(entry: StepEntry, which: str, name: str, key: str) -> AnyArray | None:
     return entry.read(f"state/{which}/{name}/{key}")
-
-
-def _step(state: TorchState, body: dict[str, Any], gradients: Gradients) -> None:
-    optimizer = state.optimizers[body["optimizer"]]
-    write_hyper(state.named, body["optimizer"], body["hyper"])
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for parameter in parameters:
-        gradient = gradients.get(state.name_of[id(parameter)])
-        # A copy lies in memory as torch aligns it: products of matrices may round otherwise elsewhere.
-        parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
-    try:
-        clip_again([p for p in parameters if p.grad is not None], body)
-        with amp_of(optimizer, body), without_hooks(optimizer):
-            optimizer.step()
-    except BaseException:
-        for parameter in parameters:
-            parameter.grad = None
-        raise

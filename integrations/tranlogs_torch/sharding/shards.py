@@ -21,7 +21,7 @@ from tranlogs.base.types import AnyArray, Array, Piece, TensorSpec
 from ..tensors import arrays
 from ..tensors.arrays import to_array
 from ..tensors.placement import Place, is_dtensor, local
-from .update_kinds import BY_ELEMENT, is_one_of
+from .update_kinds import is_by_element
 
 _PLACE = "_tranlogs_place"  # on a plain tensor that was made from a part, without its script
 _SCALARS = {"step", "eta", "mu", "mu_product"}  # state of torch's optimizers that is one number whatever the parameter is
@@ -133,7 +133,7 @@ def settled(parameter: torch.Tensor) -> torch.Tensor | None:
 
 def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
     """Return True if an update of one element depends on no other element, so that a part can be redone alone."""
-    return is_one_of(BY_ELEMENT, optimizer)
+    return is_by_element(optimizer)
 
 
 def is_part(parameter: torch.Tensor) -> bool:

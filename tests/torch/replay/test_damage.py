@@ -1,4 +1,4 @@
-"""A damaged gradient in the log of a PyTorch run: recovery lands before it, in either order of redo, and says so."""
+"""A damaged gradient in the log of a PyTorch run: recovery lands before it, whether it is read ahead or not, and says so."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from tranlogs.log.reader import SegmentReader
 from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import parse_segment_name
 from tranlogs.recovery import RecoveryReport
-from tranlogs_torch.replay import gradient_blocks, redo, redo_by_tensor
-from tranlogs_torch.replay.replayable_state import ReplayableState
+from tranlogs_torch.replay import gradients, redo
 
 STEPS, DAMAGED = 20, 13
 
@@ -77,9 +76,7 @@ def test_optimizers_in_turns_land_before_what_is_damaged_or_differs(
     if what == "gradient":
         flip_a_bit_of(run, f"grad/{tensor}", step)
     else:
-        monkeypatch.setattr(redo_by_tensor, "_step", otherwise(redo_by_tensor._step, tensor, step))
-        monkeypatch.setattr(ReplayableState, "redo_as_trained", lambda state: False)  # would redo the step rightly
-    monkeypatch.setattr(gradient_blocks, "_BLOCK_STEPS_MAX", 3)
+        monkeypatch.setattr(redo._Target, "apply_gradients", otherwise(redo._Target.apply_gradients, tensor, step))
     again, right = Attempt(run), Attempt()
     report = recovered(again)
     if what == "fingerprint":
@@ -98,26 +95,24 @@ def recovered(attempt: Attempt) -> RecoveryReport:
     return attempt.reports[0]
 
 
-def otherwise(step: Any, tensor: str, at: int) -> Any:
+def otherwise(apply: Any, tensor: str, at: int) -> Any:
     """Redo one step of a tensor with another result."""
 
-    def done(bundle: Any, *rest: Any) -> None:
-        step(bundle, *rest)
-        if rest[2].step == at and tensor in bundle.names:
-            bundle.parameters[bundle.names.index(tensor)].data[0, 0] += 1.0
+    def done(target: Any, entry: Any, body: Any) -> None:
+        apply(target, entry, body)
+        if entry.step == at:
+            target._state.parameters[tensor].data[0, 0] += 1.0
 
     return done
 
 
-@pytest.mark.parametrize("way", ["ahead", "alone", "step by step"])
-def test_recovery_lands_before_a_damaged_gradient(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_recovery_lands_before_a_damaged_gradient(is_ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     train(Attempt(run, checkpoint_every=1000), STEPS)
     flip_a_bit_of(run, "grad/2.weight", DAMAGED)
-    monkeypatch.setattr(redo_by_tensor, "_BUNDLE_ELEMENTS", 50)
-    monkeypatch.setattr(gradient_blocks, "_AHEAD_BYTES_MIN", 0 if way == "ahead" else 1 << 30)
-    if way == "step by step":
-        monkeypatch.setattr(redo, "BY_TENSOR", set())
+    monkeypatch.setattr(gradients.os, "sched_getaffinity", lambda pid: range(64))
+    monkeypatch.setattr(gradients, "_AHEAD_BYTES_MIN", 0 if is_ahead else 1 << 30)
     again, right = Attempt(run), Attempt()
     train(again, DAMAGED - 1)  # nothing is left to train
     train(right, DAMAGED - 1)

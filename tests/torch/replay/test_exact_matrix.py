@@ -18,7 +18,7 @@ from tests.support import campaign
 from tests.torch.lab import Attempt, Outcome, differences, in_child, prove_exact
 from tests.torch.nets import Mixed, loss_of, seed, tokens
 from tests.torch.scripts import Make, accumulating, adversarial, numbered, ordinary, per_epoch, split
-from tranlogs_torch.replay import gradient_blocks, redo, redo_by_tensor
+from tranlogs_torch.replay import gradients
 
 BATCHES = 13
 DIE_AT = (16, 18)  # ticks of the first and the second attempt; three ticks a batch, so that they end at steps 5 and 10
@@ -61,25 +61,52 @@ def test_optimizer_comes_back_to_the_bit(name: str, form: str, tmp_path: Path) -
 
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize(("name", "form"), EVERY)
-def test_both_orders_of_redo_give_the_same_bits(name: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_that_are_read_ahead_give_the_same_bits(
+    name: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In bfloat16, where a kernel rounds otherwise for another piece of a tensor."""
     script = partial(ordinary, optimizer_of=lambda m: make(name, form, split(m)), dtype=torch.bfloat16)
     trained = Attempt(tmp_path / "run", checkpoint_every=1000)
     script(trained)
-    outcomes = []
-    monkeypatch.setattr(gradient_blocks, "_AHEAD_BYTES_MIN", 0)
-    for kinds, ahead, steps in ((redo.BY_TENSOR, 1 << 20, 3), (redo.BY_TENSOR, -1, 5), (set(), 0, 1)):
-        monkeypatch.setattr(redo, "BY_TENSOR", kinds)
-        monkeypatch.setattr(gradient_blocks, "_AHEAD_BYTES_MAX", ahead)
-        monkeypatch.setattr(gradient_blocks, "_BLOCK_STEPS_MAX", steps)
-        monkeypatch.setattr(redo_by_tensor, "_BUNDLE_ELEMENTS", 20)
+    monkeypatch.setattr(gradients.os, "sched_getaffinity", lambda pid: range(64))
+    for least in (0, 1 << 30):
+        monkeypatch.setattr(gradients, "_AHEAD_BYTES_MIN", least)
         again = Attempt(tmp_path / "run")  # resumes at the end: nothing is left to train
         script(again)
         assert again.reports[0].replayed == BATCHES
         assert again.reports[0].exact is True
-        outcomes.append(again.outcome())
-    for outcome in outcomes:
-        assert differences(outcome, trained.outcome()) == []
+        assert differences(again.outcome(), trained.outcome()) == []
+
+
+@pytest.mark.parametrize("is_read_at_once", [False, True])
+@pytest.mark.parametrize("odd", [1, 3, 505])
+def test_dtypes_that_put_each_other_out_of_place_come_back_to_the_bit(
+    odd: int, is_read_at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An odd number of bfloat16 lies before float32 in each record."""
+
+    def train(attempt: Attempt) -> None:
+        seed()
+        shapes = [(odd, torch.bfloat16), (90_000, torch.float32), (40, torch.float32), (7, torch.float64)]
+        model = torch.nn.ParameterList([torch.randn(count).to(dtype) for count, dtype in shapes])
+        optimizer = attempt.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model)
+        attempt.start(optimizer)
+        for _ in optimizer.steps(9, stateless=True):
+            optimizer.zero_grad()
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+        attempt.keep(model=model, optimizer=optimizer)
+        optimizer.close()
+
+    trained = Attempt(tmp_path / "run", checkpoint_every=1000)
+    train(trained)
+    if not is_read_at_once:
+        monkeypatch.setattr(gradients.GradientMemory, "_over", lambda memory, entry: None)
+    again = Attempt(tmp_path / "run")
+    train(again)
+    assert (again.reports[0].replayed, again.reports[0].exact) == (9, True)
+    assert differences(again.outcome(), trained.outcome()) == []
 
 
 def in_turns(attempt: Attempt, *, shared: str) -> None:
@@ -115,32 +142,22 @@ def in_turns(attempt: Attempt, *, shared: str) -> None:
     first.close()
 
 
+@pytest.mark.parametrize("is_ahead", [False, True])
 @pytest.mark.parametrize("shared", ["nothing", "memory", "parameter"])
-def test_optimizers_that_step_in_turns_are_redone_together(
-    shared: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_optimizers_that_step_in_turns_come_back_to_the_bit(
+    shared: str, is_ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless they train the same parameter or memory: then the order of their updates counts."""
+    """Also where they train the same parameter or memory: then the order of their updates counts."""
     script = partial(in_turns, shared=shared)
     trained = Attempt(tmp_path / "run", checkpoint_every=1000)
     script(trained)
-    lengths: list[int] = []
-
-    class Counted(redo_by_tensor.ByTensor):
-        def __init__(self, state: Any, run: list[Any]) -> None:
-            lengths.append(len(run))
-            super().__init__(state, run)
-
-    monkeypatch.setattr(redo, "ByTensor", Counted)
-    for kinds, steps in ((redo.BY_TENSOR, 2), (redo.BY_TENSOR, 100), (set(), 1)):
-        lengths.clear()
-        monkeypatch.setattr(redo, "BY_TENSOR", kinds)
-        monkeypatch.setattr(gradient_blocks, "_BLOCK_STEPS_MAX", steps)
-        again = Attempt(tmp_path / "run")  # resumes at the end: nothing is left to train
-        script(again)
-        assert (again.reports[0].replayed, again.reports[0].exact) == (24, True)
-        assert differences(again.outcome(), trained.outcome()) == []
-        if kinds:
-            assert lengths == ([24] if shared == "nothing" else [])
+    if is_ahead:
+        monkeypatch.setattr(gradients.os, "sched_getaffinity", lambda pid: range(64))
+        monkeypatch.setattr(gradients, "_AHEAD_BYTES_MIN", 0)
+    again = Attempt(tmp_path / "run")  # resumes at the end: nothing is left to train
+    script(again)
+    assert (again.reports[0].replayed, again.reports[0].exact) == (24, True)
+    assert differences(again.outcome(), trained.outcome()) == []
     prove_exact(script, tmp_path / "killed", (7, 9))
 
 

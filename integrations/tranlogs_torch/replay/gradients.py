@@ -1,0 +1,150 @@
+"""The gradients of logged steps, read back: one contiguous read a step, and tensors over the memory that it fills.
+
+Memory is taken once and used again. Where a core is to spare, a thread reads the next step while the optimizer takes this one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+
+import numpy as np
+import torch
+
+from tranlogs.base.errors import LogUnavailable
+from tranlogs.base.threads import start_thread
+from tranlogs.base.types import ITEMSIZE, Bytes
+from tranlogs.ranks import JoinedEntry, StepEntry
+from tranlogs.records import Entry, Layout, array_of
+
+from ..tensors.arrays import from_array
+
+_AHEAD_BYTES_MIN = 1 << 18  # of a step; to hand over less costs more than to read it
+_AHEAD_BYTES_MAX = 1 << 30  # of a step; memory for a second one is not taken if it is larger
+_VIEWS_MAX = 256  # combinations of layout and absent tensors for which tensors are kept
+
+Gradients = Mapping[str, torch.Tensor]  # by name of the parameter; those that are absent are not in it
+
+
+class GradientMemory:
+    """Memory for the gradients of one step, and tensors over it, which are made once for each form of record."""
+
+    def __init__(self) -> None:
+        self._memory: Bytes = np.empty(0, np.uint8)
+        self._views: dict[tuple[Layout, frozenset[int]], tuple[int, int, Gradients] | None] = {}  # None: read one by one
+
+    def read(self, entry: StepEntry) -> Gradients:
+        """Return a step's gradients. The next call may overwrite them.
+
+        Raises:
+            CorruptRecord: one of them is damaged.
+        """
+        if isinstance(entry, JoinedEntry) or entry.sparse:
+            return _read_one_by_one(entry)
+        form = entry.layout, entry.absent
+        if form not in self._views:
+            if len(self._views) >= _VIEWS_MAX:
+                self._views.clear()
+            self._views[form] = self._over(entry)
+        view = self._views[form]
+        if view is None:
+            return _read_one_by_one(entry)
+        begin, end, gradients = view
+        entry.read_range(begin, self._memory[: end - begin], "")
+        return gradients
+
+    def _over(self, entry: Entry) -> tuple[int, int, Gradients] | None:
+        """Return the range of the payload, and tensors over the memory; None where torch cannot have them so."""
+        layout, starts = entry.layout, entry.starts()
+        if len(layout.index) < len(layout):  # several ranges of a tensor
+            return None
+        there = [i for i, name in enumerate(layout.names) if name.startswith("grad/") and i not in entry.absent]
+        begin = min((starts[i] for i in there), default=0)
+        end = max((starts[i] + layout.sizes[i] for i in there), default=0)
+        if any((starts[i] - begin) % ITEMSIZE[layout.tensors[i].dtype] for i in there):  # after a tensor of another dtype
+            return None
+        if end - begin > self._memory.nbytes:
+            self._memory = np.empty(end - begin, np.uint8)
+            self._views.clear()
+        places = {i: starts[i] - begin for i in there}
+        return (
+            begin,
+            end,
+            {
+                layout.names[i][5:]: from_array(array_of(layout.tensors[i], self._memory[at : at + layout.sizes[i]]))
+                for i, at in places.items()
+            },
+        )
+
+
+def _read_one_by_one(entry: StepEntry) -> Gradients:
+    names = [name for name in entry.tensor_names() if name.startswith("grad/")]
+    return {name[5:]: from_array(array) for name in names if (array := entry.read(name)) is not None}
+
+
+class GradientReader:
+    """Reads the gradients of records in order. Use it as a context.
+
+    Args:
+        entries: the records, in the order in which they will be asked for.
+    """
+
+    def __init__(self, entries: Sequence[StepEntry]) -> None:
+        self._entries = entries
+        nbytes = max((entry.raw_bytes for entry in entries), default=0)
+        # Without a spare core a second thread would stall the kernels.
+        has_core = len(os.sched_getaffinity(0)) > torch.get_num_threads()
+        self._is_ahead = has_core and _AHEAD_BYTES_MIN <= nbytes <= _AHEAD_BYTES_MAX
+        self._memory = GradientMemory()
+        self._ready: queue.SimpleQueue[Gradients | Exception] = queue.SimpleQueue()
+        self._free = threading.Semaphore(2)  # one for each memory that the optimizer does not use
+        self._is_stopped = False
+        self._thread: threading.Thread | None = None  # None: a step is read when it is asked for
+        self._is_first = True
+
+    def __enter__(self) -> GradientReader:
+        if self._is_ahead:
+            with suppress(LogUnavailable):  # no thread is to be had
+                self._thread = start_thread("tranlogs-read", self._read_ahead)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_stopped = True
+        self._free.release()
+        if self._thread is not None:
+            self._thread.join()
+
+    def read(self, entry: StepEntry) -> Gradients:
+        """Return the gradients of the next record. The next call may overwrite them.
+
+        Raises:
+            CorruptRecord: one of them is damaged.
+        """
+        if self._thread is None:
+            return self._memory.read(entry)
+        if not self._is_first:
+            self._free.release()
+        self._is_first = False
+        found = self._ready.get()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _read_ahead(self) -> None:
+        try:
+            for gradients in self._all():
+                self._ready.put(gradients)
+        except Exception as error:
+            self._ready.put(error)
+
+    def _all(self) -> Iterator[Gradients]:
+        memories = itertools.cycle([self._memory, GradientMemory()])
+        for entry, memory in zip(self._entries, memories, strict=False):
+            self._free.acquire()
+            if self._is_stopped:
+                return
+            yield memory.read(entry)
