@@ -188,16 +188,15 @@ class Boundaries:
         if len(steps) > 1:
             self._journal.checkpoints.schedule.companion_steps += sum(steps.values()) - min(steps.values())
 
-    def before_forward(self, module: torch.nn.Module) -> bool:
-        """Note that a forward pass begins; return True if it is one of training."""
+    def before_forward(self, module: torch.nn.Module) -> None:
+        """Note that a forward pass begins."""
         if not (module.training and torch.is_grad_enabled()):
-            return False
+            return
         self._user_loops.note_forward()
         if self._recovery.has_begun and not self._parts.restarts.is_open:
             self._parts.restarts.open()  # a step outside of all loops follows
         if self._implicit is not None:
             self.commit_implicit(is_before_forward=True)
-        return self._recovery.has_begun
 
     def commit_implicit(self, *, is_before_forward: bool) -> None:
         """Commit the unit of the last step in a loop of the user's own; it ends at the next training forward pass.

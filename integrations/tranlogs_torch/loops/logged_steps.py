@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import logging
 
-import torch
-
 from tranlogs.base.errors import UsageError
 from tranlogs.records import Payload, Tensor
 
-from ..capture.carried_outputs import is_any_untracked
 from ..capture.staging import Staging
-from ..state import naming
 from ..state.advice import advise
-from ..state.caveats import carried
 from ..state.fingerprint import Digests
 from .after_images import WriteLog
 from .boundaries import Boundaries
@@ -90,13 +85,6 @@ class LoggedSteps:
                 f"a GradScaler that steps an optimizer is not tracked. {advise('scaler', self._parts.report.face)}",
                 False,
             )
-
-    def note_carried(self, tensors: list[torch.Tensor]) -> None:
-        """Note whether a module is given what it returned in an earlier unit, and that is not tracked; boundaries record it."""
-        weights = [*naming.named_parameters(self.modules).values(), *naming.named_buffers(self.modules).values()]
-        self.auxiliary.is_carried = is_any_untracked(tensors, self.auxiliary.tracked.values(), weights)
-        if self.auxiliary.is_carried:
-            self._parts.report.warn_of_script(carried(self._parts.report.face))
 
     def has_changed(self) -> bool:
         """Return True if something wrote to the state since the last look."""

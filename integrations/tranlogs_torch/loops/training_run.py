@@ -24,7 +24,6 @@ from tranlogs.training import (
     name_loop,
 )
 
-from ..capture.carried_outputs import CarriedOutputs
 from ..capture.foreign_writes import ForeignWriteDetector
 from ..capture.forward_hook import ForwardHook
 from ..capture.optimizer_hooks import OptimizerHooks
@@ -140,9 +139,7 @@ class TrainingRun:
             self._parts, staging, self._recovery, self._loops, self._user_loops, self._boundaries, self._write_log
         )
         self.tracking = Tracking(self._parts, self._recovery)
-        carried = CarriedOutputs(lambda: self._boundaries.units, self.logged_steps.note_carried)
-        before = self._boundaries.before_forward
-        self._forward_hooks = [ForwardHook(module, before, carried) for module in modules.values()]
+        self._forward_hooks = [ForwardHook(module, self._boundaries.before_forward) for module in modules.values()]
         atexit.register(self._at_exit)
 
     # The parts of the run.

@@ -10,12 +10,11 @@ from typing import Literal
 
 from tranlogs.training import CAUSES, Face
 
-Case = Literal["gradients", "weights", "settings", "state", "order", "carried", "loaded", "generator", "scaler"]
+Case = Literal["gradients", "weights", "settings", "state", "order", "loaded", "generator", "scaler"]
 
 _KEEP = "keep it in a callback with state_dict() and load_state_dict(), or in a buffer of the model"
 _SCRIPT: dict[Case, str] = {
     **CAUSES,  # type: ignore[dict-item]
-    "carried": "Keep it in optimizer.remember(...), or in a tracked object with state_dict() and load_state_dict()",
     "loaded": "A start_epoch from that file makes the script skip epochs that the log skips as well: take the epochs from "
     "optimizer.epochs(...)",
     "generator": "Give optimizer.track({key}={path}), in the names of the script, before recover(), or let the dataset draw "
@@ -29,7 +28,6 @@ _CALLBACK: dict[Case, str] = {
     "settings": f"A callback sets it from something that starts anew: {_KEEP}",
     "state": f"It depends on something that starts anew: {_KEEP}",
     "order": f"A callback, or the model, decides by something that starts anew: {_KEEP}",
-    "carried": "Keep it in a buffer of the model",
     "loaded": "Start the trainer without a checkpoint of its own: the log has the newer state",
     "generator": "Let the dataset draw from the global generators",
     "scaler": "Its scale starts over after a crash, so different steps may be skipped",

@@ -22,10 +22,6 @@ _LOADED_BEFORE = (
     "was loaded"
 )
 
-_CARRIED = (
-    "the model receives what it returned for an earlier batch: a hidden state that the loop carries. It is not tracked, so "
-    "it starts over after a crash"
-)
 
 IMPLICIT = (
     "steps are taken outside of batches(), epochs(), steps() and loops over a tracked loader: a resume cannot be verified "
@@ -38,11 +34,6 @@ IMPLICIT = (
 def loaded_before(face: Face) -> str:
     """Return the caveat of a script that has loaded a checkpoint of its own."""
     return f"{_LOADED_BEFORE}. {advise('loaded', face)}"
-
-
-def carried(face: Face) -> str:
-    """Return the caveat of a model that is fed what it returned."""
-    return f"{_CARRIED}. {advise('carried', face)}"
 
 
 def has_steps(optimizer: torch.optim.Optimizer) -> bool:
@@ -70,8 +61,6 @@ def caveats(state: TorchState, body: dict[str, Any], face: Face) -> list[str]:
     found += lost_attributes(state)
     if state.extra.lost:
         found.append(f"the extra state of {', '.join(state.extra.lost)} cannot be stored safely and is not recovered")
-    if body.get("is_carried"):
-        found.append(carried(face))
     if body.get("is_implicit"):
         found.append(IMPLICIT)
     return found

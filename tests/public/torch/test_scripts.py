@@ -52,7 +52,7 @@ SCRIPTS: dict[str, tuple[Script, Expected]] = {
             exact=False,
             because="was computed again",
             is_equal=False,
-            warns=("a hidden state that the loop carries", "over at each start", OF_AN_EPOCH),
+            warns=("over at each start", OF_AN_EPOCH),
         ),
     ),
 }

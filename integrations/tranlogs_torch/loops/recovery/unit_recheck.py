@@ -25,7 +25,7 @@ from tranlogs.training import (
 )
 
 from ...state.advice import causes
-from ...state.caveats import IMPLICIT, carried
+from ...state.caveats import IMPLICIT
 from ..run_parts import RunParts
 from .script_changes import ScriptChanges
 from .unit_verdict import UnitOutcome, UnitVerdict, conclude
@@ -123,7 +123,7 @@ class UnitRecheck(RecomputedUnit):
         if verdict.kind == "equal":
             # How many turns are left of a loop of the script's own is known if it keeps its state in the run.
             # An equal unit removes doubts about what the loop keeps.
-            refuted = {UNKNOWN_DATA, carried(report.face), *((IMPLICIT,) if parts.auxiliary.is_loop_remembered else ())}
+            refuted = {UNKNOWN_DATA, *((IMPLICIT,) if parts.auxiliary.is_loop_remembered else ())}
             report.recheck, report.refuted = "equal", frozenset(refuted)
             parts.coordinator.restore_division(_read_division(recheck))
             recheck.close()

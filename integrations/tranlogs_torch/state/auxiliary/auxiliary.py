@@ -44,7 +44,6 @@ class Auxiliary:
         gradients: those that wait for a step.
         count: turns of loops without a loader.
         sequence: the loops that the script has entered.
-        is_carried: True if the loop carries outputs of the model on to the next batch, which are not tracked.
         turns: what the data of these came from at the last boundary; None if that was not in a loop over `steps()`.
         has_script_changes: True if the script has changed something before its loop, in the unit that is running.
         deviation: how a unit that was computed again first differed from its record, and True if it was not by rounding.
@@ -59,7 +58,6 @@ class Auxiliary:
         self.count = 0
         self.sequence = LoopSequence()
         self._loop = (self.sequence.current, _NOTHING)  # as the last boundary has it
-        self.is_carried = False
         self.turns: TurnData | None = None
         self.deviation: tuple[str, bool] | None = None
         self.has_script_changes = False
@@ -212,7 +210,6 @@ class Auxiliary:
             "training": training,
             "rng": self.rng_now(),
             "start_rng": self._start_rng,
-            **({"is_carried": True} if self.is_carried else {}),
             **({"deviation": self.deviation} if self.deviation else {}),
             **({"script_changes": True} if self.has_script_changes else {}),
         }
@@ -243,7 +240,7 @@ class Auxiliary:
         """Set all of it to a recorded boundary's; buffers are the state's to set."""
         self._landed = body
         self._start_rng = Fixed(body.get("start_rng", {}))
-        self.is_carried, self.deviation = body.get("is_carried", False), body.get("deviation")
+        self.deviation = body.get("deviation")
         self.count, self.turns = body["count"], body.get("turns")
         self.sequence.land(body.get("loop"))
         self._positions.write(body["data"])
