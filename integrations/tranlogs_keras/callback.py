@@ -122,6 +122,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._fits = 0
         self._fitted: Any = None  # the model of the first fit
         self._report = RecoveryReport()  # of the last fit
+        self._forecast = ""  # that was printed last
 
     @property
     def report(self) -> RecoveryReport:
@@ -220,7 +221,8 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             return
         report = fit_run.report
         if fit_run.number and fit_run.is_new:
-            print(f"TranLogs: {self.run}: fit {fit_run.number + 1}: {report.forecast}")
+            if report.forecast != self._forecast:
+                print(f"TranLogs: {self.run}: fit {fit_run.number + 1}: {report.forecast}")
         elif fit_run.is_complete:
             print(
                 f"TranLogs: {self.run}: this fit was finished before, at step {report.step}, and trains nothing; more "
@@ -228,6 +230,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             )
         else:
             announce(self.run, report, fit_run.cursor.place)
+        self._forecast = report.forecast
 
 
 class _Last(keras.callbacks.Callback):  # type: ignore[misc]
