@@ -103,7 +103,7 @@ def test_nothing_is_sealed_where_nothing_was_written(tmp_path: Path) -> None:
 
 
 def wait_until(is_so) -> None:  # type: ignore[no-untyped-def]
-    for _ in range(5000):
+    for _ in range(60_000):
         if is_so():
             return
         threading.Event().wait(0.002)
