@@ -18,7 +18,7 @@ from tranlogs.base.errors import LogUnavailable
 from tranlogs.records import NO_TENSORS, Tensor, tree
 from tranlogs.training import StepRecorder
 
-from ..sharding.shards import array_of, is_elementwise, is_part, settled
+from ..sharding.shards import array_of, is_by_element, is_part, settled
 from ..state.auxiliary.pending_gradients import mark_used
 from ..state.group_values import GroupValues
 from ..state.state_watch import StateWatch
@@ -82,7 +82,7 @@ class OptimizerHooks:
                 "LBFGS evaluates its closure many times per step, so a step cannot be redone from gradients; its weights "
                 "and state are logged instead"
             )
-        if self.log == "gradients" and not is_elementwise(inner) and any(map(is_part, self.parameters())):
+        if self.log == "gradients" and not is_by_element(inner) and any(map(is_part, self.parameters())):
             self.log = "weights"
             _log.warning(
                 "%s: its parameters are sharded, and its update is not known to be elementwise; its weights and state are "

@@ -9,7 +9,7 @@ from typing import Any
 
 from tranlogs.ranks import FormerState, Transport
 
-from ..replay.replayable_state import ReplayableState
+from ..replay.redo import ReplayableState
 from .lost_rank_state import adopt
 from .shard_loading import Assembly
 

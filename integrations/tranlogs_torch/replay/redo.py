@@ -16,15 +16,25 @@ from tranlogs.records import Entry
 from tranlogs.training import Decoded, Divergence, StateDigests, decode_entries, redo_in_order
 
 from ..capture.single_step import amp_of, clip_again, step_of, without_hooks
-from ..sharding.update_kinds import is_by_element
+from ..sharding.shards import is_by_element
 from ..state.optimizer_states import write_groups, write_hyper
+from ..state.plain_tensors import unwrapped
 from ..state.state import TorchState
 from ..tensors.arrays import DTYPES, write_into
-from .gradients import GradientReader
+from .gradient_reader import GradientReader
 
 # What torch calls in each step to find out whether a GPU is recording it. Where Lightning or accelerate run, that loads a
 # library in each step of a machine without a GPU, which takes as long as the step of a small model.
 _GRAPH_CHECKS = ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
+
+
+class ReplayableState(TorchState):
+    """The state of a PyTorch run, with redo."""
+
+    def redo(self, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
+        """Apply records in order; return the first step after which the fingerprint differs."""
+        with unwrapped(self.named):
+            return redo(self, entries, tick)
 
 
 def redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:

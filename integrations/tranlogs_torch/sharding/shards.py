@@ -21,10 +21,12 @@ from tranlogs.base.types import AnyArray, Array, Piece, TensorSpec
 from ..tensors import arrays
 from ..tensors.arrays import to_array
 from ..tensors.placement import Place, is_dtensor, local
-from .update_kinds import is_by_element
 
 _PLACE = "_tranlogs_place"  # on a plain tensor that was made from a part, without its script
 _SCALARS = {"step", "eta", "mu", "mu_product"}  # state of torch's optimizers that is one number whatever the parameter is
+
+# Optimizers of torch whose update of an element depends on no other element; all state is by element, or a count of steps.
+_BY_ELEMENT = frozenset({"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"})
 
 
 def place_of(parameter: torch.Tensor) -> Place | None:
@@ -131,11 +133,6 @@ def settled(parameter: torch.Tensor) -> torch.Tensor | None:
     return gradient  # type: ignore[no-any-return]
 
 
-def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if an update of one element depends on no other element, so that a part can be redone alone."""
-    return is_by_element(optimizer)
-
-
 def is_part(parameter: torch.Tensor) -> bool:
     """Return True if this process may hold only a part of the parameter."""
     return is_dtensor(parameter) or place_of(parameter) is not None
@@ -197,3 +194,9 @@ def differences(parameters: Mapping[str, torch.Tensor], recorded: Mapping[str, I
 
 def _words_of(piece: list[Any] | None) -> str:
     return "all of it" if piece is None else f"the part of shape {piece[2]} at offset {piece[1]}"
+
+
+def is_by_element(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True if an optimizer is of one of these classes of torch, and not of a subclass or a namesake."""
+    kind = type(optimizer)
+    return kind.__name__ in _BY_ELEMENT and getattr(torch.optim, kind.__name__, None) is kind

@@ -13,7 +13,7 @@ from tranlogs.log.reader import SegmentReader
 from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import parse_segment_name
 from tranlogs.recovery import RecoveryReport
-from tranlogs_torch.replay import gradients, redo
+from tranlogs_torch.replay import gradient_reader, redo
 
 STEPS, DAMAGED = 20, 13
 
@@ -111,8 +111,8 @@ def test_recovery_lands_before_a_damaged_gradient(is_ahead: bool, tmp_path: Path
     run = tmp_path / "run"
     train(Attempt(run, checkpoint_every=1000), STEPS)
     flip_a_bit_of(run, "grad/2.weight", DAMAGED)
-    monkeypatch.setattr(gradients.os, "sched_getaffinity", lambda pid: range(64))
-    monkeypatch.setattr(gradients, "_AHEAD_BYTES_MIN", 0 if is_ahead else 1 << 30)
+    monkeypatch.setattr(gradient_reader.os, "sched_getaffinity", lambda pid: range(64))
+    monkeypatch.setattr(gradient_reader, "_AHEAD_BYTES_MIN", 0 if is_ahead else 1 << 30)
     again, right = Attempt(run), Attempt()
     train(again, DAMAGED - 1)  # nothing is left to train
     train(right, DAMAGED - 1)

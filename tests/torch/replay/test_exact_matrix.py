@@ -18,7 +18,7 @@ from tests.support import campaign
 from tests.torch.lab import Attempt, Outcome, differences, in_child, prove_exact
 from tests.torch.nets import Mixed, loss_of, seed, tokens
 from tests.torch.scripts import Make, accumulating, adversarial, numbered, ordinary, per_epoch, split
-from tranlogs_torch.replay import gradients
+from tranlogs_torch.replay import gradient_reader
 
 BATCHES = 13
 DIE_AT = (16, 18)  # ticks of the first and the second attempt; three ticks a batch, so that they end at steps 5 and 10
@@ -68,9 +68,9 @@ def test_gradients_that_are_read_ahead_give_the_same_bits(
     script = partial(ordinary, optimizer_of=lambda m: make(name, form, split(m)), dtype=torch.bfloat16)
     trained = Attempt(tmp_path / "run", checkpoint_every=1000)
     script(trained)
-    monkeypatch.setattr(gradients.os, "sched_getaffinity", lambda pid: range(64))
+    monkeypatch.setattr(gradient_reader.os, "sched_getaffinity", lambda pid: range(64))
     for least in (0, 1 << 30):
-        monkeypatch.setattr(gradients, "_AHEAD_BYTES_MIN", least)
+        monkeypatch.setattr(gradient_reader, "_AHEAD_BYTES_MIN", least)
         again = Attempt(tmp_path / "run")  # resumes at the end: nothing is left to train
         script(again)
         assert again.reports[0].replayed == BATCHES
@@ -102,7 +102,7 @@ def test_dtypes_that_put_each_other_out_of_place_come_back_to_the_bit(
     trained = Attempt(tmp_path / "run", checkpoint_every=1000)
     train(trained)
     if not is_read_at_once:
-        monkeypatch.setattr(gradients.GradientMemory, "_over", lambda memory, entry: None)
+        monkeypatch.setattr(gradient_reader.GradientMemory, "_over", lambda memory, entry: None)
     again = Attempt(tmp_path / "run")
     train(again)
     assert (again.reports[0].replayed, again.reports[0].exact) == (9, True)
@@ -152,8 +152,8 @@ def test_optimizers_that_step_in_turns_come_back_to_the_bit(
     trained = Attempt(tmp_path / "run", checkpoint_every=1000)
     script(trained)
     if is_ahead:
-        monkeypatch.setattr(gradients.os, "sched_getaffinity", lambda pid: range(64))
-        monkeypatch.setattr(gradients, "_AHEAD_BYTES_MIN", 0)
+        monkeypatch.setattr(gradient_reader.os, "sched_getaffinity", lambda pid: range(64))
+        monkeypatch.setattr(gradient_reader, "_AHEAD_BYTES_MIN", 0)
     again = Attempt(tmp_path / "run")  # resumes at the end: nothing is left to train
     script(again)
     assert (again.reports[0].replayed, again.reports[0].exact) == (24, True)
@@ -316,7 +316,7 @@ def of_other_dtype(gradient: torch.Tensor) -> torch.Tensor:
 def odd_gradients(
     attempt: Attempt, *, optimizer_of: Make, odd: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype = torch.float32
 ) -> None:
-    """Gradients laid out otherwise than their parameters, one tensor as two gradients, and an empty parameter."""
+    """Gradients laid out otherwise than their parameters, one tensor as two gradient_reader, and an empty parameter."""
     seed()
     shapes = [(3, 4, 5, 6), (7, 9), (7, 9), (0, 4)]
     model = nn.ParameterList([nn.Parameter(torch.randn(shape, dtype=dtype)) for shape in shapes])
