@@ -12,7 +12,7 @@ if os.path.exists("last.pt"):
 for step in range(int(first), 100):
     weight += 0.1 * (1 - weight)
     print(f"step {step}: weight {weight:.6f}")
-    time.sleep(0.02)
+    time.sleep(0.05)
     if step % 10 == 9:  # the next line follows at once: a kill between the two is rare
         with open("next.pt", "w") as file:
             print(step + 1, weight, file=file)
