@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import random
 import signal
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.kills.judge import demand_quiet, finish, finished, killed, prove_deaths
@@ -523,6 +525,8 @@ def phases(job: Job) -> None:
         state.rows = [*state.rows, (phase, state.best)]
         if not phase:
             torch.save(model.state_dict(), "first.pt")
+        for made in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), AveragedModel(model)):
+            made.state_dict()  # a copy does without what watches the model between loops
     job.print(state.best, state.phase, state.rows, optimizer.param_groups[0]["lr"])
     job.keep(model=model, optimizer=optimizer)
     optimizer.close()

@@ -313,3 +313,37 @@ def test_segments_that_no_row_was_written_for_are_listed_when_logging_goes_on(
     assert not trainer.journal.is_suspended
     trainer.journal.close()
     assert [one for one in verify_run(trainer.journal.paths.folder.parent) if isinstance(one, Problem)] == []
+
+
+@pytest.mark.parametrize("step", [4, 5])
+@pytest.mark.parametrize("writer", ["direct", "thread"])
+def test_a_step_that_another_thread_could_not_log_is_not_followed_by_its_boundary(
+    toy: Callable[..., ToyTrainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str, step: int
+) -> None:
+    """A signal that may return to training seals the log between a step and its boundary, and the disk fails just then."""
+    clock = FakeClock()
+    trainer = toy(clock=clock, writer=writer)
+    trainer.recover()
+    trainer.train(step - 1)
+    go_on = trainer.state.go_on
+
+    def seal(at: int) -> None:
+        if at == step:
+            trainer.journal.log.drain()
+            with failing("log.before_commit=enospc"):
+                trainer.journal.seal(5.0)
+                trainer.journal.log.drain()
+        go_on(at)
+
+    monkeypatch.setattr(trainer.state, "go_on", seal)
+    trainer.train(step)
+    assert trainer.journal.is_suspended
+    assert trainer.journal.committed == step - 1
+    again = toy(killed(trainer, tmp_path / "first"))
+    assert (again.recover().step, again.state.everything() == state_at(step - 1)) == (step - 1, True)
+    clock.advance(100)
+    trainer.train(step + 3)
+    assert not trainer.journal.is_suspended
+    trainer.journal.log.drain()
+    again = toy(killed(trainer, tmp_path / "second"))
+    assert (again.recover().step, again.state.everything() == state_at(step + 3)) == (step + 3, True)

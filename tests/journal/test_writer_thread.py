@@ -14,7 +14,15 @@ from tests.support.faults import failing
 from tranlogs.base.config import QUEUE_JOBS_MAX
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.types import Array, SparseArray, TensorSpec, dense
-from tranlogs.journal.record_writers import BufferPool, QueuedRecord, QueuedWriter, RecordContent, WriterThread, copy_payload
+from tranlogs.journal.record_writers import (
+    BufferPool,
+    DirectWriter,
+    QueuedRecord,
+    QueuedWriter,
+    RecordContent,
+    WriterThread,
+    copy_payload,
+)
 from tranlogs.log.layout import Layout, Payload
 from tranlogs.log.record_format import EntryKind
 
@@ -214,7 +222,7 @@ def test_what_a_queued_body_refers_to_may_change(tmp_path: Path, writer_thread: 
     writer, far = QueuedWriter(log, writer_thread), np.arange(5000)
     writer_thread.submit(0, gate.wait)
     values = np.ones(3)
-    content = RecordContent(EntryKind.BOUNDARY, 1, {"ema": far}, scalars={"loss": 1.0})
+    content = RecordContent(EntryKind.BOUNDARY, 0, {"ema": far}, scalars={"loss": 1.0})
     writer.append(Payload.of([("w", dense(values))]), content)
     far[:] = 0
     values[:] = 0
@@ -233,13 +241,36 @@ def test_a_failed_write_refuses_what_comes_after_it(tmp_path: Path, writer_threa
     log = bare.open()
     writer = QueuedWriter(log, writer_thread)
     with failing("log.before_commit=enospc"):
-        writer.append(Payload.of([]), RecordContent(EntryKind.BOUNDARY, 1, {}))
+        writer.append(Payload.of([]), RecordContent(EntryKind.BOUNDARY, 0, {}))
         writer_thread.drain()
     record = writer.begin(Payload.of([("w", values(64))]))
-    writer.commit(record, RecordContent(EntryKind.STEP, 2, {}))
+    writer.commit(record, RecordContent(EntryKind.STEP, 1, {}))
     with pytest.raises(LogUnavailable, match=r"log\.before_commit"):
-        writer.append(Payload.of([]), RecordContent(EntryKind.BOUNDARY, 2, {}))
+        writer.append(Payload.of([]), RecordContent(EntryKind.BOUNDARY, 1, {}))
     assert not record.is_open
     writer_thread.reset()
     log.close()
+    bare.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [(EntryKind.BOUNDARY, 1), (EntryKind.BOUNDARY, 3), (EntryKind.IMAGE, 1), (EntryKind.STEP, 2), (EntryKind.STEP, 4)],
+)
+def test_a_record_that_does_not_follow_the_last_step_is_refused(tmp_path: Path, kind: EntryKind, step: int) -> None:
+    """Redo would not reach the state that it tells of."""
+    bare = BareLog(tmp_path)
+    log = bare.open()
+    writer = DirectWriter(log)
+    for n in (1, 2):
+        writer.append(Payload.of([]), RecordContent(EntryKind.STEP, n, {}))
+    with pytest.raises(LogUnavailable, match=f"a record of step {step} cannot follow one of step 2"):
+        writer.append(Payload.of([]), RecordContent(kind, step, {}))
+    writer.append(Payload.of([]), RecordContent(EntryKind.BOUNDARY, 2, {}))
+    writer.stop()
+    log.close()
+    assert [(kind, step) for kind, step, _, _ in bare.contents()] == [
+        *((EntryKind.STEP, n) for n in (1, 2)),
+        (EntryKind.BOUNDARY, 2),
+    ]
     bare.close()

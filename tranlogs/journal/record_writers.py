@@ -104,6 +104,8 @@ class LogWriter(ABC):
         self._log = log
         self._lock = threading.Lock()  # guards what follows, and the order of the records
         self._held: _HeldStep | None = None
+        self._step = log.position.step  # of the newest record, written or held
+        self._failure: BaseException | None = None  # of another thread, which has lost the record of a step
         log.close_held = self.close_held
 
     def begin(self, payload: Payload) -> StepRecord:
@@ -122,6 +124,7 @@ class LogWriter(ABC):
                 self._close_step()
                 self._commit(self._begin(payload), content)
                 return
+            self._require_step(content, self._step)
             body, held = encode_body(self._log.encoder, content), self._held
             is_end = content.kind == EntryKind.BOUNDARY and held is not None and held.step == content.step
             if held is not None and is_end and self._has_room(held.record, body_bytes(body)):
@@ -141,6 +144,9 @@ class LogWriter(ABC):
         if self._lock.acquire(blocking=False):
             try:
                 self._close_step()
+            except BaseException as error:
+                self._failure = error  # The training thread must not go on as if the step were in the log.
+                raise
             finally:
                 self._lock.release()
 
@@ -151,14 +157,28 @@ class LogWriter(ABC):
             if held is not None:
                 held.record.abort()
 
+    def _require_sound(self) -> None:
+        """Refuse further records once another thread has lost the record of a step."""
+        if self._failure is not None:
+            raise LogUnavailable(error_text(self._failure)) from self._failure
+
+    def _require_step(self, content: RecordContent, step: int) -> None:
+        """Refuse a record after a step whose record was lost: redo would not reach the state that it tells of."""
+        self._require_sound()
+        if content.step != step:
+            raise LogUnavailable(f"a record of step {content.step} cannot follow one of step {self._step}: a record was lost")
+
     def _commit(self, record: StepRecord, content: RecordContent) -> None:
+        self._require_step(content, self._step + 1)
         body = encode_body(self._log.encoder, content)
         if type(content.body) is not tree.Fixed:
             body = {name: copy_part(part) for name, part in body.items()}
         self._hold(record)
         self._held = _HeldStep(record, content.step, body, content.digests)
+        self._step = content.step
 
     def _close_step(self) -> None:
+        self._require_sound()
         held, self._held = self._held, None
         if held is not None:
             self._write(held.record, EntryKind.STEP, held.step, held.body, held.digests, None)

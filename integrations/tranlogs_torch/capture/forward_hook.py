@@ -1,4 +1,4 @@
-"""The hook on the user's module that sees its forward passes. A copy of the module, or its pickle, does not have it."""
+"""Hooks on the user's module, which see its forward passes and who reads its state. A copy of the module does without them."""
 
 from __future__ import annotations
 
@@ -45,6 +45,23 @@ class ForwardHook:
                 del _hooked[kind], copyreg.dispatch_table[kind]
 
     def __reduce__(self) -> Any:  # reached where a class has an entry of its own in the dispatch table
+        return _nothing()
+
+
+class ReadHook:
+    """A hook on a module's `state_dict()`. In a copy of the module, or its pickle, it does nothing.
+
+    Args:
+        call: called each time.
+    """
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __call__(self, *_: object) -> None:
+        self._call()
+
+    def __reduce__(self) -> Any:
         return _nothing()
 
 

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from tranlogs.base.errors import UsageError
 from tranlogs.training import LoopDecision, LoopRecord, describe_script_change, describe_weights_read
 
+from ..capture.forward_hook import ReadHook
 from ..data.position.epoch import Epoch
 from ..data.position.loader_position import LoaderPosition
 from ..data.rng import get_rng
@@ -169,14 +170,15 @@ class Loops:
     def _watch_reads(self) -> None:
         """Name it if the script reads the weights: they are the newest ones, and not those from before the crash."""
         parts = {id(part): part for module in self._parts.modules.values() for part in module.modules()}
-        self._read_hooks = [part.register_state_dict_pre_hook(self._note_read) for part in parts.values()]
+        hook = ReadHook(self._note_read)
+        self._read_hooks = [part.register_state_dict_pre_hook(hook) for part in parts.values()]
 
     def _unwatch_reads(self) -> None:
         for hook in self._read_hooks:
             hook.remove()
         self._read_hooks = []
 
-    def _note_read(self, *_: object) -> None:
+    def _note_read(self) -> None:
         if not self._has_named_read:
             self._has_named_read = True
             self._parts.report.name_restarts(describe_weights_read(), is_logged=True)

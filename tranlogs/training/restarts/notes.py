@@ -35,7 +35,10 @@ def describe_restarts(restarts: Sequence[Restart]) -> list[str]:
         when, _, line = first.code.rpartition(" ")
         if line == "weights":
             what = "was read between finished loops, by code that runs again, on the newest state"
-            found.append(f"{listed(names)} {what}: a file that is made of it is not what it was before the crash")
+            found.append(
+                f"{listed(names)} {what}: a file or a module that is made of it is not what it was before the crash (what goes "
+                "into remember(...) is)"
+            )
             continue
         if when == "again":
             loop = "fit" if line == "fit" else "loop"
