@@ -111,7 +111,7 @@ class RunInUse(UsageError):
                 "notebook: before the cell runs again)"
             )
             return
-        who = f"process {pid} on host {host}" if pid else "a process that cannot be seen from here"
+        who = f"process {pid} on host {host}" if pid else "a process that is not known (its owner.json is missing)"
         if pid == os.getpid() and host == socket.gethostname():
             who += " (in another container)"
         when = "" if since is None else f", since {datetime.fromtimestamp(since):%Y-%m-%d %H:%M:%S}"

@@ -226,12 +226,12 @@ def _describe_writer(found: Survey) -> str:
     if owner is None:
         return "nobody"
     if not owner.pid:
-        return "a process that cannot be named from here (its owner.json is missing)"
+        return "a process that is not known (its owner.json is missing)"
     who = f"process {owner.pid} on {owner.host}" + (f", since {screen.moment(owner.since)}" if owner.since else "")
     if owner.is_alive:
         return who
     if not owner.has_closed:
-        return f"nobody (died without closing: {who})"
+        return f"nobody (ended without closing: {who})"
     return f"nobody (finished: {who})" if owner.has_finished else f"nobody (closed by {who})"
 
 

@@ -214,7 +214,7 @@ class Restarts:
             for place, value, now in values
             for digest, count in (undone.get(place.key, (now, _count(value))),)
             if entered.get(place.key, digest) != digest and first.get(place.key) != digest and place.name
-            if not _is_of_clock(place, None, value)
+            if not place.tracked and not _is_of_clock(place, None, value)  # The run has put back what is tracked.
             # The run has put a remembered value back. What was made of it before may be wrong: a data set, of its elements.
             if not place.key.startswith("kept:") or count == _count(value) > 1
         ]

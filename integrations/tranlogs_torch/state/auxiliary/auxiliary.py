@@ -116,8 +116,8 @@ class Auxiliary:
         found = self._positions.caveats(lambda generator: is_kept_generator(generator, self.tracked.values()), face)
         if self._orphans:
             found.append(
-                f"gradients of parameters that belong to no optimizer ({self._orphans[0]}, ...) accumulate and are not "
-                "recovered. Freeze these parameters with requires_grad_(False)"
+                f"parameters that belong to no optimizer ({self._orphans[0]}, ...) have gradients at the end of a batch, "
+                "which are not recovered. Unless the script uses these, freeze the parameters with requires_grad_(False)"
             )
         if self.turns == "unknown":
             found.append(UNKNOWN_DATA)
