@@ -110,10 +110,8 @@ def lines_of(restarts: Sequence[Restart]) -> list[str]:
             at = next((at for at, key in enumerate(keys) if key != names[at]), 0)  # of the one that is hardest to follow
             key, name, value = keys[at], names[at], values[at]
             if when == "again":
-                line += (
-                    f", and `if state.{key} is None:` before the code that sets it (if it runs for several phases: a dict with "
-                )
-                line += "a value for each)"
+                line += f", and `if state.{key} is None:` before the code that sets it"
+                line += " (if it runs for several phases: a dict with a value for each)"
             else:
                 line += f", and state.{key} in the loop{f' in place of {name}' if key != name else ''}"
             line += f", with state.{key} = {value}{again}" if when in ("epoch", "pass") else ""
