@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tranlogs.training import Framework, LiveReport, Restarts
 from tranlogs.training.restarts.plain_values import LOOK_BYTES_MAX, LOOK_ITEMS_MAX, Look
-from tranlogs.training.restarts.script_frames import loops_around, names_set_anew
+from tranlogs.training.restarts.script_frames import loops_around, names_read_later, names_set_anew
 
 FRAMEWORK = Framework(lambda value: None)
 
@@ -236,6 +236,18 @@ def test_what_is_recorded_is_said_at_once_and_not_again(tmp_path: Path) -> None:
     kept = Loop(tmp_path, Framework(lambda value: None, remembered=lambda: {"n": 0}), first.recorded)
     assert kept.named == ["best"]
     assert first.unset == "the loop body did not run, so `turn` is unset"
+
+
+def test_a_name_that_is_set_behind_the_loop_before_it_is_read_is_not_missed() -> None:
+    """`for inputs, targets in test_loader` after the loop over the training data."""
+    found = frozenset[str]()
+    for turn in range(2):
+        inputs, loss, best = turn, turn, turn
+        found = names_read_later(sys._getframe())
+    for inputs in range(2):
+        best = inputs if inputs else best
+    assert {"loss", "best"} <= found, loss
+    assert "inputs" not in found
 
 
 def tracking(run: Path, state: dict[str, Any]) -> Loop:

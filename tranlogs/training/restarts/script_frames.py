@@ -136,14 +136,14 @@ def names_of_position(code: CodeType) -> frozenset[str]:
 
 
 def names_read_later(frame: FrameType) -> frozenset[str]:
-    """Return the names that a function reads behind the innermost loop around a place in it."""
+    """Return the names that a function reads behind the innermost loop around a place in it, before it sets them."""
     return _read_after(frame.f_code, min((end for _, end in _loops_at(frame.f_code, frame.f_lasti)), default=frame.f_lasti))
 
 
 @functools.lru_cache(maxsize=50)
 def _read_after(code: CodeType, end: int) -> frozenset[str]:
     names = [access for one, names in _accesses(code) if one.offset > end for access in names]
-    return frozenset(name for name, is_store in names if not is_store)
+    return frozenset(name for name, is_store in names if not is_store) - _set_first(code, end + 1, len(code.co_code))
 
 
 def names_set_unread(code: CodeType | None) -> set[str]:
