@@ -66,14 +66,15 @@ class OptimizerMachine(RuleBasedStateMachine):
         optimizer=st.sampled_from(["adamw", "sgd"]),
         has_two=st.booleans(),
         data=st.sampled_from(DATA),
+        is_by_epochs=st.booleans(),
         log_kind=st.sampled_from(["gradients", "weights"]),
         durability=st.sampled_from(["process", "machine"]),
         writer=st.sampled_from(["direct", "thread"]),
         every=st.sampled_from([2, 5, 1000]),
         keep=st.integers(1, 3),
     )
-    def begin(self, optimizer: str, has_two: bool, data: str, log_kind: str, **options: Any) -> None:
-        self.twin, self.log_kind = Twin(Kind(optimizer, has_two, data)), log_kind
+    def begin(self, optimizer: str, has_two: bool, data: str, is_by_epochs: bool, log_kind: str, **options: Any) -> None:
+        self.twin, self.is_by_epochs, self.log_kind = Twin(Kind(optimizer, has_two, data)), is_by_epochs, log_kind
         self.options = {"checkpoint_every": options.pop("every"), "segment_bytes": 1 << 20, **options}
         self.boundaries = [self.twin.boundary()]
         self.open()
@@ -100,10 +101,10 @@ class OptimizerMachine(RuleBasedStateMachine):
 
     def batches(self) -> Iterator[Any]:
         """The loop over the whole run."""
-        loader, is_by_epochs = self.script.loader, self.lives % 2  # the same batches either way
+        loader = self.script.loader
         if loader is None:
             yield from self.logged.steps(10**9)
-        elif is_by_epochs:
+        elif self.is_by_epochs:  # the same batches either way
             for epoch in self.logged.epochs(10**9):
                 yield from epoch
         else:
