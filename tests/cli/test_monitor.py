@@ -86,12 +86,12 @@ def test_the_daemon_logs_json_and_ends_at_sigterm(run: Path) -> None:
         url = served["message"].removeprefix("the page is at ")
         metrics = ""
         while "tranlogs_watched{" not in metrics:
-            with urllib.request.urlopen(url + "metrics", timeout=60) as answer:
+            with urllib.request.urlopen(url + "metrics", timeout=10) as answer:
                 metrics = answer.read().decode()
         assert 'tranlogs_step{journal="' in metrics
         page = ""
         while "of 1.0 GiB" not in page:
-            with urllib.request.urlopen(url, timeout=60) as answer:
+            with urllib.request.urlopen(url, timeout=10) as answer:
                 page = answer.read().decode()
         daemon.send_signal(signal.SIGTERM)
-        assert daemon.wait(120) == 0
+        assert daemon.wait(30) == 0

@@ -157,7 +157,7 @@ def test_a_monitor_ships_what_a_killed_trainer_left(cli: Cli, tmp_path: Path) ->
             signal.sigtimedwait([], 0.05)
         assert marks["persisted"] == marks["committed"] == 5, "step 6 had no boundary yet"
         daemon.send_signal(signal.SIGTERM)
-        assert daemon.wait(120) == 0
+        assert daemon.wait(30) == 0
     assert cli("pull", f"{store}/run", tmp_path / "new/run").code == 0
     expected = train(tmp_path / "never-killed", STEPS).state_dict()
     found = train(tmp_path / "new/run", STEPS).state_dict()

@@ -44,7 +44,7 @@ class Training:
         """Wait for some more steps; gives the newest."""
         with self._changed:
             target = self.committed + more
-            assert self._changed.wait_for(lambda: self.committed >= target, timeout=300)
+            assert self._changed.wait_for(lambda: self.committed >= target, timeout=60)
             return self.committed
 
     def kill(self) -> int:
@@ -113,7 +113,7 @@ def test_of_many_that_open_a_run_at_once_exactly_one_wins(memory_path: Path) -> 
     with judging() as judge:
         for _ in range(RACES):
             command = [sys.executable, str(HERE / "race_child.py"), str(run), str(count)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
             assert "Traceback" not in done.stderr, done.stderr
             got = [line.split() for line in done.stdout.splitlines()]
             winners = [pid for word, pid in got if word == "won"]

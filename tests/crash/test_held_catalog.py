@@ -191,7 +191,7 @@ def test_a_run_that_is_closed_meanwhile_ends_and_says_what_was_not_done(tmp_path
             if end == "seal":
                 assert said(trainer, "sealed") in ("True", "False")
             assert said(trainer, "shut" if end == "shut_down" else "ended") in ("", "False")
-            assert trainer.wait(300) == 0
+            assert trainer.wait(60) == 0
             if end != "shut_down":
                 assert f"the log could not be closed cleanly: {run}/rank0/{CATALOG_NAME}: process {process.pid} holds" in (
                     errors.read_text()

@@ -263,7 +263,7 @@ class OptimizerMachine(RuleBasedStateMachine):
 
         def stop() -> None:
             is_stopped.set()
-            goes_on.wait(200)
+            goes_on.wait(60)
 
         def copy(run: Path) -> None:
             copy_of_written(journal, run)

@@ -49,7 +49,7 @@ def torchrun(folder: Path) -> Iterator[subprocess.Popen[str]]:
     try:
         workers |= set(children(process.pid))
         yield process
-        process.wait(400)
+        process.wait(120)
     finally:
         workers |= set(children(process.pid))  # each is a session of its own, so they are ended one by one
         for pid in [*workers, process.pid]:

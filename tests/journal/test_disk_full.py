@@ -75,7 +75,7 @@ def roll(trainer: ToyTrainer) -> None:
 
 def wait_prepared(trainer: ToyTrainer) -> None:
     """Until the next log file is made, or is known not to be."""
-    until = time.monotonic() + 200
+    until = time.monotonic() + 60
     while (wal := trainer.journal.log.wal) is not None and not (wal._preallocator._ready or wal._preallocator._failure):
         assert time.monotonic() < until
         time.sleep(0.001)

@@ -44,7 +44,7 @@ def test_an_interrupted_close_can_be_called_again(toy: Callable[..., ToyTrainer]
         if not was_interrupted(trainer.journal.close, moment):
             break
         trainer.journal.close()
-    assert moment >= 30, "how many there are depends on what the threads have done by then"
+    assert moment > 30
     last = toy()
     assert last.recover().step == step
     assert last.state.everything() == state_at(step)

@@ -23,7 +23,7 @@ class Answer:
 
 def ask(port: int, path: str, method: str = "GET", **headers: str) -> Answer:
     """Send one request over a connection of its own; `User_Agent` is the header "User-Agent"."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()

@@ -27,7 +27,7 @@ from tranlogs_monitor.daemon import lock_journal
 
 Toy = Callable[..., ToyTrainer]
 
-SECONDS_MAX = 200.0
+SECONDS_MAX = 60.0
 
 
 @pytest.fixture(autouse=True)

@@ -35,7 +35,7 @@ def served() -> Iterator[tuple[Metrics, int]]:
 
 
 def asked(port: int, path: str, method: str = "GET") -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     connection.request(method, path)
     answer = connection.getresponse()
     body = answer.read().decode()

@@ -77,7 +77,7 @@ def watched(run: ToyTrainer, board: Board) -> Iterator[JournalWatch]:
 
 
 def asked(port: int, path: str, method: str = "GET") -> tuple[http.client.HTTPResponse, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     connection.request(method, path)
     answer = connection.getresponse()
     body = answer.read().decode()

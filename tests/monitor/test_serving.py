@@ -59,7 +59,7 @@ def serving(folder: Path, arguments: Sequence[str]) -> Iterator[tuple[str, list[
         yield found[1], lines
         daemon.send_signal(signal.SIGTERM)
         lines += daemon.stderr.readlines()
-        assert daemon.wait(120) == 0
+        assert daemon.wait(30) == 0
 
 
 def test_without_http_nothing_of_the_dashboard_is_imported(run: ToyTrainer) -> None:

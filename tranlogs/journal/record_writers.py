@@ -126,7 +126,7 @@ class LogWriter(ABC):
                 return
             self._require_step(content, self._step)
             body, held = encode_body(self._log.encoder, content), self._held
-            is_end = content.kind == EntryKind.BOUNDARY and held is not None and held.step == content.step
+            is_end = content.kind == EntryKind.BOUNDARY
             if held is not None and is_end and self._has_room(held.record, body_bytes(body)):
                 self._held = None
                 self._write(held.record, EntryKind.UNIT, held.step, {**held.body, **body}, held.digests, content.scalars)

@@ -168,7 +168,7 @@ class _Target:
             known.step()
 
     def drop_gradients(self) -> None:
-        """Forget the gradients, whose memory is about to be given back."""
+        """Forget the gradients: what lies in their memory may be of another step."""
         for known in self._optimizers.values():
             for parameter, _ in known.parameters:
                 parameter.grad = None

@@ -147,7 +147,7 @@ class Cluster:
 
     def ask(self, method: str, port: str, path: str) -> tuple[int, bytes]:
         """Status and body of the answer of a web server (a port by its name in STANDARD_PORTS)."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.settings.ports[port], timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.settings.ports[port], timeout=10)
         try:
             # A POST without a body must say no type of content.
             connection.request(method, path, headers={"Content-Length": "0"} if method == "POST" else {})

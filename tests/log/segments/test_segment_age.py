@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,7 @@ from tranlogs.journal.record_writers import DirectWriter, QueuedWriter, RecordCo
 from tranlogs.log import group_commit, writer
 from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.record_format import EntryKind
-from tranlogs.log.writer import SegmentAgeLimit
+from tranlogs.log.writer import SegmentAgeLimit, WriteAheadLog
 
 DATA = dense(np.arange(5000, dtype=np.float32))
 
@@ -103,11 +105,31 @@ def test_nothing_is_sealed_where_nothing_was_written(tmp_path: Path) -> None:
 
 
 def wait_until(is_so) -> None:  # type: ignore[no-untyped-def]
-    for _ in range(60_000):
+    for _ in range(5000):
         if is_so():
             return
         threading.Event().wait(0.002)
     raise AssertionError("it does not come")
+
+
+@contextmanager
+def sealing(log: WriteAheadLog, seal: Callable[[], None]) -> Iterator[None]:
+    """Let a second thread seal at every moment."""
+    done = threading.Event()
+
+    def work() -> None:
+        while not done.is_set():
+            seal()
+            with log._lock:
+                log._lock.notify_all()
+
+    sealer = threading.Thread(target=work)
+    sealer.start()
+    try:
+        yield
+    finally:
+        done.set()
+        sealer.join()
 
 
 def test_sealing_from_behind_loses_no_entry_that_is_being_written(tmp_path: Path) -> None:
@@ -115,24 +137,11 @@ def test_sealing_from_behind_loses_no_entry_that_is_being_written(tmp_path: Path
     bare = BareLog(tmp_path, config=JournalConfig(durability="process", segment_bytes=MIB), clock=SystemClock())
     made = bare.open()
     ask(bare, 1e-9, SystemClock().now() + 600)
-    done = threading.Event()
-
-    def seal() -> None:
-        while not done.is_set():
-            made._seal_old()
-            with made._lock:
-                made._lock.notify_all()
-
-    sealer = threading.Thread(target=seal)
-    sealer.start()
-    try:
+    with sealing(made, made._seal_old):
         for step in range(1, 201):
             made.append(EntryKind.STEP, step, Payload.of([("a", DATA)]), made.encoder.whole({"n": step}, None))
             made.append(EntryKind.BOUNDARY, step, NO_TENSORS, made.encoder.parts({"n": step}, None))
-    finally:
-        done.set()
-        sealer.join()
-        made.close()
+    made.close()
     found = [(link.kind, link.step) for link in bare.links() if link.kind in (EntryKind.STEP, EntryKind.BOUNDARY)]
     assert found == [(kind, step) for step in range(1, 201) for kind in (EntryKind.STEP, EntryKind.BOUNDARY)]
     assert sealed(bare) > 20
@@ -208,28 +217,15 @@ def test_steps_that_are_closed_from_behind_are_in_order(tmp_path: Path) -> None:
     bare = BareLog(tmp_path, config=JournalConfig(durability="process", segment_bytes=MIB), clock=SystemClock())
     made = bare.open()
     written = DirectWriter(made)
-    done = threading.Event()
-
-    def seal() -> None:
-        while not done.is_set():
-            made.seal_now()
-            with made._lock:
-                made._lock.notify_all()
-
-    sealer = threading.Thread(target=seal)
-    sealer.start()
-    try:
+    with sealing(made, made.seal_now):
         for step in range(1, 201):
             record = written.begin(Payload.of([("a", DATA)]))
             written.commit(record, RecordContent(EntryKind.STEP, step, {"n": step}))
             if step % 3 == 0:
                 threading.Event().wait(0.001)
             written.append(NO_TENSORS, RecordContent(EntryKind.BOUNDARY, step, {"n": -step}))
-    finally:
-        done.set()
-        sealer.join()
-        written.stop()
-        made.close()
+    written.stop()
+    made.close()
     ends = [link for link in bare.links() if link.kind.is_boundary]
     assert [link.step for link in ends] == list(range(1, 201))
     steps = [link.step for link in bare.links() if link.kind in (EntryKind.STEP, EntryKind.UNIT)]

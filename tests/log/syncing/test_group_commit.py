@@ -118,7 +118,7 @@ def test_with_durability_process_nothing_is_synced_until_it_is_demanded(
 
 def until(has_come: Callable[[], bool]) -> None:
     """Wait for what a background thread does."""
-    end = time.monotonic() + 200
+    end = time.monotonic() + 60
     while not has_come():
         assert time.monotonic() < end
         time.sleep(0.002)
