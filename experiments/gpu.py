@@ -8,7 +8,7 @@ The machine needs a GPU, Python 3.12, torch, numpy and xxhash. The parts run one
 each, so that a run that is cut off has what was measured until then:
 
     resume      a GPT-2 of 124 M is killed by SIGKILL at three steps and must end with the bits of a run that was never killed
-    repeats     the same steps twice without deterministic kernels: does the arithmetic of this GPU repeat itself?
+    repeats     the same steps twice, and a resume, without deterministic kernels: does the arithmetic here repeat itself?
     cost        step time of each kind of log beside plain training, arms in turns in one process: median, mean, p99
     checkpoint  the stall of a step that takes a checkpoint, and the time until the checkpoint is published
     recovery    seconds of a recovery, by part, and a redone step over the optimizer's bare step
@@ -31,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,43 +39,49 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic mat
 
 import numpy as np
 import torch
-from paired_timing import AGAIN, PLAIN, compare, take_turns
+from paired_timing import AGAIN, PLAIN, Block, compare, take_turns
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tranlogs.base.errors import UsageError
 from tranlogs_demo.model import GPT, GPTConfig
 from tranlogs_demo.training import read_topics
 from tranlogs_torch import LoggedOptimizer
 
 ROOT = Path(__file__).resolve().parent.parent
-GPT2 = GPTConfig(layers=12, heads=12, width=768, block=512)
-GPT2_ALPHABET = 50257
-TINY = GPTConfig(layers=2, heads=2, width=32, block=32)
-_SECONDS_MAX = {"resume": 110.0, "repeats": 30.0, "cost": 100.0, "checkpoint": 40.0, "recovery": 50.0, "tests": 100.0}
+MODELS = {
+    "GPT-2, 124 M": (GPTConfig(layers=12, heads=12, width=768, block=512), 50257, 8),
+    "GPT, 11 M": (GPTConfig(layers=6, heads=6, width=384, block=256), 256, 64),
+    "tiny GPT": (GPTConfig(layers=2, heads=2, width=32, block=32), 256, 4),
+}
+"""By name: the model, the size of its alphabet, and a batch's samples."""
+LARGE, MIDDLE, TINY = MODELS
+_SECONDS_MAX = {"resume": 110.0, "repeats": 50.0, "cost": 100.0, "checkpoint": 40.0, "recovery": 50.0, "tests": 100.0}
 _CHECKPOINT_SECONDS_MAX = 30.0
 _NEVER = 10**9
+_BLOCK_BYTES = 3 << 30  # of gradients that a block of steps logs: what a log leaves must find room
 # The kinds of log that are measured, by the setting `log`. What this version does not know is said to be unknown.
 RUNGS = ("gradients", "weights", "inputs", "auto")
 
 
 class Training:
-    """A GPT-2 on real text, on one device.
+    """A GPT on real text, on one device.
 
     Args:
         device: "cuda" or "cpu".
-        is_quick: a tiny model, to try the kit.
+        name: of the model.
         deterministic: whether kernels must repeat themselves.
     """
 
-    def __init__(self, device: str, *, is_quick: bool, deterministic: bool = True) -> None:
-        config, alphabet, batch = (TINY, 256, 4) if is_quick else (GPT2, GPT2_ALPHABET, 8)
+    def __init__(self, device: str, name: str, *, deterministic: bool = True) -> None:
+        config, alphabet, batch = MODELS[name]
         torch.use_deterministic_algorithms(deterministic)
         torch.manual_seed(0)
         self.device = torch.device(device)
         self.model = GPT(config, alphabet).to(self.device)
         fused = device == "cuda"
         self.optimizer: Any = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=fused)
-        text = torch.tensor(list(read_topics().encode())[: 400_000 if is_quick else None], dtype=torch.uint8)
+        text = torch.tensor(list(read_topics().encode())[: 400_000 if name == TINY else None], dtype=torch.uint8)
         windows = text[: len(text) // (config.block + 1) * (config.block + 1)].reshape(-1, config.block + 1)
         self.loader = DataLoader(TensorDataset(windows), batch_size=batch, shuffle=True, drop_last=True)
         self._endless = self._batches()
@@ -120,7 +126,7 @@ class Training:
 
 def train(job: dict[str, Any]) -> None:
     """Train to the end of a job, and print the losses, the report and a digest of the state, a JSON object a line."""
-    training = Training(job["device"], is_quick=job["is_quick"], deterministic=job["deterministic"])
+    training = Training(job["device"], job["model"], deterministic=job["deterministic"])
     steps = job["steps"]
 
     def say(**what: Any) -> None:
@@ -138,7 +144,7 @@ def train(job: dict[str, Any]) -> None:
     start = time.perf_counter()
     report = logged.track(loader=training.loader).recover()
     took = time.perf_counter() - start
-    say(report=str(report), step=report.step, replayed=report.replayed, seconds=report.seconds, took=took)
+    say(report=str(report), step=report.step, replayed=report.replayed, seconds_replay=report.seconds_replay, took=took)
     for number, (batch,) in logged.batches(training.loader, until=steps, enumerate=True):
         state.losses.append(training.compute(batch, logged).item())
         say(done=number)
@@ -178,6 +184,7 @@ class Kit:
 
     def __init__(self, device: str, *, is_quick: bool, folder: Path) -> None:
         self.device, self.is_quick, self.folder = device, is_quick, folder
+        self.model = TINY if is_quick else LARGE
 
     def machine(self) -> dict[str, Any]:
         """Return what is measured on."""
@@ -200,7 +207,7 @@ class Kit:
         }
 
     def _job(self, run: Path | None, steps: int, **changes: Any) -> dict[str, Any]:
-        job = {"device": self.device, "is_quick": self.is_quick, "deterministic": True, "steps": steps, "checkpoint_every": 15}
+        job = {"device": self.device, "model": self.model, "deterministic": True, "steps": steps, "checkpoint_every": 15}
         return job | {"run": None if run is None else str(run)} | changes
 
     def resume(self) -> dict[str, Any]:
@@ -223,54 +230,62 @@ class Kit:
         }
 
     def repeats(self) -> dict[str, Any]:
-        """Return whether the same steps come out the same, with deterministic kernels and without."""
-        found = {}
+        """Return whether the same steps come out the same, with deterministic kernels and without, and what a resume says."""
+        found: dict[str, Any] = {}
         for deterministic in (True, False):
             digests = {lead(self._job(None, 6, deterministic=deterministic))["digest"] for _ in range(2)}
             found["deterministic kernels" if deterministic else "default kernels"] = len(digests) == 1
-        return found
+        run = self.folder / "repeats"
+        lead(self._job(run, 12, deterministic=False), kill_behind=5)
+        last = lead(self._job(run, 12, deterministic=False))
+        return found | {f"resumed with default kernels: {key}": last[key] for key in ("step", "exact", "notes")}
 
     def cost(self) -> dict[str, Any]:
-        """Return step times of each kind of log beside plain, arms in turns."""
-        training = Training(self.device, is_quick=self.is_quick)
-        steps = 10 if self.is_quick else 15
-        arms: dict[str, Callable[[], list[float]]] = {}
-        logged: list[LoggedOptimizer] = []
+        """Return step times of each kind of log beside plain: one log at a time, in turns with plain training, by model."""
         found: dict[str, Any] = {}
+        for model in (TINY,) if self.is_quick else (LARGE, MIDDLE):
+            training = Training(self.device, model)
+            parameters = sum(p.numel() for p in training.model.parameters())
+            steps = max(min(20, _BLOCK_BYTES // (4 * parameters)), 3)
+            plain = self._plain(training, steps)
+            found[model] = {"parameters": parameters}
+            for rung in RUNGS:
+                for durability in ("machine", "process"):
+                    name = f"{rung}, {durability}"
+                    try:
+                        found[f"{model}: {name}"] = self._cost_of(rung, durability, model, plain, steps)
+                    except (UsageError, ValueError) as error:
+                        found[f"{model}: {name}"] = {"unknown": str(error)[:200]}
+                        break
+        return found
 
-        def block(of: Training, optimizer: Any) -> Callable[[], list[float]]:
-            def run() -> list[float]:
-                of.step(optimizer)
-                seconds = []
-                for _ in range(steps):
-                    start = time.perf_counter()
-                    of.step(optimizer)
-                    seconds.append(time.perf_counter() - start)
-                return seconds
-
-            return run
-
-        arms[PLAIN] = arms[AGAIN] = block(training, training.optimizer)
-        for rung in RUNGS:
-            for durability in ("machine", "process"):
-                name = f"{rung}, {durability}"
-                own = Training(self.device, is_quick=self.is_quick)
-                options: dict[str, Any] = {"log": rung, "durability": durability, "checkpoint_every": _NEVER, "on_signal": None}
-                try:
-                    optimizer = LoggedOptimizer(own.optimizer, self.folder / name.replace(", ", "-"), own.model, **options)
-                except Exception as error:
-                    found[name] = {"unknown": str(error)[:200]}
-                    break
-                optimizer.recover()
-                logged.append(optimizer)
-                arms[name] = self._in_loop(own, optimizer, steps)
-        times = take_turns(arms, 12, seconds_max=_SECONDS_MAX["cost"] * 0.6)
-        for optimizer in logged:
+    def _cost_of(self, rung: str, durability: str, model: str, plain: Block, steps: int) -> dict[str, Any]:
+        own, run = Training(self.device, model), self.folder / "cost"
+        options: dict[str, Any] = {"log": rung, "durability": durability, "checkpoint_every": _NEVER, "on_signal": None}
+        optimizer = LoggedOptimizer(own.optimizer, run, own.model, **options)
+        try:
+            optimizer.recover()
+            arms = {PLAIN: plain, AGAIN: plain, rung: self._in_loop(own, optimizer, steps)}
+            times = take_turns(arms, 6, seconds_max=_SECONDS_MAX["cost"] / 8, rounds_min=3)
+        finally:
             optimizer.close()
-        found |= {name: compare(times, name) for name in arms}
-        return found | {"parameters": sum(p.numel() for p in training.model.parameters())}
+            shutil.rmtree(run)
+        return compare(times, rung) | {"noise": compare(times, AGAIN)["median"]}
 
-    def _in_loop(self, training: Training, optimizer: LoggedOptimizer, steps: int) -> Callable[[], list[float]]:
+    @staticmethod
+    def _plain(training: Training, steps: int) -> Block:
+        def block() -> list[float]:
+            training.step(training.optimizer)
+            seconds = []
+            for _ in range(steps):
+                start = time.perf_counter()
+                training.step(training.optimizer)
+                seconds.append(time.perf_counter() - start)
+            return seconds
+
+        return block
+
+    def _in_loop(self, training: Training, optimizer: LoggedOptimizer, steps: int) -> Block:
         turns = optimizer.steps(until=_NEVER, stateless=True)
 
         def block() -> list[float]:
@@ -288,7 +303,7 @@ class Kit:
 
     def checkpoint(self) -> dict[str, Any]:
         """Return the stall of steps that take a checkpoint, beside the median step."""
-        training = Training(self.device, is_quick=self.is_quick)
+        training = Training(self.device, self.model)
         every, count = 8, 4
         run = self.folder / "checkpoint"
         optimizer = LoggedOptimizer(training.optimizer, run, training.model, checkpoint_every=every, on_signal=None)
@@ -324,7 +339,7 @@ class Kit:
         """Return the seconds of a recovery by part, and a redone step over the bare step of the optimizer."""
         run, steps = self.folder / "recovery", 12 if self.is_quick else 30
         lead(self._job(run, _NEVER, checkpoint_every=_NEVER), kill_behind=steps)
-        training = Training(self.device, is_quick=self.is_quick)
+        training = Training(self.device, self.model)
         training.step(training.optimizer)
         bare = []
         for _ in range(20):
@@ -334,13 +349,12 @@ class Kit:
             training.wait()
             bare.append(time.perf_counter() - start)
         last = lead(self._job(run, steps + 2))
-        replayed, seconds = last["replayed"], last["seconds"]
-        redo = seconds.get("replay", sum(seconds.values())) if isinstance(seconds, dict) else float(seconds)
+        replayed, seconds = last["replayed"], last["seconds_replay"]
         return {
             "took": last["took"],
-            "seconds": seconds,
+            "seconds_replay": seconds,
             "replayed": replayed,
-            "redone_over_bare_step": redo / max(replayed, 1) / float(np.median(bare)),
+            "redone_over_bare_step": seconds / replayed / float(np.median(bare)),
             "exact": last["exact"],
         }
 
@@ -348,12 +362,13 @@ class Kit:
         """Run the tests that need a GPU."""
         if self.device != "cuda":
             return {"left out": "they need a CUDA GPU"}
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "8", "-p", "no:cacheprovider", "tests/torch/test_cuda.py"]
+        plugins = ["-p", "no:cacheprovider", "-p", "no:benchmark"]
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "8", *plugins, "tests/torch/test_cuda.py"]
         try:
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_SECONDS_MAX["tests"])
         except subprocess.TimeoutExpired as error:
             return {"timed out": str(error.stdout or b"")[-2000:]}
-        return {"status": done.returncode, "output": done.stdout[-4000:]}
+        return {"status": done.returncode, "output": done.stdout[-8000:]}
 
 
 PARTS = ("machine", *_SECONDS_MAX)
@@ -397,6 +412,8 @@ def main() -> None:
                 found = getattr(kit, name)()
             except Exception as error:  # the parts that follow are worth the machine's time all the same
                 found, failed = {"failed": repr(error)}, True
+            for left in folder.iterdir():  # a gigabyte every other step
+                shutil.rmtree(left)
             results[name] = found | {"part_seconds": time.perf_counter() - start}
             show(name, results[name])
             given.out.write_text(json.dumps(results, indent=1))

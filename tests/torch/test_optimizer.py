@@ -367,6 +367,28 @@ def test_skipped_step_is_not_lost(tmp_path: Path) -> None:
     assert differences(last.outcome(), uninterrupted(script).outcome()) == []
 
 
+def test_steps_are_skipped_before_and_after_a_crash(tmp_path: Path) -> None:
+    """A scale that is far too large at first: units without a step are finished in each life, and none is computed again."""
+
+    def script(attempt: Attempt) -> None:
+        model = small()
+        optimizer = attempt.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+        attempt.start(optimizer, scaler=scaler)
+        for number in optimizer.steps(12, stateless=True):
+            attempt.tick()
+            optimizer.zero_grad()
+            loss = model(torch.full((3, 4), 0.1 * number)).square().sum()
+            scaler.scale(loss * float("inf") if number < 9 else loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        attempt.keep(model=model, optimizer=optimizer, scaler=scaler)
+        optimizer.close()
+
+    last = prove_exact(script, tmp_path / "run", (6, 4, 1))
+    assert (last.reports[0].step, last.reports[0].batch) == (0, 8)
+
+
 def test_scaler_that_nobody_tracks_is_named(tmp_path: Path) -> None:
     model = small()
     scaler = torch.amp.GradScaler("cpu")

@@ -1,6 +1,7 @@
 """The gradients of logged steps, read back: one contiguous read a step, and tensors over the memory that it fills.
 
 Memory is taken once and used again. Where a core is to spare, a thread reads the next step while the optimizer takes this one.
+For parameters on a GPU the memory is pinned, so that the copies to the device need not be waited for one by one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import itertools
 import os
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 
 import numpy as np
@@ -31,9 +32,14 @@ Gradients = Mapping[str, torch.Tensor]  # by name of the parameter; those that a
 
 
 class GradientMemory:
-    """Memory for the gradients of one step, and tensors over it, which are made once for each form of record."""
+    """Memory for the gradients of one step, and tensors over it, which are made once for each form of record.
 
-    def __init__(self) -> None:
+    Args:
+        is_pinned: whether a GPU copies from it.
+    """
+
+    def __init__(self, *, is_pinned: bool) -> None:
+        self._is_pinned = is_pinned
         self._memory: Bytes = np.empty(0, np.uint8)
         self._views: dict[tuple[Layout, frozenset[int]], tuple[int, int, Gradients] | None] = {}  # None: read one by one
 
@@ -68,7 +74,7 @@ class GradientMemory:
         if any((starts[i] - begin) % ITEMSIZE[layout.tensors[i].dtype] for i in there):  # after a tensor of another dtype
             return None
         if end - begin > self._memory.nbytes:
-            self._memory = np.empty(end - begin, np.uint8)
+            self._memory = self._allocate(end - begin)
             self._views.clear()
         places = {i: starts[i] - begin for i in there}
         return (
@@ -79,6 +85,12 @@ class GradientMemory:
                 for i, at in places.items()
             },
         )
+
+    def _allocate(self, nbytes: int) -> Bytes:
+        if self._is_pinned:
+            with suppress(RuntimeError):  # there is less memory that may be pinned
+                return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+        return np.empty(nbytes, np.uint8)
 
 
 def _read_one_by_one(entry: StepEntry) -> Gradients:
@@ -91,15 +103,17 @@ class GradientReader:
 
     Args:
         entries: the records, in the order in which they will be asked for.
+        devices: those of the parameters.
     """
 
-    def __init__(self, entries: Sequence[StepEntry]) -> None:
+    def __init__(self, entries: Sequence[StepEntry], devices: Set[torch.device]) -> None:
         self._entries = entries
+        self._gpus = [device for device in devices if device.type == "cuda"]
         nbytes = max((entry.raw_bytes for entry in entries), default=0)
         # Without a spare core a second thread would stall the kernels.
-        has_core = len(os.sched_getaffinity(0)) > torch.get_num_threads()
-        self._is_ahead = has_core and _AHEAD_BYTES_MIN <= nbytes <= _AHEAD_BYTES_MAX
-        self._memory = GradientMemory()
+        busy = torch.get_num_threads() if any(device.type == "cpu" for device in devices) else 1
+        self._is_ahead = len(os.sched_getaffinity(0)) > busy and _AHEAD_BYTES_MIN <= nbytes <= _AHEAD_BYTES_MAX
+        self._memory = GradientMemory(is_pinned=bool(self._gpus))
         self._ready: queue.SimpleQueue[Gradients | Exception] = queue.SimpleQueue()
         self._free = threading.Semaphore(2)  # one for each memory that the optimizer does not use
         self._is_stopped = False
@@ -117,6 +131,7 @@ class GradientReader:
         self._free.release()
         if self._thread is not None:
             self._thread.join()
+        self._wait_for_copies()
 
     def read(self, entry: StepEntry) -> Gradients:
         """Return the gradients of the next record. The next call may overwrite them.
@@ -124,6 +139,7 @@ class GradientReader:
         Raises:
             CorruptRecord: one of them is damaged.
         """
+        self._wait_for_copies()
         if self._thread is None:
             return self._memory.read(entry)
         if not self._is_first:
@@ -134,6 +150,10 @@ class GradientReader:
             raise found
         return found
 
+    def _wait_for_copies(self) -> None:
+        for device in self._gpus:
+            torch.cuda.current_stream(device).synchronize()
+
     def _read_ahead(self) -> None:
         try:
             for gradients in self._all():
@@ -142,7 +162,7 @@ class GradientReader:
             self._ready.put(error)
 
     def _all(self) -> Iterator[Gradients]:
-        memories = itertools.cycle([self._memory, GradientMemory()])
+        memories = itertools.cycle([self._memory, GradientMemory(is_pinned=bool(self._gpus))])
         for entry, memory in zip(self._entries, memories, strict=False):
             self._free.acquire()
             if self._is_stopped:

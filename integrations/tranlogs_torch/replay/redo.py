@@ -51,13 +51,14 @@ def redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None
     done = len(entries) - len(decoded)
     tick(done)
     steps = [(entry, body) for entry, body in decoded if entry.kind.is_step and body["record"] == "gradients"]
+    devices = {parameter.device for parameter in state.parameters.values()}
     with ExitStack() as stack:
         stack.enter_context(_default_dtype(state.redone.environment.get("default_dtype")))
         stack.enter_context(torch.no_grad())
         for optimizer in state.optimizers.values():
             stack.enter_context(without_hooks(optimizer))
             stack.enter_context(_without_graph_checks(optimizer))
-        reader = stack.enter_context(GradientReader([entry for entry, _ in steps]))
+        reader = stack.enter_context(GradientReader([entry for entry, _ in steps], devices))
         target = _Target(state, reader, {body["optimizer"]: entry for entry, body in steps})
         try:
             return redo_in_order(target, decoded, lambda count: tick(done + count))
@@ -160,7 +161,8 @@ class _Target:
         for parameter, name in known.parameters:
             gradient = gradients.get(name)
             if gradient is not None and not (stays and parameter.device.type == "cpu"):
-                gradient = gradient.to(parameter.device, copy=True)
+                # The reader waits for the copies before it gives the memory to another step.
+                gradient = gradient.to(parameter.device, copy=True, non_blocking=parameter.device.type == "cuda")
             parameter.grad = gradient
         if "clip" in body:
             clip_again([parameter for parameter, _ in known.parameters if parameter.grad is not None], body)

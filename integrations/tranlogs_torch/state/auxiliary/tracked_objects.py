@@ -40,7 +40,9 @@ class TrackedObjects:
         self.built: Settings = {}
         self._base_rates: dict[str, list[Any]] = {}  # of tracked LambdaLRs, as recovery has set them
         self._loop_state: LoopState | None = None
-        self._scalers: dict[str, Any] = {}  # tracked GradScalers as they were at the last boundary
+        self._scalers: dict[
+            str, Any
+        ] = {}  # tracked GradScalers as they were at the last boundary, or where recovery has landed
 
     def add(self, name: str, thing: Any, recorded: Mapping[str, Any] | None, *, model_bytes: int) -> bool:
         """Track an object; return True if it was given its recorded state.
@@ -115,6 +117,8 @@ class TrackedObjects:
             thing.load_state_dict(content)
         if hasattr(thing, "lr_lambdas"):
             self._base_rates[name] = list(thing.base_lrs)
+        if isinstance(thing, torch.amp.GradScaler):
+            self._scalers[name] = thing.state_dict()
 
     def read(self) -> dict[str, Any]:
         """Return the states of all objects at a boundary, by name."""
