@@ -75,6 +75,7 @@ HEADINGS: dict[str, tuple[Experiment, ...]] = {
         Experiment("bench", "Steps, log, replay, recovery, disk", "bench.py", bench_tables.bench),
         Experiment("recheck", "The unit that is computed again", "bench_recheck.py", bench_tables.recheck),
         Experiment("keras_recovery", "Keras: redone steps, and what a kill loses", "keras_recovery.py", tables.keras_recovery),
+        Experiment("gpu", "On a GPU", "gpu.py", tables.gpu, needs="a CUDA GPU", programs=("nvidia-smi",)),
         Experiment("distributed", "Many processes", "bench_distributed.py", tables.distributed),
         Experiment(
             "bench_monitor",

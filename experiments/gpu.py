@@ -361,14 +361,15 @@ class Kit:
     def tests(self) -> dict[str, Any]:
         """Run the tests that need a GPU."""
         if self.device != "cuda":
-            return {"left out": "they need a CUDA GPU"}
+            return {"summary": "not run: they need a CUDA GPU"}
         plugins = ["-p", "no:cacheprovider", "-p", "no:benchmark"]
         command = [sys.executable, "-m", "pytest", "-q", "-n", "8", *plugins, "tests/torch/test_cuda.py"]
         try:
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_SECONDS_MAX["tests"])
         except subprocess.TimeoutExpired as error:
-            return {"timed out": str(error.stdout or b"")[-2000:]}
-        return {"status": done.returncode, "output": done.stdout[-8000:]}
+            return {"summary": "timed out", "output": str(error.stdout or b"")[-2000:]}
+        said = done.stdout.strip()
+        return {"status": done.returncode, "summary": said.rpartition("\n")[2], "output": said[-8000:]}
 
 
 PARTS = ("machine", *_SECONDS_MAX)

@@ -322,3 +322,39 @@ def _digits(value: float | None) -> str:
 
 def _without_circumstances(results: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in results.items() if key != "circumstances"}
+
+
+def gpu(results: dict[str, Any]) -> Lines:
+    """What the GPU kit found."""
+    machine, resume, checkpoint, recovery = (results[part] for part in ("machine", "resume", "checkpoint", "recovery"))
+    kernels = ", ".join(
+        f"{'yes' if same is True else 'no'} with {name}" for name, same in results["repeats"].items() if "kernels" in name
+    )
+    verdict = "equal" if resume["is_equal"] and resume["losses_equal"] else "differ from"
+    lines = prose(f"""
+        {machine["device"]}, {machine["cores"]} processors, a disk that takes {machine["disk_mb_per_s"] / 1e3:.1f} GB/s, torch
+        {machine["torch"]}, {machine["at"]} UTC. A GPT-2 of 124 M in bf16, fused AdamW, killed by SIGKILL after steps
+        {", ".join(map(str, resume["killed_behind"]))}: weights, optimizer and losses of its end {verdict} those of a run that
+        was never killed, bit for bit. Do six steps come out the same twice? {kernels}. A checkpoint stalls a step by
+        {min(checkpoint["stall_ms"]):.0f} to {max(checkpoint["stall_ms"]):.0f} ms and is published after
+        {max(checkpoint["published_after_seconds"]):.1f} s. A recovery over {recovery["replayed"]} steps took
+        {recovery["took"]:.1f} s, {1e3 * recovery["seconds_replay"] / recovery["replayed"]:.0f} ms a redone step, for each of
+        which half a gigabyte is read. The tests on CUDA: {results["tests"]["summary"]}.""")
+    lines += prose("""
+        Step time over plain training, medians in turns [quartiles over the rounds]. A step of this GPU takes less time than the
+        disk needs for the gradients of 124 M parameters, so that training waits for the disk.""")
+    models = [name for name in results["cost"] if f"{name}: {_RUNGS[0]}" in results["cost"]]
+    return lines + table(
+        ["log, durability", *models],
+        ([rung, *(_cost(results["cost"].get(f"{model}: {rung}", {})) for model in models)] for rung in _RUNGS),
+    )
+
+
+_RUNGS = tuple(f"{rung}, {durability}" for rung in ("gradients", "weights") for durability in ("machine", "process"))
+
+
+def _cost(found: dict[str, Any]) -> str:
+    if "median" not in found:
+        return "not taken"
+    middle, low, high = found["median"]
+    return f"{middle:.2f} [{low:.2f}-{high:.2f}], +{found['added_ms'][0]:.0f} ms"
