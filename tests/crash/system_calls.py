@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.forking import ForkServer
+from tests.support.forking import REAP, ForkServer
 
 CHILD = Path(__file__).with_name("fault_child.py")
 
@@ -129,7 +129,7 @@ class Trainers:
         if outcome.is_half:
             self._server.tell({})
             self._listen(outcome, "done")
-        self._server.tell({})
+        self._server.tell(REAP)
         outcome.status = int(self._listen(outcome, "exit"))
         failed = re.findall(r"^\d+ +(?:<\.\.\. )?(\w+).*\(INJECTED\)$", trace.read_text(), re.MULTILINE)
         outcome.hit = set(failed)

@@ -1,8 +1,8 @@
 """Servers that fork a process for each job, so that hundreds of processes can be killed in a few seconds.
 
 A job is a line of JSON on the server's stdin. On stdout come lines of words: `pid N`, what the forked process says, `done` once
-it has ended, and after another line on stdin `exit STATUS`. The process is reaped between these two: whoever still wants to
-kill it until then hits nobody else.
+it has ended, and after the line `REAP` on stdin `exit STATUS`. The process is reaped between these two: whoever still wants to
+kill it until then hits nobody else. Lines before `REAP` were for the process, which ended before it read them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from tests.support.huge_pages import collapse_memory
 
 Say = Callable[..., None]
+REAP: dict[str, Any] = {"reap": True}
 
 
 def say(*words: object) -> None:
@@ -63,7 +64,8 @@ def serve(
         if not reaps:
             os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
             say("done")
-            sys.stdin.readline()
+            while (said := sys.stdin.readline()) and json.loads(said) != REAP:
+                pass
         say("exit", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
@@ -84,10 +86,10 @@ class ForkServer:
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", **environment},
         )
 
-    def tell(self, content: dict[str, Any] | None = None) -> None:
+    def tell(self, content: dict[str, Any]) -> None:
         """Send a job, or a line that is waited for."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(content or {}).encode() + b"\n")
+        self._process.stdin.write(json.dumps(content).encode() + b"\n")
         self._process.stdin.flush()
 
     def lines(self) -> Iterator[bytes]:
@@ -116,7 +118,7 @@ class ForkServer:
 
     def reap(self) -> int:
         """Return how the process ended that was said to be done: its exit status, or the negative of a signal."""
-        self.tell()
+        self.tell(REAP)
         return int(self.wait_for("exit"))
 
     def kill(self, pid: int) -> int:
