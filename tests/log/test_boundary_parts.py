@@ -69,6 +69,7 @@ def _comparable(value: Any) -> Any:
 
 def _commit(log: WriteAheadLog, loop: Loop, written: list[Any]) -> None:
     loop.step += 1
+    log.append(EntryKind.STEP, loop.step, NO_TENSORS, {})
     log.append(EntryKind.BOUNDARY, loop.step, NO_TENSORS, log.encoder.parts(loop.body(), None))
     written.append((loop.expected(), loop.generator.getstate()))
 

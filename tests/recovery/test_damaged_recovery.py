@@ -17,8 +17,9 @@ from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import RecoveryError
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.log.decoded_record import Entry
+from tranlogs.log.layout import NO_TENSORS
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record_format import HEAD
+from tranlogs.log.record_format import HEAD, EntryKind
 from tranlogs.recovery.journal_facts import read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.verify import Problem
@@ -248,3 +249,26 @@ def zero(path: Path, start: int) -> None:
     with path.open("r+b") as file:
         file.seek(start)
         file.write(bytes(size - start))
+
+
+def test_a_boundary_without_its_step_is_not_landed_on(tmp_path: Path) -> None:
+    """No writer of ours writes one; who reads it does not trust that. Its state is not that of the steps before it."""
+    trainer = open_run(tmp_path / "run")
+    trainer.recover()
+    trainer.train(5)
+    assert trainer.journal.log.wal is not None
+    log = trainer.journal.log.wal
+    log.append(EntryKind.BOUNDARY, 7, NO_TENSORS, log.encoder.parts({"rng": {"python": 1}}, None))
+    run = abandoned_copy(trainer.journal, tmp_path / "killed")
+    trainer.journal.close()
+    assert any("damaged or missing" in found.what for found in verify_run(run) if isinstance(found, Problem))
+    again = open_run(run)
+    report = again.recover()
+    assert report.step == 5
+    assert any("names step 7, which cannot follow step 5" in note for note in report.notes)
+    assert again.state.everything() == uninterrupted(5).everything()
+    again.train(10)
+    again.journal.close()
+    again = open_run(run)
+    assert again.recover().step == 10
+    again.journal.close()

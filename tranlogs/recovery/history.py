@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from ..catalog import SegmentRow
+from ..catalog import CheckpointRow, SegmentRow
 from ..catalog.lineage import Limits
 from ..log.record_format import EntryKind, Location
 
@@ -61,17 +61,22 @@ class History:
     Attributes:
         runs: runs of entries, each chained without a hole.
         holes: what is missing between them, one sentence each.
+        refused: entries that are not used although they are chained, one sentence each.
     """
 
     runs: list[list[Link]] = field(default_factory=list)
     holes: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
 
-    def after(self, sequence: int, chain: int) -> list[Link]:
-        """Return the entries after the entry `sequence` with the digest `chain`, up to the end of their run."""
+    def after(self, checkpoint: CheckpointRow) -> list[Link]:
+        """Return the entries after a checkpoint, up to the end of their run."""
+        sequence, chain = checkpoint.sequence, int(checkpoint.chain, 16)
         for run in self.runs:
             first = bisect.bisect_left(run, sequence + 1, key=_sequence)
-            if first < len(run) and run[first].sequence == sequence + 1 and run[first].location.head.chain == chain:
-                return run[first:]
+            if first < len(run) and run[first].sequence == sequence + 1:
+                head = run[first].location.head
+                if head.chain == chain and head.step == _next_step(head.kind, checkpoint.step):
+                    return run[first:]
         return []
 
 
@@ -99,13 +104,22 @@ def build_history(segments: Iterable[ScannedSegment], limits: Limits) -> History
             if last is not None:
                 before = last.location.head
                 if before.digest == head.chain and before.sequence + 1 == head.sequence:
-                    history.runs[-1].append(Link(location, segment))
+                    if head.step == _next_step(head.kind, before.step):
+                        history.runs[-1].append(Link(location, segment))
+                    else:
+                        what = f"entry {head.sequence} names step {head.step}, which cannot follow step {before.step}"
+                        history.refused.append(f"{segment.path}: {what}")
                     continue
                 if head.sequence == before.sequence:
                     continue  # a second copy of the same entry
                 history.holes.append(_describe_hole(last, Link(location, segment)))
             history.runs.append([Link(location, segment)])
     return history
+
+
+def _next_step(kind: EntryKind, step: int) -> int:
+    """Return the step of a record that follows `step`: redo takes one, and all others tell of the state after the last."""
+    return step + (kind is EntryKind.UNIT or kind is EntryKind.STEP)
 
 
 def _sequence(link: Link) -> int:

@@ -84,7 +84,7 @@ def plan_recovery(
     ends = (link.sequence for run in reversed(history.runs) for link in reversed(run) if _is_end(link) and is_wanted(link))
     newest = next(ends, 0)
     for row in sorted(filter(is_wanted, usable), key=lambda row: -row.sequence):
-        links = [link for link in history.after(row.sequence, int(row.chain, 16)) if is_wanted(link)]
+        links = [link for link in history.after(row) if is_wanted(link)]
         links = _cut_damage(links, last_good or {})
         option = row, links[: _find_last_boundary(links) + 1]
         if best is None or _get_end(option) > _get_end(best):
@@ -101,6 +101,7 @@ def plan_recovery(
     if step is not None and position.step != step:
         raise RecoveryError(_describe_not_covered(step, usable, history))
     has_later = has_later_boundary(history, [row for row in checkpoints if is_on_lineage(row, limits)], position)
+    notes += history.refused[:_HOLES_MAX]
     if has_later:
         notes += history.holes[:_HOLES_MAX]
         notes += [f"{len(history.holes) - _HOLES_MAX} more holes"] if len(history.holes) > _HOLES_MAX else []

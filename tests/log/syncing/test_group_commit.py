@@ -22,6 +22,7 @@ from tranlogs.log.group_commit import GroupCommit, SyncWork
 from tranlogs.log.layout import NO_TENSORS
 from tranlogs.log.record_format import EntryKind, unpack_head
 from tranlogs.log.segment_file import SegmentFile
+from tranlogs.log.writer import WriteAheadLog
 
 
 @pytest.mark.parametrize("durability", ["process", "machine"])
@@ -124,12 +125,21 @@ def until(has_come: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
+def is_idle(log: WriteAheadLog) -> bool:
+    """Whether the sync thread waits, and nothing is left to do."""
+    state = log._group.state
+    with log._lock:
+        return state.is_waiting and not (state.has_urgent_work or state.must_sync)
+
+
 @pytest.mark.parametrize("point", ["log.sync", "log.rows", "log.seal", "catalog.before_commit"])
 def test_a_failure_behind_the_training_thread_latches(tmp_path: Path, point: str) -> None:
     bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
     log = bare.open()
     append_step(log, 1)
     assert log.wait_synced()
+    log._preallocator.stop()  # the files that it makes have rows
+    until(lambda: is_idle(log))
     if point not in ("log.sync", "log.rows"):  # before: the thread behind may write watermarks to the catalog at any time
         append_step(log, 2)
         assert log.wait_synced()

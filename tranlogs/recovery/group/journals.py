@@ -142,7 +142,7 @@ class GenerationLog:
 
     def _find_range_index(self, row: CheckpointRow) -> int:
         """Return the index of the range that continues after a checkpoint; -1 if none does."""
-        links = self.history.after(row.sequence, int(row.chain, 16))
+        links = self.history.after(row)
         return next((i for i, run in enumerate(self.history.runs) if links and run[-1] is links[-1]), -1)
 
 

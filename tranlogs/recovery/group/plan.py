@@ -106,7 +106,7 @@ class RankPlanner:
     def read_earlier_notes(self, log: GenerationLog, plan: RecoveryPlan) -> EarlierNotes:
         """Return what the loop noted on this rank before the entries of a plan that starts at another rank's checkpoint."""
         for row in reversed(log.checkpoints):
-            links = log.history.after(row.sequence, int(row.chain, 16))
+            links = log.history.after(row)
             end = next((i for i, link in enumerate(links) if link.sequence == plan.links[0].sequence), None)
             if end is None:
                 continue
@@ -126,7 +126,7 @@ class RankPlanner:
             is_reached = number in (0, base.ref.boundary_number)
             if row.step == target and (is_reached or self._generation.summaries[donor].count_boundaries(target) is None):
                 return []
-            links = log.history.after(row.sequence, int(row.chain, 16))
+            links = log.history.after(row)
         else:
             links = _select_from_step(runs, row.step, target)
         for run in runs:
