@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from ...base.errors import NotARun, UsageError
+from ...base.errors import NotARun, TranLogsError, UsageError
+from ...catalog import Catalog
 from ...journal import JournalPaths, read_owner
 from ...recovery.group.journals import is_of_group, is_sharded, read_environment
 from ...stores import is_address
@@ -66,12 +68,16 @@ def read_consistently(folder: Path, read: Callable[[], T], problems_of: Callable
 
     A writer may change the catalog and the log between two reads, which looks like damage.
     """
-    for _ in range(_READS_MAX - 1):
-        found = read()
-        owner = read_owner(folder)
-        if not problems_of(found) or owner is None or not owner.is_alive:
-            return found
-    return read()
+    with ExitStack() as stack:
+        with suppress(TranLogsError):  # `read` finds it, too
+            # Open throughout, so that the structure of a large catalog is checked once.
+            stack.callback(Catalog.open(folder).close)
+        for _ in range(_READS_MAX - 1):
+            found = read()
+            owner = read_owner(folder)
+            if not problems_of(found) or owner is None or not owner.is_alive:
+                return found
+        return read()
 
 
 def is_journal(folder: Path) -> bool:
