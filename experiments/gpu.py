@@ -361,7 +361,7 @@ class Kit:
     def tests(self) -> dict[str, Any]:
         """Run the tests that need a GPU."""
         if self.device != "cuda":
-            return {"summary": "not run: they need a CUDA GPU"}
+            return {"summary": "not run", "left out": "they need a CUDA GPU"}
         plugins = ["-p", "no:cacheprovider", "-p", "no:benchmark"]
         command = [sys.executable, "-m", "pytest", "-q", "-n", "8", *plugins, "tests/torch/test_cuda.py"]
         try:
