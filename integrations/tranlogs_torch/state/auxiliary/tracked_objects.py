@@ -40,9 +40,8 @@ class TrackedObjects:
         self.built: Settings = {}
         self._base_rates: dict[str, list[Any]] = {}  # of tracked LambdaLRs, as recovery has set them
         self._loop_state: LoopState | None = None
-        self._scalers: dict[
-            str, Any
-        ] = {}  # tracked GradScalers as they were at the last boundary, or where recovery has landed
+        # Of tracked GradScalers, as they were at the last boundary, or where recovery has landed.
+        self._scalers: dict[str, Any] = {}
 
     def add(self, name: str, thing: Any, recorded: Mapping[str, Any] | None, *, model_bytes: int) -> bool:
         """Track an object; return True if it was given its recorded state.
