@@ -1,4 +1,4 @@
-"""The GPU kit: is a run on a GPU brought back exactly, and what does its log cost there? One command of at most six minutes.
+"""The GPU kit: is a run on a GPU brought back exactly, and what does its log cost there? One command of ten minutes.
 
     make gpu-wheels                                       where there is a network: fetches what a bare machine lacks
     pip install --no-index --no-deps --target SITE gpu-wheels/*.whl
@@ -81,7 +81,7 @@ class Training:
         self.model = GPT(config, alphabet).to(self.device)
         fused = device == "cuda"
         self.optimizer: Any = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=fused)
-        text = torch.tensor(list(read_topics().encode())[: 400_000 if name == TINY else None], dtype=torch.uint8)
+        text = torch.from_numpy(np.frombuffer(read_topics().encode(), np.uint8)[: 400_000 if name == TINY else None].copy())
         windows = text[: len(text) // (config.block + 1) * (config.block + 1)].reshape(-1, config.block + 1)
         self.loader = DataLoader(TensorDataset(windows), batch_size=batch, shuffle=True, drop_last=True)
         self._endless = self._batches()
