@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-import secrets
-from dataclasses import replace
 from typing import Any
 
 from tranlogs.base.errors import DataError
 from tranlogs.records import Checkpoint
-from tranlogs.training import recover
+from tranlogs.training import Recovered
 
-from ..replay.redo import UntouchedState
 from ..run.newest_checkpoint import read_meta
 from ..run.run_parts import RunParts
 from ..settings import KeepEnds
@@ -50,24 +47,26 @@ class EarlierFits:
         if keeps_checkpoints:
             self._keep_checkpoints()
 
-    def begin_next(self) -> int:
-        """Begin the next fit of the run, with the model as the script has left it; return the batches of the run so far."""
-        journal, nothing = self._parts.journal, UntouchedState()
-        found = recover(journal.paths.folder, nothing, spare=self._parts.resources.spare)
-        assert found is not None, "a run with a checkpoint holds something"
-        # The chain starts anew: nothing links this fit's log with the one before but the checkpoint at its beginning.
-        position = replace(found.position, sequence=found.position.sequence + 1, chain=secrets.randbits(64))
-        journal.continue_from(position, new_timeline=found.plan.has_later, damaged=found.damaged)
-        before = nothing.body.get("earlier", [])
+    def begin_next(self, body: dict[str, Any], end: Recovered) -> int:
+        """Begin the next fit of the run, with the model as the script has left it.
+
+        Args:
+            body: of the boundary at which the run's log ends.
+            end: of the log.
+
+        Returns:
+            The batches of the run so far.
+        """
+        before = body.get("earlier", [])
         known = identity_of(before, len(before) - 1)
-        end = {
-            "history": nothing.body.get("callback.History", {}),
-            "step": found.position.step,
-            "identity": {key: value for key, value in nothing.body["identity"].items() if known.get(key, self) != value},
+        entry = {
+            "history": body.get("callback.History", {}),
+            "step": end.position.step,
+            "identity": {key: value for key, value in body["identity"].items() if known.get(key, self) != value},
         }
-        self.entries, self.deviation = [*before, end], nothing.body.get("deviation")
+        self.entries, self.deviation = [*before, entry], body.get("deviation")
         self._keep_checkpoints()
-        return int(nothing.body["position"]["total"])
+        return int(body["position"]["total"])
 
     def restore_end(self, number: int) -> tuple[bool, dict[str, Any]]:
         """Give the model the weights with which a fit of the run ended, for the script's code after the fit.

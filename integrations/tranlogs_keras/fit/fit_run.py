@@ -51,6 +51,11 @@ class _StartingEpoch(int):
         return True
 
 
+def _is_at_end(position: dict[str, Any], number: int) -> bool:
+    """Return True if a checkpoint at this position does not tell in which fit the run stands."""
+    return bool(position["is_finished"]) or position["fit"] < number
+
+
 class FitRun:
     """One `fit` of a model, logged.
 
@@ -78,6 +83,7 @@ class FitRun:
         self._end: dict[str, Any] = {}  # the boundary at which a skipped fit ended
         self._is_waiting = False  # for the loop over batches in which the run stood
         self._has_begun = False  # whether the first boundary of a new fit was written
+        self._before: NewestCheckpoint | None = None  # where the fit before this one ended, if this one begins
         build_for_fit(model, backend, self._iterator)
         backend = backend_with_steps(model, backend)
         identity = describe_identity(model, self._iterator, callbacks)
@@ -98,6 +104,8 @@ class FitRun:
         resources = open_resources(settings, model, recorded_environment)
         try:
             newest = find_newest_checkpoint(resources)
+            if newest is not None and _is_at_end(newest.boundary["position"], self.number):
+                newest = newest.at_end(resources)  # the next fit may have begun without a checkpoint
             continues = newest is not None and newest.boundary["position"]["fit"] == self.number
             recorded = newest.meta if newest is not None and continues else None
             if recorded is not None:
@@ -167,8 +175,9 @@ class FitRun:
             for text in require_same_data(parts.run, before.get("data", data), data):
                 parts.report.warn(text, True)
             earlier.read(before, keeps_checkpoints=True)
+            assert newest is not None
             is_open = not before["position"]["is_finished"] and not self._recovery.changes.texts
-            self._recovery.recover(rechecks=settings.shared.rechecks and is_open)
+            self._recovery.recover(rechecks=settings.shared.rechecks and is_open and newest.is_followed)
             self._restarts.resume(self._recovery.body.get("restarts"))
             self._is_waiting = True
             if recheck_end := self._recovery.recheck.end:  # callbacks that the script has now, or had then, have no counterpart
@@ -180,7 +189,10 @@ class FitRun:
             self.is_skipped = True
             self.has_end, self._end = earlier.restore_end(number)
         elif before is not None:
-            position.total = earlier.begin_next()
+            assert newest is not None
+            assert newest.end is not None
+            self._before = newest
+            position.total = earlier.begin_next(before, newest.end)
             self._recovery.recheck.take_over(earlier.deviation)
         constants = {"seed": seed, "data": data, "identity": identity, "callbacks": callbacks.names}
         self._body = FitBoundary(self.model, position, source, callbacks, earlier, constants, parts.report)
@@ -260,7 +272,7 @@ class FitRun:
         self.cursor.source.refresh()
         if not self._has_begun and self._recovery.landed is None:
             self._has_begun = True
-            self._boundaries.begin()
+            self._boundaries.begin(self._before)
         else:
             self.boundary(is_epoch_end=True)
         return False

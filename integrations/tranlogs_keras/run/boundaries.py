@@ -6,19 +6,27 @@ the auxiliary state that is read at the boundary.
 
 from __future__ import annotations
 
+import logging
+import secrets
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from tranlogs.records import Snapshot
+from tranlogs.base.errors import DataError
+from tranlogs.records import Checkpoint, Snapshot
 
 from ..state import rng
 from ..state.rarely_changed_parts import Parts
 from ..state.variables import Look
 from .log_choice import LogChoice
+from .newest_checkpoint import NewestCheckpoint
 from .recovery import Recovery
 from .run_parts import RunParts
 
 RNG = "rng."  # names of a boundary's parts for random states begin with it
+
+_log = logging.getLogger("tranlogs")
 
 _NOTHING: dict[str, Any] = {}  # never written to
 
@@ -55,14 +63,49 @@ class Boundaries:
         self._generators, self._fixed = rng.Generators(parts.backend), Parts()
         self._has_reserved = False
 
-    def begin(self) -> None:
-        """Begin a new run, or the next fit of one, with a checkpoint."""
-        parts = self._parts
-        parts.journal.start()
+    def begin(self, before: NewestCheckpoint | None = None) -> None:
+        """Begin a new run, or the next fit of one.
+
+        A checkpoint comes first, unless that at the end of the fit before has the same state.
+
+        Args:
+            before: where the fit before ended; None in a new run.
+        """
+        parts, journal = self._parts, self._parts.journal
+        is_same = before is not None and self._continue_from(before)
+        journal.start()
         body = self._read(parts.state.look())
-        if body is not None:
-            parts.journal.checkpoint(self._snapshot(body), wait=True)
+        if body is not None and is_same:
+            journal.boundary(body, lambda: self._snapshot(body), checkpoint=False)
+        elif body is not None:
+            journal.checkpoint(self._snapshot(body), wait=True)
         parts.steps.remember()
+
+    def _continue_from(self, before: NewestCheckpoint) -> bool:
+        """Continue the log of the fit before; return True if its last checkpoint has the state that is there now."""
+        found = before.end
+        assert found is not None
+        assert found.plan.checkpoint is not None
+        position, row = found.position, found.plan.checkpoint
+        is_same = row.name == before.path.name and row.sequence == position.sequence and self._is_as_in(before.path)
+        if not is_same:  # the chain starts anew: nothing links the two logs but the checkpoint that follows
+            position = replace(position, sequence=position.sequence + 1, chain=secrets.randbits(64))
+        self._parts.journal.continue_from(
+            position,
+            new_timeline=found.plan.has_later,
+            damaged=found.damaged,
+            checkpoint=row if is_same else None,
+            log_bytes=found.log_bytes,
+        )
+        return is_same
+
+    def _is_as_in(self, path: Path) -> bool:
+        try:
+            with Checkpoint(path) as checkpoint:
+                return self._parts.state.is_as_in(checkpoint)
+        except DataError as error:
+            _log.debug("%s", error)
+            return False
 
     def request_checkpoint(self) -> None:
         """Ask for a checkpoint at the next boundary."""

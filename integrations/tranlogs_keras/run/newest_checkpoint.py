@@ -1,38 +1,49 @@
-"""The newest checkpoint of a run that can be read, looked for before anything of the model is touched."""
+"""The place at which a run stands, looked for before anything of the model is touched."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tranlogs.base.errors import DataError
 from tranlogs.records import Checkpoint
-from tranlogs.training import RunResources, describe_replacement
+from tranlogs.training import Recovered, RunResources, describe_replacement, recover
 
 from ..backends import arrays
+from ..replay.redo import UntouchedState
 
 _log = logging.getLogger("tranlogs")
 
 
 @dataclass(frozen=True, slots=True)
 class NewestCheckpoint:
-    """A checkpoint's place and description.
+    """The newest checkpoint that can be read.
 
     Attributes:
         path: its folder.
         meta: what it holds besides tensors.
+        boundary: the body of the boundary at which it was taken; of the newest one, if `end` is known.
+        end: where the log ends, if that is known.
     """
 
     path: Path
     meta: dict[str, Any]
+    boundary: dict[str, Any]
+    end: Recovered | None = None
 
     @property
-    def boundary(self) -> dict[str, Any]:
-        """The body of the boundary at which the checkpoint was taken."""
-        body: dict[str, Any] = self.meta["boundary"]
-        return body
+    def is_followed(self) -> bool:
+        """True unless the log is known to have no step behind it."""
+        end = self.end
+        return end is None or end.plan.checkpoint is None or end.plan.checkpoint.step < end.position.step
+
+    def at_end(self, resources: RunResources) -> NewestCheckpoint:
+        """Return the same with the end of the log behind it. Only what boundaries hold is read."""
+        nothing = UntouchedState()
+        end = recover(resources.journal.paths.folder, nothing, spare=resources.spare)
+        return replace(self, boundary=nothing.body, end=end)
 
 
 def find_newest_checkpoint(resources: RunResources) -> NewestCheckpoint | None:
@@ -44,13 +55,18 @@ def find_newest_checkpoint(resources: RunResources) -> NewestCheckpoint | None:
     for row in sorted(journal.catalog.checkpoints(), key=lambda row: row.sequence, reverse=True):
         path = journal.paths.checkpoints / row.name
         try:
-            return NewestCheckpoint(path, read_meta(path))
+            return _opened(path)
         except DataError as error:
             _log.debug("%s", error)
             if source := resources.spare.replace(row.name):
                 journal.notes.append(describe_replacement(path, source))
-                return NewestCheckpoint(path, read_meta(path))
+                return _opened(path)
     return None
+
+
+def _opened(path: Path) -> NewestCheckpoint:
+    meta = read_meta(path)
+    return NewestCheckpoint(path, meta, meta["boundary"])
 
 
 def read_meta(path: Path) -> dict[str, Any]:

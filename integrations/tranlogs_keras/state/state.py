@@ -13,7 +13,7 @@ from tranlogs.records import Checkpoint, Entry, Snapshot
 
 from .. import keras_internals
 from ..backends import Backend, Gradients
-from ..backends.arrays import Values, from_array, to_array
+from ..backends.arrays import Values, from_array, same_bits, to_array
 from . import environment
 from .fingerprint import Fingerprint, Mode
 from .variables import Look, Plan, Variables, matched
@@ -87,6 +87,16 @@ class KerasState:
                 "kept": kept,
                 **self.about,
             },
+        )
+
+    def is_as_in(self, checkpoint: Checkpoint) -> bool:
+        """Return True if a checkpoint of this state would hold what the given one does, besides its boundary and its data."""
+        meta, now = checkpoint.meta(make_array=from_array), self.snapshot({}, {})
+        ignored = ("boundary", "kept", "halved")  # a record tells whether its step was halved
+        return (
+            checkpoint.manifest["environment"] == self.environment
+            and all(meta.get(key) == value for key, value in now.meta.items() if key not in ignored)
+            and all(same_bits(from_array(checkpoint.read(name)), from_array(value)) for name, value in now.tensors.items())
         )
 
     def schedules(self) -> dict[str, str]:

@@ -20,6 +20,20 @@ def test_what_one_fit_has_compiled_the_next_one_uses(backend: Lab, tmp_path: Pat
     prove_exact(backend, f"{SCRIPT}:many", tmp_path, [["batch", 6], ["batch", 4]])
 
 
+@pytest.mark.crash
+@pytest.mark.parametrize("nth", [3, 4, 5])
+@pytest.mark.parametrize("point", ["boundary.before", "boundary.after"])
+def test_a_kill_where_a_fit_begins_is_one_like_others(torch: Lab, tmp_path: Path, point: str, nth: int) -> None:
+    """The third boundary is the end of the first fit, the fourth the beginning of the second, before its first batch."""
+    prove_exact(torch, f"{SCRIPT}:many", tmp_path, [[point, nth], [point, 4], [point, 1]])
+
+
+def test_a_fit_that_goes_on_with_the_same_model_takes_one_checkpoint(torch: Lab, tmp_path: Path) -> None:
+    run_whole(torch, f"{SCRIPT}:many", tmp_path)
+    steps = [int(path.name.split("-")[1]) for path in (tmp_path / "run" / "rank0" / "checkpoints").iterdir()]
+    assert sorted(steps) == [2, 4, 6, 8, 8, 10, 12], "the script changes the model behind the fourth fit"
+
+
 @pytest.mark.parametrize(
     ("how", "name"),
     [
