@@ -51,11 +51,6 @@ class _StartingEpoch(int):
         return True
 
 
-def _is_at_end(position: dict[str, Any], number: int) -> bool:
-    """Return True if a checkpoint at this position does not tell in which fit the run stands."""
-    return bool(position["is_finished"]) or position["fit"] < number
-
-
 class FitRun:
     """One `fit` of a model, logged.
 
@@ -104,8 +99,7 @@ class FitRun:
         resources = open_resources(settings, model, recorded_environment)
         try:
             newest = find_newest_checkpoint(resources)
-            if newest is not None and _is_at_end(newest.boundary["position"], self.number):
-                newest = newest.at_end(resources)  # the next fit may have begun without a checkpoint
+            newest = newest and newest.at_end(resources)  # a fit may have begun without a checkpoint
             continues = newest is not None and newest.boundary["position"]["fit"] == self.number
             recorded = newest.meta if newest is not None and continues else None
             if recorded is not None:
@@ -175,9 +169,8 @@ class FitRun:
             for text in require_same_data(parts.run, before.get("data", data), data):
                 parts.report.warn(text, True)
             earlier.read(before, keeps_checkpoints=True)
-            assert newest is not None
             is_open = not before["position"]["is_finished"] and not self._recovery.changes.texts
-            self._recovery.recover(rechecks=settings.shared.rechecks and is_open and newest.is_followed)
+            self._recovery.recover(rechecks=settings.shared.rechecks and is_open, fit=number)
             self._restarts.resume(self._recovery.body.get("restarts"))
             self._is_waiting = True
             if recheck_end := self._recovery.recheck.end:  # callbacks that the script has now, or had then, have no counterpart

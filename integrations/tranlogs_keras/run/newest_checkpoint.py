@@ -33,12 +33,6 @@ class NewestCheckpoint:
     boundary: dict[str, Any]
     end: Recovered | None = None
 
-    @property
-    def is_followed(self) -> bool:
-        """True unless the log is known to have no step behind it."""
-        end = self.end
-        return end is None or end.plan.checkpoint is None or end.plan.checkpoint.step < end.position.step
-
     def at_end(self, resources: RunResources) -> NewestCheckpoint:
         """Return the same with the end of the log behind it. Only what boundaries hold is read."""
         nothing = UntouchedState()

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tranlogs.base.errors import StateMismatch
+from tranlogs.base.errors import RecoveryError, StateMismatch
 from tranlogs.training import (
     PENDING,
     Recovered,
@@ -75,11 +75,15 @@ class Recovery:
         """The checkpoint's state of the data, and the position at which it was taken."""
         return self._parts.state.kept
 
-    def recover(self, *, rechecks: bool) -> None:
+    def recover(self, *, rechecks: bool, fit: int | None = None) -> None:
         """Bring the state back. A report follows by `report`.
 
         Args:
             rechecks: whether the newest unit is computed again, unless the former process came to its end.
+            fit: number of the fit in which the run stands; None in a loop of the script's own.
+
+        Raises:
+            RecoveryError: what is left of the run ends in an earlier fit, which is over in this process.
         """
         parts, state = self._parts, self._parts.state
         start = time.monotonic()
@@ -88,6 +92,13 @@ class Recovery:
         if found.last_unit is not None and (obstacle := self.recheck.find_obstacle(found.last_unit)):
             parts.report.warn(describe_not_computed(obstacle), False)
             found = self._recover(before_last_unit=False)
+        if found.last_unit is not None and fit is not None and self.body["position"]["fit"] != fit:
+            found = self._recover(before_last_unit=False)  # the newest unit is the beginning of the fit
+        if fit is not None and (landed := self.body["position"]["fit"]) != fit:
+            raise RecoveryError(
+                f"{parts.run}: the run stood in fit {fit + 1}, but what can be read of it ends in fit {landed + 1}, at step "
+                f"{found.position.step}. `tranlogs verify` names what is damaged; with --repair it takes copies from the store"
+            )
         parts.resources.continue_from(found)
         self.recheck.begin(found)
         self.recheck.deviation = state.body.get("deviation") or self.recheck.end.get("deviation")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.keras.lab import Lab
-from tests.public.keras.proof import prove_exact, run_whole
+from tests.public.keras.proof import kill, prove_exact, run_whole
 
 SCRIPT = "tests.public.keras.several_fits"
 
@@ -26,6 +27,24 @@ def test_what_one_fit_has_compiled_the_next_one_uses(backend: Lab, tmp_path: Pat
 def test_a_kill_where_a_fit_begins_is_one_like_others(torch: Lab, tmp_path: Path, point: str, nth: int) -> None:
     """The third boundary is the end of the first fit, the fourth the beginning of the second, before its first batch."""
     prove_exact(torch, f"{SCRIPT}:many", tmp_path, [[point, nth], [point, 4], [point, 1]])
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("nth", [4, 5])
+@pytest.mark.parametrize("damage", ["deleted", "cut", "flipped"])
+def test_a_damaged_checkpoint_between_two_fits_loses_nothing(torch: Lab, tmp_path: Path, damage: str, nth: int) -> None:
+    """The second fit has begun without a checkpoint, and the one before the first fit is left."""
+    kill(torch, f"{SCRIPT}:many", tmp_path / "killed", ["boundary.after", nth])
+    checkpoints = sorted((tmp_path / "killed" / "run" / "rank0" / "checkpoints").iterdir())
+    assert [path.name[:15] for path in checkpoints] == ["step-0000000000", "step-0000000002"]
+    if damage == "deleted":
+        shutil.rmtree(checkpoints[-1])
+    else:
+        state = checkpoints[-1] / "state.safetensors"
+        whole = state.read_bytes()
+        state.write_bytes(whole[:-9] if damage == "cut" else whole[:-9] + bytes(byte ^ 1 for byte in whole[-9:]))
+    whole, last = (run_whole(torch, f"{SCRIPT}:many", tmp_path / name) for name in ("whole", "killed"))
+    assert last.differences(whole) == []
 
 
 def test_a_fit_that_goes_on_with_the_same_model_takes_one_checkpoint(torch: Lab, tmp_path: Path) -> None:
