@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-# Text of a note if the script's loop over epochs begins anew at each start: the state is right then, and the loop may not be.
-FROM_FIRST_EPOCH = "the loop over epochs starts from the first epoch again"
-
 RecheckState = Literal["", "pending", "equal", "different"]
 
 
@@ -117,8 +114,7 @@ class RecoveryReport:
             return "being proven"
         if self.exact is None:
             return "not verified"
-        starts_over = self.restarts or any(FROM_FIRST_EPOCH in note for note in self.notes)
-        return "bit-exact" if self.recheck and not starts_over else "state bit-exact"
+        return "bit-exact" if self.recheck and not self.restarts else "state bit-exact"
 
     def _place(self) -> str:
         if not self.batch:  # a loop without a count, or a trainer that reports its position itself

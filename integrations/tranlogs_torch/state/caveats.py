@@ -24,10 +24,10 @@ _LOADED_BEFORE = (
 
 
 IMPLICIT = (
-    "steps are taken outside of batches(), epochs(), steps() and loops over a tracked loader: a resume cannot be verified "
-    "there, since the position in the data is the script's own, as are random numbers drawn between a step and the next "
-    "forward pass. track(loader=...) is all that a plain loop over a DataLoader needs; a loop without a loader takes its turns "
-    "from optimizer.steps(until=...)"
+    "steps are taken outside of batches(), epochs() and steps(). They are logged, and the weights come back, but such a loop "
+    "starts over after a crash, also one over a tracked loader, and a resume cannot be verified there. Write `for epoch in "
+    "optimizer.epochs(E):` and in it `for batch in epoch:`; a loop without a loader takes its turns from "
+    "optimizer.steps(until=...)"
 )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tranlogs.training import PENDING, Recovered, RecoveryReport, describe_end, describe_not_computed, make_report
 
-from ...data.position.passes import find_place
+from ...data.position.loader_iteration import find_place
 from ...state import environment
 from ...state.caveats import IMPLICIT, caveats, loaded_before, untracked_scheduler, verdict
 from ..run_parts import RunParts
@@ -58,8 +58,8 @@ class ResumeReport:
         """Note that a loop of `LoggedOptimizer` begins: it counts finished epochs, whatever the script has loaded before."""
         self.has_loaded = False
 
-    def note_user_loop(self) -> None:
-        """Note that a loop of the script's own resumes, or never comes: the script may have left epochs out by itself."""
+    def note_end(self) -> None:
+        """Note the end of a script in which no loop of `LoggedOptimizer` has begun: it may have left epochs out by itself."""
         if self.has_loaded:
             self.has_loaded = False
             self._parts.report.warn(loaded_before(self._parts.report.face), False)
@@ -81,7 +81,7 @@ class ResumeReport:
             exact = False if is_wrong else exact
         elif parts.report.recheck == "pending":
             others.append(PENDING)
-        elif self._recheck.obstacle and found.position.step:
+        elif self._recheck.obstacle and found.position.step and IMPLICIT not in others:
             others.append(describe_not_computed(self._recheck.obstacle))
         texts = [*parts.journal.notes, *found.notes, *state.redone.notes, *compared, *notes, *parts.report.texts, *others]
         report = make_report(

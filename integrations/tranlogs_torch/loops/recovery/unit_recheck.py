@@ -39,6 +39,7 @@ _OF_EACH_PROCESS = (
     LOOP_LENGTH,
     REMEMBERED_NAMES,
 )
+OUTSIDE = "the newest steps were taken outside of batches(), epochs() and steps(), in a loop that starts over"  # an obstacle
 
 
 class UnitRecheck(RecomputedUnit):
@@ -66,6 +67,8 @@ class UnitRecheck(RecomputedUnit):
         self.starts_timeline = False
 
     def _find_other_obstacle(self, read_recorded: Callable[[str], Any]) -> str:
+        if read_recorded("is_implicit") and not self._parts.auxiliary.is_loop_remembered:
+            return OUTSIDE
         return self._parts.coordinator.find_unit_obstacle(read_recorded)
 
     def begin(self, found: Recovered) -> None:

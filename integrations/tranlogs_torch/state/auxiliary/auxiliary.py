@@ -92,8 +92,11 @@ class Auxiliary:
 
     @property
     def is_loop_remembered(self) -> bool:
-        """True if the script keeps the state of its loop in `remember(...)`."""
-        return self._tracked.is_loop_remembered
+        """True if the script keeps the state of its own loop in `remember(...)`.
+
+        It does not if the run has a position in a loader, which comes back in loops of `LoggedOptimizer` alone.
+        """
+        return self._tracked.is_loop_remembered and not self._positions.has_any
 
     def remember(self, values: dict[str, Any]) -> Remembered:
         """Remember attributes of the loop's namespace; after a recovery, restore them at once."""
