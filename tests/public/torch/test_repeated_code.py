@@ -190,12 +190,12 @@ def test_only_state_of_steps_counts_as_steps() -> None:
     assert has_steps(optimizer)
 
 
-def writes_files(attempt: Attempt, *, folder: Path, has_plain_loop: bool) -> None:
+def writes_files(attempt: Attempt, *, folder: Path) -> None:
     """As the imagenet example: a file for each epoch, and the best of them."""
     model, loader, optimizer = built(attempt)
     attempt.start(optimizer, loader=loader)
-    for epoch in range(EPOCHS) if has_plain_loop else optimizer.epochs(EPOCHS, loader):
-        for (x,) in loader if has_plain_loop else epoch:
+    for epoch in optimizer.epochs(EPOCHS, loader):
+        for (x,) in epoch:
             optimizer.zero_grad()
             model(x).square().mean().backward()
             attempt.tick()
@@ -206,25 +206,19 @@ def writes_files(attempt: Attempt, *, folder: Path, has_plain_loop: bool) -> Non
     optimizer.close()
 
 
-@pytest.mark.parametrize("has_plain_loop", [True, False])
-def test_files_of_finished_epochs_that_are_written_again_are_named(
-    has_plain_loop: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Weights and the rest of the run are exact all the same."""
-    script = partial(writes_files, has_plain_loop=has_plain_loop)
+def test_files_of_finished_epochs_are_not_written_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     right = Watched()
-    script(right, folder=tmp_path / "right")
+    writes_files(right, folder=tmp_path / "right")
     killed, folder = Watched(tmp_path / "run", die_at=2 * BATCHES + 5), tmp_path / "files"
-    assert in_child(lambda: script(killed, folder=folder)) == -signal.SIGKILL
+    assert in_child(lambda: writes_files(killed, folder=folder)) == -signal.SIGKILL
     resumed = Watched(tmp_path / "run")
     with caplog.at_level(logging.WARNING):
-        script(resumed, folder=folder)
+        writes_files(resumed, folder=folder)
     assert differences(resumed.outcome(), right.outcome()) == []
     written = [
         path.name for path in sorted(folder.iterdir()) if path.read_bytes() != (tmp_path / "right" / path.name).read_bytes()
     ]
-    assert written == (["0.pt", "1.pt"] if has_plain_loop else [])
-    words = ("is overwritten", "optimizer.epochs(", "The run is in epoch 3, after 3 of its batches")
-    told = [note for note in resumed.logged.report.notes if all(word in note for word in words)]
-    assert len(told) == caplog.text.count("is overwritten") == (1 if has_plain_loop else 0)
+    assert written == []
+    assert not resumed.logged.report.notes
+    assert caplog.text == ""
     assert resumed.logged.report.exact is True

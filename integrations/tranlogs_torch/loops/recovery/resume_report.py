@@ -70,7 +70,7 @@ class ResumeReport:
         compared = environment.compare(state.redone.environment, parts.environment)
         optimizers = [optimizer for hooks in parts.hooks.values() for optimizer in (hooks.shell, hooks.inner)]
         scheduler = untracked_scheduler(optimizers, auxiliary.tracked.values())
-        others = [*auxiliary.caveats(parts.report.face), *scheduler, *caveats(state, found.body, parts.report.face)]
+        others = [*auxiliary.caveats(parts.report.face), *scheduler, *caveats(state, is_outside=auxiliary.is_outside)]
         if auxiliary.has_landed or self._place is None:  # a loader may be tracked after the recovery
             self._place = find_place(auxiliary.sequence.read(), auxiliary.read_data(), auxiliary.count)
         if parts.report.recheck == "pending" and auxiliary.is_loop_remembered:  # the unit is going to show it
