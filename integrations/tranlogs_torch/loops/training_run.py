@@ -273,11 +273,6 @@ class TrainingRun:
 
     # Loops.
 
-    @property
-    def loops(self) -> list[object]:
-        """The loops of `LoggedOptimizer` that are running, the outermost first."""
-        return self._loops.running
-
     def steps(self, until: int, function: str, *, stateless: bool) -> Iterator[int]:
         """Yield the number of each turn of a loop without a loader, which a function of this name begins."""
         return self._loops.steps(until, name_loop("steps", function), stateless=stateless)
@@ -345,7 +340,7 @@ class TrainingRun:
             hooks.release()
         for hook in self._forward_hooks:
             hook.release()
-        if is_orderly and not self.loops and self.report.recheck != "pending":
+        if is_orderly and not self._loops.running and self.report.recheck != "pending":
             self.journal.note_finished(self._loops.end)
         self._companions.release()
         self._resources.close(None if is_orderly else self._parts.settings.grace_seconds)

@@ -27,7 +27,7 @@ IMPLICIT = (
     "steps are taken outside of batches(), epochs() and steps(). They are logged, and the weights come back, but such a loop "
     "starts over after a crash, also one over a tracked loader, and a resume cannot be verified there. Write `for epoch in "
     "optimizer.epochs(E):` and in it `for batch in epoch:`; a loop without a loader takes its turns from "
-    "optimizer.steps(until=...), and an Engine of Ignite is run by run_engine"
+    "optimizer.steps(until=...), and an Engine of Ignite runs by run_engine"
 )
 
 
