@@ -143,7 +143,7 @@ class Recovery:
             return "the state of an optimizer was not logged"
         if compare_modules(state.redone.environment.get("settings", {}), describe_modules(self._parts.modules)):
             return "the script makes a module with other settings than the run's"
-        if self._parts.auxiliary.is_outside and not self._parts.auxiliary.is_loop_remembered:
+        if self._parts.auxiliary.is_outside and self._parts.auxiliary.has_loaders:
             return OUTSIDE  # the script takes these steps again, in place of the unit
         assert found.last_unit is not None
         return self.recheck.find_obstacle(found.last_unit)

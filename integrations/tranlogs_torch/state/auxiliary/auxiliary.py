@@ -93,11 +93,13 @@ class Auxiliary:
 
     @property
     def is_loop_remembered(self) -> bool:
-        """True if the script keeps the state of its own loop in `remember(...)`.
+        """True if the script keeps the state of its own loop in `remember(...)`. A position in a loader is no part of that."""
+        return self._tracked.is_loop_remembered and not self.has_loaders
 
-        It does not if the run has a position in a loader, which comes back in loops of `LoggedOptimizer` alone.
-        """
-        return self._tracked.is_loop_remembered and not self._positions.has_any
+    @property
+    def has_loaders(self) -> bool:
+        """True if the run has a position in a loader, which comes back in loops of `LoggedOptimizer` alone."""
+        return self._positions.has_any
 
     def remember(self, values: dict[str, Any]) -> Remembered:
         """Remember attributes of the loop's namespace; after a recovery, restore them at once."""
@@ -112,7 +114,7 @@ class Auxiliary:
     def loader(
         self, loader: DataLoader[Any], name: str = "loader", kind: type[LoaderPosition] = LoaderPosition
     ) -> LoaderPosition:
-        """Return the position in a loader; a loader has one. Of another `kind`, its loops are not the script's own ones."""
+        """Return the position in a loader; a loader has one. Of another `kind`, it is iterated over by a trainer."""
         return self._positions.of(loader, name, kind)
 
     def caveats(self, face: Face) -> list[str]:
