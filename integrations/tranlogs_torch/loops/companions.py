@@ -120,6 +120,8 @@ class Companions:
         is_here = threading.get_ident() == self._thread
         if not is_logging or not is_here or not torch.is_grad_enabled() or position in self._loops.running:
             return position.source.iterate_plainly()
+        if not self._loops.running and not self._parts.restarts.is_open:
+            self._parts.restarts.open()  # before a plain loop, since the variables of its body do not start over
         is_unopened = self._runs_again(position)
         if not is_unopened:
             position.begin_pass()

@@ -10,7 +10,7 @@ from ...data.position.loader_iteration import find_place
 from ...state import environment
 from ...state.caveats import IMPLICIT, caveats, loaded_before, untracked_scheduler, verdict
 from ..run_parts import RunParts
-from .unit_recheck import UnitRecheck
+from .unit_recheck import OUTSIDE, UnitRecheck
 
 
 class ResumeReport:
@@ -81,7 +81,9 @@ class ResumeReport:
             exact = False if is_wrong else exact
         elif parts.report.recheck == "pending":
             others.append(PENDING)
-        elif self._recheck.obstacle and found.position.step and IMPLICIT not in others:
+        elif self._recheck.obstacle == OUTSIDE and IMPLICIT in others:
+            pass  # says the same
+        elif self._recheck.obstacle and found.position.step:
             others.append(describe_not_computed(self._recheck.obstacle))
         texts = [*parts.journal.notes, *found.notes, *state.redone.notes, *compared, *notes, *parts.report.texts, *others]
         report = make_report(
