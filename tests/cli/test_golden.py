@@ -141,7 +141,7 @@ def train_by_lightning(job: Job) -> None:
 
 KINDS: dict[str, tuple[Script, dict[str, Any]]] = {
     "gan": (dcgan.train, {"after": 14}),
-    "plain-loop": (mnist_rnn.train, {"after": 14}),
+    "epochs": (mnist_rnn.train, {"after": 14}),
     "weights": (word_language_model.train, {"after": 30, "log": "weights"}),
     "finished": (dcgan.train, {}),
     "lightning": (train_by_lightning, {}),

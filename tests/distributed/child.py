@@ -172,7 +172,6 @@ DDP: dict[str, dict[str, Any]] = {
     "undivided": {},
     "sgd": {},
     "hook": {},
-    "own loop": {},
     "bytes": {},
     "power": {},
     "far": {},
@@ -364,11 +363,6 @@ def train(name: str, run: str, kill: list[Any] | None) -> dict[str, Any]:
     if name == "join":
         with ddp.join():
             for x, y in optimizer.batches(loader, len(loader)):
-                batch(x, y, 0)
-    elif name == "own loop":
-        for epoch in range(EPOCHS):
-            loader.sampler.set_epoch(epoch)
-            for x, y in loader:
                 batch(x, y, 0)
     else:
         for epoch in optimizer.epochs(EPOCHS) if run != "-" else optimizer.epochs(EPOCHS, loader):

@@ -36,7 +36,7 @@ def sharded(model: Net) -> nn.Module:
     return fully_shard(model)
 
 
-def train(job: Job, *, shards: bool = False, accumulates: bool = False, draws: bool = False, owns_loop: bool = False) -> None:
+def train(job: Job, *, shards: bool = False, accumulates: bool = False, draws: bool = False) -> None:
     """Train with the others.
 
     Args:
@@ -44,7 +44,6 @@ def train(job: Job, *, shards: bool = False, accumulates: bool = False, draws: b
         shards: parameters by FSDP2, not DistributedDataParallel.
         accumulates: step with every second batch.
         draws: rank 1 draws a random number in the first batch of each process, so that it cannot resume exactly.
-        owns_loop: the epochs are the script's own.
     """
     seed()
     model = sharded(Net()) if shards else DistributedDataParallel(Net())
@@ -58,9 +57,9 @@ def train(job: Job, *, shards: bool = False, accumulates: bool = False, draws: b
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.7)
     job.start(optimizer, loader=loader, scheduler=scheduler)
     has_drawn = not draws or dist.get_rank() != 1
-    for epoch in range(EPOCHS) if owns_loop else optimizer.epochs(EPOCHS, loader):
+    for epoch in optimizer.epochs(EPOCHS, loader):
         sampler.set_epoch(int(epoch))
-        for number, (x, y) in enumerate(loader) if owns_loop else epoch.enumerate():
+        for number, (x, y) in epoch.enumerate():
             is_part = accumulates and number % 2 == 0
             with model.no_sync() if is_part and not shards else contextlib.nullcontext():
                 loss = nn.functional.cross_entropy(model(x), y)

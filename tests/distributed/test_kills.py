@@ -37,7 +37,6 @@ def differences(found: Outcome, right: Outcome) -> list[list[str]]:
         campaign.in_soak(3, "static", 3),
         campaign.in_soak(3, "views", 2),
         campaign.in_soak(3, "unused", 2),
-        (3, "own loop", 3),
         campaign.in_soak(3, "hook", 2),
         campaign.in_soak(3, "bytes", 3),
         (3, "undivided", 3),

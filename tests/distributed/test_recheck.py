@@ -149,7 +149,7 @@ def test_nothing_is_computed_again_where_a_rank_is_not_to(launcher: Launcher, tm
     ("name", "why"),
     [
         ("bare rechecked", "the processes do not wait for each other at each step"),
-        ("fsdp implicit", "the loop is one of the script's own over no tracked loader"),
+        ("fsdp implicit", "the loop is one of the script's own, which the run sees only in the forward pass"),
     ],
 )
 def test_where_ranks_cannot_conclude_together_the_report_says_why(

@@ -12,19 +12,17 @@ from tests.distributed.conftest import Launcher
 from tests.kills.judge import finish, prove_deaths
 from tests.kills.launchers import Torchrun
 from tests.kills.pytorch import Death, Expected, Script, prove
-from tests.support import campaign
 
 SCRIPTS: dict[str, tuple[int, Script, Expected]] = {
     "ddp": (3, scripts.train, Expected()),
     "accumulation": (2, partial(scripts.train, accumulates=True), Expected()),
     "fsdp": (2, partial(scripts.train, shards=True), Expected()),
-    "own loop": (2, partial(scripts.train, owns_loop=True), Expected(repeats=True)),
 }
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.crash
-@pytest.mark.parametrize("name", [campaign.in_soak(name) if name == "own loop" else name for name in SCRIPTS])
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_a_group_that_is_killed_anywhere_ends_with_the_bits_of_its_twin(name: str, launcher: Launcher, tmp_path: Path) -> None:
     world, script, expected = SCRIPTS[name]
     prove(script, tmp_path / name, expected, launcher=Torchrun(launcher, world))

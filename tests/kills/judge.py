@@ -44,14 +44,12 @@ class Expected:
         because: text of a note, if `exact` is not True.
         is_equal: whether the result equals the twin's; None if it may. A script whose result may differ is not verified, or not
             exact, unless it was equal and proven in the end. It may also end before it comes to the place where it is to die.
-        repeats: whether code around finished epochs runs again, so that it prints other lines.
         warns: texts of what an uninterrupted run warns of, each a true problem.
     """
 
     exact: bool | None = True
     because: str = ""
     is_equal: bool | None = True
-    repeats: bool = False
     warns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -91,11 +89,10 @@ class Life:
         assert found, f"nothing was kept under {kept}"
         return found
 
-    def differences(self, other: Life, *, prints: bool = True) -> list[str]:
+    def differences(self, other: Life) -> list[str]:
         """Name what differs from another life. A killed script may print a line twice; it prints no line that is wrong."""
         found = differences(self.outcome, other.outcome)
-        if prints:
-            found += [f"printed: {line}" for line in sorted(set(self.printed) ^ set(other.printed))]
+        found += [f"printed: {line}" for line in sorted(set(self.printed) ^ set(other.printed))]
         names = sorted(self.files.keys() | other.files.keys())
         return found + [f"file {name}" for name in names if content(self.files.get(name)) != content(other.files.get(name))]
 
@@ -201,7 +198,7 @@ def prove(
         if expected.is_equal:
             again = finish(script, place, place / "run", **about, **options)
             for one, right in zip(again, twin, strict=True):
-                assert not (found := one.differences(right, prints=not expected.repeats)), f"started once more: {found}"
+                assert not (found := one.differences(right)), f"started once more: {found}"
                 one.heard.demand_forms(place / "run", of_group=len(again) > 1)
             again[0].heard.demand_end()
     assert expected.is_equal is not False or has_differed, "no death has changed the result, so that this script shows nothing"
@@ -241,7 +238,7 @@ def demand_quiet(whole: Sequence[Life], run: Path, expected: Expected) -> None:
 
 def judge(twin: Life, last: Life, expected: Expected, about: str) -> None:
     """Demand that the report of a life fits its result, and both what is expected."""
-    demand_fit(last.differences(twin, prints=not expected.repeats), last.exact, last.notes, expected, about)
+    demand_fit(last.differences(twin), last.exact, last.notes, expected, about)
 
 
 def demand_fit(differences: Sequence[str], exact: bool | None, notes: Sequence[str], expected: Expected, about: str) -> None:

@@ -20,7 +20,7 @@ TRAINING = """
 announce as_retention Automatic CAUSES CHANGED_NOW check_epochs CheckpointPolicy compare_environments Curve decode_entries
 Decoded demand_storable describe_difference describe_end describe_equal describe_moved describe_not_computed
 describe_replacement describe_script_change describe_unset digest_of Digests Divergence EverySteps ExpectedWrites Face
-describe_weights_read find_changed_elements Fingerprint FIRST_UNITS FixedCache forecast_writes Framework FROM_FIRST_EPOCH
+describe_weights_read find_changed_elements Fingerprint FIRST_UNITS FixedCache forecast_writes Framework
 full_digests GRACE_SECONDS GradientLayout
 HostRng LEFT_NOW is_below is_rounding is_same is_same_state is_set_as_a_whole join_python join_torch Journal judge_exactness
 LastUnit LiveReport LOOP_LENGTH split_python split_torch

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-# Text of a note if the script's loop over epochs begins anew at each start: the state is right then, and the loop may not be.
-FROM_FIRST_EPOCH = "the loop over epochs starts from the first epoch again"
-
 RecheckState = Literal["", "pending", "equal", "different"]
 
 
@@ -20,7 +17,7 @@ class Restart:
             state_dict() of its owner, which is tracked; "extra": the same of a module; "fit": an attribute of a callback of the
             fit; "exportable": a callback with `state()`; "lightning": an attribute of a module or callback. "again " before it:
             code between loops ran again, and gave another value; "epoch " or "pass ": it starts over where an epoch of
-            `epochs()`, or a pass of the script's own loop, is entered in its middle.
+            `epochs()`, or a pass of a trainer's loop, is entered in its middle.
         name: as the script writes it ("best", "stopper.count").
         first: the value with which it begins, as a line of Python has it; "..." if that is not short.
         owner: the object that has it as an attribute; "" if it is a variable, or what is written like one.
@@ -117,8 +114,7 @@ class RecoveryReport:
             return "being proven"
         if self.exact is None:
             return "not verified"
-        starts_over = self.restarts or any(FROM_FIRST_EPOCH in note for note in self.notes)
-        return "bit-exact" if self.recheck and not starts_over else "state bit-exact"
+        return "bit-exact" if self.recheck and not self.restarts else "state bit-exact"
 
     def _place(self) -> str:
         if not self.batch:  # a loop without a count, or a trainer that reports its position itself

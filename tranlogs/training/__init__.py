@@ -12,7 +12,6 @@ from ..recovery.journal_facts import describe_replacement
 from ..recovery.last_unit import LastUnit
 from ..recovery.progress_bar import progress_bar
 from ..recovery.recover import Progress, Recovered, recover
-from ..recovery.report import FROM_FIRST_EPOCH
 from ..retention import Automatic, CheckpointPolicy, EverySteps, Monitor, RetentionPolicy, as_retention
 from ..retention.keep_policy import when_full
 from .environment import compare_environments
@@ -66,7 +65,6 @@ __all__ = [
     "CAUSES",
     "CHANGED_NOW",
     "FIRST_UNITS",
-    "FROM_FIRST_EPOCH",
     "GRACE_SECONDS",
     "LEFT_NOW",
     "LOOP_LENGTH",

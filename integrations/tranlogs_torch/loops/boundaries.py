@@ -22,11 +22,11 @@ from ..state import naming
 from ..state.caveats import IMPLICIT
 from ..tensors.placement import local
 from .after_images import WriteLog
+from .companions import Companions
 from .loops import Loops
 from .recovery.recovery import Recovery
 from .run_parts import RunParts
 from .steps_loop import Turns
-from .user_loops.user_loops import UserLoops
 
 _log = logging.getLogger("tranlogs")
 
@@ -40,7 +40,7 @@ class Boundaries:
         parts: parts of the run.
         recovery: knows whether training has begun.
         loops: loops of `LoggedOptimizer` that are running.
-        user_loops: the script's own loops over tracked loaders.
+        companions: loaders that are iterated over beside these.
         write_log: logs writes that no step made.
 
     Attributes:
@@ -55,11 +55,11 @@ class Boundaries:
         parts: RunParts,
         recovery: Recovery,
         loops: Loops,
-        user_loops: UserLoops,
+        companions: Companions,
         write_log: WriteLog,
     ) -> None:
         self._parts, self._recovery, self._loops = parts, recovery, loops
-        self._user_loops, self._write_log = user_loops, write_log
+        self._companions, self._write_log = companions, write_log
         self._journal, self._state, self._auxiliary = parts.journal, parts.state, parts.auxiliary
         self.steps_since_boundary = 0
         self._steps_by_optimizer: dict[str, int] = {}  # of the running unit
@@ -78,7 +78,7 @@ class Boundaries:
 
     def set_back(self) -> None:
         """Go on in the running loop with the state that recovery has set back."""
-        self._user_loops.rejoin()
+        self._companions.rejoin()
         self._auxiliary.go_on()
         self._loops.note_set_back()
         self.landed()
@@ -91,7 +91,7 @@ class Boundaries:
         if not self._has_reserved:  # optimizer state is there from the first step on
             self._has_reserved = True
             self._journal.checkpoints.expect_snapshot(self._state.nbytes())
-        if not self._loops.running and not self._user_loops.is_in_body:
+        if not self._loops.running:
             buffers = {} if self._is_forward_seen else naming.named_buffers(self._parts.modules)
             kept = {name: local(b).detach().clone() for name, b in buffers.items()}
             self._implicit = {"rng": self._auxiliary.rng_now(), "buffers": kept}
@@ -108,8 +108,7 @@ class Boundaries:
         """
         if not self._recovery.has_begun or not self._journal.is_writer:
             return
-        leader = self._user_loops.leader
-        outermost = self._loops.running[0] if self._loops.running else leader.position if leader is not None else asking
+        outermost = self._loops.running[0] if self._loops.running else asking
         if asking is not None and outermost is not asking:
             self._say_nested()
             return
@@ -192,7 +191,6 @@ class Boundaries:
         """Note that a forward pass begins."""
         if not (module.training and torch.is_grad_enabled()):
             return
-        self._user_loops.note_forward()
         if self._recovery.has_begun and not self._parts.restarts.is_open:
             self._parts.restarts.open()  # a step outside of all loops follows
         if self._implicit is not None:

@@ -15,7 +15,6 @@ from .boundaries import Boundaries
 from .loops import Loops
 from .recovery.recovery import Recovery
 from .run_parts import RunParts
-from .user_loops.user_loops import UserLoops
 
 _log = logging.getLogger("tranlogs")
 
@@ -28,7 +27,6 @@ class LoggedSteps:
         staging: brings gradients of a GPU to the host; None where all tensors are on the CPU.
         recovery: is asked whether training has begun.
         loops: the loops of `LoggedOptimizer`.
-        user_loops: the loops of the script's own.
         boundaries: commits units.
         write_log: logs writes that no step made.
     """
@@ -39,15 +37,13 @@ class LoggedSteps:
         staging: Staging | None,
         recovery: Recovery,
         loops: Loops,
-        user_loops: UserLoops,
         boundaries: Boundaries,
         write_log: WriteLog,
     ) -> None:
         self._parts, self.staging = parts, staging
         self.run, self.journal, self.auxiliary = parts.settings.run, parts.journal, parts.auxiliary
         self.modules, self.state, self.coordinator = parts.modules, parts.state, parts.coordinator
-        self._recovery, self._loops, self._user_loops = recovery, loops, user_loops
-        self._boundaries, self._write_log = boundaries, write_log
+        self._recovery, self._loops, self._boundaries, self._write_log = recovery, loops, boundaries, write_log
         self.after_step = boundaries.after_step  # not a method: optimizers call it after each step
         self._has_reported_unlogged = False
 
@@ -60,13 +56,6 @@ class LoggedSteps:
         """Log what something wrote to the state since the last look, before the step builds on it."""
         if not self._recovery.has_begun:
             self._recovery.begin()
-            self._user_loops.note_uncounted_start()
-        if self._user_loops.is_skipping and self._user_loops.has_skipped:
-            self._parts.report.warn(
-                "a step was taken by code that ran again for epochs finished before the crash, so it is applied twice. Take "
-                "the epochs from optimizer.epochs(...), which skips finished ones",
-                True,
-            )
         if self.auxiliary.is_waiting and self.auxiliary.sequence.is_before_recorded and not self._loops.running:
             raise UsageError(self.auxiliary.sequence.describe_step_between())
         if self.auxiliary.is_waiting and not self._loops.running:  # no loop was opened, which would have compared them

@@ -20,7 +20,6 @@ from ..data.rng import get_rng
 from ..state.rollback_copy import StateBackup
 from .run_parts import RunParts
 from .steps_loop import Turns
-from .user_loops.user_loops import UserLoops
 
 
 class UnitCommitter(Protocol):
@@ -32,6 +31,10 @@ class UnitCommitter(Protocol):
 
     def note_own_loop(self) -> None:
         """Note that a loop of `LoggedOptimizer` begins."""
+        ...
+
+    def commit_implicit(self) -> None:
+        """Commit the last step outside of all loops, which takes no part in a unit of a loop."""
         ...
 
     def boundary(self, asking: object = None) -> None:
@@ -63,7 +66,7 @@ class UnitCommitter(Protocol):
         """Return the loop of the newest boundary of the log, if the unit before it is computed again; else an empty record."""
         ...
 
-    def keep_script_changes(self, opens: Literal["own", "plain", "next", ""]) -> list[str] | None:
+    def keep_script_changes(self, opens: Literal["own", "next", ""]) -> list[str] | None:
         """Go on at the newest boundary with what the script has changed, if anything; return its changes in words."""
         ...
 
@@ -77,15 +80,14 @@ class Loops:
     Args:
         parts: of the run.
         boundaries: commits units.
-        user_loops: the script's own loops over tracked loaders.
 
     Attributes:
         running: the loops, the outermost first.
         end: "complete" if the last loop gave all that it had; else where it was left; empty if that is not known.
     """
 
-    def __init__(self, parts: RunParts, boundaries: UnitCommitter, user_loops: UserLoops) -> None:
-        self._parts, self._boundaries, self._user_loops = parts, boundaries, user_loops
+    def __init__(self, parts: RunParts, boundaries: UnitCommitter) -> None:
+        self._parts, self._boundaries = parts, boundaries
         self.running: list[object] = []
         self.end = ""
         self._backup: StateBackup | None = None  # made before code per epoch runs again
@@ -106,8 +108,9 @@ class Loops:
         sequence.demand_none_running(name)
         self._boundaries.begin()
         self._boundaries.note_own_loop()
+        self._boundaries.commit_implicit()
         if not sequence.entered:
-            self.note_early_writes("own")
+            self.note_early_writes(opens_loop=True)
         newest = self._boundaries.read_newest_loop()
         if 0 < newest.count <= sequence.entered and self._boundaries.is_as_recovered():  # that loop was left before its unit
             self._boundaries.keep_script_changes("next")
@@ -122,7 +125,6 @@ class Loops:
             self._parts.report.warn(sequence.shortened, False)
         if decision == "running":
             self._undo_code_between()
-        self._user_loops.leave()
         self._parts.restarts.open(sequence.entered - 1)
         self.running.append(loop)
         try:
@@ -137,7 +139,7 @@ class Loops:
             self._undo_code_of_epoch()  # of an epoch that was left in its middle again, before a batch
         if is_over:
             self._pass()
-        elif not self._user_loops.is_led:
+        else:
             auxiliary.open_loop()  # nothing may have been left of it: the code after it draws as it did before the crash
 
     def _count_done(self, name: str, position: LoaderPosition | None) -> int:
@@ -205,22 +207,21 @@ class Loops:
             self._parts.auxiliary.set_positions_back()
             self._parts.writes.remember(self._parts.journal.step)
 
-    def note_early_writes(self, opens: Literal["own", "plain", ""] = "") -> None:
+    def note_early_writes(self, *, opens_loop: bool = False) -> None:
         """Report what was written between the recovery and the first batch: the uninterrupted run wrote nothing there.
 
         Args:
-            opens: the loop that begins, so that what was written is a change by the user: one of `LoggedOptimizer`'s own, or
-                the script's over a tracked loader. Before the latter, code per epoch may have run, which sets modes, counters
-                and the like each time. A step outside of all loops may follow what the loop itself writes in each turn.
+            opens_loop: True if a loop begins, so that what was written is a change by the user. A step outside of all loops may
+                follow what the loop itself writes in each turn.
         """
         parts = self._parts
         if not self._boundaries.is_as_recovered() or self.running or parts.journal.is_suspended:
             return
-        if opens and self._between is not None:  # what code around finished loops has changed is undone
+        if opens_loop and self._between is not None:  # what code around finished loops has changed is undone
             return
         for what in parts.auxiliary.find_overruled_rates():
             raise UsageError(f"{parts.settings.run}: {what}")
-        texts = self._boundaries.keep_script_changes(opens)
+        texts = self._boundaries.keep_script_changes("own" if opens_loop else "")
         if texts is None:
             texts = self._find_early_writes()
         for text in texts:
@@ -248,8 +249,7 @@ class Loops:
                 auxiliary.turns = "stateless"
                 self._boundaries.refresh_report()
             start, until = auxiliary.sequence.start("turn"), auxiliary.sequence.current.length or 0
-            if auxiliary.count - start < until or not self._user_loops.is_led:
-                auxiliary.open_loop()
+            auxiliary.open_loop()
             while auxiliary.count - start < until and not auxiliary.sequence.is_over:
                 auxiliary.count += 1
                 self.end = f"in turn {auxiliary.count - start} of {until}"
@@ -285,8 +285,7 @@ class Loops:
                 return
             position.enter()
             first, count = sequence.start("epoch"), sequence.current.length or 0
-            is_left = position.epoch - first < count or not self._user_loops.has_skipped
-            if position.batch == 0 and is_left:  # else what comes before the batches runs again, and its draws do not count
+            if position.batch == 0:  # else what comes before the batches runs again, and its draws do not count
                 auxiliary.open_loop()
             while position.epoch - first < count and not sequence.is_over:
                 number = position.epoch
@@ -317,10 +316,10 @@ class Loops:
             position.entered = get_rng()
         elif position.is_pending:
             self._parts.auxiliary.open_loop()
-            self.remember()
+            self._remember()
             self._parts.auxiliary.set_entered(position)
 
-    def remember(self) -> None:
+    def _remember(self) -> None:
         """Keep the state aside: code per epoch is about to run again, and what it does is to be undone."""
         if self._backup is None:
             self._boundaries.note_writes()
@@ -329,16 +328,17 @@ class Loops:
     def opening(self, position: LoaderPosition) -> None:
         """Note that a loop over a loader is about to be opened."""
         if self._backup is not None and (not self.running or self.running[0] is position):
-            self.go_live()
+            self._go_live()
         self._parts.auxiliary.open_loop()
-        self._parts.restarts.open_pass(has_epochs=bool(self.running))
+        if self.running or not position.is_in_pass:  # else a pass of the script's own, which is never entered in its middle
+            self._parts.restarts.open_pass(has_epochs=bool(self.running))
 
     @property
     def runs_again(self) -> bool:
         """True while the script's code before the loop in which the run stood runs once more."""
         return self._backup is not None or self._parts.auxiliary.is_waiting
 
-    def go_live(self) -> None:
+    def _go_live(self) -> None:
         """Set the state back: the loop in which the run stood is about to be opened."""
         self._undo_code_between()
         self._undo_code_of_epoch()

@@ -38,6 +38,7 @@ from ..state.auxiliary.loader_positions import LoaderPositions
 from ..tensors import arrays
 from .after_images import WriteLog
 from .boundaries import Boundaries
+from .companions import Companions
 from .logged_steps import LoggedSteps
 from .loops import Loops
 from .ranks.coordinator_choice import make_coordinator
@@ -45,7 +46,6 @@ from .recovery.recovery import Recovery
 from .run_parts import RunParts
 from .script_values import make_framework
 from .tracking import Tracking
-from .user_loops.user_loops import UserLoops
 
 _log = logging.getLogger("tranlogs")
 
@@ -94,9 +94,13 @@ class TrainingRun:
         self._recovery: Recovery
         self._loops: Loops
         self._boundaries: Boundaries
-        self._user_loops = UserLoops(self)
+        self._companions: Companions
         positions = LoaderPositions(
-            self.boundary, lambda position: self._loops.opening(position), report.warn, self._user_loops.adopt, worker_seeds
+            self.boundary,
+            lambda position: self._loops.opening(position),
+            report.warn,
+            lambda position: self._companions.adopt(position),
+            worker_seeds,
         )
         self.auxiliary = Auxiliary(self.state, positions, report.warn)
         self._write_log = WriteLog(self.run)
@@ -133,11 +137,10 @@ class TrainingRun:
         )
         self._write_log.attach(self._parts, staging)
         self._recovery = Recovery(self._parts, lambda: self._boundaries.landed(), lambda: self._boundaries.set_back())
-        self._loops = Loops(self._parts, self, self._user_loops)
-        self._boundaries = Boundaries(self._parts, self._recovery, self._loops, self._user_loops, self._write_log)
-        self.logged_steps = LoggedSteps(
-            self._parts, staging, self._recovery, self._loops, self._user_loops, self._boundaries, self._write_log
-        )
+        self._loops = Loops(self._parts, self)
+        self._companions = Companions(self._parts, self._recovery, self._loops)
+        self._boundaries = Boundaries(self._parts, self._recovery, self._loops, self._companions, self._write_log)
+        self.logged_steps = LoggedSteps(self._parts, staging, self._recovery, self._loops, self._boundaries, self._write_log)
         self.tracking = Tracking(self._parts, self._recovery)
         self._forward_hooks = [ForwardHook(module, self._boundaries.before_forward) for module in modules.values()]
         atexit.register(self._at_exit)
@@ -226,7 +229,7 @@ class TrainingRun:
         """Begin a fresh run with a checkpoint of what was built, unless training has begun."""
         self._recovery.begin()
 
-    def keep_script_changes(self, opens: Literal["own", "plain", "next", ""]) -> list[str] | None:
+    def keep_script_changes(self, opens: Literal["own", "next", ""]) -> list[str] | None:
         """Go on at the newest boundary with what the script has changed, if anything; return its changes in words."""
         return self._recovery.keep_script_changes(opens)
 
@@ -234,9 +237,9 @@ class TrainingRun:
         """Note that a loop of `LoggedOptimizer` begins."""
         self._recovery.report.note_own_loop()
 
-    def note_user_loop(self) -> None:
-        """Note that a loop of the script's own resumes."""
-        self._recovery.report.note_user_loop()
+    def commit_implicit(self) -> None:
+        """Commit the last step outside of all loops, which takes no part in a unit of a loop."""
+        self._boundaries.commit_implicit(is_before_forward=True)
 
     # State.
 
@@ -270,11 +273,6 @@ class TrainingRun:
 
     # Loops.
 
-    @property
-    def loops(self) -> list[object]:
-        """The loops of `LoggedOptimizer` that are running, the outermost first."""
-        return self._loops.running
-
     def steps(self, until: int, function: str, *, stateless: bool) -> Iterator[int]:
         """Yield the number of each turn of a loop without a loader, which a function of this name begins."""
         return self._loops.steps(until, name_loop("steps", function), stateless=stateless)
@@ -290,18 +288,6 @@ class TrainingRun:
     def read_newest_loop(self) -> LoopRecord:
         """Return the loop of the newest boundary of the log, if the unit before it is computed again; else an empty record."""
         return self._recovery.read_newest_loop()
-
-    def note_early_writes(self) -> None:
-        """Report what was written between the recovery and the first batch."""
-        self._loops.note_early_writes("plain")
-
-    def remember(self) -> None:
-        """Copy the state, before code per epoch runs again."""
-        self._loops.remember()
-
-    def go_live(self) -> None:
-        """Set the copied state back: the loop in which the run stood is about to be opened."""
-        self._loops.go_live()
 
     @property
     def runs_again(self) -> bool:
@@ -339,10 +325,8 @@ class TrainingRun:
             if is_orderly:
                 self._parts.restarts.close()
                 self._boundaries.commit_implicit(is_before_forward=True)
-                if not self._recovery.report.is_at_end:
-                    self._user_loops.note_unreached()
                 self._loops.note_unreached()
-                self._recovery.report.note_user_loop()
+                self._recovery.report.note_end()
                 self._recovery.recheck.note_end()
             if self.steps_since_boundary:
                 _log.log(
@@ -356,7 +340,7 @@ class TrainingRun:
             hooks.release()
         for hook in self._forward_hooks:
             hook.release()
-        if is_orderly and not self.loops and self.report.recheck != "pending":
+        if is_orderly and not self._loops.running and self.report.recheck != "pending":
             self.journal.note_finished(self._loops.end)
-        self._user_loops.release()
+        self._companions.release()
         self._resources.close(None if is_orderly else self._parts.settings.grace_seconds)

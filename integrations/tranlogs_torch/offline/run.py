@@ -15,7 +15,7 @@ from tranlogs.ranks import SingleReader, is_of_group, is_sharded, read_environme
 from tranlogs.records import Checkpoint
 from tranlogs.training import LoopRecord, OfflineReplay, Progress, Recovered, recover
 
-from ..data.position.passes import find_place
+from ..data.position.loader_iteration import find_place
 from ..state.caveats import lost_attributes, verdict
 from . import export
 from .merged_ranks import recover_joined

@@ -15,8 +15,7 @@ Case = Literal["gradients", "weights", "settings", "state", "order", "loaded", "
 _KEEP = "keep it in a callback with state_dict() and load_state_dict(), or in a buffer of the model"
 _SCRIPT: dict[Case, str] = {
     **CAUSES,  # type: ignore[dict-item]
-    "loaded": "A start_epoch from that file makes the script skip epochs that the log skips as well: take the epochs from "
-    "optimizer.epochs(...)",
+    "loaded": "A start_epoch from that file is older than what the log has: take the epochs from optimizer.epochs(...)",
     "generator": "Give optimizer.track({key}={path}), in the names of the script, before recover(), or let the dataset draw "
     "from the global generators",
     "scaler": "Without optimizer.track(scaler=...) its scale starts over after a crash, so different steps may be skipped",

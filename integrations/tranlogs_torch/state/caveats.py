@@ -24,10 +24,10 @@ _LOADED_BEFORE = (
 
 
 IMPLICIT = (
-    "steps are taken outside of batches(), epochs(), steps() and loops over a tracked loader: a resume cannot be verified "
-    "there, since the position in the data is the script's own, as are random numbers drawn between a step and the next "
-    "forward pass. track(loader=...) is all that a plain loop over a DataLoader needs; a loop without a loader takes its turns "
-    "from optimizer.steps(until=...)"
+    "steps are taken outside of batches(), epochs() and steps(). They are logged, and the weights come back, but such a loop "
+    "starts over after a crash, also one over a tracked loader, and a resume cannot be verified there. Write `for epoch in "
+    "optimizer.epochs(E):` and in it `for batch in epoch:`; a loop without a loader takes its turns from "
+    "optimizer.steps(until=...), and an Engine of Ignite runs by run_engine"
 )
 
 
@@ -50,8 +50,13 @@ def _is_positive(step: Any) -> bool:
     return is_number and float(step) > 0
 
 
-def caveats(state: TorchState, body: dict[str, Any], face: Face) -> list[str]:
-    """Return omissions of a script that replay cannot show. With any of them, it is not known whether the run is exact."""
+def caveats(state: TorchState, *, is_outside: bool) -> list[str]:
+    """Return omissions of a script that replay cannot show. With any of them, it is not known whether the run is exact.
+
+    Args:
+        state: of the run.
+        is_outside: True if the newest step was taken outside of all loops.
+    """
     found = []
     if not state.modules:
         found.append(
@@ -61,7 +66,7 @@ def caveats(state: TorchState, body: dict[str, Any], face: Face) -> list[str]:
     found += lost_attributes(state)
     if state.extra.lost:
         found.append(f"the extra state of {', '.join(state.extra.lost)} cannot be stored safely and is not recovered")
-    if body.get("is_implicit"):
+    if is_outside:
         found.append(IMPLICIT)
     return found
 

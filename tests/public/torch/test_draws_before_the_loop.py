@@ -32,17 +32,12 @@ def epochs(optimizer: Any, loader: DataLoader[Any]) -> Iterator[Any]:
         yield from epoch
 
 
-def plain(optimizer: Any, loader: DataLoader[Any]) -> Iterator[Any]:
-    for _ in range(4):
-        yield from loader
-
-
 def steps(optimizer: Any, loader: DataLoader[Any]) -> Iterator[Any]:
     for _ in optimizer.steps(BATCHES, stateless=True):
         yield (torch.randn(4, 2),)
 
 
-LOOPS: dict[str, Loop] = {loop.__name__: loop for loop in (batches, epochs, plain, steps)}
+LOOPS: dict[str, Loop] = {loop.__name__: loop for loop in (batches, epochs, steps)}
 
 
 def forward_forward(attempt: Attempt, *, loop: Loop) -> None:

@@ -1,4 +1,4 @@
-"""Code around finished epochs that runs again: a learning rate divided at each bad epoch, a `start_epoch` of its own."""
+"""Code around epochs: a learning rate divided at each bad epoch, a file for each, a `start_epoch` of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.torch.lab import Attempt, differences, in_child, prove_exact
 from tests.torch.nets import seed
 from tranlogs.training import PENDING
-from tranlogs_torch import LoggedOptimizer, RecoveryReport
+from tranlogs_torch import RecoveryReport
 from tranlogs_torch.state.caveats import has_steps
 
 EPOCHS, BATCHES = 5, 6
@@ -38,7 +38,7 @@ def built(attempt: Attempt) -> tuple[torch.nn.Module, DataLoader[Any], Any]:
     return model, loader, attempt.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5), model)
 
 
-def train(attempt: Attempt, model: torch.nn.Module, loader: DataLoader[Any], optimizer: Any) -> None:
+def train(attempt: Attempt, model: torch.nn.Module, loader: Any, optimizer: Any) -> None:
     for (x,) in loader:
         optimizer.zero_grad()
         model(x).square().mean().backward()
@@ -47,13 +47,13 @@ def train(attempt: Attempt, model: torch.nn.Module, loader: DataLoader[Any], opt
         attempt.tick()
 
 
-def language_model(attempt: Attempt, *, is_tracked: bool) -> None:
+def language_model(attempt: Attempt) -> None:
     """As the word language model: validate after each epoch, divide the learning rate where the loss has not improved."""
     model, loader, optimizer = built(attempt)
-    attempt.start(optimizer, **({"loader": loader} if is_tracked else {}))
+    attempt.start(optimizer, loader=loader)
     best = 0.0
-    for _ in range(EPOCHS):
-        train(attempt, model, loader, optimizer)
+    for epoch in optimizer.epochs(EPOCHS, loader):
+        train(attempt, model, epoch, optimizer)
         with torch.no_grad():
             loss = float(model(torch.ones(1, 2)).square())
         attempt.tick()
@@ -75,19 +75,9 @@ def after_a_death(script: Any, run: Path, tick: int) -> RecoveryReport:
 
 
 @pytest.mark.parametrize("tick", [9, 13, 14, 15, 31, 42])
-def test_a_learning_rate_that_is_divided_behind_a_tracked_loop(tick: int, tmp_path: Path) -> None:
-    """It is divided once an epoch: what the code behind finished epochs did again is undone, or named."""
-    right = Attempt()
-    script = partial(language_model, is_tracked=True)
-    script(right)
-    assert in_child(lambda: script(Attempt(tmp_path / "run", tick))) < 0
-    last = Watched(tmp_path / "run")
-    script(last)
-    if last.outcome() == right.outcome():
-        return
-    report = last.logged.report
-    assert report.exact is not True
-    assert any("groups" in note or "lr" in note for note in report.notes), report.notes
+def test_a_learning_rate_that_is_divided_behind_an_epoch(tick: int, tmp_path: Path) -> None:
+    """It is divided once an epoch."""
+    prove_exact(language_model, tmp_path / "run", (tick,))
 
 
 def adjusted(attempt: Attempt) -> None:
@@ -128,14 +118,6 @@ def imagenet(attempt: Attempt, *, folder: Path, loads_state: bool = False, takes
     optimizer.close()
 
 
-@pytest.mark.parametrize("tick", [39, 40])
-def test_a_script_that_skips_finished_epochs_by_itself_is_told(tick: int, tmp_path: Path) -> None:
-    """The finished epochs that the log leaves out are not those that the script leaves out: too few are trained."""
-    report = after_a_death(partial(imagenet, folder=tmp_path), tmp_path / "run", tick)
-    assert report.exact is False
-    assert any("optimizer.epochs(" in note and "range(" in note for note in report.notes), report.notes
-
-
 @pytest.mark.parametrize("tick", [16, 20, 29])
 def test_a_script_that_loads_its_own_checkpoint_is_told(tick: int, tmp_path: Path) -> None:
     """It may train all epochs but one: that no loop was left out at its end does not show it."""
@@ -160,15 +142,6 @@ def test_a_script_that_loads_its_own_file_and_takes_logged_epochs_is_exact(tick:
     assert not [note for note in last.logged.report.notes if not note.startswith("checkpoint starts over")]
 
 
-def test_a_finished_run_that_is_started_again_is_not_warned_about(tmp_path: Path) -> None:
-    script = partial(language_model, is_tracked=True)
-    prove_exact(script, tmp_path / "run", ())
-    again = Watched(tmp_path / "run")
-    script(again)
-    assert isinstance(again.logged, LoggedOptimizer)
-    assert not [note for note in again.logged.report.notes if "range(" in note]
-
-
 def test_only_state_of_steps_counts_as_steps() -> None:
     """Of optimizers that make state at the start, or keep something else there."""
     parameter = torch.nn.Parameter(torch.ones(3))
@@ -190,12 +163,12 @@ def test_only_state_of_steps_counts_as_steps() -> None:
     assert has_steps(optimizer)
 
 
-def writes_files(attempt: Attempt, *, folder: Path, has_plain_loop: bool) -> None:
+def writes_files(attempt: Attempt, *, folder: Path) -> None:
     """As the imagenet example: a file for each epoch, and the best of them."""
     model, loader, optimizer = built(attempt)
     attempt.start(optimizer, loader=loader)
-    for epoch in range(EPOCHS) if has_plain_loop else optimizer.epochs(EPOCHS, loader):
-        for (x,) in loader if has_plain_loop else epoch:
+    for epoch in optimizer.epochs(EPOCHS, loader):
+        for (x,) in epoch:
             optimizer.zero_grad()
             model(x).square().mean().backward()
             attempt.tick()
@@ -206,25 +179,19 @@ def writes_files(attempt: Attempt, *, folder: Path, has_plain_loop: bool) -> Non
     optimizer.close()
 
 
-@pytest.mark.parametrize("has_plain_loop", [True, False])
-def test_files_of_finished_epochs_that_are_written_again_are_named(
-    has_plain_loop: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Weights and the rest of the run are exact all the same."""
-    script = partial(writes_files, has_plain_loop=has_plain_loop)
+def test_files_of_finished_epochs_are_not_written_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     right = Watched()
-    script(right, folder=tmp_path / "right")
+    writes_files(right, folder=tmp_path / "right")
     killed, folder = Watched(tmp_path / "run", die_at=2 * BATCHES + 5), tmp_path / "files"
-    assert in_child(lambda: script(killed, folder=folder)) == -signal.SIGKILL
+    assert in_child(lambda: writes_files(killed, folder=folder)) == -signal.SIGKILL
     resumed = Watched(tmp_path / "run")
     with caplog.at_level(logging.WARNING):
-        script(resumed, folder=folder)
+        writes_files(resumed, folder=folder)
     assert differences(resumed.outcome(), right.outcome()) == []
     written = [
         path.name for path in sorted(folder.iterdir()) if path.read_bytes() != (tmp_path / "right" / path.name).read_bytes()
     ]
-    assert written == (["0.pt", "1.pt"] if has_plain_loop else [])
-    words = ("is overwritten", "optimizer.epochs(", "The run is in epoch 3, after 3 of its batches")
-    told = [note for note in resumed.logged.report.notes if all(word in note for word in words)]
-    assert len(told) == caplog.text.count("is overwritten") == (1 if has_plain_loop else 0)
+    assert written == []
+    assert not resumed.logged.report.notes
+    assert caplog.text == ""
     assert resumed.logged.report.exact is True

@@ -78,7 +78,7 @@ def test_a_copy_of_the_model_is_a_plain_model(make: Any, tmp_path: Path) -> None
     """A copy is trained beside: no hook of the run sees it."""
     model = Net()
     optimizer, loader = logged(tmp_path / "run", model)
-    for (x,) in loader:
+    for (x,) in optimizer.batches(loader, until=3):
         other = make(model)
         assert not other._forward_pre_hooks
         other(x).sum().backward()

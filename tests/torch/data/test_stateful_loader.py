@@ -14,7 +14,6 @@ from torch.utils.data import IterableDataset, RandomSampler, Sampler, SubsetRand
 
 from tests.torch.data.test_data import training
 from tests.torch.lab import prove_exact
-from tests.torch.loops.test_plain_loop import plain
 from tests.torch.sources import Augmented, Bucketed, Numbers
 
 stateful = pytest.importorskip("torchdata.stateful_dataloader")
@@ -73,11 +72,6 @@ LOADERS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", LOADERS)
 def test_stateful_loader_goes_on_at_the_exact_next_batch(name: str, tmp_path: Path) -> None:
     prove_exact(partial(training, make=LOADERS[name]), tmp_path / "run", (6, 8, 10), checkpoint_every=1000)
-
-
-@pytest.mark.parametrize("name", ["shuffled", "generator", "stream with state"])
-def test_stateful_loader_in_a_plain_loop(name: str, tmp_path: Path) -> None:
-    prove_exact(partial(plain, make=LOADERS[name]), tmp_path / "run", (5, 20, 27), checkpoint_every=1000)
 
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])

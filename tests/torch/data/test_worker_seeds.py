@@ -39,7 +39,7 @@ NOISY: dict[str, Make] = {
 }
 
 
-def training(attempt: Attempt, *, make: Make, is_plain: bool = False, **options: Any) -> None:
+def training(attempt: Attempt, *, make: Make, has_epochs: bool = False, **options: Any) -> None:
     """Some thirty batches, the body draws, too; what was seen is compared with a run that was never killed."""
     seed()
     loader = make(num_workers=2, **options)
@@ -55,9 +55,9 @@ def training(attempt: Attempt, *, make: Make, is_plain: bool = False, **options:
         optimizer.step()
         optimizer.zero_grad()
 
-    if is_plain:
-        for _ in range(2):
-            for batch in loader:
+    if has_epochs:
+        for epoch in optimizer.epochs(2, loader):
+            for batch in epoch:
                 body(batch)
     else:
         for batch in optimizer.batches(loader, 20):
@@ -88,8 +88,8 @@ def test_what_workers_draw_comes_back(name: str, persistent: bool, tmp_path: Pat
     prove(partial(training, make=NOISY[name], persistent_workers=persistent), tmp_path, (6, 10))
 
 
-def test_what_workers_draw_comes_back_in_a_plain_loop(tmp_path: Path) -> None:
-    prove(partial(training, make=NOISY["augmented"], is_plain=True), tmp_path, (6, 10))
+def test_what_workers_draw_comes_back_in_a_loop_over_epochs(tmp_path: Path) -> None:
+    prove(partial(training, make=NOISY["augmented"], has_epochs=True), tmp_path, (6, 10))
 
 
 def test_without_it_they_do_not_and_the_report_says_how(tmp_path: Path) -> None:

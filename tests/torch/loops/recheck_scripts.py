@@ -82,17 +82,6 @@ def epochs(attempt: Attempt) -> None:
     optimizer.close()
 
 
-def plain(attempt: Attempt) -> None:
-    """The script's own loops over a tracked loader."""
-    model, optimizer, loader = _begin(attempt)
-    attempt.start(optimizer, loader=loader)
-    for _ in range(EPOCHS):
-        for batch in loader:
-            _step(attempt, model, optimizer, batch)
-    attempt.keep(model=model, optimizer=optimizer)
-    optimizer.close()
-
-
 def accumulated(attempt: Attempt) -> None:
     """Several batches a step, clipped."""
     model, optimizer, loader = _begin(attempt)
@@ -253,7 +242,7 @@ def forward_forward(attempt: Attempt, *, tracks: bool = True) -> None:
 PROVEN: dict[str, Script] = {
     script.__name__: script
     for script in (
-        *(batches, weights, epochs, plain, accumulated, scaled, gan, averaged, prefetched, rated, episodes),
+        *(batches, weights, epochs, accumulated, scaled, gan, averaged, prefetched, rated, episodes),
         forward_forward,
     )
 }

@@ -34,8 +34,8 @@ def _batches(optimizer: Any, loader: Any, loop: str) -> Iterator[Any]:
     if loop == "batches":
         yield from optimizer.batches(loader, until=TURNS)
     else:
-        for epoch in optimizer.epochs(EPOCHS, loader) if loop == "epochs" else range(EPOCHS):
-            yield from epoch if loop == "epochs" else loader
+        for epoch in optimizer.epochs(EPOCHS, loader):
+            yield from epoch
 
 
 def train(attempt: Attempt, loop: str, *, remembers: tuple[str, ...] = (), tracks: bool = False) -> None:
@@ -43,7 +43,7 @@ def train(attempt: Attempt, loop: str, *, remembers: tuple[str, ...] = (), track
     state = optimizer.remember(**dict.fromkeys(remembers, 0)) if remembers else None
     counter = Counter()
     given = {"counter": counter} if tracks else {}
-    attempt.start(optimizer, **given, **({"loader": loader} if loop == "plain" else {}))
+    attempt.start(optimizer, **given)
     for batch in _batches(optimizer, loader, loop):
         _step(attempt, model, optimizer, batch)
         counter.count += 1
@@ -53,7 +53,7 @@ def train(attempt: Attempt, loop: str, *, remembers: tuple[str, ...] = (), track
     optimizer.close()
 
 
-@pytest.mark.parametrize("loop", ["batches", "epochs", "plain"])
+@pytest.mark.parametrize("loop", ["batches", "epochs"])
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.support import campaign
 from tests.torch.lab import Attempt, in_child, prove_exact
 from tests.torch.nets import seed
 
@@ -58,20 +57,16 @@ def data(count: int = 32) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.randn(count, 3), torch.randn(count, 2)), 4, shuffle=True)
 
 
-def epochs_of(attempt: Attempt, optimizer: Any, loader: DataLoader[Any], *, ours: bool) -> Any:
-    return optimizer.epochs(3, loader) if ours else range(3)
-
-
-def training(attempt: Attempt, *, name: str, ours: bool) -> None:
+def training(attempt: Attempt, *, name: str) -> None:
     seed()
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4), nn.Dropout(0.2), nn.Linear(4, 2))
     model[4].requires_grad_(False)
     optimizer = attempt.wrap(torch.optim.SGD(model[:4].parameters(), 0.1, momentum=0.9), model)
     loader = data()
     attempt.start(optimizer, loader=loader)
-    for epoch in epochs_of(attempt, optimizer, loader, ours=ours):
+    for epoch in optimizer.epochs(3, loader):
         factor = BEFORE[name](int(epoch), model, optimizer)
-        for x, y in epoch if ours else loader:
+        for x, y in epoch:
             optimizer.zero_grad()
             (factor * (model(x) - y).square().mean()).backward()
             attempt.tick()
@@ -80,42 +75,23 @@ def training(attempt: Attempt, *, name: str, ours: bool) -> None:
     optimizer.close()
 
 
-CASES = campaign.pairwise(
-    list(BEFORE),
-    [True, False],
-    KILLS,
-    allows=lambda name, ours, die_at: ours or not (name == "lower_lr" or (name == "draw" and die_at[0] < 9)),
-)
-
-
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize(("name", "ours", "die_at"), CASES, ids=str)
-def test_code_before_the_loop_counts_once(name: str, ours: bool, die_at: tuple[int, ...], tmp_path: Path) -> None:
-    prove_exact(partial(training, name=name, ours=ours), tmp_path / "run", die_at)
+@pytest.mark.parametrize("die_at", KILLS, ids=str)
+@pytest.mark.parametrize("name", BEFORE)
+def test_code_before_the_loop_counts_once(name: str, die_at: tuple[int, ...], tmp_path: Path) -> None:
+    prove_exact(partial(training, name=name), tmp_path / "run", die_at)
 
 
-@pytest.mark.parametrize("die_at", [4, 12])
-def test_change_before_the_first_plain_loop_holds_and_is_told(die_at: int, tmp_path: Path) -> None:
-    """Somebody may want it: it is where hyper-parameters are changed for good."""
-    script = partial(training, name="lower_lr", ours=False)
-    assert in_child(lambda: script(Attempt(tmp_path / "run", die_at))) < 0
-    last = Attempt(tmp_path / "run")
-    script(last)
-    report = last.kept["optimizer"].report
-    assert report.exact is None
-    assert any("lr of parameter group 0" in note and "between recover() and the first batch" in note for note in report.notes)
-
-
-def beside(attempt: Attempt, *, length: int, ours: bool) -> None:
+def beside(attempt: Attempt, *, length: int) -> None:
     """A second source that is begun before each epoch's loop, and asked in its body."""
     seed()
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
     optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), model)
     loader, second = data(), data(length)
     attempt.start(optimizer, loader=loader, second=second)
-    for epoch in epochs_of(attempt, optimizer, loader, ours=ours):
+    for epoch in optimizer.epochs(3, loader):
         others = iter(second)
-        for x, y in epoch if ours else loader:
+        for x, y in epoch:
             u, v = next(others)
             optimizer.zero_grad()
             ((model(x) - y).square().mean() + (model(u) - v).square().mean()).backward()
@@ -126,9 +102,10 @@ def beside(attempt: Attempt, *, length: int, ours: bool) -> None:
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize(("die_at", "ours", "length"), campaign.pairwise(KILLS, [True, False], [32, 40]), ids=str)
-def test_second_source_that_is_begun_before_the_loop(length: int, ours: bool, die_at: tuple[int, ...], tmp_path: Path) -> None:
-    prove_exact(partial(beside, length=length, ours=ours), tmp_path / "run", die_at)
+@pytest.mark.parametrize("length", [32, 40])
+@pytest.mark.parametrize("die_at", KILLS, ids=str)
+def test_second_source_that_is_begun_before_the_loop(length: int, die_at: tuple[int, ...], tmp_path: Path) -> None:
+    prove_exact(partial(beside, length=length), tmp_path / "run", die_at)
 
 
 def test_change_of_the_optimizer_that_is_made_twice_is_told(tmp_path: Path) -> None:

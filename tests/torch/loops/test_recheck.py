@@ -36,6 +36,7 @@ VARIABLES = {  # that start over
     "episodes": ("state.place", "state.reward"),
     "forward_forward": ("state.layer", "state.turn"),
 }
+OUTSIDE = ("prefetched", "forward_forward")  # take no loop of the optimizer, so that the resume is not verified
 KILLS = campaign.rounds(50) if campaign.is_soak() else 5
 RUNS = campaign.rounds(50) if campaign.is_soak() else 1  # of tests that kill or damage a recheck
 
@@ -72,7 +73,7 @@ def test_a_loop_whose_state_is_in_the_run_is_proven_at_every_kill(name: str, tmp
         assert (begun["recheck"], begun["exact"]) == ("pending", None), where
         assert PENDING in begun["notes"], where
         assert (ended["recheck"], ended["exact"]) == ("equal", True), f"{where}: {ended}"
-        assert [note for note in ended["notes"] if "starts from the first epoch again" not in note] == [], where
+        assert not ended["notes"], where
         assert ended["rechecked"] >= 1, where
         assert differences(outcome, right.outcome()) == [], where
         shutil.rmtree(run)
@@ -102,7 +103,8 @@ def test_a_loop_whose_state_is_not_in_the_run_is_named_at_every_kill(
                 differences(outcome, right.outcome()) == [] or ended["exact"] is None
             )  # or how many turns are left is not known
             continue
-        assert (ended["recheck"], ended["exact"]) == ("different", False), f"killed at {tick}: {ended}"
+        exact = None if name in OUTSIDE else False
+        assert (ended["recheck"], ended["exact"]) == ("different", exact), f"killed at {tick}: {ended}"
         told = [record.getMessage() for record in caplog.records if "was computed again" in record.getMessage()]
         assert len(told) == 1, told
         advice = ("optimizer.track(", "optimizer.remember(")
@@ -307,9 +309,8 @@ def test_a_script_that_does_not_train_is_told_that_its_state_is_one_unit_behind(
     assert (ended["step"], ended["recheck"], ended["exact"]) == (8, "equal", True)
 
 
-@pytest.mark.parametrize("is_plain", [False, True], ids=["batches", "plain"])
 @pytest.mark.parametrize("what", ["weight decay", "weights", "dropout"])
-def test_what_the_script_changes_on_purpose_holds_and_is_not_undone(what: str, is_plain: bool, tmp_path: Path) -> None:
+def test_what_the_script_changes_on_purpose_holds_and_is_not_undone(what: str, tmp_path: Path) -> None:
     """Nothing is computed again: the unit would come out otherwise, and the change would be set back with it."""
     run = tmp_path / "run"
 
@@ -317,14 +318,13 @@ def test_what_the_script_changes_on_purpose_holds_and_is_not_undone(what: str, i
         model, optimizer, loader = scripts._begin(attempt)
         if changes and what == "dropout":
             model[2].p = 0.5
-        attempt.start(optimizer, **({"loader": loader} if is_plain else {}))
+        attempt.start(optimizer)
         if changes and what == "weight decay":
             optimizer.param_groups[0]["weight_decay"] = 0.5
         elif changes and what == "weights":
             torch.nn.init.constant_(model[4].weight, 0.25)
         weights = []
-        plain = (batch for _ in range(scripts.EPOCHS) for batch in loader)
-        for batch in plain if is_plain else optimizer.batches(loader, until=scripts.TURNS):
+        for batch in optimizer.batches(loader, until=scripts.TURNS):
             weights.append(model[4].weight.flatten().tolist())
             scripts._step(attempt, model, optimizer, batch)
         attempt.keep(decay=optimizer.param_groups[0]["weight_decay"], weights=weights[0])

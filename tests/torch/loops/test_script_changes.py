@@ -40,9 +40,7 @@ def make_stepped(optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.StepLR(optimizer, STEP, 0.1)
 
 
-def script(
-    attempt: Attempt, *, change: Change | None = None, make: Callable[[Any], Any] = make_lambda, is_plain: bool = False
-) -> None:
+def script(attempt: Attempt, *, change: Change | None = None, make: Callable[[Any], Any] = make_lambda) -> None:
     """A loop with a scheduler, remembered attributes, a tracked generator and batch normalization.
 
     Without TranLogs the change is made before the turn that recovery lands at.
@@ -51,13 +49,12 @@ def script(
     scheduler = make(optimizer)
     generator = torch.Generator().manual_seed(3)
     state = optimizer.remember(phase=1.0, turn=0)
-    attempt.start(optimizer, scheduler=scheduler, generator=generator, **({"loader": loader} if is_plain else {}))
+    attempt.start(optimizer, scheduler=scheduler, generator=generator)
     all_of_it = SimpleNamespace(model=model, optimizer=optimizer, scheduler=scheduler, generator=generator, state=state)
     if change is not None and attempt.run is not None:
         change(all_of_it)
     rates: list[float] = []
-    plain = (batch for _ in range(scripts.EPOCHS) for batch in loader)
-    for batch in plain if is_plain else optimizer.batches(loader, until=scripts.TURNS):
+    for batch in optimizer.batches(loader, until=scripts.TURNS):
         if change is not None and attempt.run is None and len(rates) == STEP - 1:
             change(all_of_it)
         rates.append(optimizer.param_groups[0]["lr"])
@@ -267,7 +264,7 @@ def test_a_kill_right_behind_a_change_is_no_difference(change: Change, killed_st
 
 
 def test_what_was_changed_beside_a_scheduler_is_there_after_another_crash(tmp_path: Path) -> None:
-    start = partial(script, make=make_stepped, is_plain=True)
+    start = partial(script, make=make_stepped)
     run, off = tmp_path / "run", tmp_path / "off"
     assert in_child(lambda: start(Attempt(run, KILLED_AT))) == -signal.SIGKILL
     shutil.copytree(run, off)

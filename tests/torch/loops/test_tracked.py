@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader
 
-from tests.torch.lab import Attempt, differences, in_child, prove_exact
+from tests.torch.lab import Attempt, differences, prove_exact
 from tests.torch.nets import loss_of, seed, tokens
 from tests.torch.small import Model, everything, logged, one_step, small
 from tranlogs.base.errors import UnencodableState, UsageError
@@ -159,34 +156,3 @@ def test_tracked_state_that_becomes_unstorable_is_left_out_and_told(tmp_path: Pa
         optimizer.track(keeping=Keeping({"count": 2}))
         report = optimizer.recover()
         assert (report.step, differences(everything(model, optimizer), right)) == (40, [])
-
-
-@pytest.mark.parametrize("steps", [3, 9])
-def test_a_loop_that_was_begun_without_recover_is_not_called_exact(steps: int, tmp_path: Path) -> None:
-    """Nobody counted its first epoch (4 batches): whatever comes later, the place in the data is doubtful."""
-
-    def script(run: Path, *, recovers: bool, until: int) -> Any:
-        torch.manual_seed(0)
-        loader = DataLoader(torch.randn(20, 3), batch_size=5, shuffle=True)
-        model = torch.nn.Linear(3, 3)
-        optimizer = LoggedOptimizer(torch.optim.SGD(model.parameters(), 0.1), run, model).track(loader=loader)
-        report = optimizer.recover() if recovers else None
-        taken = report.step if report else 0
-        for _ in range(4):
-            for batch in loader:
-                if taken == until:
-                    return report
-                model(batch).square().sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                taken += 1
-        return report
-
-    def killed() -> None:
-        script(tmp_path / "run", recovers=False, until=steps)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    assert in_child(killed) == -signal.SIGKILL
-    report = script(tmp_path / "run", recovers=True, until=0)
-    assert (report.step, report.exact) in ((steps, None), (steps - 1, None))
-    assert any("its loop began before recover() was called" in note for note in report.notes)

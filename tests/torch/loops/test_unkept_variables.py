@@ -46,13 +46,13 @@ def _train_epoch(attempt: Attempt, model: Any, optimizer: Any, epoch: Any) -> fl
 
 
 def plain_variables(attempt: Attempt) -> None:
-    """The same as plain variables, in a loop of the script's own over a tracked loader."""
+    """The same as plain variables."""
     model, optimizer, loader = _begin(attempt)
-    attempt.start(optimizer, loader=loader)
+    attempt.start(optimizer)
     best, curve = float("inf"), []
-    for _ in range(scripts.EPOCHS):
+    for epoch in optimizer.epochs(scripts.EPOCHS, loader):
         total = 0.0
-        for batch in loader:
+        for batch in epoch:
             _step(attempt, model, optimizer, batch)
             total += _loss(model, batch).item()
         best = min(best, total)

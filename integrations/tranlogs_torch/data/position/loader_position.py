@@ -26,7 +26,7 @@ from ..resized_position import redivided
 from ..rng import get_rng, set_rng
 from ..sampler import Draws
 from ..worker_seeds import seeded
-from .passes import COMPANION, END, IDLE, LoaderIteration, PassHistory
+from .loader_iteration import END, LoaderIteration
 from .tracked_loader import TrackedLoader
 
 _DIGEST_BYTES = 1 << 16  # of each tensor and array
@@ -47,7 +47,7 @@ class LoaderPosition:
         epoch: number of the running epoch, from 0.
         taken: number of batches handed out over the whole run.
         iteration: the running epoch.
-        passes: passes of the script's own loops over the loader.
+        is_in_pass: True if another loop asks the iteration for batches (loops/companions.py).
         doubts: texts on what a resume cannot bring back, found while training.
         entered: random state when the script's code before the epoch's loop began.
         is_stopped: True if the loop that runs is to end, because the run was brought back to a later one.
@@ -64,8 +64,8 @@ class LoaderPosition:
         self.source = TrackedLoader(loader, on_doubt, worker_seeds)
         self._on_boundary, self._on_open, self._on_doubt = on_boundary, on_open, on_doubt
         self.epoch = self.taken = 0
-        self.iteration, self.passes = LoaderIteration(), PassHistory()
-        self._is_entered = self.is_stopped = False
+        self.iteration = LoaderIteration()
+        self.is_in_pass = self.is_stopped = False
         self._redivided = ""  # how the position of another number of processes was divided
         self._is_resized = False  # other batches follow because of other sizes, which was reported
         self.doubts: list[str] = []
@@ -129,12 +129,9 @@ class LoaderPosition:
             "generators": [g.get_state() for g in self.source.generators],
             "sizes": self.source.sizes,
             "length": self.source.length,
-            "passes": bytes(self.passes.finished),
-            "pass_kind": self.passes.kind,
-            "leads": self.passes.leads,
+            "in_pass": self.is_in_pass,
             "doubts": list(self.doubts),
             "moved": self.source.moved.read(),
-            "was_companion": self.passes.was_companion,
             "world": size(),
             "division": self.source.division,
             "rest": iteration.rest if is_amid else None,
@@ -152,9 +149,7 @@ class LoaderPosition:
         self.iteration = LoaderIteration(state["batch"], state["order"], state["opened"], state["samplers"], state.get("rest"))
         self._resume, self.entered, self.doubts = state, state.get("entered"), list(state.get("doubts", ()))
         self.source.moved.load(state.get("moved", {}))
-        self.passes.finished = bytearray(state.get("passes", b""))
-        self.passes.begin(state.get("pass_kind"), leads=state.get("leads", False))
-        self.passes.was_companion = state.get("was_companion", False)
+        self.is_in_pass = state["in_pass"]
         now = self.source.sizes
         self._is_resized = state.get("sizes", now) != now or state.get("is_redrawn", False)
         for what, was in state.get("sizes", now).items():
@@ -203,7 +198,7 @@ class LoaderPosition:
     def rest_of_epoch(self) -> Iterator[Any]:
         """Yield the batches of the running epoch that are left. What the body does after each belongs to its unit."""
         self.enter()
-        self.passes.begin(None)
+        self.is_in_pass = False
         if self.iteration.live is not None:  # `break` left the loop before this one; its last batch is complete now
             self._on_boundary(self)
         while not self.is_stopped and (data := self.take()) is not END:
@@ -228,75 +223,41 @@ class LoaderPosition:
 
     def enter(self) -> None:
         """Begin a loop of `LoggedOptimizer`, which may have nothing left to do."""
-        self._is_entered, self.is_stopped = True, False
+        self.is_stopped = False
         if self._resume is None:
             self.end_pass()
 
     def end_left_iteration(self) -> None:
         """End an iteration that a loop of `LoggedOptimizer` has left: the next loop begins with the first batch of an epoch."""
-        if self.batch and self.passes.kind is None:
+        if self.batch and not self.is_in_pass:
             if self.is_pending:  # left at once after a recovery: bring the samplers to where its batches had brought them
                 self.open()
             self.end_epoch()
 
     def end_epoch(self) -> None:
         """End the epoch: the next batch is the first of the next epoch."""
-        self.epoch, self.iteration = self.epoch + 1, LoaderIteration()
-        self.passes.begin(None)
-
-    # The script's own loops over the loader (loops/user_loops)
+        self.epoch, self.iteration, self.is_in_pass = self.epoch + 1, LoaderIteration(), False
 
     @property
     def is_pending(self) -> bool:
         """True if a recorded position waits for its loop."""
         return self._resume is not None
 
-    @property
-    def is_companion(self) -> bool:
-        """True if the position is in a pass that another loop asks for batches."""
-        return self.passes.kind == COMPANION and self.batch > 0
+    # Passes that another loop asks for batches (loops/companions.py)
 
-    @property
-    def is_amid_logged_loop(self) -> bool:
-        """True if the recorded position is of a loop of `LoggedOptimizer` that has not begun yet."""
-        return self.is_pending and not self._is_entered and bool(self.batch or self.epoch > sum(self.passes.finished))
-
-    def begin_pass(self, *, is_companion: bool, leads: bool) -> None:
-        """Begin an iteration from the first batch of an epoch."""
+    def begin_pass(self) -> None:
+        """Begin a pass from the first batch of an epoch."""
         self.end_pass()
         if self.batch:
             self.end_epoch()
-        self.iteration = LoaderIteration()
-        self.passes.begin(COMPANION if is_companion else IDLE, leads=leads)
+        self.iteration, self.is_in_pass = LoaderIteration(), True
 
     def end_pass(self) -> None:
-        """End the pass. It counts as an epoch if it took steps or was the companion of a loop that did."""
-        kind = self.passes.kind
-        if kind is None:
-            return
-        self.passes.was_companion = kind == COMPANION
-        if kind != COMPANION:
-            self.passes.finished.append(kind)
-        if kind != IDLE:
+        """End the pass, if there is one. It counts as an epoch if it gave a batch."""
+        if self.is_in_pass and self.batch:
             self.end_epoch()
-        else:
-            self.taken -= self.batch
-            self.iteration = LoaderIteration()
-            self.passes.begin(None)
-
-    def take_back(self, number: int, iteration: LoaderIteration) -> bool:
-        """Resume a pass that was taken for finished because another one began in its body.
-
-        Returns:
-            False if the other pass took steps, so that this one stays finished.
-        """
-        finished = self.passes.finished
-        if any(finished[number:]) or self.passes.kind != IDLE:
-            return False
-        del finished[number:]
-        self.taken += iteration.batch - self.batch
-        self.iteration = iteration
-        return True
+        elif self.is_in_pass:
+            self.iteration, self.is_in_pass = LoaderIteration(), False
 
     # Batches
 

@@ -323,7 +323,7 @@ class GroupCoordinator:
         """Return why a unit cannot be computed again; "" if it can."""
         if read("is_implicit") and (self._sharding or describe_shards(self._state.parameters)):
             return (
-                "the loop is one of the script's own over no tracked loader, which the run sees only in the forward pass, "
+                "the loop is one of the script's own, which the run sees only in the forward pass, "
                 "where sharded parameters cannot be set back (take the batches from optimizer.batches(...))"
             )
         return ""

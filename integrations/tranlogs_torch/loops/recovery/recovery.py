@@ -33,7 +33,7 @@ from ..run_parts import RunParts
 from ..write_forecast import forecast
 from .resume_report import ResumeReport
 from .script_changes import LandedState, ScriptChanges
-from .unit_recheck import UnitRecheck
+from .unit_recheck import OUTSIDE, UnitRecheck
 
 _log = logging.getLogger("tranlogs")
 
@@ -143,6 +143,8 @@ class Recovery:
             return "the state of an optimizer was not logged"
         if compare_modules(state.redone.environment.get("settings", {}), describe_modules(self._parts.modules)):
             return "the script makes a module with other settings than the run's"
+        if self._parts.auxiliary.is_outside and self._parts.auxiliary.has_loaders:
+            return OUTSIDE  # the script takes these steps again, in place of the unit
         assert found.last_unit is not None
         return self.recheck.find_obstacle(found.last_unit)
 
@@ -180,16 +182,15 @@ class Recovery:
         parts.writes.remember(parts.journal.step)
         return found
 
-    def keep_script_changes(self, opens: Literal["own", "plain", "next", ""]) -> list[str] | None:
+    def keep_script_changes(self, opens: Literal["own", "next", ""]) -> list[str] | None:
         """Go on at the newest boundary with all that the script has set since the recovery; return its changes in words.
 
         Several ranks do that together, at the end of the unit: until then one rank does not know what another has changed. A
         script that has set what was there already has changed nothing, and the unit is computed again.
 
         Args:
-            opens: the loop that begins. Before one of the script's own over a tracked loader ("plain"), code per epoch may have
-                set modes, counters and the like. Outside of all loops (""), the loop may set everything in each turn, and the
-                unit is compared as it comes out. Before a loop after that in which the run stood ("next"), the unit is never
+            opens: the loop that begins. Outside of all loops (""), the loop may set everything in each turn, and the unit is
+                compared as it comes out. Before a loop after that in which the run stood ("next"), the unit is never
                 computed: that loop was left at once.
 
         Returns:
@@ -206,7 +207,7 @@ class Recovery:
         if not opens:
             self._suspects = changes.texts if changes.is_certain else []
             return []
-        if opens != "next" and (not changes.texts or (opens == "plain" and not changes.is_certain)):
+        if opens != "next" and not changes.texts:
             return []
         moved = changes.find_moved(self.recheck.read_end())
         if parts.coordinator.is_single or opens == "next":

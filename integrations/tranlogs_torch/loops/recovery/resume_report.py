@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from tranlogs.training import PENDING, Recovered, RecoveryReport, describe_end, describe_not_computed, make_report
 
-from ...data.position.passes import find_place
+from ...data.position.loader_iteration import find_place
 from ...state import environment
 from ...state.caveats import IMPLICIT, caveats, loaded_before, untracked_scheduler, verdict
 from ..run_parts import RunParts
-from .unit_recheck import UnitRecheck
+from .unit_recheck import OUTSIDE, UnitRecheck
 
 
 class ResumeReport:
@@ -58,8 +58,8 @@ class ResumeReport:
         """Note that a loop of `LoggedOptimizer` begins: it counts finished epochs, whatever the script has loaded before."""
         self.has_loaded = False
 
-    def note_user_loop(self) -> None:
-        """Note that a loop of the script's own resumes, or never comes: the script may have left epochs out by itself."""
+    def note_end(self) -> None:
+        """Note the end of a script in which no loop of `LoggedOptimizer` has begun: it may have left epochs out by itself."""
         if self.has_loaded:
             self.has_loaded = False
             self._parts.report.warn(loaded_before(self._parts.report.face), False)
@@ -70,7 +70,7 @@ class ResumeReport:
         compared = environment.compare(state.redone.environment, parts.environment)
         optimizers = [optimizer for hooks in parts.hooks.values() for optimizer in (hooks.shell, hooks.inner)]
         scheduler = untracked_scheduler(optimizers, auxiliary.tracked.values())
-        others = [*auxiliary.caveats(parts.report.face), *scheduler, *caveats(state, found.body, parts.report.face)]
+        others = [*auxiliary.caveats(parts.report.face), *scheduler, *caveats(state, is_outside=auxiliary.is_outside)]
         if auxiliary.has_landed or self._place is None:  # a loader may be tracked after the recovery
             self._place = find_place(auxiliary.sequence.read(), auxiliary.read_data(), auxiliary.count)
         if parts.report.recheck == "pending" and auxiliary.is_loop_remembered:  # the unit is going to show it
@@ -81,6 +81,8 @@ class ResumeReport:
             exact = False if is_wrong else exact
         elif parts.report.recheck == "pending":
             others.append(PENDING)
+        elif self._recheck.obstacle == OUTSIDE and IMPLICIT in others:
+            pass  # says the same
         elif self._recheck.obstacle and found.position.step:
             others.append(describe_not_computed(self._recheck.obstacle))
         texts = [*parts.journal.notes, *found.notes, *state.redone.notes, *compared, *notes, *parts.report.texts, *others]

@@ -39,6 +39,8 @@ _OF_EACH_PROCESS = (
     LOOP_LENGTH,
     REMEMBERED_NAMES,
 )
+# Why a unit outside of all loops is not computed again if the script tracks a loader: a plain loop takes other batches.
+OUTSIDE = "the newest steps were taken outside of batches(), epochs() and steps(), in a loop that starts over"
 
 
 class UnitRecheck(RecomputedUnit):
@@ -66,6 +68,8 @@ class UnitRecheck(RecomputedUnit):
         self.starts_timeline = False
 
     def _find_other_obstacle(self, read_recorded: Callable[[str], Any]) -> str:
+        if read_recorded("is_implicit") and self._parts.auxiliary.has_loaders:
+            return OUTSIDE
         return self._parts.coordinator.find_unit_obstacle(read_recorded)
 
     def begin(self, found: Recovered) -> None:
@@ -129,22 +133,25 @@ class UnitRecheck(RecomputedUnit):
             recheck.close()
             self._print(describe_equal(journal.step, parts.coordinator.world, self.times))
             return
+        # A loop of the script's own may start over. That it differs then shows nothing, unless the run keeps its state.
+        is_outside = bool(parts.auxiliary.is_outside or recheck.read_recorded("is_implicit"))
+        is_wrong = verdict.is_wrong and (not is_outside or parts.auxiliary.is_loop_remembered)
         recheck.close()
         report.recheck = "different" if verdict.kind == "different" else ""
         self.recovered = self._recover_end(recheck.unit)
         if verdict.kind == "dropped":
             self.obstacle = verdict.texts[0]
         else:
-            parts.auxiliary.deviation = parts.auxiliary.deviation or (verdict.texts[0], verdict.is_wrong)
+            parts.auxiliary.deviation = parts.auxiliary.deviation or (verdict.texts[0], is_wrong)
         self._on_set_back()
         moved = self._changes.apply() if self._changes is not None else []
         if moved:
             report.warn(describe_moved(moved), False)
         for text in verdict.texts if verdict.kind == "different" else ():
             if parts.coordinator.rank == 0:
-                report.warn(text, verdict.is_wrong)
+                report.warn(text, is_wrong)
             else:  # rank 0 warns of it
-                report.caveats.append((text, verdict.is_wrong))
+                report.caveats.append((text, is_wrong))
 
     def read_end(self) -> dict[str, Any]:
         """Return the body of the boundary that ends the unit."""

@@ -45,6 +45,7 @@ class Auxiliary:
         count: turns of loops without a loader.
         sequence: the loops that the script has entered.
         turns: what the data of these came from at the last boundary; None if that was not in a loop over `steps()`.
+        is_outside: True if recovery has landed after a step that was taken outside of all loops.
         has_script_changes: True if the script has changed something before its loop, in the unit that is running.
         deviation: how a unit that was computed again first differed from its record, and True if it was not by rounding.
     """
@@ -60,7 +61,7 @@ class Auxiliary:
         self._loop = (self.sequence.current, _NOTHING)  # as the last boundary has it
         self.turns: TurnData | None = None
         self.deviation: tuple[str, bool] | None = None
-        self.has_script_changes = False
+        self.is_outside = self.has_script_changes = False
         self._landed: dict[str, Any] | None = None  # what recovery landed on, until training goes on
         self._rng: dict[str, Any] | None = None  # for the first loop that is opened after a recovery
         self._start_rng = _NOTHING  # as the fresh run had it when its `recover()` returned
@@ -92,8 +93,13 @@ class Auxiliary:
 
     @property
     def is_loop_remembered(self) -> bool:
-        """True if the script keeps the state of its loop in `remember(...)`."""
-        return self._tracked.is_loop_remembered
+        """True if the script keeps the state of its own loop in `remember(...)`. A position in a loader is no part of that."""
+        return self._tracked.is_loop_remembered and not self.has_loaders
+
+    @property
+    def has_loaders(self) -> bool:
+        """True if the run has a position in a loader, which comes back in loops of `LoggedOptimizer` alone."""
+        return self._positions.has_any
 
     def remember(self, values: dict[str, Any]) -> Remembered:
         """Remember attributes of the loop's namespace; after a recovery, restore them at once."""
@@ -108,7 +114,7 @@ class Auxiliary:
     def loader(
         self, loader: DataLoader[Any], name: str = "loader", kind: type[LoaderPosition] = LoaderPosition
     ) -> LoaderPosition:
-        """Return the position in a loader; a loader has one. Of another `kind`, its loops are not the script's own ones."""
+        """Return the position in a loader; a loader has one. Of another `kind`, it is iterated over by a trainer."""
         return self._positions.of(loader, name, kind)
 
     def caveats(self, face: Face) -> list[str]:
@@ -240,7 +246,7 @@ class Auxiliary:
         """Set all of it to a recorded boundary's; buffers are the state's to set."""
         self._landed = body
         self._start_rng = Fixed(body.get("start_rng", {}))
-        self.deviation = body.get("deviation")
+        self.deviation, self.is_outside = body.get("deviation"), bool(body.get("is_implicit"))
         self.count, self.turns = body["count"], body.get("turns")
         self.sequence.land(body.get("loop"))
         self._positions.write(body["data"])
@@ -268,8 +274,7 @@ class Auxiliary:
         """
         landed = self._landed
         self._rng = landed["rng"] if landed is not None else None
-        is_opened = landed is not None and not landed.get("is_implicit")
-        if is_opened and self._start_rng.value:
+        if landed is not None and not self.is_outside and self._start_rng.value:
             set_rng(self._start_rng.value)
 
     def has_skipped_step(self) -> bool:

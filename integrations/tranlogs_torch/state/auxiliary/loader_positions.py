@@ -108,6 +108,11 @@ class LoaderPositions:
         self._claim(name, position)
         return position
 
+    @property
+    def has_any(self) -> bool:
+        """True if the run has a position in a loader, also in one that the script has not named yet."""
+        return bool(self.by_name or self._unclaimed)
+
     def _claim(self, name: str, position: LoaderPosition) -> None:
         if name in self._unclaimed:
             position.load_state_dict(self._unclaimed.pop(name))

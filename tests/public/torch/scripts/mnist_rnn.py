@@ -31,8 +31,8 @@ class Net(nn.Module):
         return F.log_softmax(self.fc2(self.dropout2(F.relu(self.fc1(x))[:, :, None, None]).flatten(1)), dim=1)
 
 
-def train_epoch(job: Job, model: nn.Module, loader: DataLoader[Any], optimizer: Any, epoch: int) -> None:
-    """Train with all batches of a loader."""
+def train_epoch(job: Job, model: nn.Module, loader: Any, optimizer: Any, epoch: int) -> None:
+    """Train with all batches of a loader, or of an epoch that stands for it."""
     model.train()
     for data, target in loader:
         optimizer.zero_grad()
@@ -55,7 +55,7 @@ def test(job: Job, model: nn.Module, loader: DataLoader[Any], epoch: int) -> Non
 
 
 def train(job: Job) -> None:
-    """Train; the functions above run again for finished epochs, and train nothing there."""
+    """Train with the functions above."""
     seed()
     train_loader = DataLoader(TensorDataset(*digits(40)), batch_size=8, shuffle=True)
     test_loader = DataLoader(TensorDataset(*digits(20, first=40)), batch_size=10, shuffle=True)
@@ -63,10 +63,10 @@ def train(job: Job) -> None:
     optimizer = job.wrap(torch.optim.Adadelta(model.parameters(), lr=0.1), model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
     job.start(optimizer, loader=train_loader, scheduler=scheduler)
-    for epoch in range(1, EPOCHS + 1):
-        train_epoch(job, model, train_loader, optimizer, epoch)
+    for epoch in optimizer.epochs(EPOCHS, train_loader):
+        train_epoch(job, model, epoch, optimizer, epoch + 1)
         job.at("epoch end")
-        test(job, model, test_loader, epoch)
+        test(job, model, test_loader, epoch + 1)
         scheduler.step()
         job.at("epoch end")
     torch.save(model.state_dict(), job.files / "mnist_rnn.pt")

@@ -1,8 +1,9 @@
-"""A script's own `for epoch: for batch in loader`, with nothing but `track(loader=loader)`: exact, whatever surrounds it."""
+"""Iterations over tracked loaders beside a loop of `LoggedOptimizer` come back with it; plain loops start over."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import random
 import threading
@@ -17,11 +18,12 @@ import torch
 from torch.optim import lr_scheduler
 from torch.utils.data import BatchSampler, DataLoader
 
-from tests.torch.lab import Attempt, in_child, prove_exact
+from tests.torch.lab import Attempt, differences, flatten, in_child, prove_exact
 from tests.torch.nets import Mixed, loss_of, seed, tokens
 from tests.torch.scripts import validate
-from tests.torch.sources import SOURCES, Make
+from tests.torch.sources import SOURCES, Numbers
 from tranlogs_torch import LoggedOptimizer
+from tranlogs_torch.state.caveats import IMPLICIT
 
 
 def step(attempt: Attempt, model: torch.nn.Module, optimizer: Any, *inputs: torch.Tensor) -> None:
@@ -40,35 +42,74 @@ def logged(attempt: Attempt, **loaders: DataLoader[Any]) -> tuple[torch.nn.Modul
     return model, optimizer
 
 
-def plain(attempt: Attempt, *, make: Make, epochs: int = 3, **options: Any) -> None:
+def plain(attempt: Attempt, *, names: tuple[str, ...] = ()) -> None:
     seed()
-    loader = make(**options)
-    model, optimizer = logged(attempt, loader=loader)
-    for _ in range(epochs):
+    loader = SOURCES["shuffled"]()
+    model = torch.nn.Linear(2, 1)
+    optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
+    if names:
+        optimizer.remember(**dict.fromkeys(names, 0))
+    attempt.start(optimizer, loader=loader)
+    attempt.keep(begun=copy.deepcopy(model.state_dict()))
+    for _ in range(2):
         for batch in loader:
-            attempt.saw_next(batch)
             step(attempt, model, optimizer, batch)
-        torch.rand(1)
-    attempt.keep(model=model, optimizer=optimizer)
+            attempt.keep(model=copy.deepcopy(model.state_dict()))
+    attempt.keep(steps=optimizer.watermarks["step"] if attempt.run is not None else attempt.ticks // 2)
     optimizer.close()
 
 
-@pytest.mark.sampled(7)
-@pytest.mark.parametrize("name", [name for name in SOURCES if name not in ("one by one", "unloggable indices")])
-def test_plain_loop_goes_on_at_the_exact_next_batch(name: str, tmp_path: Path) -> None:
-    """Dies in the first epoch, at the second's first batch, and in the third; twelve batches of two ticks an epoch."""
-    prove_exact(partial(plain, make=SOURCES[name]), tmp_path / "run", (5, 20, 27), checkpoint_every=1000)
+@pytest.mark.parametrize("names", [(), ("best",)], ids=["", "remembered"])
+@pytest.mark.parametrize("rechecks", ["0", "1"])
+def test_a_plain_loop_is_logged_starts_over_and_is_named_with_the_lines_to_write(
+    rechecks: str,
+    names: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Named before the crash already, at the tenth step. Its steps are neither called exact nor called wrong."""
+    monkeypatch.setenv("TRANLOGS_RECHECK", rechecks)
+    run = tmp_path / "run"
+    assert in_child(lambda: plain(Attempt(run, 29), names=names)) < 0  # after 14 steps, in the second epoch
+    last = Attempt(run)
+    plain(last, names=names)
+    begun, report = last.reports[0], last.final_report()
+    assert begun.step == 14
+    assert last.kept["steps"] == begun.step + 24, "the loop starts over"
+    assert (report.recheck, report.exact) == ("", None), report
+    assert [note for note in begun.notes if note == IMPLICIT] == [IMPLICIT], begun.notes
+    assert "`for epoch in optimizer.epochs(E):`" in IMPLICIT
+    assert "`for batch in epoch:`" in IMPLICIT
+    twin: list[Any] = []
+    attempt = Attempt()
+    attempt.tick = lambda: twin.append(copy.deepcopy(attempt.kept.get("model")))  # type: ignore[method-assign]
+    plain(attempt, names=names)
+    assert differences(flatten(last.kept["begun"]), flatten(twin[28])) == [], "the weights are those after the 14th step"
 
 
-@pytest.mark.parametrize("die_at", [(9, 1), (29, 1), (15, 5, 1, 1), (23, 1), (24, 1, 2)], ids=str)
-def test_killed_in_the_first_batch_after_a_resume(die_at: tuple[int, ...], tmp_path: Path) -> None:
-    prove_exact(partial(plain, make=SOURCES["shuffled"]), tmp_path / "run", die_at)
+def test_a_plain_loop_is_named_in_a_fresh_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain(Attempt(tmp_path / "run"))
+    assert caplog.text.count(IMPLICIT) == 1
 
 
-@pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
-def test_plain_loop_with_workers(persistent: bool, tmp_path: Path) -> None:
-    script = partial(plain, make=SOURCES["shuffled"], num_workers=2, persistent_workers=persistent)
-    prove_exact(script, tmp_path / "run", (7, 26), is_exact=None)
+def test_steps_before_a_loop_are_no_part_of_its_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warm-up that the script takes only in a fresh run."""
+    monkeypatch.setenv("TRANLOGS_RECHECK", "1")
+
+    def script(attempt: Attempt) -> None:
+        seed()
+        loader = SOURCES["shuffled"]()
+        model, optimizer = logged(attempt, loader=loader)
+        if attempt.run is None or optimizer.report.step == 0:
+            for batch in loader:
+                step(attempt, model, optimizer, batch)
+        for batch in optimizer.batches(loader, until=15):
+            step(attempt, model, optimizer, batch)
+        attempt.keep(model=model, optimizer=optimizer)
+        optimizer.close()
+
+    for die_at in (26, 27, 30):  # in the first two units of the loop, which follow 12 steps
+        prove_exact(script, tmp_path / str(die_at), (die_at,), is_exact=None if die_at < 28 else True)
 
 
 def per_epoch(attempt: Attempt, *, epochs: int = 4) -> None:
@@ -80,9 +121,9 @@ def per_epoch(attempt: Attempt, *, epochs: int = 4) -> None:
     scheduler = lr_scheduler.StepLR(optimizer, 1, 0.7)
     plateau = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
     attempt.start(optimizer, loader=loader, scheduler=scheduler, plateau=plateau)
-    for epoch in range(epochs):
+    for epoch in optimizer.epochs(epochs, loader):
         model.train()
-        for batch in loader:
+        for batch in epoch:
             attempt.saw_next(batch)
             loss_of(model, batch).backward()
             attempt.tick()
@@ -106,7 +147,7 @@ def test_code_per_epoch_that_runs_again_leaves_nothing_behind(die_at: tuple[int,
 
 
 def test_evaluation_with_gradients_on_and_looks_at_batches_run_again(tmp_path: Path) -> None:
-    """Passes without steps: before the loop, held or dropped, and between the epochs, over the same loader."""
+    """Before the loop, held or dropped, and between the epochs, over the loader of the loop."""
 
     def script(attempt: Attempt) -> None:
         seed()
@@ -115,8 +156,8 @@ def test_evaluation_with_gradients_on_and_looks_at_batches_run_again(tmp_path: P
         model, optimizer = logged(attempt, loader=loader)
         looks = iter(loader)
         assert len(next(looks)) == len(next(iter(loader))) == 4
-        for _ in range(3):
-            for batch in loader:
+        for epoch in optimizer.epochs(3, loader):
+            for batch in epoch:
                 attempt.saw_next(batch)
                 step(attempt, model, optimizer, batch)
             total = sum(model(x).sum().item() for x in loader)
@@ -136,8 +177,8 @@ def test_body_may_iterate_over_the_loader(tmp_path: Path) -> None:
         seed()
         loader = SOURCES["shuffled"]()
         model, optimizer = logged(attempt, loader=loader)
-        for _ in range(3):
-            for batch in loader:
+        for epoch in optimizer.epochs(3, loader):
+            for batch in epoch:
                 attempt.saw_next(batch)
                 if max(attempt.seen) % 12 in (0, 5):
                     attempt.keep(mean=sum(x.sum().item() for x in loader))
@@ -154,41 +195,57 @@ def side_by_side(attempt: Attempt) -> None:
     seed()
     first, second = SOURCES["shuffled"](), SOURCES["generator of its own"](drop_last=True)
     model, optimizer = logged(attempt, first=first, second=second)
-    for _ in range(3):
-        for x, y in zip(first, second, strict=False):
+    for epoch in optimizer.epochs(3, first):
+        for x, y in zip(epoch, second, strict=False):
             step(attempt, model, optimizer, x, y)
     attempt.keep(model=model, optimizer=optimizer)
     optimizer.close()
 
 
-def second_source(attempt: Attempt) -> None:
+def second_source(attempt: Attempt, *, every: int = 1) -> None:
     """Another loader, begun anew in the body whenever it is empty."""
     seed()
     first, second = SOURCES["shuffled"](), SOURCES["subset sampler"]()
     model, optimizer = logged(attempt, first=first, second=second)
     others = iter(second)
-    for _ in range(3):
-        for x in first:
-            try:
-                y = next(others)
-            except StopIteration:
-                others = iter(second)
-                y = next(others)
-            attempt.saw_next((x, y))
-            step(attempt, model, optimizer, x, y)
+    for epoch in optimizer.epochs(3, first):
+        for i, x in epoch.enumerate():
+            if i % every == every - 1:
+                try:
+                    y = next(others)
+                except StopIteration:
+                    others = iter(second)
+                    y = next(others)
+                attempt.saw_next((x, y))
+                step(attempt, model, optimizer, x, y)
+            else:
+                attempt.saw_next(x)
+                step(attempt, model, optimizer, x)
+    attempt.keep(model=model, optimizer=optimizer)
+    optimizer.close()
+
+
+def cycled(attempt: Attempt) -> None:
+    """Another loader that has more batches than the loop takes."""
+    seed()
+    first, second = SOURCES["shuffled"](), DataLoader(Numbers(), shuffle=True)
+    model, optimizer = logged(attempt, first=first, second=second)
+    others = itertools.cycle(second)
+    for x in optimizer.batches(first, until=30):
+        step(attempt, model, optimizer, x, next(others))
     attempt.keep(model=model, optimizer=optimizer)
     optimizer.close()
 
 
 def one_after_the_other(attempt: Attempt) -> None:
-    """Two loaders in turns, a loop of ours before them, and a `break`."""
+    """Two loaders in turns, after another loop, and a `break`."""
     seed()
     first, second = SOURCES["shuffled"](), SOURCES["weighted"]()
     model, optimizer = logged(attempt, first=first, second=second)
     for x in optimizer.batches(first, 5):
         step(attempt, model, optimizer, x)
-    for _ in range(2):
-        for x in first:
+    for epoch in optimizer.epochs(3, first):
+        for x in epoch:
             step(attempt, model, optimizer, x)
         torch.rand(1)
         for x in second:
@@ -196,6 +253,21 @@ def one_after_the_other(attempt: Attempt) -> None:
             if x[0, 0] % 4 == 3:
                 break
     attempt.keep(model=model, optimizer=optimizer)
+    optimizer.close()
+
+
+def validated(attempt: Attempt) -> None:
+    """An evaluation with gradients on around each epoch, over another loader; the loader draws from a generator of its own."""
+    seed()
+    first, second = SOURCES["shuffled"](), SOURCES["generator of its own"]()
+    model, optimizer = logged(attempt, first=first, second=second)
+    totals: list[float] = []
+    for epoch in optimizer.epochs(3, first):
+        before = sum(model(x).sum().item() for x in second)
+        for x in epoch:
+            step(attempt, model, optimizer, x)
+        totals = [before, sum(model(x).sum().item() for x in second)]
+    attempt.keep(model=model, optimizer=optimizer, totals=totals[1:])
     optimizer.close()
 
 
@@ -215,9 +287,22 @@ def held_in_a_loop_of_ours(attempt: Attempt) -> None:
     optimizer.close()
 
 
-@pytest.mark.parametrize("script", [side_by_side, second_source, one_after_the_other, held_in_a_loop_of_ours])
-def test_several_loops(script: Callable[[Attempt], None], tmp_path: Path) -> None:
-    prove_exact(script, tmp_path / "run", (7, 19, 16, 4, 9))
+COMPANIONS: dict[str, Callable[[Attempt], None]] = {
+    "side by side": side_by_side,
+    "second source": second_source,
+    "second source now and then": partial(second_source, every=5),
+    "cycled": cycled,
+    "one after the other": one_after_the_other,
+    "validated": validated,
+    "held in steps": held_in_a_loop_of_ours,
+}
+
+
+@pytest.mark.parametrize("rechecks", ["0", "1"])
+@pytest.mark.parametrize("name", COMPANIONS)
+def test_companions_come_back_in_step(name: str, rechecks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANLOGS_RECHECK", rechecks)
+    prove_exact(COMPANIONS[name], tmp_path / "run", (7, 19, 16, 4, 9) if rechecks == "0" else (5, 24, 3))
 
 
 def accumulating(attempt: Attempt) -> None:
@@ -226,8 +311,8 @@ def accumulating(attempt: Attempt) -> None:
     loader = SOURCES["shuffled"]()
     model, optimizer = logged(attempt, loader=loader)
     number = optimizer.report.batch if attempt.run is not None else 0
-    for _ in range(4):
-        for x in loader:
+    for epoch in optimizer.epochs(4, loader):
+        for x in epoch:
             model(x).square().mean().backward()
             attempt.tick()
             number += 1
@@ -277,38 +362,16 @@ def test_loader_is_what_it_was(tmp_path: Path) -> None:
     assert len(list(loader)) == 5
 
 
-def test_step_in_code_that_runs_again_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def script(attempt: Attempt) -> None:
-        seed()
-        loader = SOURCES["shuffled"]()
-        model, optimizer = logged(attempt, loader=loader)
-        for _ in range(3):
-            for batch in loader:
-                step(attempt, model, optimizer, batch)
-            step(attempt, model, optimizer, torch.ones(2, 2))
-        attempt.keep(optimizer=optimizer)
-        optimizer.close()
-
-    run = tmp_path / "run"
-    in_child(lambda: script(Attempt(run, 30)))
-    last = Attempt(run)
-    script(last)
-    report = last.kept["optimizer"].report
-    assert report.exact is False
-    assert any("applied twice" in note and "epochs(" in note for note in report.notes)
-    assert caplog.text.count("applied twice") == 1, "it is warned of once, not at each step"
-
-
-def test_loop_that_reads_ahead_is_named(tmp_path: Path) -> None:
+def test_an_iteration_that_gave_batches_before_the_loop_is_named(tmp_path: Path) -> None:
     def script(attempt: Attempt) -> None:
         seed()
         loader = SOURCES["shuffled"]()
         model, optimizer = logged(attempt, loader=loader)
         batches = iter(loader)
         ahead = next(batches)
-        for following in batches:
+        for _ in optimizer.steps(9):
             step(attempt, model, optimizer, ahead)
-            ahead = following
+            ahead = next(batches)
         optimizer.close()
 
     run = tmp_path / "run"
@@ -316,7 +379,7 @@ def test_loop_that_reads_ahead_is_named(tmp_path: Path) -> None:
     last = Attempt(run)
     script(last)
     assert last.reports[0].exact is None
-    assert any("reads ahead" in note for note in last.reports[0].notes)
+    assert any("gave batches before the loop" in note for note in last.reports[0].notes)
 
 
 def test_steps_without_a_loop_are_committed_though_an_iterator_is_held(tmp_path: Path) -> None:

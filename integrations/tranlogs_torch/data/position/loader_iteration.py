@@ -1,4 +1,4 @@
-"""The passes that a script's own `for batch in loader:` has made over a tracked loader (loops/user_loops)."""
+"""One iteration over a DataLoader, and the place in the data that a report names."""
 
 from __future__ import annotations
 
@@ -11,39 +11,7 @@ from tranlogs.training import LoopRecord
 from ..resized_position import Rest
 from ..sampler import Draws
 
-IDLE = 0  # a pass that took no steps
-LED = 1  # a pass whose batches were the boundaries
-COMPANION = 2  # a pass that another loop asked for batches
-
 END = object()  # in place of a batch: the iteration has no more
-
-
-class PassHistory:
-    """Passes over one loader, in the order in which the script made them.
-
-    Attributes:
-        finished: kind of each finished pass, companions left out.
-        kind: kind of the running pass; None if the running loop is one of `LoggedOptimizer`.
-        leads: True if the batches of the running pass are the boundaries.
-        was_companion: True if the previous pass was a companion.
-    """
-
-    def __init__(self) -> None:
-        self.finished = bytearray()
-        self.kind: int | None = None
-        self.leads = self.was_companion = False
-        self._repeated = 0
-
-    def begin(self, kind: int | None, *, leads: bool = False) -> None:
-        """Begin a pass of this kind; None for a loop of `LoggedOptimizer`, or for no loop."""
-        self.kind, self.leads = kind, leads
-
-    def next_finished(self) -> int | None:
-        """Return the kind of the next finished pass, for a script that runs from its start again; None after the last."""
-        if self._repeated == len(self.finished):
-            return None
-        self._repeated += 1
-        return self.finished[self._repeated - 1]
 
 
 @dataclass(slots=True)
@@ -67,6 +35,12 @@ class LoaderIteration:
     rest: Rest | None = None
     draws: Draws | None = None
     live: Iterator[Any] | None = None
+
+    def take_uncounted(self) -> Any:
+        """Return the next batch, or END, of an iteration that is not the position's."""
+        if self.draws is not None:
+            self.draws.ahead.clear()  # only a position consumes what is drawn
+        return END if self.live is None else next(self.live, END)
 
 
 def find_place(loop: LoopRecord, data: Mapping[str, Any], turns: int) -> tuple[int, int, int]:
