@@ -542,4 +542,33 @@ def test_what_is_set_where_a_phase_begins_is_that_of_the_record(number: int, tmp
     assert last.exact is True, last.notes
     notes = [note for note in last.notes if "to prove that this script" not in note]
     (note,) = notes
-    assert note.startswith("state_dict() of the model was read between finished loops")
+    assert note.startswith("state_dict() of the model was read before a loop")
+
+
+def best(job: Job) -> None:
+    """Save the weights before the loop, and those of the best epoch in it; go on with the latter."""
+    model, loader, optimizer = built(job)
+    state = optimizer.remember(best=0.0)
+    job.start(optimizer, loader=loader)
+    torch.save(model.state_dict(), "best.pt")
+    for epoch in optimizer.epochs(3, loader):
+        losses = [stepped(job, model, optimizer, rows) for (rows,) in epoch]
+        if epoch == 0:
+            state.best = max(losses)
+            torch.save(model.state_dict(), "best.pt")
+    optimizer.close()
+    model.load_state_dict(torch.load("best.pt"))
+    job.keep(model=model)
+
+
+def test_weights_that_are_saved_before_the_loop_are_named(tmp_path: Path) -> None:
+    """At once, since the file has other weights after a crash."""
+    expected = Expected(warns=("state_dict() of the model was read before a loop",))
+    twin = finished(best, tmp_path / "twin")
+    whole = finish(best, tmp_path / "whole", tmp_path / "whole" / "run")
+    assert whole[0].differences(twin) == []
+    demand_quiet(whole, tmp_path / "whole" / "run", expected)
+    assert killed(best, tmp_path / "killed", Death("batch", number=14)) == -signal.SIGKILL
+    last = finished(best, tmp_path / "killed", tmp_path / "killed" / "run")
+    assert "file best.pt" in last.differences(twin)
+    assert any(note.startswith("state_dict() of the model was read before a loop") for note in last.notes)

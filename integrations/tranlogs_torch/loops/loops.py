@@ -93,6 +93,7 @@ class Loops:
         self._backup: StateBackup | None = None  # made before code per epoch runs again
         self._between: StateBackup | None = None  # made before code between finished loops runs again
         self._read_hooks: list[RemovableHandle] = []  # while that code runs
+        self._watched_step = -1
         self._has_named_read = False
 
     @contextmanager
@@ -151,9 +152,13 @@ class Loops:
             return position.epoch - start.get("epoch", 0)
         return position.taken - start.get("taken", 0)
 
-    def note_landed(self) -> None:
-        """Keep the state aside if recovery has landed behind a finished loop: code before that loop runs again, too."""
+    def note_start(self) -> None:
+        """Note that the script goes on behind `recover()`, with code that runs at each start.
+
+        The state is kept aside if recovery has landed behind a finished loop: code before that loop runs again, too.
+        """
         sequence = self._parts.auxiliary.sequence
+        self._watch_reads()
         if self._parts.auxiliary.is_waiting and sequence.has_finished and not sequence.entered:
             self._between = StateBackup(self._parts.state, self._parts.auxiliary, has_optimizers=True)
 
@@ -170,7 +175,9 @@ class Loops:
             self._watch_reads()
 
     def _watch_reads(self) -> None:
-        """Name it if the script reads the weights: they are the newest ones, and not those from before the crash."""
+        """Name it if the script reads the weights before a step: after a crash they are the newest ones, whenever it is."""
+        self._unwatch_reads()
+        self._watched_step = self._parts.journal.step
         parts = {id(part): part for module in self._parts.modules.values() for part in module.modules()}
         hook = ReadHook(self._note_read)
         self._read_hooks = [part.register_state_dict_pre_hook(hook) for part in parts.values()]
@@ -181,7 +188,7 @@ class Loops:
         self._read_hooks = []
 
     def _note_read(self) -> None:
-        if not self._has_named_read:
+        if not self._has_named_read and self._parts.journal.step == self._watched_step:
             self._has_named_read = True
             self._parts.report.name_restarts(describe_weights_read(), is_logged=True)
 

@@ -222,7 +222,7 @@ class TrainingRun:
             raise UsageError("recover() must come before the first step")
         self._parts.restarts.note_start()
         report = self._recovery.recover(step, progress)
-        self._loops.note_landed()
+        self._loops.note_start()
         return report
 
     def begin(self) -> None:

@@ -34,10 +34,10 @@ def describe_restarts(restarts: Sequence[Restart]) -> list[str]:
         first, names = group[0], [one.name for one in group]
         when, _, line = first.code.rpartition(" ")
         if line == "weights":
-            what = "was read between finished loops, by code that runs again, on the newest state"
+            what = "was read before a loop, by code that runs at each start, after a crash on the newest state"
             found.append(
-                f"{listed(names)} {what}: a file or a module that is made of it is not what it was before the crash (what goes "
-                "into remember(...) is)"
+                f"{listed(names)} {what}: a file or a module that is made of it is then not what it was (what goes into "
+                "remember(...) is)"
             )
             continue
         if when == "again":
@@ -75,7 +75,7 @@ def with_notes(restarts: Sequence[Restart]) -> list[Restart]:
 
 
 def describe_weights_read() -> list[Restart]:
-    """Return the note on code between finished loops that reads the weights."""
+    """Return the note on code before a loop that reads the weights."""
     return with_notes([Restart("again weights", "state_dict() of the model", UNKNOWN)])
 
 
