@@ -572,3 +572,41 @@ def test_weights_that_are_saved_before_the_loop_are_named(tmp_path: Path) -> Non
     last = finished(best, tmp_path / "killed", tmp_path / "killed" / "run")
     assert "file best.pt" in last.differences(twin)
     assert any(note.startswith("state_dict() of the model was read before a loop") for note in last.notes)
+
+
+def reading(job: Job, *, has_first: bool) -> None:
+    """Save behind the first loop what its last turn has set, and train on in a second one."""
+    model, loader, optimizer = built(job)
+    job.start(optimizer, loader=loader)
+    loss = 0.0
+    if has_first:
+        number = -1
+    for epoch in optimizer.epochs(2, loader):
+        for (rows,) in epoch:
+            loss = stepped(job, model, optimizer, rows)
+        number = int(epoch)
+    try:
+        Path("between.json").write_text(json.dumps([number, loss]))
+    except UnboundLocalError:
+        Path("between.json").write_text("number is unset")
+    for epoch in optimizer.epochs(2, loader):
+        for (rows,) in epoch:
+            stepped(job, model, optimizer, rows)
+    job.keep(model=model, optimizer=optimizer)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("has_first", [True, False])
+def test_what_is_read_behind_a_finished_loop_is_named(has_first: bool, tmp_path: Path) -> None:
+    """Also before any crash, and where it has no value at all after one."""
+    script = partial(reading, has_first=has_first)
+    twin = finished(script, tmp_path / "twin")
+    whole = finish(script, tmp_path / "whole", tmp_path / "whole" / "run")
+    assert whole[0].differences(twin) == []
+    demand_quiet(whole, tmp_path / "whole" / "run", Expected(warns=("read behind a loop that sets them",)))
+    assert killed(script, tmp_path / "killed", Death("batch", number=14)) == -signal.SIGKILL
+    last = finished(script, tmp_path / "killed", tmp_path / "killed" / "run")
+    assert last.differences(twin) == ["file between.json"]
+    (note,) = [note for note in last.notes if "read behind" in note]
+    assert "number and loss" in note or "loss and number" in note, note
+    assert "state = optimizer.remember(" in note

@@ -16,8 +16,8 @@ class Restart:
         code: which line keeps it. "remember": `optimizer.remember(...)`; "track": `optimizer.track(...)` of its owner; "state":
             state_dict() of its owner, which is tracked; "extra": the same of a module; "fit": an attribute of a callback of the
             fit; "exportable": a callback with `state()`; "lightning": an attribute of a module or callback. "again " before it:
-            code between loops ran again, and gave another value; "epoch " or "pass ": it starts over where an epoch of
-            `epochs()`, or a pass of a trainer's loop, is entered in its middle.
+            code between loops ran again, and gave another value; "left ": code behind a finished loop reads it; "epoch " or
+            "pass ": it starts over where an epoch of `epochs()`, or a pass of a trainer's loop, is entered in its middle.
         name: as the script writes it ("best", "stopper.count").
         first: the value with which it begins, as a line of Python has it; "..." if that is not short.
         owner: the object that has it as an attribute; "" if it is a variable, or what is written like one.

@@ -75,7 +75,7 @@ class Loops:
             run.report.warn(sequence.shortened, False)
         run.note_data(data)
         if decision == "finished":
-            run.restarts.pass_finished()
+            run.restarts.pass_finished(sequence.entered - 1)
             yield False
             return
         run.restarts.open(sequence.entered - 1)

@@ -118,7 +118,7 @@ class Loops:
         source, begin = auxiliary.name_of(position), partial(auxiliary.begin_loop, position)
         decision = sequence.enter(name, length, begin, source, newest=newest, done=self._count_done(name, position))
         if decision == "finished":
-            self._parts.restarts.pass_finished()
+            self._parts.restarts.pass_finished(sequence.entered - 1)
             yield decision
             self._pass()
             return

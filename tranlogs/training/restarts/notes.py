@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from ...recovery.report import Restart
 from .plain_values import UNKNOWN
@@ -40,6 +41,10 @@ def describe_restarts(restarts: Sequence[Restart]) -> list[str]:
                 "remember(...) is)"
             )
             continue
+        if when == "left":
+            what = f"{listed(names)} {'is' if len(names) == 1 else 'are'} read behind a loop that sets {_it(names)}, whose body"
+            found.append(f"{what} does not run again once it is finished")
+            continue
         if when == "again":
             loop = "fit" if line == "fit" else "loop"
             what = f"{listed(names)}: another value than when this {loop} was first entered, since code between {loop}s ran "
@@ -68,7 +73,7 @@ def with_notes(restarts: Sequence[Restart]) -> list[Restart]:
     """Return values with their notes: what starts over, and the line that keeps it."""
     found = []
     for group in _groups(restarts):
-        it = "it" if len(group) == 1 else "them"
+        it = _it(group)
         note = f"{describe_restarts(group)[0]}. To keep {it}: {lines_of(group)[0]}"
         found += [replace(one, note=note) for one in group]
     return found
@@ -83,7 +88,7 @@ def lines_of(restarts: Sequence[Restart]) -> list[str]:
     """Return the lines that let the run keep values, one for each group."""
     found = []
     for group in _groups(restarts):
-        first, it = group[0], "it" if len(group) == 1 else "them"
+        first, it = group[0], _it(group)
         when, _, code = first.code.rpartition(" ")
         epochs = "take the epochs from optimizer.epochs(...), and " if when == "pass" else ""
         if code in _LINES:
@@ -103,13 +108,15 @@ def lines_of(restarts: Sequence[Restart]) -> list[str]:
             line = f"{states}{made}optimizer.track({given}) before recover()"
             line += f", and set its attributes back{again}" if when else ""
         else:
-            values = ["None" if when == "again" else one.first for one in group]
+            values = ["None" if when in ("again", "left") else one.first for one in group]
             given = ", ".join(f"{key}={value}" for key, value in zip(keys, values, strict=True))
             line = f"state = optimizer.remember({given}) before recover()"
             line += f", with the first value for {UNKNOWN}" if UNKNOWN in values else ""
             at = next((at for at, key in enumerate(keys) if key != names[at]), 0)  # of the one that is hardest to follow
             key, name, value = keys[at], names[at], values[at]
-            if when == "again":
+            if when == "left":
+                line += f", state.{key} = {name} in the loop, and state.{key} behind it"
+            elif when == "again":
                 line += f", and `if state.{key} is None:` before the code that sets it"
                 line += " (if it runs for several phases: a dict with a value for each)"
             else:
@@ -134,6 +141,10 @@ def listed(names: Sequence[str]) -> str:
     """Return names as one writes them: "a, b and c"."""
     shown = [*names[:_NAMES_MAX], *([f"{len(names) - _NAMES_MAX} more"] if len(names) > _NAMES_MAX else [])]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _it(things: Sequence[Any]) -> str:
+    return "it" if len(things) == 1 else "them"
 
 
 def _attribute(restart: Restart) -> str:

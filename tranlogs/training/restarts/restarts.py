@@ -70,7 +70,9 @@ class Restarts:
         self._pass_code, self._pass_look = "", 0
         self._ending, self._epochs = "", 0
         self._named = dict[str, Restart]()
-        self._unset: list[str] = []
+        self._number = 0  # of the loop that is open, from 0
+        self._unset = dict[str, list[str]]()  # by loop: names that only its body sets, and that are read behind it
+        self._left = dict[str, list[str]]()  # by loop: others that each turn sets anew, and that are read behind it
         self._entered = dict[str, dict[str, bytes]]()  # digests with which each later loop was first entered
         self.recorded: Fixed | None = None
 
@@ -87,7 +89,7 @@ class Restarts:
         """Name what the run has recorded, except what the script keeps by now."""
         if recorded is None:
             return
-        self._unset, self._entered = recorded["unset"], recorded["entered"]
+        self._unset, self._left, self._entered = recorded["unset"], recorded["left"], recorded["entered"]
         remembered = set(self.framework.remembered())
         tracked = {type(one).__name__ for one, _ in self.framework.tracked()}
         found = [Restart(*one) for one in recorded["named"]]
@@ -104,7 +106,7 @@ class Restarts:
     @property
     def unset(self) -> str:
         """What a start of a finished run lacks, since the body of its loop does not run."""
-        return describe_unset(self._unset)
+        return describe_unset([name for names in self._unset.values() for name in names])
 
     def open(self, number: int = 0, *, is_logged: bool = True) -> None:
         """Take the digests: a loop opens.
@@ -115,10 +117,23 @@ class Restarts:
         """
         self._guard(lambda: self._open(number, is_logged=is_logged))
 
-    def pass_finished(self) -> None:
-        """Note that the script comes to a finished loop. What was set before the first one is no change."""
+    def pass_finished(self, number: int) -> None:
+        """Note that the script passes a finished loop, whose body does not run. What was set before the first one is no change.
+
+        Args:
+            number: of the loop, among those of the run, from 0.
+        """
         if self._first is None:
             self._guard(self._read_first)
+        self._name_left(number)
+
+    def _name_left(self, number: int) -> None:
+        """Name what code behind a loop of `LoggedOptimizer` reads of it: the body of a finished loop does not run again."""
+        report = self._report.current
+        unset = () if report is not None and report.end else self._unset.get(str(number), ())  # else the report names them
+        left = self._left.get(str(number), ())
+        if self.framework.variable == "remember":
+            self._name([Restart("left remember", name, UNKNOWN) for name in (*unset, *left)])
 
     def _read_first(self) -> None:
         values = read_values(self.framework, self._outside, set(), opens="loop").values
@@ -191,6 +206,7 @@ class Restarts:
 
     def _open(self, number: int, *, is_logged: bool) -> None:
         self._kept.clear()
+        self._number = number
         opened = read_values(self.framework, self._outside, self._kept, opens="loop")
         born = _born.get(opened.code, set())
         values = [one for one in opened.values if not (one[0].key.startswith(opened.prefix) and _root(one[0]) in born)]
@@ -201,6 +217,7 @@ class Restarts:
         if not number:
             self._first = self._first or {key: digest for key, (digest, _) in self._before.items()}
             return
+        self._name_left(number - 1)
         plain = [(key, digest) for key, (digest, _) in self._before.items() if not digest.startswith(VERSION)]
         digests = dict(plain[:_OPENED_MAX])
         entered = self._entered.setdefault(str(number), digests)
@@ -254,7 +271,9 @@ class Restarts:
         if self._opened is not None and now.code == self._opened.code:
             names = sorted(name for name in now.names - self._opened.names if not name.startswith("_"))
             _born.setdefault(now.code, set()).update(names)
-            self._unset = [name for name in names if name in now.read_later][:_UNSET_MAX] or self._unset
+            number, anew = str(self._number), sorted(now.set_by_turn & self._opened.names & now.read_later)
+            self._unset[number] = [name for name in names if name in now.read_later][:_UNSET_MAX] or self._unset.get(number, [])
+            self._left[number] = anew[:_UNSET_MAX] or self._left.get(number, [])
             self._record()
         self._opened = None
 
@@ -294,7 +313,7 @@ class Restarts:
 
     def _record(self) -> None:
         named = [[one.code, one.name, one.first, one.owner, one.kind, one.has_state] for one in self._named.values()]
-        self.recorded = Fixed({"named": named, "unset": self._unset, "entered": {**self._entered}})
+        self.recorded = Fixed({"named": named, "unset": {**self._unset}, "left": {**self._left}, "entered": {**self._entered}})
 
 
 @dataclass(slots=True)

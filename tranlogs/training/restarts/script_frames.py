@@ -135,6 +135,12 @@ def names_of_position(code: CodeType) -> frozenset[str]:
     return frozenset(found)
 
 
+def names_set_by_innermost(frame: FrameType) -> frozenset[str]:
+    """Return the names that each turn of the innermost loop around a place in a frame sets before it reads them."""
+    loops = _loops_at(frame.f_code, frame.f_lasti)
+    return _set_first(frame.f_code, *min(loops, key=lambda loop: loop[1])) if loops else frozenset()
+
+
 def names_read_later(frame: FrameType) -> frozenset[str]:
     """Return the names that a function reads behind the innermost loop around a place in it, before it sets them."""
     return _read_after(frame.f_code, min((end for _, end in _loops_at(frame.f_code, frame.f_lasti)), default=frame.f_lasti))

@@ -25,6 +25,7 @@ from .script_frames import (
     loops_around,
     names_read_later,
     names_set_anew,
+    names_set_by_innermost,
     names_set_by_turn,
     names_set_unread,
     read_locals,
@@ -261,6 +262,7 @@ class ScriptValues:
         prefix: with which the keys of its variables begin.
         around: loops of the script around a loop that asks for its first item.
         read_later: names that the function reads behind the loop.
+        set_by_turn: names that each turn of the innermost loop around sets before it reads them.
     """
 
     values: list[tuple[Place, Any, bytes]]
@@ -271,6 +273,7 @@ class ScriptValues:
     prefix: str = ""
     around: Loops = frozenset()
     read_later: frozenset[str] = frozenset()
+    set_by_turn: frozenset[str] = frozenset()
 
 
 def read_values(
@@ -330,7 +333,8 @@ def read_values(
         found += [one for one in walk.values(scopes, has_others=opens != "pass") if one[0].key not in left_out]
     code, around = frames[-1].f_code, loops_around(frames) if is_first else frozenset()
     at, prefix = (code.co_filename, code.co_firstlineno), prefix_of(frames[-1], len(frames) - 1)
-    return ScriptValues(found, walk.seen, walk.looked_into, names, at, prefix, around, names_read_later(frames[-1]))
+    later, by_turn = names_read_later(frames[-1]), names_set_by_innermost(frames[-1])
+    return ScriptValues(found, walk.seen, walk.looked_into, names, at, prefix, around, later, by_turn)
 
 
 def prefix_of(frame: FrameType, number: int) -> str:
