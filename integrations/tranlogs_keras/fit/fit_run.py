@@ -129,6 +129,8 @@ class FitRun:
                 find_late=late_optimizers.find_built,
                 describe=self._describe,
             )
+            if self.is_complete and not self.is_skipped:
+                self._boundaries.keep_end()
             if not self.is_skipped:
                 prints_report = settings.verbose and self._recovery.landed is not None and not self.is_complete
                 self._restarts.open(self.number, is_logged=not prints_report)

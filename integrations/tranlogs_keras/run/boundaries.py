@@ -158,6 +158,12 @@ class Boundaries:
         elif (now := self._read_end(changes)) is not None:
             journal.boundary(now, lambda: self._snapshot(now), scalars=scalars, checkpoint=True)
 
+    def keep_end(self) -> None:
+        """Take the checkpoint at the end of a fit that is over, if the process that came to it has published none."""
+        if not self._has_checkpoint():
+            self._parts.journal.start()
+            self._parts.journal.checkpoint(self._snapshot(self._recovery.body), wait=True)
+
     def _read_end(self, changes: dict[str, Any]) -> dict[str, Any] | None:
         body = self._read(self._parts.steps.note_unit(is_end=True))
         return None if body is None else body | changes

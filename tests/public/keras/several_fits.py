@@ -82,6 +82,15 @@ def many(job: Job, tells: bool = False) -> None:
     job.keep(model=model, history=history)
 
 
+def between(job: Job, rechecks: bool) -> None:
+    """Print the weights behind each of three fits."""
+    model, (x, y) = _model(), _data()
+    for _ in range(3):
+        history = model.fit(x, y, batch_size=16, epochs=1, verbose=0, callbacks=job.callbacks(recheck=rechecks))
+        job.print(*(float(keras.ops.sum(v)) for v in model.trainable_variables))
+    job.keep(model=model, history=history)
+
+
 def compiled_within(job: Job, how: str, log: str = "auto") -> None:
     """Print what is said to a callback that changes the way of training, and train the model after it."""
     model, (x, y) = _model(), _data()

@@ -30,6 +30,19 @@ def test_a_kill_where_a_fit_begins_is_one_like_others(torch: Lab, tmp_path: Path
 
 
 @pytest.mark.crash
+@pytest.mark.parametrize("rechecks", [True, False])
+def test_the_checkpoint_at_the_end_of_a_fit_is_made_by_the_next_process(
+    torch: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rechecks: bool
+) -> None:
+    """The second one of the run, which was being published; without it, code between the fits would see other weights."""
+    folder = tmp_path / "killed"
+    kill(torch, f"{SCRIPT}:between", folder, ["checkpoint.publish", 2], rechecks=rechecks)
+    kill(torch, f"{SCRIPT}:between", folder, ["boundary.after", 2], rechecks=rechecks)
+    whole, last = (run_whole(torch, f"{SCRIPT}:between", tmp_path / name, rechecks=rechecks) for name in ("whole", "killed"))
+    assert last.differences(whole) == []
+
+
+@pytest.mark.crash
 @pytest.mark.parametrize("nth", [4, 5])
 @pytest.mark.parametrize("damage", ["deleted", "cut", "flipped"])
 def test_a_damaged_checkpoint_between_two_fits_loses_nothing(torch: Lab, tmp_path: Path, damage: str, nth: int) -> None:
