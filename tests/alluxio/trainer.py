@@ -64,8 +64,8 @@ class Training:
 
     def _digest(self) -> str:
         hasher = xxhash.xxh3_64(repr(self.scheduler.state_dict()).encode())
-        for tensor in self.model.state_dict().values():
-            hasher.update(tensor.numpy().tobytes())
+        for tensor in (*self.model.parameters(), *self.model.buffers()):  # `state_dict()` before the loop would be named
+            hasher.update(tensor.detach().numpy().tobytes())
         for state in self.inner.state_dict()["state"].values():
             for name in sorted(state):
                 hasher.update(state[name].numpy().tobytes())
