@@ -265,21 +265,20 @@ class LoopSequence:
 
     @property
     def is_before_recorded(self) -> bool:
-        """True if this process has not entered the loop in which the run stood."""
-        return self.recorded.is_open and self.entered < self.recorded.count
+        """True if this process has entered loops, and not yet the one in which the run stood."""
+        return 0 < self.entered < self.recorded.count and self.recorded.is_open
 
-    def describe_early_step(self) -> str:
-        """Return what it means that a step is taken outside of all loops, before the one in which the run stood."""
-        after = f"after loop {self.entered} of the run, which is finished, and " if self.entered else ""
+    def describe_step_between(self) -> str:
+        """Return what it means that a step is taken between a finished loop and the one in which the run stood."""
         return (
-            f"a step is taken outside of all loops, {after}before loop {self.recorded.count}, in which the run stood. It was "
-            "taken before the crash, and would be taken twice. Take such steps in a loop of their own: `for turn in "
-            "optimizer.steps(1)`"
+            f"a step is taken outside of all loops, after loop {self.entered} of the run, which is finished, and before loop "
+            f"{self.recorded.count}, in which the run stood. It was taken before the crash, and would be taken twice. Take "
+            "such steps in a loop of their own: `for turn in optimizer.steps(1)`"
         )
 
     def describe_unreached(self) -> str:
         """Return what it means that the script ended before the loop in which the run stood; "" if it did not."""
-        if not self.is_before_recorded:
+        if not self.is_before_recorded and not (self.recorded.is_open and not self.entered):
             return ""
         return (
             f"the script ended before it entered loop {self.recorded.count} of the run (optimizer."

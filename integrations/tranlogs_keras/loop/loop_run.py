@@ -333,7 +333,7 @@ class LoopRun:
             return
         if self._is_waiting:
             if self.place.sequence.is_before_recorded:
-                raise UsageError(self.place.sequence.describe_early_step())
+                raise UsageError(self.place.sequence.describe_step_between())
             self.come_back()
         if not self.restarts.is_open:
             self.restarts.open()

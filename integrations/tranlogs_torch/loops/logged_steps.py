@@ -57,7 +57,9 @@ class LoggedSteps:
         if not self._recovery.has_begun:
             self._recovery.begin()
         if self.auxiliary.is_waiting and self.auxiliary.sequence.is_before_recorded and not self._loops.running:
-            raise UsageError(self.auxiliary.sequence.describe_early_step())
+            raise UsageError(self.auxiliary.sequence.describe_step_between())
+        if not self._loops.running:
+            self._loops.unwatch_reads()
         if self.auxiliary.is_waiting and not self._loops.running:  # no loop was opened, which would have compared them
             self._loops.note_early_writes()
         if not self._parts.restarts.is_open:  # nor was the model called, as a network of several parts is not

@@ -100,7 +100,7 @@ class Loops:
     def _looping(self, loop: object, name: str, length: int | None, position: LoaderPosition | None) -> Iterator[LoopDecision]:
         """Run a loop: what it is in the sequence of the run's loops, and what it does to the state as it begins and ends."""
         auxiliary, sequence = self._parts.auxiliary, self._parts.auxiliary.sequence
-        self._unwatch_reads()
+        self.unwatch_reads()
         if self._parts.journal.is_closed:
             raise UsageError(
                 f"{self._parts.settings.run}: the run is closed and logs nothing more. Create a new LoggedOptimizer to "
@@ -176,13 +176,14 @@ class Loops:
 
     def _watch_reads(self) -> None:
         """Name it if the script reads the weights before a step: after a crash they are the newest ones, whenever it is."""
-        self._unwatch_reads()
+        self.unwatch_reads()
         self._watched_step = self._parts.journal.step
         parts = {id(part): part for module in self._parts.modules.values() for part in module.modules()}
         hook = ReadHook(self._note_read)
         self._read_hooks = [part.register_state_dict_pre_hook(hook) for part in parts.values()]
 
-    def _unwatch_reads(self) -> None:
+    def unwatch_reads(self) -> None:
+        """Watch no more: a loop begins, or a step is taken outside of all loops."""
         for hook in self._read_hooks:
             hook.remove()
         self._read_hooks = []
