@@ -193,7 +193,8 @@ class Recovery:
             timeline=parts.journal.timeline,
         )
         rechecked, seconds = self.recheck.compared
-        unset = describe_unset([name for names in self.body.get("restarts", {"unset": {}})["unset"].values() for name in names])
+        by_loop = (self.body.get("restarts") or {}).get("unset", {})
+        unset = describe_unset([name for names in by_loop.values() for name in names])
         has_ended = parts.journal.was_finished and not found.steps_lost
         end = describe_end(parts.journal.former_loop_end, unset) if has_ended else ""
         return replace(report, recheck=parts.report.recheck, rechecked=rechecked, seconds_recheck=seconds, end=end)

@@ -60,8 +60,8 @@ class LoggedSteps:
             raise UsageError(self.auxiliary.sequence.describe_step_between())
         if not self._loops.running:
             self._loops.unwatch_reads()
-        if self.auxiliary.is_waiting and not self._loops.running:  # no loop was opened, which would have compared them
-            self._loops.note_early_writes()
+            if self.auxiliary.is_waiting:  # no loop was opened, which would have compared them
+                self._loops.note_early_writes()
         if not self._parts.restarts.is_open:  # nor was the model called, as a network of several parts is not
             self._parts.restarts.open()
         if self.auxiliary.has_landed:
