@@ -25,14 +25,14 @@ def identity_of(entries: list[dict[str, Any]], number: int) -> dict[str, Any]:
 
 
 class EarlierFits:
-    """Record of the finished fits of a run: for each its history, its identity, and the step at which it ended.
+    """Record of the finished fits of a run: for each its history, its epochs, its identity, and the step at which it ended.
 
     Args:
         parts: of the run.
         retention: keeps the checkpoints at the ends of fits.
 
     Attributes:
-        entries: one for each fit. The list is replaced, never changed.
+        entries: one for each fit. The list is replaced, never changed. `epochs` is None if the fit was stopped.
         deviation: how the fit before the present one deviated from the run without a crash; None if it did not.
     """
 
@@ -59,8 +59,10 @@ class EarlierFits:
         """
         before = body.get("earlier", [])
         known = identity_of(before, len(before) - 1)
+        was_stopped = body["has_stopped"] or not body["position"]["is_finished"]
         entry = {
             "history": body.get("callback.History", {}),
+            "epochs": None if was_stopped else body["position"]["epoch"],
             "step": end.position.step,
             "identity": {key: value for key, value in body["identity"].items() if known.get(key, self) != value},
         }

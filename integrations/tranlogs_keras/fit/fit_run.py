@@ -165,7 +165,9 @@ class FitRun:
         self._plan_looks(callbacks)
         data, position = describe_data(self._iterator.data_adapter, source), Position(fit=number)
         if newest is not None:
-            self._recovery.changes = require_same_fit(parts, newest, identity, number, accepts_changes=settings.accepts_changes)
+            self._recovery.changes = require_same_fit(
+                parts, newest, identity, number, self._epochs, accepts_changes=settings.accepts_changes
+            )
         held = -1 if before is None else before["position"]["fit"]
         if before is not None and held == number:
             for text in require_same_data(parts.run, before.get("data", data), data):

@@ -93,9 +93,11 @@ def make_parts(
 
 
 def require_same_fit(
-    parts: RunParts, newest: NewestCheckpoint, identity: dict[str, Any], number: int, *, accepts_changes: bool
+    parts: RunParts, newest: NewestCheckpoint, identity: dict[str, Any], number: int, epochs: int, *, accepts_changes: bool
 ) -> ScriptChanges:
     """Return what differs from the recorded fit of this number, if the user accepts changes.
+
+    Only the newest fit of a run may be given more epochs: those of a finished one would never be trained.
 
     Raises:
         UsageError: something differs, and is not accepted.
@@ -104,6 +106,12 @@ def require_same_fit(
     held = boundary["position"]["fit"]
     recorded = boundary["identity"] if held == number else identity_of(boundary["earlier"], number) if held > number else None
     changes = [] if recorded is None else compare_identities(recorded, identity)
+    done = boundary["earlier"][number]["epochs"] if held > number else None
+    if done is not None and epochs > done:
+        changes.append(
+            f"fit {number + 1} was finished with epochs={done}, now it has epochs={epochs}, and the run stands in fit "
+            f"{held + 1}: train the other epochs by a new fit behind the others"
+        )
     if not (changes and held == number and _has_other_variables(parts, newest)):
         if not accepts_changes:
             check_identity(parts.run, changes)

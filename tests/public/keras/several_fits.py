@@ -82,11 +82,11 @@ def many(job: Job, tells: bool = False) -> None:
     job.keep(model=model, history=history)
 
 
-def between(job: Job, rechecks: bool) -> None:
-    """Print the weights behind each of three fits."""
+def between(job: Job, rechecks: bool, first: int = 1) -> None:
+    """Print the weights behind each of three fits, of which the first one has the given number of epochs."""
     model, (x, y) = _model(), _data()
-    for _ in range(3):
-        history = model.fit(x, y, batch_size=16, epochs=1, verbose=0, callbacks=job.callbacks(recheck=rechecks))
+    for epochs in (first, 1, 1):
+        history = model.fit(x, y, batch_size=16, epochs=epochs, verbose=0, callbacks=job.callbacks(recheck=rechecks))
         job.print(*(float(keras.ops.sum(v)) for v in model.trainable_variables))
     job.keep(model=model, history=history)
 

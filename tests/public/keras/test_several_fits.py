@@ -43,6 +43,17 @@ def test_the_checkpoint_at_the_end_of_a_fit_is_made_by_the_next_process(
 
 
 @pytest.mark.crash
+def test_more_epochs_of_a_fit_before_the_newest_are_refused(torch: Lab, tmp_path: Path) -> None:
+    """They would never be trained."""
+    kill(torch, f"{SCRIPT}:between", tmp_path, ["batch", 4], rechecks=True)
+    with pytest.raises(
+        AssertionError, match=r"fit 1 was finished with epochs=1, now it has epochs=2, and the run stands in fit 2"
+    ):
+        run_whole(torch, f"{SCRIPT}:between", tmp_path, rechecks=True, first=2)
+    run_whole(torch, f"{SCRIPT}:between", tmp_path, rechecks=True)
+
+
+@pytest.mark.crash
 @pytest.mark.parametrize("nth", [4, 5])
 @pytest.mark.parametrize("damage", ["deleted", "cut", "flipped"])
 def test_a_damaged_checkpoint_between_two_fits_loses_nothing(torch: Lab, tmp_path: Path, damage: str, nth: int) -> None:
