@@ -136,27 +136,29 @@ class DocumentSegment:
         return fields, sections
 
     def _entry(self, at: int, kind: str, sequence: int, step: int) -> DocumentEntry:
-        (layout_at, body_at, nbytes), (_, absent, sparse, sums, codecs, digests, scalars, _) = self._sections(at)
+        (layout_at, body_at, nbytes), (layout, absent, sparse, sums, codecs, digests, scalars, _) = self._sections(at)
         entry = DocumentEntry(kind, sequence, step, digests=digests, scalars=decode_tree(scalars, None) if scalars else {})
         if layout_at:
-            layout = decode_tree(self._sections(layout_at)[1][0], None)
+            layout = self._sections(self._offset(layout_at))[1][0]
+        if layout:
+            specs = decode_tree(layout, None)
             forms = decode_tree(sparse, None) if sparse else {}
-            sizes = [self._size(i, spec, absent, forms) for i, spec in enumerate(layout)]
+            sizes = [self._size(i, spec, absent, forms) for i, spec in enumerate(specs)]
             assert sum(sizes) == nbytes
             data = self._undone(at + 64, cut(sizes), sums, codecs)
             start = 0
-            for i, (spec, size) in enumerate(zip(layout, sizes, strict=True)):
+            for i, (spec, size) in enumerate(zip(specs, sizes, strict=True)):
                 self._add(entry.tensors, spec, data[start : start + size], forms.get(i), is_absent(absent, i))
                 start += size
         body = self._body(at)
         if 0 in body:
-            base = self._body(body.pop(0))
+            base = self._body(self._offset(body.pop(0)))
             assert 0 not in base
             base.pop("", None)
             body = {key: part for key, part in (base | body).items() if part is not None}
         if body_at:
             assert "" not in body
-            body[""] = self._body(body_at)[""]
+            body[""] = self._body(self._offset(body_at))[""]
         parts = {key: self._part(key, body) for key in body if "/" not in key}
         assert ("" in parts) == (kind != "BOUNDARY")
         entry.body = parts.pop("", None)
@@ -215,6 +217,11 @@ class DocumentSegment:
         else:
             tensors[name] = tensors.get(name, b"") + data
 
+    def _offset(self, place: int) -> int:
+        at = place & (1 << 40) - 1
+        assert xxhash.xxh3_64_intdigest(self.raw[at : at + 64]) & 0xFFFFFF == place >> 40
+        return at
+
     def _body(self, at: int) -> dict[Any, Any]:
         body: dict[Any, Any] = decode_tree(self._sections(at)[1][7] or b"\x80", None)
         return body
@@ -222,10 +229,10 @@ class DocumentSegment:
     def _part(self, key: str, body: dict[Any, Any]) -> Any:
         content, arrays = body[key] if isinstance(body[key], list) else (body[key], [])
         if isinstance(content, int):
-            there = self._body(content)[key]
+            there = self._body(self._offset(content))[key]
             content = there[0] if isinstance(there, list) else there
         if isinstance(arrays, int):
-            arrays = self._body(arrays)[key][1]
+            arrays = self._body(self._offset(arrays))[key][1]
         return decode_tree(
             content, lambda index, size: self._far(arrays[index], size), lambda index: self._part(f"{key}/{index}", body)
         )

@@ -57,7 +57,7 @@ class Segment:
             self.end = (placed.end + 63) // 64 * 64
             self.packed[record] = tree.encode(placed.packed)
             self.stored += len(self.packed[record]) + sum(buffer.nbytes for buffer in placed.buffers)
-            self.parts.written(placed)
+            self.parts.written(placed, record)
         return record
 
     def body_at(self, record: int) -> PackedBody:

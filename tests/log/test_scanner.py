@@ -244,17 +244,21 @@ def test_an_unreadable_sector_hides_what_it_holds_and_no_more(bare: BareLog, mon
     assert left == [location for location in found if location not in hidden]
 
 
-def test_copy_of_the_first_record_in_the_place_of_another_is_referred_to_by_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("copied", range(6))
+def test_copy_of_a_record_in_the_place_of_another_is_referred_to_by_none(tmp_path: Path, copied: int) -> None:
     """A write that went to a wrong place: the copy is sound by itself, and later records refer to what lay there."""
-    kinds = [(EntryKind.STEP, 1), (EntryKind.STEP, 1), (EntryKind.STEP, 61), (EntryKind.IMAGE, 0), (EntryKind.STEP, 1)]
+    kinds = [(EntryKind.STEP, 1), (EntryKind.UNIT, 1), (EntryKind.STEP, 61), (EntryKind.IMAGE, 0), (EntryKind.UNIT, 1)]
     path, written = _written(tmp_path, kinds)
     sound, raw = {location.head: values for location, values in written}, path.read_bytes()
-    for at in range(64, written[-1][0].end, 64):
-        path.write_bytes(raw[:at] + raw[:500] + raw[at + 500 :])
-        for location in scan(path, SEGMENT_ID):
-            with SegmentReader(path) as reader, suppress(CorruptRecord):
-                entry = reader.decode(location)
-                assert (entry.read_all().tobytes(), _bodies(entry)) == sound[location.head]
+    known = [location for location, _ in written]
+    one = raw[known[copied].offset : known[copied].end]
+    for at in range(64, known[-1].end, 64):
+        path.write_bytes(raw[:at] + one + raw[at + len(one) :])
+        for locations in (scan(path, SEGMENT_ID), known):
+            for location in locations:
+                with SegmentReader(path, locations) as reader, suppress(CorruptRecord):
+                    entry = reader.decode(location)
+                    assert (entry.read_all().tobytes(), _bodies(entry)) == sound[location.head]
 
 
 @given(
@@ -289,9 +293,10 @@ def test_random_damage_of_random_records_gives_no_wrong_record_and_no_other_erro
     path.write_bytes(raw)
     sound = {location.head: values for location, values in written}
     for last in (None, len(records)):
-        for location in scan(path, SEGMENT_ID, last_sequence=last):
+        locations = scan(path, SEGMENT_ID, last_sequence=last)
+        for location in locations:
             assert location.head in sound
-            with SegmentReader(path) as reader:
+            with SegmentReader(path, locations) as reader:
                 try:
                     entry = reader.decode(location)
                     values, body = entry.read_all().tobytes(), _bodies(entry)

@@ -10,7 +10,7 @@ from ..encoding import tree
 from .layout import Layout
 from .payload_reader import PayloadReader, RecordFile
 from .record_body import BASE, WHOLE, PackedBody, Row, merge_bodies, merge_part, unpack_body
-from .record_format import Description, EntryKind, Location
+from .record_format import Description, EntryKind, Location, offset_of
 
 
 class Entry(PayloadReader):
@@ -28,7 +28,7 @@ class Entry(PayloadReader):
     def __init__(self, reader: RecordFile, location: Location, description: Description, layout: Layout) -> None:
         self.head = location.head
         self.digests = description.digests
-        self.body_key = description.body_at or location.offset
+        self.body_key = offset_of(description.body_at) or location.offset
         self.scalars: dict[str, float] = dict(tree.decode(description.scalars)) if description.scalars else {}
         self._body_at, self._body = description.body_at, description.body
         super().__init__(reader, location, description, layout)
@@ -137,8 +137,8 @@ class Entry(PayloadReader):
             body[WHOLE] = self._body_of(self._body_at)[WHOLE]
         return body
 
-    def _body_of(self, offset: int) -> PackedBody:
-        return self.reader.body_at(offset, self.step)
+    def _body_of(self, place: int) -> PackedBody:
+        return self.reader.body_at(place, self.step)
 
     def _merged_parts(self) -> dict[str, tuple[bytes, list[Row]]]:
         """Return the tree and the array locations of each part."""

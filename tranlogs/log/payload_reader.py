@@ -32,7 +32,7 @@ class RecordFile(Protocol):
         """Fill `into` with the bytes at an offset; return a description of the problem, or "" if there was none."""
         ...
 
-    def body_at(self, offset: int, step: int) -> PackedBody:
+    def body_at(self, place: int, step: int) -> PackedBody:
         """Return the packed body of the record at an offset."""
         ...
 

@@ -1,7 +1,7 @@
 """The reader of one segment's records. It compares all checksums.
 
 A record may refer to other records of its segment: to the record that defines its layout, and to records that hold parts of
-its body in full. References are offsets in the file, so records can be decoded in any order.
+its body in full. References are places in the file, so records can be decoded in any order.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from .record_body import PackedBody, Row, unpack_body
 from .record_format import (
     HEAD,
     Description,
-    EntryKind,
     Head,
     Location,
     checksum_of,
+    offset_of,
+    pack_place,
     unpack_description,
     unpack_head,
     unpack_scalars,
@@ -71,7 +72,6 @@ class SegmentReader(ReadFile):
         self._locations, self._by_offset = locations, dict[int, Location]()
         self._layouts: dict[int, Layout] = {}
         self._bodies: dict[int, PackedBody] = {}
-        self._segment_id: int | None = None
 
     def entries(self, locations: Iterable[Location]) -> Iterator[Entry]:
         """Decode records in the order given."""
@@ -84,11 +84,11 @@ class SegmentReader(ReadFile):
         Raises:
             CorruptRecord: the description is damaged, or the description of the record that defines the layout is.
         """
-        self._segment_id = location.head.segment_id
         description = self._description(location)
         try:
             if description.layout:
-                layout = self._layouts[location.offset] = unpack_layout(description.layout)
+                place = pack_place(location.offset, location.head.digest)
+                layout = self._layouts[place] = unpack_layout(description.layout)
             elif description.layout_at:
                 layout = self._layout_at(description.layout_at, location.head.step)
             else:
@@ -162,47 +162,47 @@ class SegmentReader(ReadFile):
 
     # References to other records.
 
-    def _layout_at(self, offset: int, step: int) -> Layout:
-        layout = self._layouts.get(offset)
+    def _layout_at(self, place: int, step: int) -> Layout:
+        layout = self._layouts.get(place)
         if layout is None:
-            data = self._referenced(offset, step).layout
+            data = self._referenced(place, step).layout
             if not data:
-                raise ValueError(f"the record at byte {offset} defines no layout")
+                raise ValueError(f"the record at byte {offset_of(place)} defines no layout")
             if len(self._layouts) >= _CACHED_MAX:
                 self._layouts.clear()
-            layout = self._layouts[offset] = unpack_layout(data)
+            layout = self._layouts[place] = unpack_layout(data)
         return layout
 
-    def body_at(self, offset: int, step: int) -> PackedBody:
-        """Return the packed body of the record at an offset, to which a record of `step` refers.
+    def body_at(self, place: int, step: int) -> PackedBody:
+        """Return the packed body of the record at a place, to which a record of `step` refers.
 
         Raises:
-            CorruptRecord: the record at the offset is damaged.
-            ValueError: the record at the offset has no body.
+            CorruptRecord: the record there is damaged, or another one.
+            ValueError: the record there has no body.
         """
-        body = self._bodies.get(offset)
+        body = self._bodies.get(place)
         if body is None:
-            body = unpack_body(self._referenced(offset, step).body)
+            body = unpack_body(self._referenced(place, step).body)
             if len(self._bodies) >= _CACHED_MAX:
                 self._bodies.clear()
-            self._bodies[offset] = body
+            self._bodies[place] = body
         return body
 
-    def _referenced(self, offset: int, step: int) -> Description:
-        """Return the description of the record at an offset, to which a record of `step` refers."""
+    def _referenced(self, place: int, step: int) -> Description:
+        """Return the description of the record at a place, to which a record of `step` refers."""
+        offset = offset_of(place)
         try:
             head = unpack_head(os.pread(self.fd, HEAD.size, offset))
-        except (OSError, OverflowError) as error:
-            if isinstance(error, OSError):
-                CannotRead.raise_for(self.path, error)
+        except OSError as error:
+            CannotRead.raise_for(self.path, error)
             head = None
         try:
-            # A copy of the segment's first record is sound by itself, and no record refers to that one.
-            if head is not None and head.segment_id == self._segment_id and head.kind != EntryKind.SEGMENT:
+            if head is not None and pack_place(offset, head.digest) == place:
                 return self._description(Location(head, offset))
             self._by_offset = self._by_offset or {one.offset: one for one in self._locations}
-            if offset in self._by_offset:
-                return self._description(self._by_offset[offset])
+            known = self._by_offset.get(offset)
+            if known is not None and pack_place(offset, known.head.digest) == place:
+                return self._description(known)
         except CorruptRecord:
             pass
         raise CorruptRecord(self.path, f"the record refers to the record at byte {offset}, which is damaged", step=step)

@@ -5,7 +5,7 @@ of the part above, a slash, and its index there. The body of a step, of an after
 part with the name "". A record that is a step and a boundary has both. In a record, a body is a dict of parts:
 
     name: content             the part, encoded
-    name: place               offset of the record in the same file that has it there
+    name: place               of the record in the same file that has it there (see record_format.py)
     name: [content, arrays]   a part with large arrays; each of the two may be a place
     name: None                the boundary does not have the part, in contrast to the one at `0`
     0: place                  of another boundary, with all its parts: those that are not named here are that one's, but ""
@@ -129,8 +129,8 @@ class _Known:
 
     Attributes:
         part: the part.
-        content_at: offset of the record that has its content.
-        arrays_at: offset of the record that has the rows of its arrays; 0 if it has no arrays.
+        content_at: place of the record that has its content; its offset until it is written.
+        arrays_at: the same of the record that has the rows of its arrays; 0 if it has no arrays.
         rows: of its arrays.
         places: of its arrays, by content.
     """
@@ -156,10 +156,10 @@ class PartsWriter:
         self._known: dict[str, _Known] = {}
         self._base: dict[str, _Known] = {}  # the parts of the boundary to which later ones refer
         self._base_at = 0
-        self._bodies: dict[bytes, int] = {}  # offset of the record that holds the body
+        self._bodies: dict[bytes, int] = {}  # place of the record that holds the body
 
     def shared_body(self, body: EncodedBody) -> int:
-        """Return the offset of an earlier record that holds the same body; 0 if there is none."""
+        """Return the place of an earlier record that holds the same body; 0 if there is none."""
         part = body.get(WHOLE)
         return 0 if part is None or part.arrays else self._bodies.get(part.blob, 0)
 
@@ -195,18 +195,21 @@ class PartsWriter:
             placed.packed = {name: known.pack(record) for name, known in placed.parts.items()}
             placed.is_base = True
 
-    def written(self, placed: PlacedBody) -> None:
-        """Note that a record is in the file, so that later records can refer to it."""
+    def written(self, placed: PlacedBody, place: int) -> None:
+        """Note that a record is in the file, so that later records can refer to it by its place."""
         if not placed.record:
             return  # The first record has no place: 0 stands for none.
+        for known in placed.parts.values():
+            known.content_at = place if known.content_at == placed.record else known.content_at
+            known.arrays_at = place if known.arrays_at == placed.record else known.arrays_at
         self._known.update(placed.parts)
         if placed.is_base:
-            self._base, self._base_at = {key: part for key, part in placed.parts.items() if key != WHOLE}, placed.record
+            self._base, self._base_at = {key: part for key, part in placed.parts.items() if key != WHOLE}, place
         whole = placed.parts.get(WHOLE)
         if whole is not None and not whole.part.arrays:
             if len(self._bodies) >= _WHOLE_BODIES_MAX:
                 self._bodies.clear()
-            self._bodies[whole.part.blob] = placed.record
+            self._bodies[whole.part.blob] = place
 
     def _place(self, part: Part, known: _Known | None, placed: PlacedBody) -> _Known:
         """Return where a part stands: what has changed since it last stood in the segment, in this record."""
@@ -322,7 +325,7 @@ def merge_part(name: str, part: Any, body_at: Callable[[int], PackedBody]) -> tu
     Args:
         name: of the part.
         part: the part in the record.
-        body_at: returns the packed body of the record at an offset.
+        body_at: returns the packed body of the record at a place.
 
     Raises:
         ValueError: a record does not hold what is referred to.

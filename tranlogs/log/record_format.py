@@ -25,8 +25,8 @@ The head is written last. After the process is killed, a record that has a head 
 
 A description starts with a fixed part, followed by sections in this order:
 
-    u64  offset in the file of the record that defines the layout; 0 for none
-    u64  offset in the file of the record that has the same body of a step; 0 if this record has its own, or none
+    u64  place of the record that defines the layout; 0 if it is this one, or if there is none
+    u64  place of the record that has the same body of a step; 0 if this record has its own, or none
     u64  length of the tensors' bytes before compression
     u32  length of each section: layout, absent, sparse, sums, codecs, digests, scalars, body
 
@@ -38,6 +38,9 @@ A description starts with a fixed part, followed by sections in this order:
     digests  fingerprint of the state after the step
     scalars  a tree, {name: number}; empty if there are none
     body     a tree, {part: content}, see `record_body.py`; empty if nothing is left of it
+
+A place is the offset of a record in the file, and in its high 24 bits the low ones of that record's digest: another record that
+lies there, such as a copy that a disk wrote to a wrong place, is not taken for it.
 
 A record is valid if and only if the checksums of its head and its description match. Each piece of the payload has its own
 checksum, which is compared when the piece is read.
@@ -58,6 +61,7 @@ from ..base.types import Bytes
 MAGIC = b"TLR2"
 HEAD = struct.Struct("<4sIQQQBBHIQQQ")
 ALIGNMENT = 64  # of records in their file
+PLACE_BITS = 40  # of an offset in a place
 FIXED = struct.Struct("<QQQ8I")
 assert HEAD.size == ALIGNMENT
 
@@ -192,6 +196,17 @@ def unpack_head(data: bytes | memoryview, at: int = 0) -> Head | None:
 
 
 _KINDS = {int(kind): kind for kind in EntryKind}
+
+
+def pack_place(offset: int, digest: int) -> int:
+    """Return the place of a record, by which others of its segment refer to it."""
+    assert offset >> PLACE_BITS == 0, f"a record at byte {offset} of a segment"
+    return digest << PLACE_BITS & 0xFFFFFF0000000000 | offset
+
+
+def offset_of(place: int) -> int:
+    """Return the offset in a place."""
+    return place & ((1 << PLACE_BITS) - 1)
 
 
 def pack_description(description: Description) -> bytes:

@@ -34,7 +34,7 @@ class SegmentDefinitions:
     """The layouts and bodies that records of the open segment define."""
 
     def __init__(self) -> None:
-        self._layouts: dict[Layout, int] = {}  # offset of the record that defines the layout
+        self._layouts: dict[Layout, int] = {}  # place of the record that defines the layout
         self._parts = PartsWriter()
 
     def describe(
@@ -58,7 +58,7 @@ class SegmentDefinitions:
             digests: fingerprint of the state after the step.
             scalars: numbers that the loop logs for its curves.
         """
-        layout_at, layout = self._layout(payload.layout, offset)
+        layout_at, layout = self._layout(payload.layout)
         body_at = self._parts.shared_body(body)
         payload_end = offset + HEAD.size + pieces.stored_bytes
         if body_at:
@@ -81,19 +81,19 @@ class SegmentDefinitions:
         )
         return DescribedRecord(offset, pack_description(description), placed, payload.layout if layout else None, payload_end)
 
-    def written(self, record: DescribedRecord) -> None:
-        """Note that a record is in the file, so that later records can refer to it."""
+    def written(self, record: DescribedRecord, place: int) -> None:
+        """Note that a record is in the file, so that later records can refer to it by its place."""
         if record.layout is not None:
-            self._layouts[record.layout] = record.offset
+            self._layouts[record.layout] = place
         if record.placed is not None:
-            self._parts.written(record.placed)
+            self._parts.written(record.placed, place)
 
-    def _layout(self, layout: Layout, offset: int) -> tuple[int, bytes]:
-        """Return the offset of the record that defines a layout, and the encoded layout if this record defines it."""
+    def _layout(self, layout: Layout) -> tuple[int, bytes]:
+        """Return the place of the record that defines a layout, or 0 and the encoded layout if this record defines it."""
         if not layout.tensors:
             return 0, b""
         known = self._layouts.get(layout)
-        return (offset, pack_layout(layout)) if known is None else (known, b"")
+        return (0, pack_layout(layout)) if known is None else (known, b"")
 
 
 def _absent(payload: Payload) -> bytes:

@@ -22,7 +22,7 @@ from .layout import NO_TENSORS, Payload
 from .payload_writer import CompressionChoices, PayloadThread, PieceWriter, RecordWriter
 from .preallocator import NO_RESERVE, Preallocator, SegmentSizing, SpaceReserve, whole_mib
 from .record_body import BodyEncoder, EncodedBody, body_bytes
-from .record_format import HEAD, EntryKind, Position, digest, extent_end, pack_head
+from .record_format import HEAD, EntryKind, Position, digest, extent_end, pack_head, pack_place
 from .record_rows import RecordRow
 from .segment_definitions import DescribedRecord, Scalars, SegmentDefinitions
 from .segment_file import SegmentFile
@@ -234,7 +234,7 @@ class WriteAheadLog:
             record.pieces.prepare()
             described = self._definitions.describe(record.offset, kind, record.payload, record.pieces, body, digests, scalars)
             after = self._write(record, kind, step, described)
-            self._definitions.written(described)
+            self._definitions.written(described, pack_place(record.offset, after.chain))
         except OSError as error:
             record.abort()
             raise LogUnavailable(f"{record.segment.path}: {error}") from error
