@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -30,7 +30,7 @@ from .catalog import (
 )
 from .checkpoints import Checkpoint
 from .log.reader import SegmentReader
-from .log.record_format import EntryKind, Location
+from .log.record_format import HEAD, EntryKind, Location, unpack_head
 from .log.record_rows import complete_records
 from .log.scanner import scan
 from .log.segment_file import is_unwritten, parse_segment_name, was_written
@@ -92,6 +92,56 @@ def is_superseded(row: CheckpointRow, listed: Collection[CheckpointRow]) -> bool
     return any(other.timeline == row.timeline and other.sequence > row.sequence for other in listed)
 
 
+def find_misfit(folder: Path, segments: Sequence[SegmentRow], checkpoints: Sequence[CheckpointRow]) -> str:
+    """Return why a catalog does not fit the files in its folder; "" if it does.
+
+    A folder that was put together from copies of different times, or of different runs, has such a catalog. It must not be
+    believed: what it calls retired, or does not list, may be what is left of the run.
+
+    Args:
+        folder: the folder of the journal.
+        segments: rows of the catalog.
+        checkpoints: rows of the catalog.
+    """
+    listed = [(row.file, row.state) for row in segments] + [(row.name, row.state) for row in checkpoints]
+    needed = {name for name, state in listed if state in ("open", "sealed", "published")}
+    missing = needed - {path.name for path in _list_all(folder)}
+    found = read_files(folder, {name for name, _ in listed}) if missing else JournalFiles()
+    unlisted = [*(row.name for row in found.checkpoints), *(row.file for row in found.segments)]
+    return f"it lists {min(missing)}, which is missing, and does not list {unlisted[0]}, which is there" if unlisted else ""
+
+
+def find_other_run(folder: Path, run_id: str) -> str:
+    """Return why a catalog belongs to another run than the files in its folder; "" if it does not."""
+    others = set[str]()
+    for path in reversed(_list_all(folder)):  # the newest checkpoint first: mostly, it is the only one that is looked at
+        found = _read_run_id(path)
+        if found == run_id:
+            return ""
+        others |= {found} - {""}
+    return f"it belongs to run {run_id}, and the files to run {', '.join(sorted(others))}" if others else ""
+
+
+def _list_all(folder: Path) -> list[Path]:
+    return [*list_files(folder / "log", "*.seg"), *list_files(folder / "checkpoints", "step-*")]
+
+
+def _read_run_id(path: Path) -> str:
+    """Return the id of the run that a segment or checkpoint names; "" if it cannot be read."""
+    try:
+        if path.suffix != ".seg":
+            with Checkpoint(path) as checkpoint:
+                return str(checkpoint.manifest.get("run_id", ""))
+        with SegmentReader(path) as reader:
+            head = unpack_head(os.pread(reader.fd, HEAD.size, 0))
+            named = parse_segment_name(path.name)
+            if head is None or named is None or (head.segment_id, head.kind) != (named[1], EntryKind.SEGMENT):
+                return ""
+            return str(reader.decode(Location(head, 0)).body()["run_id"])
+    except (CorruptCheckpoint, CorruptRecord, OSError, KeyError, TypeError):
+        return ""
+
+
 def read_segment(path: Path, timeline: int = 1) -> tuple[SegmentRow, list[Location]] | None:
     """Return the row and the records of one segment file; None if no record can be found in it.
 
@@ -120,6 +170,9 @@ def rebuild_catalog(folder: Path) -> list[str]:
     """
     path, notes = folder / CATALOG_NAME, []
     kept, found = _salvage_rows(folder), read_files(folder)
+    run = kept.get("run")
+    if run is not None and found.runs and all(run.run_id != other.run_id for other in found.runs):
+        kept = {}  # another run's
     if path.exists():
         aside = folder / f"{CATALOG_NAME}.broken-{time.time_ns()}"
         os.rename(path, aside)

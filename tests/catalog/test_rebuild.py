@@ -1,19 +1,32 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.support.toy import ToyTrainer, open_toy, uninterrupted
+from tests.support.toy import ToyState, ToyTrainer, open_toy, uninterrupted
 from tests.support.verify import verify_run
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import CatalogUnavailable, CorruptCatalog, UsageError
-from tranlogs.catalog import CATALOG_NAME, Catalog, CommonRow, Incident, Tables
+from tranlogs.catalog import (
+    CATALOG_NAME,
+    Catalog,
+    CheckpointRow,
+    CommonRow,
+    Incident,
+    SegmentRow,
+    Tables,
+    segment_key,
+)
+from tranlogs.checkpoints import Checkpoint
 from tranlogs.log.record_format import HEAD
 from tranlogs.rebuild_catalog import rebuild_catalog
+from tranlogs.recovery import recover
 from tranlogs.recovery.journal_facts import CatalogContents, read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.retention.prune import retire
@@ -207,6 +220,67 @@ except lmdb.ReadersFullError:
     print(len(held), flush=True)
 sys.stdin.readline()
 """
+
+
+@pytest.mark.parametrize("of", ["another run", "a later time", "an earlier time"])
+def test_a_catalog_that_does_not_fit_the_files_is_rebuilt_from_them(run: Path, of: str) -> None:
+    """As a folder has it that was put together from copies. What such a catalog calls retired is all that the run has."""
+    journal, other = run / "rank0", run.parent / "other"
+    shutil.copytree(run, other)
+    if of == "another run":
+        shutil.rmtree(other)
+        trainer = open_run(other)
+        trainer.recover()
+        trainer.train(140)
+        trainer.journal.close()
+    else:
+        trainer = open_run(run)
+        trainer.recover()
+        trainer.train(140)
+        trainer.journal.close()
+    if of == "a later time":
+        run, other, journal = other, run, other / "rank0"
+    shutil.copy(other / "rank0" / CATALOG_NAME, journal / CATALOG_NAME)
+    before = {path.name for path in (journal / "checkpoints").iterdir()}
+    step = 140 if of == "an earlier time" else 66
+    with pytest.raises(CorruptCatalog, match=r"it lists .*, which is missing, and does not list"):
+        read_catalog(journal)
+    found = recover(journal, ToyState())
+    assert found is not None
+    assert found.position.step == step, "whoever does not write the run reads its files"
+    for _ in range(2):
+        trainer = open_run(run)
+        assert trainer.recover().step == step
+        trainer.journal.close()
+        assert {path.name for path in (journal / "checkpoints").iterdir()} >= before
+    problems = [finding.what for finding in verify_run(run) if isinstance(finding, Problem)]
+    assert problems == (["it ends at step 66, but step 140 had been committed"] if of == "a later time" else [])
+    goes_on(run, step)
+
+
+def test_a_catalog_of_another_run_with_the_same_files_gives_nothing_to_the_rebuilt_one(run: Path) -> None:
+    """Names of checkpoints tell no runs apart."""
+    other = run.parent / "other"
+    trainer = open_run(other)
+    trainer.recover()
+    trainer.train(300)
+    trainer.journal.close()
+    for path in (run / "rank0" / "log").iterdir():
+        path.unlink()
+    with Catalog.open(other / "rank0", writable=True).transaction() as tables:
+        for row in tables.rows("segment/", SegmentRow):
+            tables.delete(segment_key(row.ordinal))
+        for row in tables.rows("checkpoint/", CheckpointRow):
+            tables.delete(f"checkpoint/{row.name}")
+        for path in (run / "rank0" / "checkpoints").iterdir():
+            with Checkpoint(path) as checkpoint:
+                tables.put(f"checkpoint/{path.name}", replace(checkpoint.row(path.name), state="retired"))
+    shutil.copy(other / "rank0" / CATALOG_NAME, run / "rank0" / CATALOG_NAME)
+    newest = max(int(path.name.split("-")[1]) for path in (run / "rank0" / "checkpoints").iterdir())
+    trainer = open_run(run)
+    assert trainer.recover().step == newest
+    assert trainer.journal.catalog.watermarks().committed <= newest
+    trainer.journal.close()
 
 
 def test_a_sound_catalog_without_a_free_reader_is_not_rebuilt(run: Path) -> None:

@@ -22,7 +22,7 @@ from ..log.record_format import Position
 from ..log.record_rows import complete_records, delete_records
 from ..log.scanner import scan
 from ..log.segment_file import was_written
-from ..rebuild_catalog import is_superseded, list_files, read_files, read_segment, rebuild_catalog
+from ..rebuild_catalog import find_misfit, find_other_run, is_superseded, list_files, read_files, read_segment, rebuild_catalog
 from ..retention.prune import delete_retired
 from .file_system import refuse_network_file_system
 from .owner_lock import OwnerLock, own_briefly, owns
@@ -138,8 +138,13 @@ def open_catalog(paths: JournalPaths, rank: int, framework: str, notes: list[str
         catalog = Catalog.open(paths.folder, writable=True)
         try:
             catalog.read(Tables.check)
-            if has_data and catalog.run() is None:
+            run = catalog.run()
+            if has_data and run is None:
                 raise CorruptCatalog(catalog.path, "the run's row is missing")
+            if run is not None and (why := find_other_run(paths.folder, run.run_id)):
+                raise CorruptCatalog(catalog.path, why)
+            if why := find_misfit(paths.folder, catalog.segments(), catalog.checkpoints()):
+                raise CorruptCatalog(catalog.path, why)
         except BaseException:
             catalog.close()
             raise

@@ -15,7 +15,7 @@ from ..log.record_format import EntryKind, Location
 from ..log.record_rows import read_records
 from ..log.scanner import is_contiguous, is_whole, refuse_newer, scan
 from ..log.segment_file import was_written
-from ..rebuild_catalog import JournalFiles, read_files
+from ..rebuild_catalog import JournalFiles, find_misfit, read_files
 from .history import ScannedSegment
 from .state_protocol import ReplacementSource
 
@@ -217,7 +217,7 @@ def read_catalog(folder: Path) -> CatalogContents:
     """Return what the catalog lists, in one snapshot.
 
     Raises:
-        CorruptCatalog: the catalog is missing or damaged.
+        CorruptCatalog: the catalog is missing or damaged, or does not fit the files.
     """
 
     def read_tables(tables: Tables) -> CatalogContents:
@@ -236,8 +236,12 @@ def read_catalog(folder: Path) -> CatalogContents:
 
     catalog = Catalog.open(folder)
     try:
-        contents: CatalogContents = catalog.read(read_tables)
-        return contents
+        for _ in range(2):  # a file of which a trainer has deleted the row meanwhile is none that is missing
+            contents: CatalogContents = catalog.read(read_tables)
+            why = find_misfit(folder, contents.segments, contents.checkpoints)
+            if not why:
+                return contents
+        raise CorruptCatalog(catalog.path, why)
     finally:
         catalog.close()
 
