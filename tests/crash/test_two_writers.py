@@ -270,23 +270,26 @@ def test_a_run_that_is_deleted_is_said_to_be_lost(tmp_path: Path, start: Start) 
 
 
 @pytest.mark.parametrize("durability", ["machine", "process"])
-@pytest.mark.parametrize("what", ["all", "log", "catalog"])
+@pytest.mark.parametrize("what", ["all", "log", "catalog", "checkpoints", "folders"])
 def test_a_run_whose_files_are_deleted_is_logged_again(tmp_path: Path, start: Start, durability: str, what: str) -> None:
     """A move to another file system is a copy, and then the files are deleted one by one."""
     run = tmp_path / "run"
     first = start(run, durability)
     assert first.do("train 20") == "20"
-    for path in list(run.rglob("catalog.lmdb*" if what == "catalog" else "log/*" if what == "log" else "*")):
+    pattern = {"catalog": "catalog.lmdb*", "log": "log/*", "checkpoints": "checkpoints/*/*"}.get(what, "*")
+    for path in list(run.rglob(pattern)):
         if path.is_file():
             path.unlink(missing_ok=True)
+    for path in [*run.glob("rank0/log"), *run.glob("rank0/checkpoints")] if what == "folders" else []:
+        shutil.rmtree(path)
     first.train_until("suspended")
     while first.do("train 5") == "suspended":
         pass
     answer = first.do("train 5")
     said = first.end()
-    assert ("catalog.lmdb was deleted, and was written again" in said) is (what != "log")
-    if what == "log":
-        assert "was deleted while it was written" in said
+    assert ("catalog.lmdb was deleted, and was written again" in said) is (what not in ("log", "checkpoints"))
+    if what in ("log", "checkpoints"):
+        assert "was deleted while" in said
         assert "a crash now would lose what was logged since the last checkpoint that is left" in said
     assert "logging resumed from a fresh checkpoint" in said
     assert_recovers(run, int(answer))

@@ -25,6 +25,7 @@ from ..base.errors import (
     CorruptCatalog,
     CorruptCheckpoint,
     LogUnavailable,
+    RunLost,
     TranLogsError,
     error_text,
 )
@@ -32,6 +33,7 @@ from ..base.failpoints import hit
 from ..base.threads import start_thread
 from ..catalog import Catalog, CheckpointRow
 from ..checkpoints import Checkpoint, Snapshot, SnapshotPool, checkpoint_name, write_checkpoint
+from ..checkpoints.folder import MANIFEST
 from ..encoding.tree import Adapt
 from ..log.record_format import Position
 from ..log.writer import WriteAheadLog
@@ -74,7 +76,7 @@ class JournalCheckpoints:
         self.speed = RecoverySpeed()
         self.is_started = False
         self._about: dict[str, Any] = {}  # description of the run for the manifests
-        self.newest_step = 0
+        self.newest_step, self._newest = 0, ""  # step and name
         self._has_warned_failed = self.has_warned_full = False
         self._pool = SnapshotPool()
         self._thread: threading.Thread | None = None
@@ -98,7 +100,7 @@ class JournalCheckpoints:
 
         Both count towards the next checkpoint, so that a run that crashes often still takes checkpoints.
         """
-        self.newest_step = row.step
+        self.newest_step, self._newest = row.step, row.name
         self.schedule.note_size(row.nbytes)
         self.schedule.note_taken(row.step, -log_bytes, max(0.0, self._clock.now() - row.created_at))
 
@@ -238,6 +240,21 @@ class JournalCheckpoints:
 
     # Failures.
 
+    def demand_newest(self) -> None:
+        """Check that nobody has deleted the newest checkpoint. Without it, the log that follows it is of no use.
+
+        Raises:
+            RunLost: it was deleted.
+        """
+        path = self._opened.paths.checkpoints / self._newest
+        if self._newest and not (path / MANIFEST).exists():
+            self._newest = ""
+            raise RunLost(
+                f"{path} was deleted while the run was written",
+                "no files of the run are deleted",
+                loss="what was logged since the last checkpoint that is left",
+            )
+
     def take_failure(self) -> BaseException | None:
         """Return, once, why the last checkpoint could not be written; None if it was written."""
         failure, self._failure = self._failure, None
@@ -270,6 +287,7 @@ class JournalCheckpoints:
         _log.info("%s: checkpoint of step %d published (%d bytes)", self._opened.paths.folder, row.step, row.nbytes)
         self.schedule.note_size(row.nbytes)  # also holds what the integration did not expect, as tracked state
         self.speed.load_seconds, self.newest_step = self.speed.load_seconds or row.seconds, row.step
+        self._newest = row.name
         self._has_warned_failed = False
         if self._holds.keeps_all:
             return

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from ..base.atomic_files import is_disk_full
+from ..base.atomic_files import is_disk_full, make_folder
 from ..base.clock import Clock
 from ..base.config import JournalConfig
 from ..base.errors import SUSPENDING_ERRORS, LogUnavailable, RunLost, error_text
@@ -155,13 +155,22 @@ class JournalLog:
             {**opened.describe(position), "created_at": opened.run.created_at},
             writes_watermarks=writes_watermarks,
             reserve=self._checkpoints.disk_space,
-            demand_writer=opened.lock.demand,
+            demand_writer=self._demand_files,
         )
         if self._config.writer == "direct":
             self.writer = DirectWriter(self.wal)
         else:
             self.thread = self.thread or WriterThread(self._config.queue_bytes_max)
             self.writer = QueuedWriter(self.wal, self.thread)
+
+    def _demand_files(self) -> None:
+        """Check, before records are made durable, that this process still writes the journal, and that they will be of use.
+
+        Raises:
+            RunLost: another process writes it, or files of it were moved or deleted.
+        """
+        self._opened.lock.demand()
+        self._checkpoints.demand_newest()
 
     def _take_segment(self) -> None:
         """Open a segment, to show that the disk has room for one."""
@@ -310,6 +319,8 @@ class JournalLog:
         """List segments whose rows were lost with the failure, seal all, and remove rows whose files a program has deleted."""
         # If the folder is moved now, its path names no files, or those of another run.
         catalog, paths = self._opened.catalog, JournalPaths(self._opened.lock.find_place())
+        make_folder(paths.log)
+        make_folder(paths.checkpoints)
         clean_up(paths, catalog)
         seal_abandoned_segments(paths, catalog, sync=False)
         for row in catalog.checkpoints():

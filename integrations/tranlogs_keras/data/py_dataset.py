@@ -218,6 +218,9 @@ class PyDatasetBatches(Source):
         self._attributes.write(self._held)
         self._entered_with = self._attributes.random_states()
 
+    def pass_over(self, state: dict[str, Any]) -> None:
+        self.write(state)
+
 
 class _Rest(keras.utils.PyDataset):  # type: ignore[misc]
     """The rest of a pass over a PyDataset, in a fixed order."""

@@ -61,6 +61,12 @@ class Source:
     def write(self, state: dict[str, Any]) -> None:
         """Set the state that a boundary has kept."""
 
+    def pass_over(self, state: dict[str, Any]) -> None:
+        """Leave the data as a fit left them that was over before: a later one may go on with the same data set.
+
+        `state` is what the boundary at the end of that fit has kept.
+        """
+
     def read_for_checkpoint(self) -> dict[str, Any]:
         """Return the state that only a checkpoint keeps."""
         return {}

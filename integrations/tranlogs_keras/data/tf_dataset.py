@@ -130,6 +130,9 @@ class TFDatasetBatches(Source):
     def write(self, state: dict[str, Any]) -> None:
         self._openings, self._begun = state["openings"], state["begun"]
 
+    def pass_over(self, state: dict[str, Any]) -> None:
+        _open_again(self._iterator._get_iterator(), state["openings"], self._stages)
+
     def read_for_checkpoint(self) -> dict[str, Any]:
         blob = self._stored()
         if blob is not None and self._begun is not None and self._stages.is_endless:
@@ -177,6 +180,9 @@ class TFDatasetConsumed(Consumed):
         _open_again(self._dataset, _READ * (passes - self._here), self._stages)
         self._here, self._openings = passes + 1, _READ * (passes + 1)
         return super().open(passes, seen)
+
+    def pass_over(self, state: dict[str, Any]) -> None:
+        _open_again(self._dataset, state["openings"], self._stages)
 
     def read_parts(self, rng_now: dict[str, Any]) -> dict[str, Any]:
         return {**super().read_parts(rng_now), "openings": self._openings}

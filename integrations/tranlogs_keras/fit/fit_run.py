@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Generator
 from typing import Any
 
 from tranlogs.training import Framework, LiveReport, Recovered, RecoveryReport, Restarts
@@ -40,6 +41,11 @@ _CAUSES = {  # of a difference between a unit that is computed again and its rec
     "state": f"It depends on something that starts anew with the process: {_KEEP}",
     "order": f"A callback, or the data, decide by something that starts anew: {_KEEP}",
 }
+_DRAWN = (
+    "an earlier fit, finished before the crash, has drawn from the same Python generator. In this process it has not, so "
+    "this fit sees other batches than it would have. Make a generator for each fit"
+)
+_passed_over: weakref.WeakSet[Generator[Any, Any, Any]] = weakref.WeakSet()  # data of fits that trained nothing
 _HOST_RNG = (f"{RNG}python", f"{RNG}numpy", f"{RNG}torch")  # parts of a boundary
 _LEARNED = ("source.draws", "source.draws_own")  # each process finds out for itself whether batches draw random numbers
 
@@ -160,6 +166,10 @@ class FitRun:
             doubt=parts.report.warn,
             strategy=parts.backend.strategy_of(self.model),
         )
+        data, *_ = keras_internals.data_of_fit(self.model)
+        if isinstance(data, Generator) and data in _passed_over:
+            parts.report.warn(_DRAWN, True)
+            _passed_over.discard(data)
         for text in doubts_about_validation(*keras_internals.data_of_fit(self.model)):
             parts.report.warn(text, False)
         self._plan_looks(callbacks)
@@ -361,9 +371,19 @@ class FitRun:
 
     def _finish_again(self) -> None:
         """End a fit that was over before: what `on_train_end` has done, and what the script draws behind, is as it was then."""
-        self._body.write_callbacks(self._end or self._recovery.body, has_files=False)
+        end = self._end or self._recovery.body
+        self._body.write_callbacks(end, has_files=False)
+        self._pass_data_over(end)
         if not self.is_skipped:
             rng.set_rng(found_under(RNG, self._recovery.body), self.parts.backend)
+
+    def _pass_data_over(self, end: dict[str, Any]) -> None:
+        """Leave the data of this fit as it has left them: a later fit may go on with the same data set."""
+        if "source" in end:
+            self.cursor.source.pass_over(end["source"])
+        data, *_ = keras_internals.data_of_fit(self.model)
+        if isinstance(data, Generator):
+            _passed_over.add(data)
 
     def _finish(self) -> None:
         position = self.cursor.position

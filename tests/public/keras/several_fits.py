@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import keras
@@ -111,3 +112,44 @@ def loading(job: Job) -> None:
     history = model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=job.callbacks(own, by_batch=True))
     values = [keras.ops.convert_to_numpy(v) for v in [*model.variables, *model.optimizer.variables]]
     job.keep(values=values, history=history)  # in order: variables of a loaded model have other paths
+
+
+class Shuffling(keras.utils.PyDataset):
+    """Data set that shuffles itself at the end of an epoch, by a generator of its own."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        super().__init__()
+        self.x, self.y, self.order, self.random = x, y, np.arange(len(x)), np.random.default_rng(3)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        at = self.order[8 * index : 8 * index + 8]
+        return self.x[at], self.y[at]
+
+    def on_epoch_end(self) -> None:
+        self.random.shuffle(self.order)
+
+
+def shared(job: Job, kind: str) -> None:
+    """Fit three times on one and the same data set, which shuffles anew in each pass."""
+    model, (x, y) = _model(), _data()
+    data: Any = Shuffling(x, y)
+    if kind == "tf.data":
+        import tensorflow as tf
+
+        data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(32, seed=3).batch(8)
+    elif kind == "DataLoader":
+        import torch
+
+        tensors = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+        data = torch.utils.data.DataLoader(tensors, 8, shuffle=True, generator=torch.Generator().manual_seed(3))
+    elif kind == "generator":
+        data = ((x[at : at + 8], y[at : at + 8]) for at in itertools.cycle(range(25)))
+    for epochs in (2, 4, 6):
+        begins = {2: 0, 4: 2, 6: 4}[epochs]
+        callbacks = job.callbacks(by_batch=True)
+        steps = 4 if kind == "generator" else None
+        history = model.fit(data, initial_epoch=begins, epochs=epochs, steps_per_epoch=steps, verbose=0, callbacks=callbacks)
+    job.keep(model=model, history=history)

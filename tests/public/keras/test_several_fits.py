@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.keras.lab import Lab
-from tests.public.keras.proof import kill, prove_exact, run_whole
+from tests.kills.judge import Expected
+from tests.public.keras.proof import Place, kill, prove_exact, run_whole
 
 SCRIPT = "tests.public.keras.several_fits"
 
@@ -40,6 +41,24 @@ def test_the_checkpoint_at_the_end_of_a_fit_is_made_by_the_next_process(
     kill(torch, f"{SCRIPT}:between", folder, ["boundary.after", 2], rechecks=rechecks)
     whole, last = (run_whole(torch, f"{SCRIPT}:between", tmp_path / name, rechecks=rechecks) for name in ("whole", "killed"))
     assert last.differences(whole) == []
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [("tensorflow", "tf.data"), ("jax", "tf.data"), ("torch", "PyDataset"), ("torch", "DataLoader")],
+    indirect=["backend"],
+)
+@pytest.mark.parametrize("place", [["boundary.after", 9], ["boundary.after", 10], ["batch", 10], ["batch", 17], ["batch", 21]])
+def test_a_data_set_that_shuffles_goes_on_from_fit_to_fit(backend: Lab, tmp_path: Path, kind: str, place: Place) -> None:
+    """The first kill is behind the first fit, which then trains nothing: it takes its passes all the same."""
+    prove_exact(backend, f"{SCRIPT}:shared", tmp_path, [place], kind=kind)
+
+
+@pytest.mark.crash
+def test_a_generator_from_which_a_finished_fit_has_drawn_is_named(torch: Lab, tmp_path: Path) -> None:
+    expected = Expected(exact=False, because="has drawn from the same Python generator", is_equal=False)
+    prove_exact(torch, f"{SCRIPT}:shared", tmp_path, [["boundary.after", 10]], expected=expected, kind="generator")
 
 
 @pytest.mark.crash
