@@ -45,7 +45,9 @@ def test_a_remembered_value_that_a_turn_changes_before_its_forward_pass_is_told_
 
 def test_a_difference_as_small_as_rounding_and_a_time_are_told_in_few_words() -> None:
     rounding = describe_difference(Difference(3, "gradients", NAME, "differs by up to 1e-9", ratio=1e-7))
-    time = describe_difference(Difference(3, "state", "tracked.timer", "is 2.1, and 1.9 in the record", may_be_time=True))
+    time = describe_difference(Difference(3, "state", "tracked.thing", "is 2.1, and 1.9 in the record", may_be_time=True))
     assert "torch.use_deterministic_algorithms(True)" in rounding
     assert "a measured time is never the same twice" in time
+    meter = describe_difference(Difference(3, "state", "tracked.batch_time.val", "is 0.1, and 0.2 in the record"))
+    assert "leave out of track(...) what measures times" in meter
     assert max(len(rounding), len(time)) < 430

@@ -193,6 +193,24 @@ def of_names_like_times(loop: Loop) -> None:
         step()
 
 
+class Meter:
+    def __init__(self) -> None:
+        self.value, self.total, self.count = 0.0, 0.0, 0
+
+
+def of_meters(loop: Loop) -> None:
+    batch_time, losses, running_mfu = Meter(), Meter(), -1.0
+
+    def step() -> None:
+        nonlocal running_mfu
+        running_mfu = running_mfu * 0.9 + 1
+        for meter in (batch_time, losses):
+            meter.value, meter.count = meter.value + 0.5, meter.count + 1
+
+    for _ in loop.turns():
+        step()
+
+
 def never_changed(loop: Loop) -> None:
     rate, names = 0.1, ["a"]
     for _ in loop.turns():
@@ -212,6 +230,7 @@ SCENARIOS: dict[Callable[[Loop], None], list[str]] = {
     of_a_clock: [],
     behind_much_data: ["history", "rows", "stoppers[30].bad"],
     of_names_like_times: ["eta", "dt", "latency", "values"],
+    of_meters: ["losses.count", "losses.value"],
     never_changed: [],
 }
 

@@ -103,6 +103,14 @@ class ShutdownHandler:
                 journal.committed,
             )
             return
+        if (suspension := journal.log.suspension) is not None:
+            _log.warning(
+                "%s: %s: the process ends while logging is suspended (%s): what was trained since it was is lost",
+                journal.paths.folder,
+                reason,
+                suspension.why,
+            )
+            return
         _log.warning(
             "%s: %s: steps up to %d are safe (the log is %s), and the process ends",
             journal.paths.folder,

@@ -268,12 +268,19 @@ class LoopSequence:
         """True if this process has entered loops, and not yet the one in which the run stood."""
         return 0 < self.entered < self.recorded.count and self.recorded.is_open
 
-    def describe_step_between(self) -> str:
-        """Return what it means that a step is taken between a finished loop and the one in which the run stood."""
-        return (
+    def demand_no_step_between(self) -> None:
+        """Refuse a step outside of all loops that the run has taken before the crash: a later loop was entered after it.
+
+        Raises:
+            UsageError: this process has entered loops, but not yet the last one of the run.
+        """
+        if not 0 < self.entered < self.recorded.count:
+            return
+        last = "in which the run stood" if self.recorded.is_open else "which is finished, too"
+        raise UsageError(
             f"a step is taken outside of all loops, after loop {self.entered} of the run, which is finished, and before loop "
-            f"{self.recorded.count}, in which the run stood. It was taken before the crash, and would be taken twice. Take "
-            "such steps in a loop of their own: `for turn in optimizer.steps(1)`"
+            f"{self.recorded.count}, {last}. It was taken before the crash, and would be taken twice. Take such steps in a "
+            "loop of their own: `for turn in optimizer.steps(1)`"
         )
 
     def describe_unreached(self) -> str:

@@ -23,6 +23,7 @@ from tranlogs.training import (
     Restarts,
     RunResources,
     ScalarHistory,
+    announce,
     describe_moved,
     describe_not_computed,
     describe_script_change,
@@ -208,8 +209,9 @@ class LoopRun:
 
     def begin(self) -> None:
         """Recover the run before a loop; if the script has done that, keep what it has set since."""
-        if self._begun is None:
-            self.recover()
+        if self._begun is None:  # nobody has the report who could print it
+            report = self.recover()
+            announce(self.settings.shared.run, report, f"step {report.step}")
         elif self._is_waiting and not self.place.sequence.entered and not self.place.sequence.has_finished:
             self._keep_script_changes(self._begun)
 
@@ -331,9 +333,8 @@ class LoopRun:
         """Prepare for a step."""
         if self.is_looping:
             return
+        self.place.sequence.demand_no_step_between()
         if self._is_waiting:
-            if self.place.sequence.is_before_recorded:
-                raise UsageError(self.place.sequence.describe_step_between())
             self.come_back()
         if not self.restarts.is_open:
             self.restarts.open()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from tranlogs.base.errors import UsageError
 from tranlogs.records import Payload, Tensor
 
 from ..capture.staging import Staging
@@ -56,9 +55,8 @@ class LoggedSteps:
         """Log what something wrote to the state since the last look, before the step builds on it."""
         if not self._recovery.has_begun:
             self._recovery.begin()
-        if self.auxiliary.is_waiting and self.auxiliary.sequence.is_before_recorded and not self._loops.running:
-            raise UsageError(self.auxiliary.sequence.describe_step_between())
         if not self._loops.running:
+            self.auxiliary.sequence.demand_no_step_between()
             self._loops.unwatch_reads()
             if self.auxiliary.is_waiting:  # no loop was opened, which would have compared them
                 self._loops.note_early_writes()

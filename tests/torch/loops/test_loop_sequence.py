@@ -244,7 +244,10 @@ def test_loop_that_is_put_before_the_others_is_refused(tmp_path: Path) -> None:
     optimizer.close()
 
 
-def test_step_between_two_loops_is_refused_after_a_crash_in_the_second(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("die_at", "last"), [(10, "in which the run stood"), (15, "which is finished, too")])
+def test_step_between_two_loops_is_refused_after_a_crash_in_the_second_or_behind(
+    tmp_path: Path, die_at: int, last: str
+) -> None:
     """It was taken before the crash, too."""
 
     def warmed_up(attempt: Attempt) -> None:
@@ -252,10 +255,12 @@ def test_step_between_two_loops_is_refused_after_a_crash_in_the_second(tmp_path:
         list(train_epochs(optimizer, loader, train, 2))
         train(torch.ones(2, 4))
         list(train_epochs(optimizer, loader, train, 2))
+        train(torch.ones(2, 4))
+        list(train_epochs(optimizer, loader, train, 2))
         optimizer.close()
 
-    assert in_child(partial(warmed_up, Attempt(tmp_path / "run", 10))) == -signal.SIGKILL
-    with pytest.raises(UsageError, match=r"before loop 2, in which the run stood. It was taken before the crash"):
+    assert in_child(partial(warmed_up, Attempt(tmp_path / "run", die_at))) == -signal.SIGKILL
+    with pytest.raises(UsageError, match=rf"before loop 2, {last}. It was taken before the crash"):
         warmed_up(Attempt(tmp_path / "run"))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...recovery.last_unit import LastUnit
+from ..restarts import is_called_like_a_time
 from .comparison import Difference
 
 PENDING = "the newest unit before the crash is being computed again, to prove that this script resumes exactly"
@@ -32,6 +33,7 @@ CAUSES = {
     "order": "The loop decides by something that starts anew: optimizer.remember(name=...), or epoch.enumerate() for batches",
 }
 _TIME = "All else is equal: a measured time is never the same twice; any other number means that another state came back"
+_MEASURED = "A time that the script measures is never the same twice: leave out of track(...) what measures times"
 _ROUNDING = (
     "This is mostly rounding: torch.use_deterministic_algorithms(True) or "
     "tf.config.experimental.enable_op_determinism() makes the arithmetic repeat itself. If it stays, a number starts over: "
@@ -53,6 +55,8 @@ def describe_difference(difference: Difference, units: str = "batch", causes: Ma
     if setting is not None:
         what = f"{setting['name']} of parameter group {setting['group']}"
     cause = _ROUNDING if is_rounding(difference) else _TIME if difference.may_be_time else causes[difference.kind]
+    if difference.kind == "state" and any(map(is_called_like_a_time, name.removeprefix("tracked.").split("."))):
+        cause = _MEASURED
     remembered = difference.name.partition(_REMEMBERED)[2]
     if remembered:
         what = f"state.{remembered}"

@@ -36,7 +36,8 @@ _ITEMS_MAX = 64  # of a container that may hold times
 _CLOCKS: tuple[Callable[[], float], ...] = (time.time, time.perf_counter, time.monotonic)
 _IMPORTED = [clock() for clock in _CLOCKS]
 _TIME = re.compile(  # in a name, of which each part between dots is looked at, in lower case with a "_" before each word
-    r"_time_|_(times?|timings?|timer|elapsed|secs|seconds|durations?|took|(stop)?(clock|watch)|throughputs?|fps)$"
+    r"_time_|_(times?|timings?|timer|elapsed|secs|seconds|durations?|took|(stop)?(clock|watch)|throughputs?|fps|mfu"
+    r"|per_s(ec|econd)?)$"
 )
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")  # where a word begins in a name like "EpochTimer"
 _ROOT = re.compile(r"^\w*")
@@ -380,10 +381,12 @@ def _root(place: Place) -> str:
 def _is_of_clock(place: Place, first: str | None, value: Any) -> bool:
     """Return True for numbers that a clock has given, also before the loop if it is known, or that are called like a time."""
     parts = [re.sub(r"\[.*?\]", "", part) for part in place.name.split(".")]
+    if place.owner and type(value) in (int, float) and any(is_called_like_a_time(one) for one in (place.owner, place.kind)):
+        return True  # the count of a meter of times, too
     numbers = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, deque)) else (value,)
     if not all(type(one) is float for one in islice(numbers, _ITEMS_MAX)):
         return False
-    if any(_TIME.search("_" + _WORD.sub("_", part).lower()) for part in (*parts, place.kind)):  # or a meter of times
+    if any(map(is_called_like_a_time, (*parts, place.kind))):
         return True
     if parts[-1].lower().endswith(("runtime", "walltime", "uptime")):
         return True
@@ -397,3 +400,8 @@ def _is_of_clock(place: Place, first: str | None, value: Any) -> bool:
         value <= clock() and (then <= value if first is None else then <= before < value)
         for then, clock in zip(_IMPORTED, _CLOCKS, strict=True)
     )
+
+
+def is_called_like_a_time(name: str) -> bool:
+    """Return True for a name such as `batch_time`, of what a script measures."""
+    return _TIME.search("_" + _WORD.sub("_", name).lower()) is not None
