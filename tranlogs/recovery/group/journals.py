@@ -55,7 +55,7 @@ class GenerationLog:
         """Return the part of the newest generation that facts show. A later generation may have limited its lineage."""
         log = cls(facts, limits or trace_lineage(facts.timelines, facts.timeline), History())
         log._fill()
-        log.environment = _read_checkpoint_environment(folder, [row.name for row in log.checkpoints])
+        log.environment = _read_checkpoint_environment(folder, [row.name for row in log.checkpoints]) or {}
         log.environment = log.environment or log._read_segment_environment()
         if log.first_timeline > 1:
             log.earlier_limits = {number: limit for number, limit in log.limits.items() if number < log.first_timeline}
@@ -265,7 +265,9 @@ def read_environment(folder: Path) -> dict[str, Any]:
     """Return the environment that the newest readable checkpoint of a journal records, or else its log; {} if it is empty."""
     names = sorted((path.name for path in (folder / "checkpoints").glob("step-*")), key=_parse_timeline_and_step)
     found = _read_checkpoint_environment(folder, names)
-    return found or next((log.environment for log in read_generations(folder) if log.environment), {})
+    if found is not None:
+        return found
+    return next((log.environment for log in read_generations(folder) if log.environment), {})
 
 
 def _parse_timeline_and_step(name: str) -> tuple[str, str]:
@@ -274,12 +276,12 @@ def _parse_timeline_and_step(name: str) -> tuple[str, str]:
     return rest.partition("-")[0], step
 
 
-def _read_checkpoint_environment(folder: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Return the environment of the last of the named checkpoints that can be opened; {} if none can."""
+def _read_checkpoint_environment(folder: Path, names: Sequence[str]) -> dict[str, Any] | None:
+    """Return the environment of the last of the named checkpoints that can be opened; None if none can."""
     for name in reversed(names):
         with contextlib.suppress(CorruptCheckpoint), Checkpoint(folder / "checkpoints" / name) as checkpoint:
             return dict(checkpoint.manifest["environment"])
-    return {}
+    return None
 
 
 def _read(link: Link, decode: Callable[[Entry], Any]) -> dict[str, Any]:
