@@ -70,14 +70,19 @@ class History:
 
     def after(self, checkpoint: CheckpointRow) -> list[Link]:
         """Return the entries after a checkpoint, up to the end of their run."""
+        index, first = self.find_next(checkpoint)
+        return self.runs[index][first:] if index >= 0 else []
+
+    def find_next(self, checkpoint: CheckpointRow) -> tuple[int, int]:
+        """Return the index of the run that continues after a checkpoint, and of the next entry in it; (-1, -1) if none does."""
         sequence, chain = checkpoint.sequence, int(checkpoint.chain, 16)
-        for run in self.runs:
+        for index, run in enumerate(self.runs):
             first = bisect.bisect_left(run, sequence + 1, key=_sequence)
             if first < len(run) and run[first].sequence == sequence + 1:
                 head = run[first].location.head
                 if head.chain == chain and head.step == _next_step(head.kind, checkpoint.step):
-                    return run[first:]
-        return []
+                    return index, first
+        return -1, -1
 
 
 def build_history(segments: Iterable[ScannedSegment], limits: Limits) -> History:

@@ -11,6 +11,7 @@ any         none                -                                refused: nothin
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -84,7 +85,8 @@ def plan_recovery(
     ends = (link.sequence for run in reversed(history.runs) for link in reversed(run) if _is_end(link) and is_wanted(link))
     newest = next(ends, 0)
     for row in sorted(filter(is_wanted, usable), key=lambda row: -row.sequence):
-        links = [link for link in history.after(row) if is_wanted(link)]
+        links = history.after(row)
+        links = links[: bisect.bisect_left(links, True, key=lambda link: not is_wanted(link))]  # both numbers only rise
         links = _cut_damage(links, last_good or {})
         option = row, links[: _find_last_boundary(links) + 1]
         if best is None or _get_end(option) > _get_end(best):

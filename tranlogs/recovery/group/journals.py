@@ -85,8 +85,9 @@ class GenerationLog:
         world = get_world(self.environment)
         body = self._read_newest_boundary() if world > 1 else {}
         replicated = world == 1 or is_replicated(self.environment)
+        ranges, numbers = _summarize_ranges(self.history.runs, {row.sequence for row in self.checkpoints})
         refs = (
-            CheckpointRef(row.step, row.name, _find_boundary_number(self.history.runs, row), self._find_range_index(row))
+            CheckpointRef(row.step, row.name, numbers.get(row.sequence, 0), self.history.find_next(row)[0])
             for row in self.checkpoints
         )
         return JournalSummary(
@@ -96,7 +97,7 @@ class GenerationLog:
             world=world,
             is_replicated=replicated,
             timeline=self.facts.timeline,
-            ranges=tuple(_summarize_range(run) for run in self.history.runs),
+            ranges=tuple(ranges),
             checkpoints=tuple(refs),
             first_timeline=self.first_timeline,
             copies=int(self.environment.get("ddp", {}).get("copies", 1)),
@@ -139,11 +140,6 @@ class GenerationLog:
                 with contextlib.suppress(CorruptRecord, OSError), SegmentReader(segment.path) as reader:
                     return dict(reader.decode(location).body()["environment"])
         return {}
-
-    def _find_range_index(self, row: CheckpointRow) -> int:
-        """Return the index of the range that continues after a checkpoint; -1 if none does."""
-        links = self.history.after(row)
-        return next((i for i, run in enumerate(self.history.runs) if links and run[-1] is links[-1]), -1)
 
 
 def read_generations(folder: Path, ignored: Collection[int] = ()) -> list[GenerationLog]:
@@ -295,18 +291,16 @@ def _has_records(segment: ScannedSegment) -> bool:
     return any(location.head.kind != EntryKind.SEGMENT for location in segment.locations)
 
 
-def _summarize_range(run: list[Link]) -> LogRange:
-    steps = [link.step for link in run if link.kind.is_step]
-    counts: dict[int, int] = {0: 0} if run[0].sequence == 1 else {}
-    for _, link in enumerate_boundaries(run):
-        counts[link.step] = counts.get(link.step, 0) + 1
-    after = steps[0] - 1 if steps else run[0].step
-    return LogRange(after, steps[-1] if steps else after, counts)
-
-
-def _find_boundary_number(runs: list[list[Link]], row: CheckpointRow) -> int:
-    """Return which of the boundaries at its step a checkpoint was taken at, from 1; 0 if the log does not hold it."""
+def _summarize_ranges(runs: Sequence[list[Link]], sequences: Collection[int]) -> tuple[list[LogRange], dict[int, int]]:
+    """Return the ranges of a log, and which of the boundaries at its step, from 1, each boundary in `sequences` is."""
+    ranges, numbers = list[LogRange](), dict[int, int]()
     for run in runs:
-        if any(link.sequence == row.sequence for _, link in enumerate_boundaries(run)):
-            return sum(link.step == row.step and link.sequence <= row.sequence for _, link in enumerate_boundaries(run))
-    return 0
+        steps = [link.step for link in run if link.kind.is_step]
+        counts: dict[int, int] = {0: 0} if run[0].sequence == 1 else {}
+        for _, link in enumerate_boundaries(run):
+            counts[link.step] = counts.get(link.step, 0) + 1
+            if link.sequence in sequences:
+                numbers.setdefault(link.sequence, counts[link.step])
+        after = steps[0] - 1 if steps else run[0].step
+        ranges.append(LogRange(after, steps[-1] if steps else after, counts))
+    return ranges, numbers

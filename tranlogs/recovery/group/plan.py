@@ -107,8 +107,8 @@ class RankPlanner:
         """Return what the loop noted on this rank before the entries of a plan that starts at another rank's checkpoint."""
         for row in reversed(log.checkpoints):
             links = log.history.after(row)
-            end = next((i for i, link in enumerate(links) if link.sequence == plan.links[0].sequence), None)
-            if end is None:
+            end = plan.links[0].sequence - row.sequence - 1  # the numbers in a run have no gap
+            if not 0 <= end < len(links):
                 continue
             with (
                 suppress(CorruptCheckpoint, DamagedEntry),
@@ -133,7 +133,9 @@ class RankPlanner:
             found = [link for _, link in enumerate_boundaries(run) if link.step == target]
             if len(found) >= max(number, 1) and run[-1].location.head.digest == links[-1].location.head.digest:
                 last = found[max(number, 1) - 1]
-                return links[: next(i for i, link in enumerate(links) if link.sequence == last.sequence) + 1]
+                end = last.sequence - links[0].sequence + 1  # the numbers in a run have no gap
+                assert 0 < end <= len(links), f"the checkpoint of step {row.step} lies after the target"
+                return links[:end]
         raise AssertionError(f"the agreement on step {target} does not fit the log of rank {donor}")
 
 
