@@ -25,17 +25,17 @@ from typing import Any, Protocol, TypeVar
 from ...base.errors import RecoveryError, UsageError, error_text
 from ...base.types import Extension
 from ...encoding import tree
-from ..journal_facts import replace_damaged
+from ..journal_facts import Facts, read_facts, replace_damaged
 from ..state_protocol import ReplacementSource
 from .decide import Damage
 from .journals import (
     GenerationLog,
     TimelineUse,
     find_unused_timelines,
+    get_timeline_use,
     list_journals,
     read_generations,
     read_run_row,
-    read_timeline_use,
     summarize_generations,
 )
 from .summary import CheckpointRef, JournalSummary, LogRange, keep_common_history, new_timeline_id, remove_duplicates
@@ -160,6 +160,7 @@ class Known:
 
     Attributes:
         logs: the generations of its journal.
+        other_logs: the generations of other ranks' journals, if the process has read them where they lie.
         segments: the segments of the journals that it can send to the others, by rank.
         summaries: the summaries of all journals and generations.
         notes: what to report, one sentence each.
@@ -170,6 +171,7 @@ class Known:
     """
 
     logs: list[GenerationLog] = field(default_factory=list)
+    other_logs: Mapping[int, list[GenerationLog]] = field(default_factory=dict)
     segments: dict[int, list[Path]] = field(default_factory=dict)
     summaries: list[JournalSummary] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -209,11 +211,12 @@ class OwnJournal:
             RecoveryError: a journal cannot be read, or is not that of its rank, or the journals belong to several runs.
             UsageError: the ranks are asked for different steps.
         """
-        known = Known(unused_timelines=find_unused_timelines(exchange.gather(self._read_timeline_use())))
+        facts: dict[Path, Facts] = {}
+        known = Known(unused_timelines=find_unused_timelines(exchange.gather(self._read_timeline_use(facts))))
         error: Exception | None = None
         own, writer = [JournalSummary(self.rank, str(self.folder.resolve()), self.run_id)], self.rank
         try:
-            own = self._summarize(known)
+            own = self._summarize(known, facts)
             row = None if own[0].is_empty else read_run_row(self.folder)
             writer = writer if row is None else row.rank
         except Exception as caught:  # the other ranks wait for this one's answer
@@ -255,30 +258,31 @@ class OwnJournal:
             self._read_log(known)
         return notes
 
-    def _read_timeline_use(self) -> TimelineUse:
-        """Return the timelines that the journals of this process use, and those that they only started."""
+    def _read_timeline_use(self, facts: dict[Path, Facts]) -> TimelineUse:
+        """Return the timelines that the journals of this process use, and those that they only started. Fill `facts`."""
         found = TimelineUse()
         with suppress(Exception):  # reading the journals raises the error again, where all ranks learn of it
             for folder in (self.folder, *(folder for _, folder in self._list_stopped())):
-                use = read_timeline_use(folder)
+                facts[folder] = read_facts(folder)
+                use = get_timeline_use(facts[folder])
                 found = TimelineUse((*found.used, *use.used), (*found.empty, *use.empty))
         return found
 
-    def _summarize(self, known: Known) -> list[JournalSummary]:
+    def _summarize(self, known: Known, facts: Mapping[Path, Facts]) -> list[JournalSummary]:
         unused = known.unused_timelines
-        self._read_log(known)
+        self._read_log(known, facts.get(self.folder))
         known.notes += self.replace_damaged(known, known.logs[0].facts.torn_paths)
         own = summarize_generations(known.logs, self.rank, self.folder, self.run_id, unused)
         for rank, folder in self._list_stopped():
-            logs = read_generations(folder, unused)
+            logs = read_generations(folder, unused, facts.get(folder))
             row = read_run_row(folder)
             found = summarize_generations(logs, rank, folder, row.run_id if row is not None else "", unused)
             own += [replace(summary, sender=self.rank) for summary in found]
             known.segments[rank] = _list_segments(logs)
         return own
 
-    def _read_log(self, known: Known) -> None:
-        known.logs = read_generations(self.folder, known.unused_timelines)
+    def _read_log(self, known: Known, facts: Facts | None = None) -> None:
+        known.logs = read_generations(self.folder, known.unused_timelines, facts)
         known.segments[self.rank] = _list_segments(known.logs)
 
     def _list_stopped(self) -> list[tuple[int, Path]]:

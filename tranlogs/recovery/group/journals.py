@@ -44,13 +44,6 @@ class GenerationLog:
     earlier_limits: Limits = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: Path, first_timeline: int, ignored: Collection[int] = ()) -> GenerationLog:
-        """Read the part of one generation in a journal; an empty one if the journal has no part in it."""
-        found = read_generations(folder, ignored)
-        matching = (log for log in found if log.first_timeline == first_timeline and not log.is_empty)
-        return next(matching, cls(replace(found[0].facts, segments=[]), {}, History()))
-
-    @classmethod
     def from_facts(cls, facts: Facts, folder: Path, limits: Limits | None = None) -> GenerationLog:
         """Return the part of the newest generation that facts show. A later generation may have limited its lineage."""
         log = cls(facts, limits or trace_lineage(facts.timelines, facts.timeline), History())
@@ -142,12 +135,12 @@ class GenerationLog:
         return {}
 
 
-def read_generations(folder: Path, ignored: Collection[int] = ()) -> list[GenerationLog]:
-    """Read a journal without some timelines and return its generations, the newest first. Some may be empty.
+def read_generations(folder: Path, ignored: Collection[int] = (), facts: Facts | None = None) -> list[GenerationLog]:
+    """Return the generations of a journal without some timelines, the newest first. Some may be empty.
 
-    The facts of the first generation are those of the whole journal.
+    The facts of the first generation are those of the whole journal, which is read unless they are given.
     """
-    facts = read_facts(folder)
+    facts = facts or read_facts(folder)
     facts = replace(facts, timelines=[row for row in facts.timelines if row.number not in ignored])
     found = [GenerationLog.from_facts(facts, folder)]
     while True:
@@ -162,6 +155,12 @@ def read_generations(folder: Path, ignored: Collection[int] = ()) -> list[Genera
         facts = replace(facts, timelines=older, segments=segments)
         found.append(GenerationLog.from_facts(facts, folder, earlier))
     return found
+
+
+def select_generation(logs: Sequence[GenerationLog], first_timeline: int) -> GenerationLog:
+    """Return one of a journal's generations; an empty one if the journal has no part in it."""
+    matching = (log for log in logs if log.first_timeline == first_timeline and not log.is_empty)
+    return next(matching, GenerationLog(replace(logs[0].facts, segments=[]), {}, History()))
 
 
 def summarize_generations(
@@ -183,9 +182,8 @@ class TimelineUse:
     empty: tuple[int, ...] = ()
 
 
-def read_timeline_use(folder: Path) -> TimelineUse:
+def get_timeline_use(facts: Facts) -> TimelineUse:
     """Return the timelines of a journal."""
-    facts = read_facts(folder)
     used = {row.timeline for row in facts.checkpoints}
     used |= {segment.row.timeline for segment in facts.segments if _has_records(segment)}
     return TimelineUse(tuple(sorted(used)), tuple(row.number for row in facts.timelines if row.number not in used))

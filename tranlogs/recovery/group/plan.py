@@ -21,7 +21,7 @@ from ..recover import EarlierNotes, Recovered
 from ..recovery_plan import RecoveryPlan, has_later_boundary
 from .decide import BaseCheckpoint, Damage, Generation, GroupTarget, choose_target
 from .exchange import Exchange, Known, OwnJournal, message
-from .journals import GenerationLog, enumerate_boundaries
+from .journals import GenerationLog, enumerate_boundaries, read_generations, select_generation
 from .shards import GradientShards
 
 FindObstacle = Callable[[Recovered], str]  # why training cannot compute again the unit after a recovery; "" if it can
@@ -42,18 +42,21 @@ class RankPlanner:
     def __init__(self, own: OwnJournal, known: Known, folders: Mapping[int, Path], target: GroupTarget) -> None:
         self._own, self._known, self.folders = own, known, folders
         self._generation, self._agreement = target.generation, target.agreement
+        self._logs: dict[int, GenerationLog] = {}
 
     def read_log(self, rank: int) -> GenerationLog:
-        """Return the generation's part in a rank's journal. Those of other ranks are read anew: their copies may grow."""
-        first_timeline, logs = self._generation.first_timeline, self._known.logs if rank == self._own.rank else []
-        own = [log for log in logs if log.first_timeline == first_timeline and not log.is_empty]
-        return own[0] if own else GenerationLog.read(self.folders[rank], first_timeline, self._known.unused_timelines)
+        """Return the generation's part in a rank's journal. It is read once: copies are made before an attempt is planned."""
+        if rank not in self._logs:
+            logs = self._known.logs if rank == self._own.rank else self._known.other_logs.get(rank, [])
+            logs = logs or read_generations(self.folders[rank], self._known.unused_timelines)
+            self._logs[rank] = select_generation(logs, self._generation.first_timeline)
+        return self._logs[rank]
 
     def open_shards(self, donor: int) -> GradientShards:
         """Return the journals that hold the gradient shards which that of a rank does not hold."""
         lost = (donor, *self._agreement.lost)
         folders = {one.rank: self.folders[one.rank] for one in self._generation.summaries if one.rank not in lost}
-        return GradientShards(folders, self._generation.first_timeline, self._known.unused_timelines)
+        return GradientShards(folders, self.read_log)
 
     def read_row(self, base: BaseCheckpoint) -> CheckpointRow:
         """Return the catalog's row of a checkpoint.
