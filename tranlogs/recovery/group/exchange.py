@@ -15,7 +15,6 @@ A process alone is a group of one, with `Solo` as its transport.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -130,7 +129,7 @@ class Opening:
     Attributes:
         summaries: the summaries of its journal, and of journals next to it whose ranks no longer exist.
         writer: the rank that wrote its journal; its own rank if the journal is empty.
-        nearby: ranks of the group whose journals lie in its run folder and have a checkpoint of a step, each with the place.
+        nearby: ranks of the group whose journals lie in its run folder and have a checkpoint of a step.
         step: the step that it is asked to recover; None for the newest one.
         resharded: the first timelines of generations whose parameters are sharded in another way now.
         timeline_id: an id for a new timeline.
@@ -139,7 +138,7 @@ class Opening:
 
     summaries: tuple[JournalSummary, ...]
     writer: int
-    nearby: tuple[tuple[int, str], ...] = ()
+    nearby: tuple[int, ...] = ()
     step: int | None = None
     resharded: tuple[int, ...] = ()
     timeline_id: str = ""
@@ -289,11 +288,10 @@ class OwnJournal:
         """Return the journals next to this one whose ranks no longer exist."""
         return [(rank, folder) for rank, folder in list_journals(self.folder) if rank >= self.world]
 
-    def _list_nearby(self) -> tuple[tuple[int, str], ...]:
+    def _list_nearby(self) -> tuple[int, ...]:
         """Return the ranks of the group whose journals lie in this run folder and have a checkpoint of a step."""
-        host = socket.gethostname()
         return tuple(
-            (rank, f"{host}:{folder}")
+            rank
             for rank, folder in list_journals(self.folder)
             if rank < self.world and any(map(_has_step, (folder / "checkpoints").glob("step-*")))
         )
@@ -316,19 +314,17 @@ def _require_in_place(run: Path, answers: Sequence[Opening]) -> None:
             "rank has (random numbers, buffers, shards): rename the folders back, and start again"
         )
     found = {summary.rank for one in answers for summary in one.summaries if not summary.is_empty}
-    found |= {
-        rank for rank, one in enumerate(answers) if rank in dict(one.nearby)
-    }  # what it cannot read is lost, not misplaced
+    found |= {rank for rank, one in enumerate(answers) if rank in one.nearby}  # what it cannot read is lost, not misplaced
     misplaced = [
-        f"that of rank {rank} is in {place}, where rank {finder} runs"
+        f"that of rank {rank} where rank {finder} runs"
         for finder, one in enumerate(answers)
-        for rank, place in one.nearby
+        for rank in one.nearby
         if rank not in found
     ]
     if misplaced:
         raise RecoveryError(
             f"{run}: journals lie where another rank runs, and the folders of their own ranks are empty: "
-            f"{'; '.join(misplaced)}. No new run was started. Start each rank where its journal is, or move the folders to "
+            f"{', '.join(misplaced)}. No new run was started. Start each rank where its journal is, or move the folders to "
             "their ranks; remove journals that are out of date"
         )
 
