@@ -15,8 +15,7 @@ from ...catalog import CheckpointRow
 from ...checkpoints import Checkpoint
 from ...log.record_format import EntryKind, Position
 from ..decoding import DamagedEntry, decode_chunks, require_sound
-from ..history import Link
-from ..last_unit import LastUnit, find_last_unit
+from ..history import LastUnit, Link, find_last_unit
 from ..recover import EarlierNotes, Recovered
 from ..recovery_plan import RecoveryPlan, has_later_boundary
 from .decide import BaseCheckpoint, Damage, Generation, GroupTarget, choose_target

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...recovery.last_unit import LastUnit
+from ...recovery.history import LastUnit
 from .comparison import Difference
 
 PENDING = "the newest unit before the crash is being computed again, to prove that this script resumes exactly"
