@@ -4,10 +4,10 @@ All ranks must gather the same messages in the same order:
 
     Opening      what a rank's journals hold, and what it is asked for
     Readable     the journals that it can read without another rank's help
-    UnitSummary  the newest unit of its log (unit.py), if training is to compute one again
+    UnitSummary  the newest unit of its log (plan.py), if training is to compute one again
     Attempt      the outcome of an attempt (recover.py): damage, errors, a digest of the state. It may be repeated
     Replaced     files that sound copies have replaced
-    FormerRanks  the checkpoints that it made of former ranks (reshard.py)
+    FormerRank   a list of them: the checkpoints that it made of former ranks (reshard.py)
 
 `TimelineUse` precedes `Opening`, because timelines whose start a crash interrupted must be known before a journal is read.
 A process alone is a group of one, with `Solo` as its transport.
