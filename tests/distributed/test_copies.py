@@ -17,7 +17,7 @@ from tests.distributed.test_world import crash, landed
 from tests.support.record_rows import forget_records
 from tranlogs.base.errors import UsageError
 from tranlogs.log.reader import SegmentReader
-from tranlogs.recovery.group.journals import GenerationLog
+from tranlogs.recovery.group.journals import read_generations, select_generation
 from tranlogs.recovery.history import Link
 from tranlogs_torch import LoggedOptimizer
 
@@ -44,7 +44,7 @@ def test_a_lost_disk_costs_no_step(launcher: Launcher, tmp_path: Path) -> None:
 def shares_of_rank_1(run: Path) -> dict[int, Link]:
     """The records in the log of rank 1 by step; recovery has to read those behind step 21."""
     assert max(newest_checkpoint(run / f"rank{rank}") for rank in range(3)) <= 21, "recovery would not read the damage"
-    (entries,) = GenerationLog.read(run / "rank1", 1).history.runs
+    (entries,) = select_generation(read_generations(run / "rank1"), 1).history.runs
     return {link.step: link for link in entries if link.kind.is_step}
 
 

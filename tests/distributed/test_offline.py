@@ -112,9 +112,9 @@ def test_a_damaged_share_is_named_and_worked_around(copied: Path, cli: Cli, tmp_
 
 def _last_gradient(folder: Path) -> int:
     from tranlogs.log.reader import SegmentReader
-    from tranlogs.recovery.group.journals import GenerationLog
+    from tranlogs.recovery.group.journals import read_generations, select_generation
 
-    log = GenerationLog.read(folder, 1)
+    log = select_generation(read_generations(folder), 1)
     (run,) = log.history.runs
     last = [link for link in run if link.kind.is_step][-1]
     with SegmentReader(last.segment.path) as reader:

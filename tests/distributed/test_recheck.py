@@ -14,7 +14,7 @@ from tests.distributed.rechecked import BATCHES
 from tests.distributed.test_kills import differences
 from tests.support import campaign
 from tranlogs.log.reader import SegmentReader
-from tranlogs.recovery.group.journals import GenerationLog
+from tranlogs.recovery.group.journals import read_generations, select_generation
 
 pytestmark = pytest.mark.crash
 
@@ -50,7 +50,7 @@ def crash(launcher: Launcher, name: str, run: Path, order: dict[str, Any]) -> No
 
 def damage_last_gradient(journal: Path) -> int:
     """Flip a bit of the newest record of a step; return the step."""
-    steps = [link for run in GenerationLog.read(journal, 1).history.runs for link in run if link.kind.is_step]
+    steps = [link for run in select_generation(read_generations(journal), 1).history.runs for link in run if link.kind.is_step]
     with SegmentReader(steps[-1].segment.path) as reader:
         at = reader.decode(steps[-1].location).location.payload_offset
     data = bytearray(steps[-1].segment.path.read_bytes())

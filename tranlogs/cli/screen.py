@@ -1,4 +1,4 @@
-"""Output for people (tables that fit a terminal, sizes and times in words, progress) and for programs (JSON)."""
+"""Output for people (tables that fit a terminal, sizes and times in words) and for programs (JSON)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import numpy as np
 import typer
 from rich import box
 from rich.console import Console, Group
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -32,8 +30,6 @@ size = format_bytes
 
 _PADDING = re.compile(r" +$", re.MULTILINE)
 _UNLIMITED = 1 << 16  # columns
-
-ShowStage = Callable[[str, int, int], None]
 
 
 class _PaddingFreeOutput:
@@ -52,10 +48,10 @@ class _PaddingFreeOutput:
 
 def console() -> Console:
     """Return the console that prints to stdout. Where stdout is no terminal, no line is wrapped unless COLUMNS is set."""
-    found = Console(highlight=False)
+    found = Console(highlight=False, emoji=False)
     if found.is_terminal or os.environ.get("COLUMNS", "").isdigit():
         return found
-    return Console(highlight=False, width=_UNLIMITED, file=_PaddingFreeOutput())  # type: ignore[arg-type]
+    return Console(highlight=False, emoji=False, width=_UNLIMITED, file=_PaddingFreeOutput())  # type: ignore[arg-type]
 
 
 def facts(rows: Sequence[tuple[str, object]]) -> Table:
@@ -131,22 +127,3 @@ def _array(value: Array | SparseArray | np.ndarray[Any, Any]) -> Any:
     if math.prod(value.shape) == 1 and not isinstance(value, SparseArray) and dtype in np.sctypeDict:
         return to_json((to_numpy(value) if isinstance(value, Array) else value).item())
     return {"dtype": dtype, "shape": list(value.shape)}
-
-
-@contextmanager
-def stage_bars() -> Iterator[ShowStage]:
-    """Yield a callback (stage, done, total) that draws one bar for each stage, on stderr if that is a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
-    is_hidden = not sys.stderr.isatty()
-    console = Console(stderr=True, quiet=is_hidden)
-    with Progress(*columns, console=console, refresh_per_second=4, disable=is_hidden) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def show(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                for task in tasks.values():  # the stages before this one are over
-                    bars.stop_task(task)
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=min(done, total))
-
-        yield show

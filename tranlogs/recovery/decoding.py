@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..base.errors import CorruptRecord
-from ..base.python_gc import paused_collection
 from ..log.decoded_record import Entry
 from ..log.reader import SegmentReader
 from ..log.record_body import WHOLE
@@ -160,3 +160,15 @@ def find_last_sound_boundary(links: Sequence[Link]) -> int:
     except (CorruptRecord, OSError):
         pass
     return good
+
+
+@contextmanager
+def paused_collection() -> Iterator[None]:
+    """Pause the cyclic garbage collector, for a block that makes many objects which live on."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -12,7 +12,6 @@ from typing import Any
 
 from ..base.errors import CorruptCheckpoint, CorruptRecord, RecoveryError, StateMismatch
 from ..base.failpoints import hit
-from ..base.python_gc import paused_collection
 from ..base.quantities import count
 from ..catalog.lineage import trace_lineage
 from ..checkpoints import Checkpoint
@@ -23,12 +22,12 @@ from .decoding import (
     StepScalars,
     decode_chunks,
     find_last_sound_boundary,
+    paused_collection,
     read_boundary,
     require_sound,
 )
-from .history import Link, build_history
+from .history import LastUnit, Link, build_history, find_last_unit
 from .journal_facts import Facts, read_facts, read_repaired_facts, replace_damaged
-from .last_unit import LastUnit, find_last_unit
 from .recovery_plan import RecoveryPlan, plan_recovery
 from .state_protocol import Divergence, Recoverable, ReplacementSource
 

@@ -11,6 +11,7 @@ any         none                -                                refused: nothin
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -81,12 +82,17 @@ def plan_recovery(
         return (step is None or at.step <= step) and (sequence is None or at.sequence <= sequence)
 
     best: _Option | None = None
-    ends = (link.sequence for run in reversed(history.runs) for link in reversed(run) if _is_end(link) and is_wanted(link))
+    ends = (
+        link.sequence for run in reversed(history.runs) for link in reversed(run) if link.kind.is_boundary and is_wanted(link)
+    )
     newest = next(ends, 0)
     for row in sorted(filter(is_wanted, usable), key=lambda row: -row.sequence):
-        links = [link for link in history.after(row) if is_wanted(link)]
+        links = history.after(row)
+        links = links[: bisect.bisect_left(links, True, key=lambda link: not is_wanted(link))]  # both numbers only rise
         links = _cut_damage(links, last_good or {})
-        option = row, links[: _find_last_boundary(links) + 1]
+        while links and not links[-1].kind.is_boundary:
+            links.pop()
+        option = row, links
         if best is None or _get_end(option) > _get_end(best):
             best = option
         if _get_end(best) >= newest:  # An older checkpoint leads no further, and replays more.
@@ -125,19 +131,6 @@ def _cut_damage(links: list[Link], last_good: dict[int, int]) -> list[Link]:
         if limit is not None and link.sequence > limit:
             return links[:i]
     return links
-
-
-def _find_last_boundary(links: list[Link]) -> int:
-    """Return the index of the last boundary; -1 if there is none."""
-    for i in range(len(links) - 1, -1, -1):
-        if _is_end(links[i]):
-            return i
-    return -1
-
-
-def _is_end(link: Link) -> bool:
-    """Return True if a recovery can end at an entry."""
-    return link.kind.is_boundary
 
 
 def _get_end(option: _Option) -> int:

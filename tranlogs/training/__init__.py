@@ -7,11 +7,11 @@ An integration imports from the core only what this package, `tranlogs.records` 
 from ..journal import Journal
 from ..journal.shutdown import GRACE_SECONDS, OnSignal
 from ..recovery import Divergence, RecoveryReport, read_facts
-from ..recovery.exactness import judge_exactness, make_report
+from ..recovery.history import LastUnit
 from ..recovery.journal_facts import describe_replacement
-from ..recovery.last_unit import LastUnit
 from ..recovery.progress_bar import progress_bar
 from ..recovery.recover import Progress, Recovered, recover
+from ..recovery.report import judge_exactness, make_report
 from ..retention import Automatic, CheckpointPolicy, EverySteps, Monitor, RetentionPolicy, as_retention
 from ..retention.keep_policy import when_full
 from .environment import compare_environments

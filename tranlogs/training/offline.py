@@ -9,8 +9,8 @@ from typing import Generic, Protocol, TypeVar
 
 from ..base.errors import UsageError
 from ..recovery import RecoveryReport
-from ..recovery.exactness import make_report
 from ..recovery.recover import Progress, Recovered
+from ..recovery.report import make_report
 
 
 class OfflineState(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import replace
 
 import pytest
@@ -68,6 +69,12 @@ def test_all_land_on_the_newest_step_of_the_slowest() -> None:
     found = decided(summarize(0, 9, [0, 7]), summarize(1, 8, [0, 7]), summarize(2, 9, [0, 7]))
     assert (found.step, found.boundary_number, found.lost, found.is_forked) == (8, 1, (), False)
     assert bases(found) == [(0, 7), (1, 7), (2, 7)]
+
+
+def test_the_time_grows_with_the_steps_and_not_with_their_square() -> None:
+    start = time.process_time()
+    assert decided(summarize(0, 100_000, [0]), summarize(1, 99_999, [0])).step == 99_999
+    assert time.process_time() - start < 30  # with the square, half an hour
 
 
 def test_a_step_can_be_asked_for() -> None:

@@ -46,8 +46,8 @@ def opening(summary: JournalSummary) -> Opening:
 
 def test_no_run_begins_anew_while_its_journals_lie_where_other_ranks_run(tmp_path: Path) -> None:
     """Whether all nodes have changed places, or some."""
-    place = journal(tmp_path / "run" / "rank1")
-    words = rf"their own ranks are empty: that of rank 1 is in \S+:{place}, where rank 0 runs\. No new run was started\."
+    journal(tmp_path / "run" / "rank1")
+    words = r"their own ranks are empty: that of rank 1 where rank 0 runs\. No new run was started\."
     for others in ((lost(1),), (lost(1), summarize(2, 9, [0, 7]))):
         with pytest.raises(RecoveryError, match=words):
             opened(tmp_path / "run" / "rank0", *map(opening, others))
@@ -60,8 +60,8 @@ def test_a_journal_beside_that_its_own_rank_reads_is_in_its_place(tmp_path: Path
 
 
 def test_a_journal_that_its_own_rank_cannot_read_counts_as_lost(tmp_path: Path) -> None:
-    place = journal(tmp_path / "run" / "rank1")
-    known = opened(tmp_path / "run" / "rank0", Opening((lost(1),), 1, ((1, f"host1:{place}"),)))
+    journal(tmp_path / "run" / "rank1")
+    known = opened(tmp_path / "run" / "rank0", Opening((lost(1),), 1, nearby=(1,)))
     assert all(summary.is_empty for summary in known.summaries)
 
 

@@ -363,7 +363,7 @@ def test_a_loop_goes_on_where_the_state_was_set_back_at_the_end_of_an_epoch(tmp_
 
 
 def test_a_resume_without_a_unit_to_compute_again_is_not_called_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tranlogs.recovery.last_unit._UNITS_MAX", 0)
+    monkeypatch.setattr("tranlogs.recovery.history._UNITS_MAX", 0)
     run = tmp_path / "run"
 
     def script(attempt: Attempt) -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import secrets
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from ...base.quantities import parse_bytes, parse_seconds
 from ...rehearsal.rehearse import rehearse as run_rehearsal
@@ -14,7 +19,7 @@ from ...rehearsal.settings import RehearsalSettings
 from ...rehearsal.verdict import Verdict
 from .. import screen
 from ..options import Json, command
-from ..screen import print_json, stage_bars
+from ..screen import print_json
 
 
 @command
@@ -50,7 +55,7 @@ def rehearse(
         scratch=scratch,
         keeps=keep,
     )
-    with stage_bars() as show_stage:
+    with _stage_bars() as show_stage:
         verdict = run_rehearsal(settings, show_stage)
     if as_json:
         print_json(verdict.as_dict())
@@ -77,3 +82,22 @@ def _show(verdict: Verdict) -> None:
     rows.append(("took", f"{verdict.seconds:.0f} s, {screen.size(verdict.disk_bytes)}, --seed {verdict.seed}"))
     rows += [("kept in", verdict.folder)] if verdict.folder else []
     console.print(screen.facts(rows))
+
+
+@contextmanager
+def _stage_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a callback (stage, done, total) that draws one bar for each stage, on stderr if that is a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
+    is_hidden = not sys.stderr.isatty()
+    console = Console(stderr=True, quiet=is_hidden)
+    with Progress(*columns, console=console, refresh_per_second=4, disable=is_hidden) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                for task in tasks.values():  # the stages before this one are over
+                    bars.stop_task(task)
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=min(done, total))
+
+        yield show

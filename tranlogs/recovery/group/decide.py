@@ -6,9 +6,9 @@ Two rules, the first that leads to a step of which every rank has a way (`WAYS`)
    (`copies=2`), or the journal of any other rank if the ranks are known to be equal and their records hold whole gradients;
 2. the newest checkpoint that all ranks can load. A lost journal costs its gradient shards, so this is where all go back to.
 
-A journal that is damaged, or that ends much earlier than the others (an older copy), counts as lost if that leads further.
-The choice is made in the newest generation; in the one before it, if a
-crash interrupted the start of the newest one, or if that cannot be recovered.
+A journal that is damaged, or that ends much earlier than the others (an older copy, or of a disk that was full for a while),
+counts as lost if that leads further: with copies, or where each rank logs all, no step is then lost. The choice is made in the
+newest generation; in the one before it, if a crash interrupted the start of the newest one, or if that cannot be recovered.
 """
 
 from __future__ import annotations
@@ -224,8 +224,7 @@ class _Journals:
             RecoveryError: there is none.
         """
         held = self._held
-        steps = set().union(*(one.list_steps() for one in held))
-        common = {at for at in steps if all(at in one.list_steps() for one in held)}
+        common = set[int].intersection(*(one.list_steps() for one in held)) if held else set[int]()
         has_lost_copies = len(held) < len(self._summaries) and any(one.copies > 1 for one in held)
         for target in sorted(common if step is None else common & {step}, reverse=True):
             counts = [one.count_boundaries(target) for one in held]

@@ -4,10 +4,10 @@ All ranks must gather the same messages in the same order:
 
     Opening      what a rank's journals hold, and what it is asked for
     Readable     the journals that it can read without another rank's help
-    UnitSummary  the newest unit of its log (unit.py), if training is to compute one again
+    UnitSummary  the newest unit of its log (plan.py), if training is to compute one again
     Attempt      the outcome of an attempt (recover.py): damage, errors, a digest of the state. It may be repeated
     Replaced     files that sound copies have replaced
-    FormerRanks  the checkpoints that it made of former ranks (reshard.py)
+    FormerRank   a list of them: the checkpoints that it made of former ranks (reshard.py)
 
 `TimelineUse` precedes `Opening`, because timelines whose start a crash interrupted must be known before a journal is read.
 A process alone is a group of one, with `Solo` as its transport.
@@ -15,7 +15,6 @@ A process alone is a group of one, with `Solo` as its transport.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -25,17 +24,17 @@ from typing import Any, Protocol, TypeVar
 from ...base.errors import RecoveryError, UsageError, error_text
 from ...base.types import Extension
 from ...encoding import tree
-from ..journal_facts import replace_damaged
+from ..journal_facts import Facts, read_facts, replace_damaged
 from ..state_protocol import ReplacementSource
 from .decide import Damage
 from .journals import (
     GenerationLog,
     TimelineUse,
     find_unused_timelines,
+    get_timeline_use,
     list_journals,
     read_generations,
     read_run_row,
-    read_timeline_use,
     summarize_generations,
 )
 from .summary import CheckpointRef, JournalSummary, LogRange, keep_common_history, new_timeline_id, remove_duplicates
@@ -130,7 +129,7 @@ class Opening:
     Attributes:
         summaries: the summaries of its journal, and of journals next to it whose ranks no longer exist.
         writer: the rank that wrote its journal; its own rank if the journal is empty.
-        nearby: ranks of the group whose journals lie in its run folder and have a checkpoint of a step, each with the place.
+        nearby: ranks of the group whose journals lie in its run folder and have a checkpoint of a step.
         step: the step that it is asked to recover; None for the newest one.
         resharded: the first timelines of generations whose parameters are sharded in another way now.
         timeline_id: an id for a new timeline.
@@ -139,7 +138,7 @@ class Opening:
 
     summaries: tuple[JournalSummary, ...]
     writer: int
-    nearby: tuple[tuple[int, str], ...] = ()
+    nearby: tuple[int, ...] = ()
     step: int | None = None
     resharded: tuple[int, ...] = ()
     timeline_id: str = ""
@@ -160,6 +159,7 @@ class Known:
 
     Attributes:
         logs: the generations of its journal.
+        other_logs: the generations of other ranks' journals, if the process has read them where they lie.
         segments: the segments of the journals that it can send to the others, by rank.
         summaries: the summaries of all journals and generations.
         notes: what to report, one sentence each.
@@ -170,6 +170,7 @@ class Known:
     """
 
     logs: list[GenerationLog] = field(default_factory=list)
+    other_logs: Mapping[int, list[GenerationLog]] = field(default_factory=dict)
     segments: dict[int, list[Path]] = field(default_factory=dict)
     summaries: list[JournalSummary] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -209,11 +210,12 @@ class OwnJournal:
             RecoveryError: a journal cannot be read, or is not that of its rank, or the journals belong to several runs.
             UsageError: the ranks are asked for different steps.
         """
-        known = Known(unused_timelines=find_unused_timelines(exchange.gather(self._read_timeline_use())))
+        facts: dict[Path, Facts] = {}
+        known = Known(unused_timelines=find_unused_timelines(exchange.gather(self._read_timeline_use(facts))))
         error: Exception | None = None
         own, writer = [JournalSummary(self.rank, str(self.folder.resolve()), self.run_id)], self.rank
         try:
-            own = self._summarize(known)
+            own = self._summarize(known, facts)
             row = None if own[0].is_empty else read_run_row(self.folder)
             writer = writer if row is None else row.rank
         except Exception as caught:  # the other ranks wait for this one's answer
@@ -255,41 +257,41 @@ class OwnJournal:
             self._read_log(known)
         return notes
 
-    def _read_timeline_use(self) -> TimelineUse:
-        """Return the timelines that the journals of this process use, and those that they only started."""
+    def _read_timeline_use(self, facts: dict[Path, Facts]) -> TimelineUse:
+        """Return the timelines that the journals of this process use, and those that they only started. Fill `facts`."""
         found = TimelineUse()
         with suppress(Exception):  # reading the journals raises the error again, where all ranks learn of it
             for folder in (self.folder, *(folder for _, folder in self._list_stopped())):
-                use = read_timeline_use(folder)
+                facts[folder] = read_facts(folder)
+                use = get_timeline_use(facts[folder])
                 found = TimelineUse((*found.used, *use.used), (*found.empty, *use.empty))
         return found
 
-    def _summarize(self, known: Known) -> list[JournalSummary]:
+    def _summarize(self, known: Known, facts: Mapping[Path, Facts]) -> list[JournalSummary]:
         unused = known.unused_timelines
-        self._read_log(known)
+        self._read_log(known, facts.get(self.folder))
         known.notes += self.replace_damaged(known, known.logs[0].facts.torn_paths)
         own = summarize_generations(known.logs, self.rank, self.folder, self.run_id, unused)
         for rank, folder in self._list_stopped():
-            logs = read_generations(folder, unused)
+            logs = read_generations(folder, unused, facts.get(folder))
             row = read_run_row(folder)
             found = summarize_generations(logs, rank, folder, row.run_id if row is not None else "", unused)
             own += [replace(summary, sender=self.rank) for summary in found]
             known.segments[rank] = _list_segments(logs)
         return own
 
-    def _read_log(self, known: Known) -> None:
-        known.logs = read_generations(self.folder, known.unused_timelines)
+    def _read_log(self, known: Known, facts: Facts | None = None) -> None:
+        known.logs = read_generations(self.folder, known.unused_timelines, facts)
         known.segments[self.rank] = _list_segments(known.logs)
 
     def _list_stopped(self) -> list[tuple[int, Path]]:
         """Return the journals next to this one whose ranks no longer exist."""
         return [(rank, folder) for rank, folder in list_journals(self.folder) if rank >= self.world]
 
-    def _list_nearby(self) -> tuple[tuple[int, str], ...]:
+    def _list_nearby(self) -> tuple[int, ...]:
         """Return the ranks of the group whose journals lie in this run folder and have a checkpoint of a step."""
-        host = socket.gethostname()
         return tuple(
-            (rank, f"{host}:{folder}")
+            rank
             for rank, folder in list_journals(self.folder)
             if rank < self.world and any(map(_has_step, (folder / "checkpoints").glob("step-*")))
         )
@@ -312,19 +314,17 @@ def _require_in_place(run: Path, answers: Sequence[Opening]) -> None:
             "rank has (random numbers, buffers, shards): rename the folders back, and start again"
         )
     found = {summary.rank for one in answers for summary in one.summaries if not summary.is_empty}
-    found |= {
-        rank for rank, one in enumerate(answers) if rank in dict(one.nearby)
-    }  # what it cannot read is lost, not misplaced
+    found |= {rank for rank, one in enumerate(answers) if rank in one.nearby}  # what it cannot read is lost, not misplaced
     misplaced = [
-        f"that of rank {rank} is in {place}, where rank {finder} runs"
+        f"that of rank {rank} where rank {finder} runs"
         for finder, one in enumerate(answers)
-        for rank, place in one.nearby
+        for rank in one.nearby
         if rank not in found
     ]
     if misplaced:
         raise RecoveryError(
             f"{run}: journals lie where another rank runs, and the folders of their own ranks are empty: "
-            f"{'; '.join(misplaced)}. No new run was started. Start each rank where its journal is, or move the folders to "
+            f"{', '.join(misplaced)}. No new run was started. Start each rank where its journal is, or move the folders to "
             "their ranks; remove journals that are out of date"
         )
 

@@ -44,18 +44,11 @@ class GenerationLog:
     earlier_limits: Limits = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: Path, first_timeline: int, ignored: Collection[int] = ()) -> GenerationLog:
-        """Read the part of one generation in a journal; an empty one if the journal has no part in it."""
-        found = read_generations(folder, ignored)
-        matching = (log for log in found if log.first_timeline == first_timeline and not log.is_empty)
-        return next(matching, cls(replace(found[0].facts, segments=[]), {}, History()))
-
-    @classmethod
     def from_facts(cls, facts: Facts, folder: Path, limits: Limits | None = None) -> GenerationLog:
         """Return the part of the newest generation that facts show. A later generation may have limited its lineage."""
         log = cls(facts, limits or trace_lineage(facts.timelines, facts.timeline), History())
         log._fill()
-        log.environment = _read_checkpoint_environment(folder, [row.name for row in log.checkpoints])
+        log.environment = _read_checkpoint_environment(folder, [row.name for row in log.checkpoints]) or {}
         log.environment = log.environment or log._read_segment_environment()
         if log.first_timeline > 1:
             log.earlier_limits = {number: limit for number, limit in log.limits.items() if number < log.first_timeline}
@@ -85,8 +78,9 @@ class GenerationLog:
         world = get_world(self.environment)
         body = self._read_newest_boundary() if world > 1 else {}
         replicated = world == 1 or is_replicated(self.environment)
+        ranges, numbers = _summarize_ranges(self.history.runs, {row.sequence for row in self.checkpoints})
         refs = (
-            CheckpointRef(row.step, row.name, _find_boundary_number(self.history.runs, row), self._find_range_index(row))
+            CheckpointRef(row.step, row.name, numbers.get(row.sequence, 0), self.history.find_next(row)[0])
             for row in self.checkpoints
         )
         return JournalSummary(
@@ -96,7 +90,7 @@ class GenerationLog:
             world=world,
             is_replicated=replicated,
             timeline=self.facts.timeline,
-            ranges=tuple(_summarize_range(run) for run in self.history.runs),
+            ranges=tuple(ranges),
             checkpoints=tuple(refs),
             first_timeline=self.first_timeline,
             copies=int(self.environment.get("ddp", {}).get("copies", 1)),
@@ -140,18 +134,13 @@ class GenerationLog:
                     return dict(reader.decode(location).body()["environment"])
         return {}
 
-    def _find_range_index(self, row: CheckpointRow) -> int:
-        """Return the index of the range that continues after a checkpoint; -1 if none does."""
-        links = self.history.after(row)
-        return next((i for i, run in enumerate(self.history.runs) if links and run[-1] is links[-1]), -1)
 
+def read_generations(folder: Path, ignored: Collection[int] = (), facts: Facts | None = None) -> list[GenerationLog]:
+    """Return the generations of a journal without some timelines, the newest first. Some may be empty.
 
-def read_generations(folder: Path, ignored: Collection[int] = ()) -> list[GenerationLog]:
-    """Read a journal without some timelines and return its generations, the newest first. Some may be empty.
-
-    The facts of the first generation are those of the whole journal.
+    The facts of the first generation are those of the whole journal, which is read unless they are given.
     """
-    facts = read_facts(folder)
+    facts = facts or read_facts(folder)
     facts = replace(facts, timelines=[row for row in facts.timelines if row.number not in ignored])
     found = [GenerationLog.from_facts(facts, folder)]
     while True:
@@ -166,6 +155,12 @@ def read_generations(folder: Path, ignored: Collection[int] = ()) -> list[Genera
         facts = replace(facts, timelines=older, segments=segments)
         found.append(GenerationLog.from_facts(facts, folder, earlier))
     return found
+
+
+def select_generation(logs: Sequence[GenerationLog], first_timeline: int) -> GenerationLog:
+    """Return one of a journal's generations; an empty one if the journal has no part in it."""
+    matching = (log for log in logs if log.first_timeline == first_timeline and not log.is_empty)
+    return next(matching, GenerationLog(replace(logs[0].facts, segments=[]), {}, History()))
 
 
 def summarize_generations(
@@ -187,9 +182,8 @@ class TimelineUse:
     empty: tuple[int, ...] = ()
 
 
-def read_timeline_use(folder: Path) -> TimelineUse:
+def get_timeline_use(facts: Facts) -> TimelineUse:
     """Return the timelines of a journal."""
-    facts = read_facts(folder)
     used = {row.timeline for row in facts.checkpoints}
     used |= {segment.row.timeline for segment in facts.segments if _has_records(segment)}
     return TimelineUse(tuple(sorted(used)), tuple(row.number for row in facts.timelines if row.number not in used))
@@ -265,7 +259,9 @@ def read_environment(folder: Path) -> dict[str, Any]:
     """Return the environment that the newest readable checkpoint of a journal records, or else its log; {} if it is empty."""
     names = sorted((path.name for path in (folder / "checkpoints").glob("step-*")), key=_parse_timeline_and_step)
     found = _read_checkpoint_environment(folder, names)
-    return found or next((log.environment for log in read_generations(folder) if log.environment), {})
+    if found is not None:
+        return found
+    return next((log.environment for log in read_generations(folder) if log.environment), {})
 
 
 def _parse_timeline_and_step(name: str) -> tuple[str, str]:
@@ -274,12 +270,12 @@ def _parse_timeline_and_step(name: str) -> tuple[str, str]:
     return rest.partition("-")[0], step
 
 
-def _read_checkpoint_environment(folder: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Return the environment of the last of the named checkpoints that can be opened; {} if none can."""
+def _read_checkpoint_environment(folder: Path, names: Sequence[str]) -> dict[str, Any] | None:
+    """Return the environment of the last of the named checkpoints that can be opened; None if none can."""
     for name in reversed(names):
         with contextlib.suppress(CorruptCheckpoint), Checkpoint(folder / "checkpoints" / name) as checkpoint:
             return dict(checkpoint.manifest["environment"])
-    return {}
+    return None
 
 
 def _read(link: Link, decode: Callable[[Entry], Any]) -> dict[str, Any]:
@@ -293,18 +289,16 @@ def _has_records(segment: ScannedSegment) -> bool:
     return any(location.head.kind != EntryKind.SEGMENT for location in segment.locations)
 
 
-def _summarize_range(run: list[Link]) -> LogRange:
-    steps = [link.step for link in run if link.kind.is_step]
-    counts: dict[int, int] = {0: 0} if run[0].sequence == 1 else {}
-    for _, link in enumerate_boundaries(run):
-        counts[link.step] = counts.get(link.step, 0) + 1
-    after = steps[0] - 1 if steps else run[0].step
-    return LogRange(after, steps[-1] if steps else after, counts)
-
-
-def _find_boundary_number(runs: list[list[Link]], row: CheckpointRow) -> int:
-    """Return which of the boundaries at its step a checkpoint was taken at, from 1; 0 if the log does not hold it."""
+def _summarize_ranges(runs: Sequence[list[Link]], sequences: Collection[int]) -> tuple[list[LogRange], dict[int, int]]:
+    """Return the ranges of a log, and which of the boundaries at its step, from 1, each boundary in `sequences` is."""
+    ranges, numbers = list[LogRange](), dict[int, int]()
     for run in runs:
-        if any(link.sequence == row.sequence for _, link in enumerate_boundaries(run)):
-            return sum(link.step == row.step and link.sequence <= row.sequence for _, link in enumerate_boundaries(run))
-    return 0
+        steps = [link.step for link in run if link.kind.is_step]
+        counts: dict[int, int] = {0: 0} if run[0].sequence == 1 else {}
+        for _, link in enumerate_boundaries(run):
+            counts[link.step] = counts.get(link.step, 0) + 1
+            if link.sequence in sequences:
+                numbers.setdefault(link.sequence, counts[link.step])
+        after = steps[0] - 1 if steps else run[0].step
+        ranges.append(LogRange(after, steps[-1] if steps else after, counts))
+    return ranges, numbers

@@ -15,13 +15,12 @@ from ...catalog import CheckpointRow
 from ...checkpoints import Checkpoint
 from ...log.record_format import EntryKind, Position
 from ..decoding import DamagedEntry, decode_chunks, require_sound
-from ..history import Link
-from ..last_unit import LastUnit, find_last_unit
+from ..history import LastUnit, Link, find_last_unit
 from ..recover import EarlierNotes, Recovered
 from ..recovery_plan import RecoveryPlan, has_later_boundary
 from .decide import BaseCheckpoint, Damage, Generation, GroupTarget, choose_target
 from .exchange import Exchange, Known, OwnJournal, message
-from .journals import GenerationLog, enumerate_boundaries
+from .journals import GenerationLog, enumerate_boundaries, read_generations, select_generation
 from .shards import GradientShards
 
 FindObstacle = Callable[[Recovered], str]  # why training cannot compute again the unit after a recovery; "" if it can
@@ -42,18 +41,21 @@ class RankPlanner:
     def __init__(self, own: OwnJournal, known: Known, folders: Mapping[int, Path], target: GroupTarget) -> None:
         self._own, self._known, self.folders = own, known, folders
         self._generation, self._agreement = target.generation, target.agreement
+        self._logs: dict[int, GenerationLog] = {}
 
     def read_log(self, rank: int) -> GenerationLog:
-        """Return the generation's part in a rank's journal. Those of other ranks are read anew: their copies may grow."""
-        first_timeline, logs = self._generation.first_timeline, self._known.logs if rank == self._own.rank else []
-        own = [log for log in logs if log.first_timeline == first_timeline and not log.is_empty]
-        return own[0] if own else GenerationLog.read(self.folders[rank], first_timeline, self._known.unused_timelines)
+        """Return the generation's part in a rank's journal. It is read once: copies are made before an attempt is planned."""
+        if rank not in self._logs:
+            logs = self._known.logs if rank == self._own.rank else self._known.other_logs.get(rank, [])
+            logs = logs or read_generations(self.folders[rank], self._known.unused_timelines)
+            self._logs[rank] = select_generation(logs, self._generation.first_timeline)
+        return self._logs[rank]
 
     def open_shards(self, donor: int) -> GradientShards:
         """Return the journals that hold the gradient shards which that of a rank does not hold."""
         lost = (donor, *self._agreement.lost)
         folders = {one.rank: self.folders[one.rank] for one in self._generation.summaries if one.rank not in lost}
-        return GradientShards(folders, self._generation.first_timeline, self._known.unused_timelines)
+        return GradientShards(folders, self.read_log)
 
     def read_row(self, base: BaseCheckpoint) -> CheckpointRow:
         """Return the catalog's row of a checkpoint.
@@ -107,8 +109,8 @@ class RankPlanner:
         """Return what the loop noted on this rank before the entries of a plan that starts at another rank's checkpoint."""
         for row in reversed(log.checkpoints):
             links = log.history.after(row)
-            end = next((i for i, link in enumerate(links) if link.sequence == plan.links[0].sequence), None)
-            if end is None:
+            end = plan.links[0].sequence - row.sequence - 1  # the numbers in a run have no gap
+            if not 0 <= end < len(links):
                 continue
             with (
                 suppress(CorruptCheckpoint, DamagedEntry),
@@ -133,7 +135,9 @@ class RankPlanner:
             found = [link for _, link in enumerate_boundaries(run) if link.step == target]
             if len(found) >= max(number, 1) and run[-1].location.head.digest == links[-1].location.head.digest:
                 last = found[max(number, 1) - 1]
-                return links[: next(i for i, link in enumerate(links) if link.sequence == last.sequence) + 1]
+                end = last.sequence - links[0].sequence + 1  # the numbers in a run have no gap
+                assert 0 < end <= len(links), f"the checkpoint of step {row.step} lies after the target"
+                return links[:end]
         raise AssertionError(f"the agreement on step {target} does not fit the log of rank {donor}")
 
 

@@ -10,21 +10,23 @@ from pathlib import Path
 
 from ...base.errors import RecoveryError
 from ...checkpoints import Checkpoint
+from ..journal_facts import read_facts
 from .decide import Damage, Generation, agree, choose_target, group_by_generation
 from .exchange import Known, OwnJournal, Solo
 from .group_state import GroupState
 from .journals import (
     find_unused_timelines,
     get_first_timeline,
+    get_timeline_use,
     list_journals,
     read_generations,
     read_run_id,
-    read_timeline_use,
+    select_generation,
     summarize_generations,
 )
 from .recover import GroupRecovery
 from .shards import GradientShards
-from .summary import JournalSummary, keep_common_history
+from .summary import keep_common_history
 
 
 class SingleReader:
@@ -46,8 +48,14 @@ class SingleReader:
     def __init__(self, folder: Path, *, step: int | None = None, checkpoint: str | None = None) -> None:
         folder = folder.resolve()
         journals = list_journals(folder)
-        self._unused = find_unused_timelines([read_timeline_use(path) for _, path in journals])
-        known = [summary for rank, path in journals for summary in self._summarize(rank, path)]
+        facts = {rank: read_facts(path) for rank, path in journals}
+        self._unused = find_unused_timelines([get_timeline_use(one) for one in facts.values()])
+        self._logs = {rank: read_generations(path, self._unused, facts[rank]) for rank, path in journals}
+        known = [
+            summary
+            for rank, path in journals
+            for summary in summarize_generations(self._logs[rank], rank, path, read_run_id(path) or "", self._unused)
+        ]
         generations = group_by_generation(keep_common_history(known)[0])
         if not generations:
             raise RecoveryError(f"{folder}: the journal is empty; there is nothing to recover")
@@ -62,10 +70,6 @@ class SingleReader:
         ranks = [summary.rank for summary in self.generation.held if summary.folder == str(folder)]
         self.rank = ranks[0] if ranks else self.generation.held[0].rank
 
-    def _summarize(self, rank: int, path: Path) -> list[JournalSummary]:
-        logs = read_generations(path, self._unused)
-        return summarize_generations(logs, rank, path, read_run_id(path) or "", self._unused)
-
     def for_rank(self, rank: int) -> SingleReader:
         """Return a reader of another rank's journal in the same generation."""
         other = copy.copy(self)
@@ -77,7 +81,8 @@ class SingleReader:
         own = self.generation.summaries[self.rank]
         folder = Path(own.folder)
         known = Known(
-            logs=read_generations(folder, self._unused),
+            logs=self._logs[self.rank],
+            other_logs=self._logs,
             summaries=[replace(summary, sender=self.rank) for summary in self.generation.summaries],
             unused_timelines=self._unused,
         )
@@ -86,7 +91,8 @@ class SingleReader:
     def open_shards(self) -> GradientShards:
         """Return the journals of the other ranks, which hold the other gradient shards."""
         folders = {one.rank: Path(one.folder) for one in self.generation.held if one.rank != self.rank}
-        return GradientShards(folders, self.generation.first_timeline, self._unused)
+        first_timeline = self.generation.first_timeline
+        return GradientShards(folders, lambda rank: select_generation(self._logs[rank], first_timeline))
 
     def find_newest_step(self) -> int:
         """Return the step at which all ranks would resume.

@@ -10,7 +10,7 @@ rank. If parameters are sharded in another way now, the log of each former rank 
 reads its parts from these checkpoints (reshard.py).
 
 If training is to compute the newest unit again, all ranks resume one unit before the boundary that they have chosen, or none
-does (unit.py).
+does (plan.py).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,8 @@ _Located = tuple[int, Entry]  # the index of a tensor in the layout of a shard, 
 class PeerJournal:
     """The step records of one generation in another rank's journal."""
 
-    def __init__(self, rank: int, folder: Path, first_timeline: int, ignored: Collection[int] = ()) -> None:
+    def __init__(self, rank: int, folder: Path, log: GenerationLog) -> None:
         self.rank, self.folder = rank, folder
-        log = GenerationLog.read(folder, first_timeline, ignored)
         self._links = {link.step: link for run in log.history.runs for link in run if link.kind.is_step}
         self._readers: dict[int, SegmentReader] = {}
 
@@ -67,15 +66,14 @@ class GradientShards:
 
     Args:
         folders: where to read each other rank's journal.
-        first_timeline: the timeline that started the generation.
-        ignored: timelines that do not count.
+        read_log: returns the generation's part in a rank's journal.
 
     Attributes:
         notes: what was damaged and read from a copy instead, one sentence for each step and file.
     """
 
-    def __init__(self, folders: Mapping[int, Path], first_timeline: int, ignored: Collection[int] = ()) -> None:
-        self._folders, self._first_timeline, self._ignored = folders, first_timeline, ignored
+    def __init__(self, folders: Mapping[int, Path], read_log: Callable[[int], GenerationLog]) -> None:
+        self._folders, self._read_log = folders, read_log
         self._peers: dict[int, PeerJournal] = {}
         self._noted: dict[tuple[int | None, str], str] = {}
 
@@ -122,7 +120,7 @@ class GradientShards:
         if rank not in self._folders:
             raise MissingShard(f"rank {rank}", rank, "the journal of that rank is missing", step=step)
         if rank not in self._peers:
-            self._peers[rank] = PeerJournal(rank, self._folders[rank], self._first_timeline, self._ignored)
+            self._peers[rank] = PeerJournal(rank, self._folders[rank], self._read_log(rank))
         peer = self._peers[rank]
         entry = peer.read_entry(step)
         try:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...recovery.last_unit import LastUnit
+from ...recovery.history import LastUnit
 from ..restarts import is_called_like_a_time
 from .comparison import Difference
 

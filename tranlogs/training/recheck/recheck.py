@@ -14,7 +14,7 @@ from ...log.decoded_record import Entry
 from ...log.layout import Payload
 from ...log.record_body import BodyEncoder
 from ...log.record_format import EntryKind
-from ...recovery.last_unit import LastUnit
+from ...recovery.history import LastUnit
 from .comparison import Difference, Kind, compare_bodies, compare_payloads
 from .recorded_unit import RecordedEntry, RecordedUnit
 

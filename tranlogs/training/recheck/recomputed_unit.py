@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...journal import Journal
-from ...recovery.last_unit import LastUnit
+from ...recovery.history import LastUnit
 from ...recovery.recover import Recovered
 from ..live_report import LiveReport
 from .comparison import CHANGED_BEFORE

@@ -12,7 +12,7 @@ from ...log.decoded_record import Entry
 from ...log.reader import SegmentReader
 from ...log.record_body import WHOLE
 from ...log.record_format import EntryKind
-from ...recovery.last_unit import LastUnit
+from ...recovery.history import LastUnit
 
 _AHEAD_BYTES_MAX = 512 << 20  # tensors beyond this size are read when they are compared
 
