@@ -26,7 +26,7 @@ from ..catalog import CheckpointRow, SegmentRow, ShippedRow
 from ..checkpoints import Checkpoint
 from ..checkpoints.folder import MANIFEST, META, STATE
 from ..log.reader import SegmentReader
-from ..log.record_format import EntryKind, Head, Location
+from ..log.record_format import EntryKind, Head
 from ..log.scanner import scan
 from ..stores import Store
 from .manifest import OBJECTS, ShippedItem
@@ -258,22 +258,12 @@ def open_segment(folder: Path, row: SegmentRow) -> Source:
         locations = scan(path, row.number, last_sequence=row.last_sequence or None)
         if not locations or locations[-1].head.sequence < row.last_sequence:
             raise CorruptRecord(path, "entries at its end are missing")
-        end = max(row.used_bytes, _verify(reader, locations))
+        for entry in reader.entries(locations):
+            for damage in entry.find_damage():
+                raise damage
+        end = max(row.used_bytes, *(location.end for location in locations))
         fd = os.dup(reader.fd)  # The duplicate keeps the lock.
     return Source({row.file: (fd, min(end, os.fstat(fd).st_size))}, _chain_ends([item.head for item in locations]))
-
-
-def _verify(reader: SegmentReader, locations: list[Location]) -> int:
-    """Check every entry; return the offset after the last byte of all entries."""
-    end = 0
-    for entry, location in zip(reader.entries(locations), locations):
-        for name, why in entry.damaged_tensors():
-            raise CorruptRecord(reader.path, why, step=entry.step, tensor=name)
-        for name, row in entry.arrays():
-            if not reader.is_sound(row):
-                raise CorruptRecord(reader.path, "the checksum of its bytes differs", step=entry.step, tensor=name)
-        end = max(end, location.end)
-    return end
 
 
 def _chain_ends(heads: Sequence[Head]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from ..base.errors import CorruptCatalog, CorruptRecord
 from ..catalog import SegmentRow
 from ..catalog.lineage import Limits, trace_lineage
-from ..encoding import tree
 from ..log.reader import SegmentReader
 from ..log.record_format import EntryKind, Head, Location
 from ..recovery.history import History, Link, ScannedSegment, build_history
@@ -131,7 +130,6 @@ def verify_segment(segment: ScannedSegment, links: list[Link], needed: range) ->
         links: the entries in it that recovery may read.
         needed: the sequence numbers of the entries that must be in it.
     """
-    places: dict[int, bool] = {}  # by offset, whether an array is sound; several boundaries may share one
     first = segment.locations[0] if segment.locations else None
     before = first.head if first is not None and first.head.kind == EntryKind.SEGMENT else None
     if before is None and needed:
@@ -144,7 +142,7 @@ def verify_segment(segment: ScannedSegment, links: list[Link], needed: range) ->
             for link in links:
                 if before is not None and link.sequence != before.sequence + 1 and link.sequence > needed.start:
                     yield _make_missing_problem(segment, before, link.sequence - 1)
-                yield from _verify_entry(reader, link, places)
+                yield from _verify_entry(reader, link)
                 before = link.location.head
     except (CorruptRecord, OSError) as error:
         yield Problem(segment.path, f"it cannot be opened ({error})")
@@ -169,26 +167,13 @@ def _verify_first(reader: SegmentReader, location: Location, row: SegmentRow) ->
         yield Problem(reader.path, f"its first entry names ordinal and timeline {found}, the catalog lists {listed}")
 
 
-def _verify_entry(reader: SegmentReader, link: Link, places: dict[int, bool]) -> Iterator[Finding]:
-    path, step = link.segment.path, link.step
+def _verify_entry(reader: SegmentReader, link: Link) -> Iterator[Finding]:
     try:
         entry = reader.decode(link.location)
-        for blob in entry.parts().values():
-            tree.decode(blob, lambda _, layout: layout, make_array=lambda _: None)
-        rows = entry.arrays()
     except CorruptRecord as damage:
-        yield Problem(path, damage.why, step)
+        yield Problem(reader.path, damage.why, link.step)
         return
-    except tree.MalformedTree as error:
-        yield Problem(path, f"its description is damaged ({error})", step)
-        return
+    for problem in entry.find_damage():
+        yield Problem(reader.path, problem.why, link.step, problem.tensor)
     nbytes = entry.head.description_bytes + entry.stored_bytes
-    for name, why in entry.damaged_tensors():
-        yield Problem(path, why, step, name)
-    for name, row in rows:
-        offset = row[0]
-        if offset not in places:
-            places[offset] = reader.is_sound(row)
-        if not places[offset]:
-            yield Problem(path, "the checksum of its bytes differs", step, name)
-    yield Checked(path, nbytes, entries=1, tensors=len(entry.layout))
+    yield Checked(reader.path, nbytes, entries=1, tensors=len(entry.layout))
