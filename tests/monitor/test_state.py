@@ -113,9 +113,6 @@ def test_the_store_is_shown_once_there_is_one(run: ToyTrainer) -> None:
     store = StoreRow("file:///there", "me", problem="it is full")
     state = describe_health(JournalView("run", replace(stored, rows=replace(stored.rows, store=store))))
     assert (state.level, state.headline) == ("attention", "Shipping to file:///there has stopped: it is full.")
-    store = StoreRow("file:///there", "me", under_replicated=3)
-    state = describe_health(JournalView("run", replace(stored, rows=replace(stored.rows, store=store))))
-    assert (state.level, state.headline) == ("attention", f"Under-replicated in file:///there: {store.copies_missing}.")
     assert set(curves(shown)["steps"]) == {"committed", "synced", "archived", "persisted"}
     page = journal_page(JournalView("run", seen), now=seen.at, interval_seconds=10, has_others=False).decode()
     assert "step-persisted" not in page

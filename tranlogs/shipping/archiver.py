@@ -47,8 +47,7 @@ class ShippingSettings:
 
     Attributes:
         lag_seconds_max: age at which an open segment is sealed, so that it can be sent; None leaves sealing to the trainer.
-        persist_seconds: time after which the store is asked again to make an object durable, and after which an item that too
-            few machines hold is sent again.
+        persist_seconds: time after which the store is asked again to make an object durable.
         keep: decides which checkpoints stay in the store. The log after the oldest of them stays, too.
         takes_over: True to continue after another writer's manifest.
     """
@@ -106,7 +105,9 @@ class Archiver:
     ) -> None:
         self._paths, self._store, self._prefix, self._settings, self._clock = paths, store, prefix, settings, clock
         self._throttle = throttle or Throttle()
-        self._inventory = Inventory(paths, store, prefix, clock, takes_over=settings.takes_over)
+        self._inventory = Inventory(
+            paths, store, prefix, clock, takes_over=settings.takes_over, persist_seconds=settings.persist_seconds
+        )
         self._group = GroupSteps(store, prefix, clock)
         self._thread: threading.Thread | None = None
         self._changed = WaitableLock()  # guards what follows
@@ -195,14 +196,13 @@ class Archiver:
             try:
                 inventory.publish(contents, arrived, expired)
             except StoreUnavailable:  # A store that takes nothing can still tell what it has lost.
-                inventory.check_items(contents, settings.persist_seconds)
+                inventory.check_items(contents)
                 raise
         with self._changed:
             in_flight = [name for upload in self._uploads.values() for name in upload.sent_objects()]
-        inventory.check_store(contents, settings.persist_seconds, in_flight)
+        inventory.check_store(contents, in_flight)
         excluded = self._current_exclusions()
-        rows = plan_uploads(contents, inventory.shipped, settings.keep, excluded, common)
-        self._schedule(rows + inventory.plan_resends(contents, settings.persist_seconds))
+        self._schedule(plan_uploads(contents, inventory.shipped, settings.keep, excluded, common))
         inventory.write_marks(contents)
 
     def _take_completed(self) -> list[ShippedItem]:

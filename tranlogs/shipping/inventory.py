@@ -51,19 +51,23 @@ class Inventory:
     The class joins the manifests in the store, the durability of objects, the garbage collector and the catalog, because a
     manifest may be published, and an object deleted, only if all of them agree. So it has many attributes.
 
+    `persist_seconds` is the time after which the store is asked again to make an object durable.
+
     Attributes:
         writer: name of this journal as a writer to the store.
         is_attached: True once the store's manifests were read, and this journal may write to the store.
         shipped: the items that the newest manifest names, with changes that were found since.
     """
 
-    def __init__(self, paths: JournalPaths, store: Store, prefix: str, clock: Clock, *, takes_over: bool) -> None:
-        self._paths, self._store, self._prefix, self._clock, self._takes_over = paths, store, prefix, clock, takes_over
+    def __init__(
+        self, paths: JournalPaths, store: Store, prefix: str, clock: Clock, *, takes_over: bool, persist_seconds: float
+    ) -> None:
+        self._paths, self._store, self._prefix, self._clock = paths, store, prefix, clock
+        self._takes_over, self._persist_seconds = takes_over, persist_seconds
         self._where = f"{store.url}/{prefix}"
         self._rows = StoreRows(paths, store.url, clock)
         self.writer, self.is_attached = "", False
         self.shipped: dict[str, ShippedItem] = {}
-        self._lacks_copies: set[str] = set()  # items that are not durable and that fewer machines hold than should
         self._requested_at: dict[str, float] = {}  # time of the last request to make an item durable
         self._superseded: list[ShippedItem] = []  # deleted once the durable manifest does not name them, either
         self._manifests = ManifestHistory(store, prefix, clock)
@@ -245,13 +249,13 @@ class Inventory:
 
     # Asking the store.
 
-    def check_store(self, contents: JournalContents, persist_seconds: float, in_flight: Collection[str]) -> None:
+    def check_store(self, contents: JournalContents, in_flight: Collection[str]) -> None:
         """Ask the store which objects are durable or lost and, once an hour, which are missing.
 
         What is lost or missing is sent again if it still exists here.
         """
-        self.check_items(contents, persist_seconds)
-        is_manifest_lost = self._manifests.update(persist_seconds)
+        self.check_items(contents)
+        is_manifest_lost = self._manifests.update(self._persist_seconds)
         self._delete_superseded()
         if self._collector.is_due():
             self._collect_garbage(in_flight)
@@ -261,7 +265,7 @@ class Inventory:
         if is_manifest_lost or self.is_stale(contents):
             self.publish(contents, (), ())
 
-    def check_items(self, contents: JournalContents, persist_seconds: float) -> None:
+    def check_items(self, contents: JournalContents) -> None:
         """Ask the store for items that are not durable yet, the oldest first. The watermarks follow what is lost at once."""
         waiting = [item for item in self.shipped.values() if not item.objects.is_durable]
         waiting.sort(key=lambda item: item.objects.is_lost)  # lost items last: they may never come back
@@ -270,16 +274,15 @@ class Inventory:
             for item in waiting:
                 if calls < _CALLS_MAX:
                     calls += len(item.names())
-                    if not self._check_item(item, persist_seconds):
+                    if not self._check_item(item):
                         lost.append(item.name)
         finally:  # Earlier answers count if the store fails.
-            self._lacks_copies &= self.shipped.keys()
             if lost:
                 names = ", ".join(lost)
                 _log.warning("%s: the store has lost %s; files that still exist here are sent again", self._paths.folder, names)
                 self.write_marks(contents)  # At once, because a store that loses objects may not accept a manifest, either.
 
-    def _check_item(self, item: ShippedItem, persist_seconds: float) -> bool:
+    def _check_item(self, item: ShippedItem) -> bool:
         """Query the store for one item; return False if the item was lost since the last query."""
         name, waiting = item.name, dict[str, ObjectStatus]()
         for part, nbytes, _ in item.parts():
@@ -292,17 +295,12 @@ class Inventory:
         # A machine that comes back may bring a lost item.
         is_lost = any(status.is_lost and not status.copies for status in waiting.values())
         self.shipped[name] = replace(item, objects=replace(item.objects, is_durable=not waiting, is_lost=is_lost))
-        wanted = self._store.copies_wanted
-        if not is_lost and any(status.copies is not None and status.copies < wanted for status in waiting.values()):
-            self._lacks_copies.add(name)
-        else:
-            self._lacks_copies.discard(name)
         if is_lost:
             self._requested_at.pop(name, None)  # Durability is requested again as soon as the item is available.
             return item.objects.is_lost
         now = self._clock.now()
         is_forgotten = name not in self._requested_at and any(one.is_forgotten or one.is_lost for one in waiting.values())
-        if is_forgotten or (waiting and now - self._requested_at.get(name, item.objects.at) > persist_seconds):
+        if is_forgotten or (waiting and now - self._requested_at.get(name, item.objects.at) > self._persist_seconds):
             self._requested_at[name] = now
             for part in waiting:
                 self._store.request_durability(part)
@@ -314,12 +312,6 @@ class Inventory:
         for name in self._collector.collect(self.shipped, self.writer, needed):
             _log.warning("%s: %s is missing from the store; it is sent again if it still exists here", self._paths.folder, name)
             del self.shipped[name]
-
-    def plan_resends(self, contents: JournalContents, persist_seconds: float) -> list[SegmentRow | CheckpointRow]:
-        """Return the items that too few machines hold and that were not durable this time after they were sent."""
-        before, items = self._clock.now() - persist_seconds, contents.items
-        lacking = (self.shipped[name] for name in self._lacks_copies if name in self.shipped and name in items)
-        return [items[item.name] for item in lacking if item.objects.at < before]
 
     # The catalog.
 
@@ -335,7 +327,6 @@ class Inventory:
             self._rows.row,
             number=max(self._rows.row.number, 0 if newest is None else newest.number),
             objects_bytes=sum(item.nbytes for item in self.shipped.values()),
-            under_replicated=len(self._lacks_copies),
         )
         local = self._local_step(contents)  # Later steps in the store belong to another history.
         marks = min(self._archived_step(contents), local), min(self._persisted_step(contents), local)

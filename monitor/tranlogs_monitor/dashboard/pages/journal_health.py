@@ -104,7 +104,6 @@ def _attention(evaluation: Evaluation) -> list[str]:
         else []
     )
     found += [f"Shipping to {store.url} has stopped: {store.problem}."] if store is not None and store.problem else []
-    found += [f"Under-replicated in {store.url}: {store.copies_missing}."] if store is not None and store.copies_missing else []
     if not evaluation.pruning.wants_checkpoint:
         return found
     what = (
