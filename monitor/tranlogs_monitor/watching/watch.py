@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
-
 from tranlogs.base.clock import Clock
 from tranlogs.base.quantities import count, format_bytes
 from tranlogs.catalog import (
@@ -31,7 +29,7 @@ from tranlogs.journal.file_system import is_in_memory
 from tranlogs.journal.opening import seal_if_abandoned
 from tranlogs.log.segment_file import unlink_retired
 from tranlogs.retention import evaluations
-from tranlogs.retention.evaluations import EvaluationRow, pack_array, read_values
+from tranlogs.retention.evaluations import EvaluationRow, read_values
 from tranlogs.retention.prune import delete_retired, prune
 from tranlogs.retention.pruning_plan import Pruning, bytes_on_disk, is_protected, plan_pruning, trace_newest_lineage
 from tranlogs.retention.value_decay import SegmentValues, evaluate
@@ -305,7 +303,7 @@ class JournalWatch:
 
     def _row(self, evaluation: Evaluation) -> EvaluationRow:
         rows, marks, worth = evaluation.rows, evaluation.rows.marks, evaluation.worth
-        is_protected = np.array([evaluation.protected.get(int(i), True) for i in worth.ordinals], bool)
+        ordinals = worth.ordinals.tolist()
         return EvaluationRow(
             self._history[-1].number + 1 if self._history else 1,
             evaluation.at,
@@ -316,7 +314,7 @@ class JournalWatch:
             sum(row.size for row in rows.segments),
             sum(row.nbytes for row in rows.checkpoints),
             self._settings.budget.nbytes,
-            pack_array(worth.ordinals, "<i8"),
-            pack_array(worth.values, "<f8"),
-            pack_array(is_protected, "u1"),
+            ordinals,
+            worth.values.tolist(),
+            [ordinal for ordinal in ordinals if evaluation.protected.get(ordinal, True)],
         )
