@@ -108,9 +108,9 @@ def test_an_under_store_that_cannot_be_written(alluxio: Cluster, store: Store) -
 
 def demand_problem(store: Store, words: str) -> None:
     """Check that `tranlogs verify URL` finds a problem that begins with some words."""
-    finding = check_store(store, nbytes=1000, patience_seconds=1).findings[-1]
-    assert not finding.is_good
-    assert finding.what.startswith(words), finding
+    problem = check_store(store, nbytes=1000, patience_seconds=1).problem
+    assert problem is not None
+    assert problem.startswith(words), problem
 
 
 def is_durable(store: Store, name: str) -> bool:
