@@ -14,7 +14,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ..base.atomic_files import sync_folder
@@ -24,16 +24,10 @@ from ..catalog.lineage import is_on_lineage
 from .keep_policy import RetentionPolicy
 from .pruning_plan import Pruning, trace_newest_lineage
 
+_TRIES_MAX = 3  # Rows that were read may be changed before they are retired, by a monitor that prunes them.
+
 Make = Callable[[Change], bool]  # makes a change of the catalog: `Catalog.make`, or a request to the owner
 Decide = Callable[[Sequence[SegmentRow], Sequence[CheckpointRow], Sequence[TimelineRow]], Pruning]
-
-
-@dataclass(frozen=True, slots=True)
-class Retirement:
-    """Checkpoints and segments that a policy does not keep."""
-
-    checkpoints: tuple[CheckpointRow, ...]
-    segments: tuple[SegmentRow, ...]
 
 
 def plan_retirement(
@@ -42,8 +36,8 @@ def plan_retirement(
     segments: Sequence[SegmentRow],
     timelines: Sequence[TimelineRow] = (),
     common: CommonRow | None = None,
-) -> Retirement:
-    """Decide which checkpoints and segments to retire (pure).
+) -> Pruning:
+    """Decide which checkpoints and segments to retire, because a policy does not keep them (pure).
 
     Args:
         policy: decides which checkpoints are kept.
@@ -58,7 +52,7 @@ def plan_retirement(
     limits = trace_newest_lineage(checkpoints, timelines)
     oldest_first = sorted(checkpoints, key=lambda row: (is_on_lineage(row, limits), row.sequence, row.timeline))
     if not oldest_first:
-        return Retirement((), ())
+        return Pruning()
     chosen: Collection[int] | None = policy.kept([row.step for row in oldest_first])
     if chosen is None:
         raise TypeError("the retention policy's kept() must return steps, got None; is a `return` missing?")
@@ -67,7 +61,7 @@ def plan_retirement(
     if common is not None:
         shared = [row.step for row in oldest_first if row.step <= common.step]
         if not shared:
-            return Retirement((), ())
+            return Pruning()
         needed += shared[-1:]
     for step in needed:
         wanted[step] += not wanted[step]
@@ -79,14 +73,14 @@ def plan_retirement(
     horizon = min(row.sequence for row in kept)
     retired = tuple(row for row in oldest_first if row not in kept)
     covered = tuple(row for row in segments if row.state == "sealed" and row.last_sequence <= horizon)
-    return Retirement(retired, covered)
+    return Pruning(covered, retired)
 
 
-def retire(catalog: Catalog, folder: Path, policy: RetentionPolicy) -> Retirement:
+def retire(catalog: Catalog, folder: Path, policy: RetentionPolicy) -> Pruning:
     """Apply a policy to a journal. Files of retired segments are kept: the log recycles them.
 
-    The policy, which may be the user's own, is called outside of the transaction. A row that another process has changed or
-    deleted since it was read is left alone.
+    The policy, which may be the user's own, is called outside of the transaction. If another process has changed a row since it
+    was read, the policy is asked again.
     """
 
     def read(tables: Tables) -> tuple[list[CheckpointRow], list[SegmentRow], list[TimelineRow], CommonRow | None]:
@@ -94,18 +88,24 @@ def retire(catalog: Catalog, folder: Path, policy: RetentionPolicy) -> Retiremen
         segments, timelines = tables.rows("segment/", SegmentRow), tables.rows("timeline/", TimelineRow)
         return published, segments, timelines, tables.get("common", CommonRow)
 
-    plan = plan_retirement(policy, *catalog.read(read))
-    if plan.checkpoints or plan.segments:
-        hit("log.retire")
-        with catalog.transaction() as tables:  # commit point: later plans do not use them
-            for checkpoint in plan.checkpoints:
-                if tables.get(f"checkpoint/{checkpoint.name}", CheckpointRow) == checkpoint:
-                    tables.put(f"checkpoint/{checkpoint.name}", replace(checkpoint, state="retired"))
-            for segment in plan.segments:
-                if tables.get(segment_key(segment.ordinal), SegmentRow) == segment:
-                    tables.put(segment_key(segment.ordinal), replace(segment, state="retired"))
+    for _ in range(_TRIES_MAX):
+        plan = plan_retirement(policy, *catalog.read(read))
+        change = _retire_rows(plan)
+        if not change or catalog.make(change):  # commit point: later plans do not use them
+            break
+    else:
+        plan = Pruning()
     delete_retired(catalog, folder, catalog.make)
     return plan
+
+
+def _retire_rows(plan: Pruning) -> Change:
+    """Return the change that retires what a plan names, if the rows are still as they were read."""
+    if plan.checkpoints or plan.segments:
+        hit("log.retire")
+    rows: dict[str, CheckpointRow | SegmentRow] = {f"checkpoint/{row.name}": row for row in plan.checkpoints}
+    rows |= {segment_key(row.ordinal): row for row in plan.segments}
+    return Change({key: replace(row, state="retired") for key, row in rows.items()}, expects=dict(rows))
 
 
 def prune(tables: Tables, decide: Decide, is_held: Callable[[Tables], bool] = lambda tables: False) -> tuple[Pruning, Change]:
@@ -125,13 +125,10 @@ def prune(tables: Tables, decide: Decide, is_held: Callable[[Tables], bool] = la
     checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
     segments, timelines = tables.rows("segment/", SegmentRow), tables.rows("timeline/", TimelineRow)
     plan = decide(segments, checkpoints, timelines)
-    change = Change(expects={"request/hold": tables.request("hold")}, timelines=[row.number for row in timelines])
-    if plan.checkpoints or plan.segments:
-        hit("log.retire")
+    change = _retire_rows(plan)
+    change.expects["request/hold"], change.timelines = tables.request("hold"), [row.number for row in timelines]
+    if change:
         change.expects |= {f"checkpoint/{row.name}": row for row in checkpoints}
-        change.expects |= {segment_key(row.ordinal): row for row in plan.segments}
-        change.puts |= {f"checkpoint/{row.name}": replace(row, state="retired") for row in plan.checkpoints}
-        change.puts |= {segment_key(row.ordinal): replace(row, state="retired") for row in plan.segments}
         before = tables.get("pruned", PrunedRow)
         change.expects["pruned"], before = before, before or PrunedRow()
         nbytes = sum(row.size for row in plan.segments) + sum(row.nbytes for row in plan.checkpoints)
