@@ -18,7 +18,7 @@ from PIL import Image
 from support import Browser, FakeClock, ToyTrainer, chromium, open_toy
 
 from tranlogs import EverySteps
-from tranlogs.base.clock import SystemClock
+from tranlogs.base.clock import Clock
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.cli.reading.find_journals import find_journals
 from tranlogs.log import preallocator
@@ -57,7 +57,7 @@ def train_and_watch(run: Path, board: Board, *, looks: int) -> ToyTrainer:
 def look_once(run: Path, board: Board) -> None:
     """At a run whose trainer is gone."""
     (paths,) = find_journals(run)
-    watch = JournalWatch(paths, SETTINGS, SystemClock())
+    watch = JournalWatch(paths, SETTINGS, Clock())
     board.note(paths.folder, watch.evaluate())
     watch.close()
 

@@ -361,7 +361,7 @@ class OptimizerMachine(RuleBasedStateMachine):
 @pytest.fixture(autouse=True)
 def _small_and_quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(preallocator, "SEGMENT_RECORDS_WANTED", 1)
-    monkeypatch.setattr(journal, "SystemClock", lambda: CLOCK)
+    monkeypatch.setattr(journal, "Clock", lambda: CLOCK)
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
