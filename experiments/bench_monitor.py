@@ -30,7 +30,7 @@ from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.catalog import Catalog, SegmentRow, segment_key
 from tranlogs.journal import JournalPaths
 from tranlogs.retention import KeepAll
-from tranlogs.retention.pruning_plan import Budget
+from tranlogs.retention.prune import Budget
 from tranlogs_monitor.settings import DaemonSettings
 from tranlogs_monitor.watching.watch import JournalWatch
 

@@ -23,7 +23,7 @@ from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.cli.reading.find_journals import find_journals
 from tranlogs.log import preallocator
 from tranlogs.retention import KeepAll
-from tranlogs.retention.pruning_plan import Budget
+from tranlogs.retention.prune import Budget
 from tranlogs_monitor.dashboard.metrics import Metrics
 from tranlogs_monitor.dashboard.pages.board import Board
 from tranlogs_monitor.dashboard.pages.page import address_of_page

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tranlogs.retention.pruning_plan import Budget
+from tranlogs.retention.prune import Budget
 from tranlogs.retention.value_decay import Decay
 from tranlogs.shipping import ShippingSettings
 from tranlogs.stores import STALL_SECONDS

@@ -15,7 +15,7 @@ from tests.support.faulty_store import FaultyStore
 from tests.support.toy import ToyTrainer
 from tranlogs.base.config import MIB
 from tranlogs.base.errors import UsageError
-from tranlogs.retention.pruning_plan import Budget
+from tranlogs.retention.prune import Budget
 from tranlogs_monitor.dashboard.access.access_rules import address_of
 from tranlogs_monitor.dashboard.metrics import Metrics
 from tranlogs_monitor.dashboard.pages.board import Board

@@ -15,7 +15,7 @@ from tests.support.toy_steps import killed
 from tranlogs.base.config import MIB
 from tranlogs.catalog import CheckpointRow, SegmentRow, StoreRow, TimelineRow, Watermarks
 from tranlogs.retention.evaluations import EvaluationRow
-from tranlogs.retention.pruning_plan import Budget
+from tranlogs.retention.prune import Budget
 from tranlogs.retention.value_decay import SegmentValues
 from tranlogs_monitor.dashboard.pages.board import JournalView
 from tranlogs_monitor.dashboard.pages.curves import curves

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from ..catalog import CheckpointRow, CommonRow, SegmentRow, TimelineRow
 from ..catalog.lineage import Limits, is_on_lineage
 from ..retention.keep_policy import RetentionPolicy
-from ..retention.prune import plan_retirement
-from ..retention.pruning_plan import trace_newest_lineage
+from ..retention.prune import plan_retirement, trace_newest_lineage
 from .manifest import Manifest, ShippedItem
 
 

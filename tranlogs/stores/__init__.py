@@ -2,7 +2,6 @@
 
 from .local import LocalStore
 from .opening import is_address, open_store, split_url
-from .store import ObjectStatus, Store
-from .timeouts import STALL_SECONDS, TimeoutStore
+from .store import STALL_SECONDS, ObjectStatus, Store, TimeoutStore
 
 __all__ = ["STALL_SECONDS", "LocalStore", "ObjectStatus", "Store", "TimeoutStore", "is_address", "open_store", "split_url"]

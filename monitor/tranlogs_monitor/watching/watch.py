@@ -30,8 +30,15 @@ from tranlogs.journal.opening import seal_if_abandoned
 from tranlogs.log.segment_file import unlink_retired
 from tranlogs.retention import evaluations
 from tranlogs.retention.evaluations import EvaluationRow, read_values
-from tranlogs.retention.prune import delete_retired, prune
-from tranlogs.retention.pruning_plan import Pruning, bytes_on_disk, is_protected, plan_pruning, trace_newest_lineage
+from tranlogs.retention.prune import (
+    Pruning,
+    bytes_on_disk,
+    delete_retired,
+    is_protected,
+    plan_pruning,
+    prune,
+    trace_newest_lineage,
+)
 from tranlogs.retention.value_decay import SegmentValues, evaluate
 
 from ..settings import DaemonSettings

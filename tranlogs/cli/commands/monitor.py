@@ -14,7 +14,7 @@ import typer
 from ...base.errors import UsageError
 from ...base.quantities import parse_bytes, parse_seconds
 from ...frameworks import load_daemon
-from ...retention.pruning_plan import Budget
+from ...retention.prune import Budget
 from ...retention.value_decay import Decay
 from ...shipping import ShippingSettings
 from .. import screen

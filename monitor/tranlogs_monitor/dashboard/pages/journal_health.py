@@ -9,7 +9,7 @@ from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import CheckpointRow
 from tranlogs.catalog.lineage import is_on_lineage
 from tranlogs.retention.lost_work import CommitHistory, LostWork, estimate_lost_work
-from tranlogs.retention.pruning_plan import trace_newest_lineage
+from tranlogs.retention.prune import trace_newest_lineage
 
 from ...watching.watch import Evaluation
 from .board import JournalView

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from tranlogs import __version__
 from tranlogs.base import quantities
 from tranlogs.base.quantities import format_seconds
-from tranlogs.retention.pruning_plan import bytes_on_disk
+from tranlogs.retention.prune import bytes_on_disk
 
 from ...watching.watch import Evaluation
 from .board import JournalView
