@@ -29,6 +29,7 @@ from ..stores import Store
 from .inventory import GroupSteps, Inventory
 from .manifest import ShippedItem
 from .plan import JournalContents, name_of, plan_expiry, plan_uploads
+from .store_rows import StoreRows
 from .upload import Part, Throttle, Upload
 
 _log = logging.getLogger(__name__)
@@ -105,8 +106,9 @@ class Archiver:
     ) -> None:
         self._paths, self._store, self._prefix, self._settings, self._clock = paths, store, prefix, settings, clock
         self._throttle = throttle or Throttle()
+        self._rows = StoreRows(paths, store.url, clock)
         self._inventory = Inventory(
-            paths, store, prefix, clock, takes_over=settings.takes_over, persist_seconds=settings.persist_seconds
+            paths, self._rows, store, prefix, clock, takes_over=settings.takes_over, persist_seconds=settings.persist_seconds
         )
         self._group = GroupSteps(store, prefix, clock)
         self._thread: threading.Thread | None = None
@@ -135,6 +137,7 @@ class Archiver:
             self._changed.wait_for(lambda: not self._senders, timeout=5.0)
         for upload in self._uploads.values():
             upload.close()
+        self._rows.catalog.close()
         self._inventory.close()
 
     def wait(self, seconds: float = 0.2) -> None:
@@ -154,7 +157,7 @@ class Archiver:
             rows = [upload.row for upload in self._uploads.values()]
             nbytes = sum(row.used_bytes if isinstance(row, SegmentRow) else row.nbytes for row in rows)
             problem, is_refused = self._retries.problem, self._retries.is_refused
-            return ShippingProgress(len(rows), nbytes, *self._inventory.marks, problem, is_refused)
+            return ShippingProgress(len(rows), nbytes, *self._rows.marks, problem, is_refused)
 
     def _run(self) -> None:
         while not self._is_stopped:
@@ -163,7 +166,7 @@ class Archiver:
             except Exception as error:
                 self._note_failure("turn", error)
                 with suppress(Exception):  # the same error again; the next turn writes it
-                    self._inventory.write_problem(self._retries.problem)
+                    self._rows.write_problem(self._retries.problem)
             with self._changed:
                 self._changed.wait_for(self._has_work, _TURN_SECONDS)
                 self._is_woken = False
@@ -179,7 +182,7 @@ class Archiver:
                 self._note_success("turn")
         except _FAILURES as error:
             self._note_failure("turn", error)
-        self._inventory.write_problem(self._retries.problem)
+        self._rows.write_problem(self._retries.problem)
         return self.progress()
 
     def _run_turn(self) -> None:
@@ -188,7 +191,7 @@ class Archiver:
         self._report_exclusions(contents)
         inventory.attach()
         if settings.lag_seconds_max is not None:
-            inventory.request_seals(settings.lag_seconds_max)
+            self._rows.request_seals(settings.lag_seconds_max)
         arrived = self._take_completed()
         common = self._group.read_common(contents)
         expired = plan_expiry(inventory.shipped, settings.keep, contents.timelines, common)
@@ -269,7 +272,7 @@ class Archiver:
                 upload.open()
                 self.wake()  # so that other threads help with its parts
             else:
-                with self._throttle.slot():
+                with self._throttle.slots:
                     upload.send(claimed, self._store, self._prefix, self._inventory.writer, self._throttle)
                 self._note_success("send")
         except Exception as error:

@@ -46,7 +46,7 @@ _GROUP_SECONDS = 30.0  # An older answer of other journals names an older step, 
 
 
 class Inventory:
-    """Inventory of one journal. One thread calls it, except for `writer`, `is_attached` and `marks`.
+    """Inventory of one journal. One thread calls it, except for `writer` and `is_attached`.
 
     The class joins the manifests in the store, the durability of objects, the garbage collector and the catalog, because a
     manifest may be published, and an object deleted, only if all of them agree. So it has many attributes.
@@ -60,12 +60,19 @@ class Inventory:
     """
 
     def __init__(
-        self, paths: JournalPaths, store: Store, prefix: str, clock: Clock, *, takes_over: bool, persist_seconds: float
+        self,
+        paths: JournalPaths,
+        rows: StoreRows,
+        store: Store,
+        prefix: str,
+        clock: Clock,
+        *,
+        takes_over: bool,
+        persist_seconds: float,
     ) -> None:
-        self._paths, self._store, self._prefix, self._clock = paths, store, prefix, clock
+        self._paths, self._rows, self._store, self._prefix, self._clock = paths, rows, store, prefix, clock
         self._takes_over, self._persist_seconds = takes_over, persist_seconds
         self._where = f"{store.url}/{prefix}"
-        self._rows = StoreRows(paths, store.url, clock)
         self.writer, self.is_attached = "", False
         self.shipped: dict[str, ShippedItem] = {}
         self._requested_at: dict[str, float] = {}  # time of the last request to make an item durable
@@ -75,17 +82,11 @@ class Inventory:
         self._shared_step = 0  # the step up to which the store holds this journal's history
         self._number = 0  # the number of the last manifest that was written, or could not be written
         self._known_number = 0  # the number of the newest manifest that is known to be in the store
-        self._attached_to = 0  # `StoreRows.opened` when the journal was attached
+        self._attached_to = 0  # `open_count` of the catalog when the journal was attached
         self._lock: OwnerLock | None = None
 
-    @property
-    def marks(self) -> tuple[int, int]:
-        """The watermarks `archived` and `persisted`."""
-        return self._rows.marks
-
     def close(self) -> None:
-        """Close the catalog, and release the journal's lock for shipping."""
-        self._rows.close()
+        """Release the journal's lock for shipping."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -93,7 +94,7 @@ class Inventory:
     def read_contents(self) -> JournalContents:
         """Return what the catalog lists now."""
         contents = self._rows.read_contents()
-        if self._rows.opened != self._attached_to:  # a new catalog file, which knows nothing of the store yet
+        if self._rows.catalog.open_count != self._attached_to:  # a new catalog file, which knows nothing of the store yet
             self.is_attached = False
         return contents
 
@@ -113,7 +114,7 @@ class Inventory:
         except RunInUse as error:
             why = f"process {error.pid} on {error.host} already ships {self._paths.folder} there"
             raise StoreRefused(self._store.url, why) from None
-        catalog = self._rows.current()
+        catalog = self._rows.catalog.current()
         run = catalog.run()
         if run is None:
             raise CorruptCatalog(catalog.path, "the run's row is missing")
@@ -137,7 +138,7 @@ class Inventory:
         self._rows.begin(catalog, replace(row, number=max(row.number, 0 if found is None else found.number)), known)
         self._collector.keeps_all, self._collector.keeps_foreign = bool(notes), found is None
         self._collect_garbage(())
-        self.is_attached, self._attached_to = True, self._rows.opened
+        self.is_attached, self._attached_to = True, self._rows.catalog.open_count
         count = sum(len(item.names()) for item in self.shipped.values())
         _log.info("%s: shipping to %s, which holds %d objects of this journal", self._paths.folder, self._where, count)
 
@@ -203,7 +204,7 @@ class Inventory:
         self.shipped |= {item.name: item for item in arrived}
         expired = [name for name in expired if name in self.shipped]
         shipped = {name: item for name, item in self.shipped.items() if name not in expired}
-        run: RunRow | None = self._rows.current().run()
+        run: RunRow | None = self._rows.catalog.current().run()
         assert run is not None
         self._number += 1  # A number is not used again: a write that failed may have written the manifest.
         manifest = Manifest(
@@ -218,7 +219,7 @@ class Inventory:
             self._store.delete(name)
             raise
         self._known_number = self._number
-        if self._manifests.name and self._manifests.name not in names:
+        if self._manifests.is_newest_missing(names):
             self._collector.next_at = 0.0  # The previous manifest is missing; other objects may be missing, too.
         self._superseded += [self.shipped[name] for name in expired]
         self.shipped = dict(shipped)
@@ -315,10 +316,6 @@ class Inventory:
 
     # The catalog.
 
-    def request_seals(self, age_seconds: float) -> None:
-        """Request that the trainer seals segments of this age. The request lapses unless it is renewed."""
-        self._rows.request_seals(age_seconds)
-
     def write_marks(self, contents: JournalContents) -> None:
         """Write the store's rows and watermarks to the catalog."""
         assert self._rows.row is not None
@@ -332,16 +329,12 @@ class Inventory:
         marks = min(self._archived_step(contents), local), min(self._persisted_step(contents), local)
         self._rows.write({name: item.objects for name, item in self.shipped.items()}, row, marks, contents)
 
-    def write_problem(self, problem: str) -> None:
-        """Write to the catalog why shipping does not proceed; "" if it does."""
-        self._rows.write_problem(problem)
-
     def _local_step(self, contents: JournalContents) -> int:
         """Return the newest step of the journal.
 
         If the trainer died or the catalog was rebuilt, the step in the catalog may be too low.
         """
-        return max(contents.step, self._rows.current().watermarks().committed, self._shared_step)
+        return max(contents.step, self._rows.catalog.current().watermarks().committed, self._shared_step)
 
     def _archived_step(self, contents: JournalContents) -> int:
         newest = self._manifests.newest

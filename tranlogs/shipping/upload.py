@@ -11,8 +11,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
@@ -45,22 +45,17 @@ class Throttle:
 
     Attributes:
         senders: number of threads that may send at once.
+        slots: a thread holds it while it sends.
         chunk_bytes: number of bytes that should be taken at once at most, so that each wait is short.
     """
 
     def __init__(self, bytes_per_second: float | None = None, senders: int = 2) -> None:
         self._rate, self.senders = bytes_per_second, senders
-        self._slots = threading.BoundedSemaphore(senders)
+        self.slots = threading.BoundedSemaphore(senders)
         wanted = _PORTION_BYTES_MAX if bytes_per_second is None else int(bytes_per_second * _BURST_SECONDS)
         self.chunk_bytes = min(max(wanted, _PORTION_BYTES_MIN), _PORTION_BYTES_MAX)
         self._lock = threading.Lock()
         self._free_at = 0.0
-
-    @contextmanager
-    def slot(self) -> Iterator[None]:
-        """Wait until this thread may send, and count it as a sender during the block."""
-        with self._slots:
-            yield
 
     def take(self, nbytes: int) -> None:
         """Wait until `nbytes` may be sent."""
