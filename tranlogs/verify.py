@@ -37,13 +37,9 @@ from .recovery.journal_facts import (
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Damage to a file.
+    """Damage to a file; `what` tells how the file differs from what was written.
 
-    Attributes:
-        path: the file.
-        what: what differs from what was written.
-        step: the step that is affected; None if it is unknown.
-        tensor: the tensor that is affected; None if it is unknown, or if no single one is.
+    The step that is affected is None if it is unknown, the tensor also if no single one is affected.
     """
 
     path: Path
@@ -58,14 +54,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A part of a file that was checked, whether it is sound or not.
-
-    Attributes:
-        path: the file.
-        nbytes: the bytes that were checked.
-        entries: the number of entries in them.
-        tensors: the number of tensors in them.
-    """
+    """A part of a file that was checked, whether it is sound or not, with the numbers of bytes, entries and tensors in it."""
 
     path: Path
     nbytes: int
@@ -301,10 +290,7 @@ def _check_file(path: Path, row: SegmentRow) -> Iterator[str]:
 def _verify_segment(segment: ScannedSegment, links: list[Link], needed: range) -> Iterator[Finding]:
     """Check the entries of one segment.
 
-    Args:
-        segment: the segment.
-        links: the entries in it that recovery may read.
-        needed: the sequence numbers of the entries that must be in it.
+    Recovery may read the entries of `links`. The entries with the sequence numbers `needed` must be in the segment.
     """
     first = segment.locations[0] if segment.locations else None
     before = first.head if first is not None and first.head.kind == EntryKind.SEGMENT else None

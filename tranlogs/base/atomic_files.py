@@ -58,10 +58,7 @@ class ReadFile:
                 os.close(fd)
 
     def fill(self, into: Bytes, offset: int) -> str:
-        """Read bytes from `offset` on until `into` is full.
-
-        Returns:
-            A description of the problem; "" if there was none.
+        """Read bytes from `offset` on until `into` is full. Return a description of the problem; "" if there was none.
 
         Raises:
             CannotRead: the process lacks memory or permissions.

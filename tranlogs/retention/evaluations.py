@@ -66,15 +66,7 @@ def read_evaluations(folder: Path) -> list[EvaluationRow]:
 
 
 def append(folder: Path, row: EvaluationRow, history: Sequence[EvaluationRow]) -> list[EvaluationRow]:
-    """Add an evaluation to the file, and thin the history.
-
-    Args:
-        folder: of the journal.
-        row: the evaluation.
-        history: what the file holds, oldest first.
-
-    Returns:
-        The new history.
+    """Add an evaluation to the file of a journal's folder, and thin the history; return the new history, oldest first.
 
     Raises:
         OSError: the file cannot be written.

@@ -66,15 +66,10 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """Segments and checkpoints to prune.
+    """Segments and checkpoints to prune, with the reason for each by the name of its file or folder.
 
-    Attributes:
-        segments: the segments to prune.
-        checkpoints: the checkpoints to prune.
-        reasons: the reason for each, by the name of the file or folder.
-        bytes_before: bytes on disk of the journal before pruning.
-        bytes_after: bytes on disk after pruning.
-        wants_checkpoint: True if protected data alone exceed the budget.
+    The bytes are those of the journal on disk, before and after. `wants_checkpoint` is True if protected data alone exceed the
+    budget.
     """
 
     segments: tuple[SegmentRow, ...] = ()
@@ -114,14 +109,9 @@ def plan_retirement(
     timelines: Sequence[TimelineRow] = (),
     common: CommonRow | None = None,
 ) -> Pruning:
-    """Decide which checkpoints and segments to retire, because a policy does not keep them (pure).
+    """Decide which of the published checkpoints, and of all segments, to retire, because a policy does not keep them (pure).
 
-    Args:
-        policy: decides which checkpoints are kept.
-        checkpoints: the published checkpoints.
-        segments: all segments.
-        timelines: all timelines.
-        common: the step up to which every rank of the group has checkpoints; None for a single rank.
+    `common` is the step up to which every rank of the group has checkpoints; None for a single rank.
 
     Raises:
         TypeError: the policy returned None.
@@ -163,16 +153,11 @@ def plan_pruning(
     anchor: CheckpointRow | None,
     now: float,
 ) -> Pruning:
-    """Decide what to prune.
+    """Decide which of the published checkpoints, and of all segments, to prune to a budget (pure).
 
-    Args:
-        budget: the limits.
-        segments: the rows of all segments, including retired ones, whose files still exist.
-        checkpoints: the published checkpoints.
-        timelines: all timelines.
-        values: the values of sealed segments, by ordinal. A segment without one counts as worth most.
-        anchor: the newest sound checkpoint on the newest lineage; None if there is none. Nothing is pruned then.
-        now: the time, in seconds since 1970.
+    Retired segments are among the segments, because their files still exist. A segment without a value counts as worth most.
+    The anchor is the newest sound checkpoint on the newest lineage; without one (None), nothing is pruned. `now` is in seconds
+    since 1970.
     """
     limits = trace_newest_lineage(checkpoints, timelines)
     assert anchor is None or is_on_lineage(anchor, limits), "the anchor lies on the newest lineage"
@@ -272,13 +257,8 @@ def prune(tables: Tables, decide: Decide, is_held: Callable[[Tables], bool] = la
     """Decide what to prune on a snapshot, and return the change that retires it.
 
     The change stands on the rows of what is kept, too: it is refused if the trainer has rewound, taken a checkpoint away, or
-    pruned meanwhile. If protected data alone exceed the budget, it requests a checkpoint from the trainer.
-
-    Args:
-        tables: the snapshot.
-        decide: the decision, given segments, published checkpoints and timelines.
-        is_held: True while a trainer that has recovered, and has not started to write, still needs the data. Nothing is
-            pruned then.
+    pruned meanwhile. If protected data alone exceed the budget, it requests a checkpoint from the trainer. Nothing is pruned
+    while `is_held`: a trainer that has recovered, and has not started to write, still needs the data.
     """
     if is_held(tables):
         return Pruning(), Change()
@@ -307,13 +287,7 @@ def prune(tables: Tables, decide: Decide, is_held: Callable[[Tables], bool] = la
 
 
 def delete_retired(catalog: Catalog, folder: Path, make: Make) -> None:
-    """Delete all retired checkpoints, including those that an earlier attempt could not delete: first the bytes, then the rows.
-
-    Args:
-        catalog: the journal's.
-        folder: of the checkpoints.
-        make: makes the change of the catalog.
-    """
+    """Delete all retired checkpoints, also those that an earlier attempt could not delete: first the bytes, then the rows."""
     deleted = Change()
     for row in catalog.read(lambda tables: tables.rows("checkpoint/", CheckpointRow)):
         if row.state != "retired":

@@ -61,15 +61,9 @@ class ShippingSettings:
 
 @dataclass(frozen=True, slots=True)
 class ShippingProgress:
-    """Progress of the shipping of a journal.
+    """Progress of the shipping of a journal: what is still to be sent, and the steps of the watermarks.
 
-    Attributes:
-        items_left: number of items that are still to be sent.
-        bytes_left: the size of these items.
-        archived: the newest step that the store holds.
-        persisted: the newest step that the store calls durable.
-        problem: why shipping does not proceed; "" if it does.
-        is_refused: True if trying again would not help.
+    `problem` is "" while shipping proceeds. With `is_refused`, trying again would not help.
     """
 
     items_left: int
@@ -84,15 +78,8 @@ class Archiver:
     """Ships one journal: `start` begins in the background, `close` ends; `run_once` takes a single turn without a thread.
 
     An archiver holds the journal's lock for shipping: a second one, in this process or another, waits until the first has
-    ended.
-
-    Args:
-        paths: the journal's.
-        store: where to ship; its calls must end in bounded time (`TimeoutStore`).
-        prefix: the journal's place in the store, "RUN/rank0".
-        settings: how to ship.
-        clock: the catalog's.
-        throttle: limits the sending threads of this journal and of others.
+    ended. Calls of the store must end in bounded time (`TimeoutStore`). The throttle limits the sending threads of this journal
+    and of others.
     """
 
     def __init__(
@@ -324,12 +311,9 @@ class Archiver:
 
 
 class _RetryState:
-    """The last failure of a journal's shipping, and the time of the next attempt. Pauses double with each failure.
+    """The last failure of a journal's shipping, and the time of the next attempt on the monotonic clock.
 
-    Attributes:
-        problem: why shipping does not proceed; "" if it does.
-        is_refused: True if trying again would not help.
-        resume_at: time of the next attempt, in seconds of the monotonic clock.
+    Pauses double with each failure. `problem` and `is_refused` are those of `ShippingProgress`.
     """
 
     def __init__(self) -> None:

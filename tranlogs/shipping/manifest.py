@@ -58,16 +58,9 @@ class ShippedItem:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A manifest: the segments and checkpoints of a journal that a store holds.
+    """A manifest: the segments and checkpoints of a journal that a store holds, by name, and all timelines of the run.
 
-    Attributes:
-        number: the number of the manifest. A newer one has a higher number.
-        writer: name of the writer, 16 hex digits.
-        host: the writer's machine.
-        at: the time of writing, in seconds since 1970.
-        run: the journal's run.
-        timelines: all timelines of the run.
-        shipped: segments and checkpoints by name.
+    A newer manifest has a higher number. `writer` (16 hex digits) wrote it on `host`, at the time `at` in seconds since 1970.
     """
 
     number: int
@@ -162,8 +155,7 @@ def read_manifest(store: Store, name: str) -> Manifest:
 def read_first_sound(store: Store, names: Sequence[str]) -> tuple[Manifest | None, str, list[str]]:
     """Read manifests in the order given until one is intact.
 
-    Returns:
-        The manifest (None if none is intact), its name, and a sentence for each damaged one before it.
+    Return it (None if none is intact), its name, and a sentence for each damaged one before it.
     """
     notes: list[str] = []
     for name in names:

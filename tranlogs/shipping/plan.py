@@ -14,14 +14,7 @@ from .manifest import Manifest, ShippedItem
 
 @dataclass(frozen=True, slots=True)
 class JournalContents:
-    """Rows that a catalog or a manifest lists.
-
-    Attributes:
-        segments: the segments.
-        checkpoints: the published checkpoints.
-        timelines: the timelines.
-        world: number of journals that the run has.
-    """
+    """Rows that a catalog or a manifest lists; the checkpoints are the published ones. The run has `world` journals."""
 
     segments: Sequence[SegmentRow]
     checkpoints: Sequence[CheckpointRow]

@@ -37,16 +37,9 @@ _PORTION_BYTES_MIN, _PORTION_BYTES_MAX = 64 << 10, 4 << 20
 
 
 class Throttle:
-    """Limits that all sending threads share: how many send at once, and their bandwidth.
+    """Limits that all sending threads share: how many send at once, and the bandwidth of all together (None: no limit).
 
-    Args:
-        bytes_per_second: bandwidth of all threads together; None for no limit.
-        senders: number of threads that may send at once.
-
-    Attributes:
-        senders: number of threads that may send at once.
-        slots: a thread holds it while it sends.
-        chunk_bytes: number of bytes that should be taken at once at most, so that each wait is short.
+    A thread holds one of the `slots` while it sends. It takes at most `chunk_bytes` at once, so that each wait is short.
     """
 
     def __init__(self, bytes_per_second: float | None = None, senders: int = 2) -> None:
@@ -81,12 +74,7 @@ class Part:
 
 
 class Upload:
-    """A segment or checkpoint that is being uploaded.
-
-    Attributes:
-        row: its catalog row.
-        name: its name in the manifest.
-    """
+    """A segment or checkpoint that is being uploaded. `name` is its name in the manifest."""
 
     def __init__(self, row: SegmentRow | CheckpointRow, journal: Path) -> None:
         self.row, self.name, self._journal = row, name_of(row), journal
@@ -192,11 +180,9 @@ class Upload:
 
 @dataclass(slots=True)
 class Source:
-    """The open files of an item, with the number of bytes to send of each.
+    """The open files of an item: by name, the file descriptor and the number of bytes to send.
 
-    Attributes:
-        files: file descriptors and sizes by name.
-        chain_ends: for a segment, the ends of its part of the log's chain, as fields of `ShippedRow`.
+    `chain_ends` are, for a segment, the ends of its part of the log's chain, as fields of `ShippedRow`.
     """
 
     files: dict[str, tuple[int, int]]

@@ -50,12 +50,7 @@ def check_store(
 ) -> StoreReport:
     """Use a store as the archiver does, with one object that is deleted in the end. The first fault is the report's problem.
 
-    Args:
-        store: the store.
-        nbytes: size of the object.
-        patience_seconds: how long to wait for the object to become durable.
-        clock: for measurements.
-        sleep: for waiting.
+    `patience_seconds` is how long to wait for the object to become durable.
     """
     name = f"tranlogs-check-{secrets.token_hex(8)}"
     content = secrets.token_bytes(min(nbytes, MIB)) * max(nbytes // MIB, 1)

@@ -167,12 +167,7 @@ class FileSlice:
 
 
 class TimeoutStore(Store):
-    """A store that raises StoreUnavailable if a call makes no progress for some time.
-
-    Args:
-        store: the store that is called.
-        stall_seconds: time without a byte read or written, and without an answer.
-    """
+    """A store that raises StoreUnavailable if no byte is read or written, and no answer comes, for `stall_seconds`."""
 
     def __init__(self, store: Store, stall_seconds: float) -> None:
         self._store, self._stall_seconds = store, stall_seconds

@@ -50,17 +50,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CatalogRows:
-    """The rows of a catalog, read in one transaction.
+    """The rows of a catalog, read in one transaction. Its checkpoints are the published ones.
 
-    Attributes:
-        segments: all segments.
-        checkpoints: the published checkpoints.
-        timelines: all timelines.
-        marks: the watermarks.
-        pruned: totals of what monitors have pruned.
-        incidents: the times when logging was suspended.
-        store: the store; None if the journal is not shipped.
-        common: the newest step of which all ranks have a checkpoint; None for a journal without others.
+    `pruned` holds totals of what monitors have pruned. During the incidents, logging was suspended. `store` is None if the
+    journal is not shipped. `common` is the newest step of which all ranks have a checkpoint; None for a journal without others.
     """
 
     segments: list[SegmentRow]
@@ -139,13 +132,7 @@ class Evaluation:
 
 
 class JournalWatch:
-    """Watches one journal. One thread calls it.
-
-    Args:
-        paths: the journal's.
-        settings: the daemon's.
-        clock: for evaluations.
-    """
+    """Watches one journal. One thread calls it."""
 
     def __init__(self, paths: JournalPaths, settings: DaemonSettings, clock: Clock) -> None:
         self.paths, self._settings, self._clock = paths, settings, clock

@@ -20,13 +20,7 @@ LEVELS: tuple[Level, ...] = ("problem", "attention", "fine", "idle")
 
 @dataclass(frozen=True, slots=True)
 class JournalHealth:
-    """The state of a journal in words.
-
-    Attributes:
-        level: how bad it is.
-        headline: the most important fact.
-        more: other facts that need attention.
-    """
+    """The state of a journal in words: how bad it is, the most important fact, and other facts that need attention."""
 
     level: Level
     headline: str
