@@ -19,7 +19,7 @@ from tests.alluxio.cluster import Cluster
 from tests.alluxio.test_store import demand_problem, is_durable
 from tests.shipping.ships import archiver, marks, toy, trained
 from tests.support import campaign
-from tests.support.stores import MIB, put, read
+from tests.support.stores import MIB, content_of, put, read
 from tests.support.toy import uninterrupted
 from tranlogs.base.errors import CorruptObject, NotARun, StoreRefused, StoreUnavailable
 from tranlogs.retention import KeepLatest
@@ -143,7 +143,7 @@ def test_a_process_is_killed_in_the_middle_of_a_write(alluxio: Cluster, store: S
     put(store, "before", CONTENT)
     content = Interrupted(CONTENT, lambda: alluxio.kill(victim))
     with suppress(StoreUnavailable):
-        store.put("segment", content, len(CONTENT))
+        store.put("segment", content_of(content, len(CONTENT)))
     alluxio.restart(victim)
     alluxio.wait_ready()
     is_sound(store, "segment")
@@ -187,7 +187,7 @@ def test_with_too_few_workers_there_are_fewer_copies(alluxio: Cluster, twice: St
     alluxio.kill("job-worker-0")  # what is persisted needs no copies
     content = Interrupted(CONTENT, lambda: alluxio.kill("worker-1", "job-worker-1"))
     with suppress(StoreUnavailable):
-        twice.put("segment", content, len(CONTENT))
+        twice.put("segment", content_of(content, len(CONTENT)))
     alluxio.wait(lambda: alluxio.workers() == 1, "the master knows that a worker is away", "master")
     name = send(alluxio, twice, names)
     assert status_of(twice, name).copies == 1

@@ -13,7 +13,7 @@ import xxhash
 
 from tests.alluxio.cluster import Cluster
 from tests.support import campaign
-from tests.support.stores import MIB, StoreConformance, pieces, put, read
+from tests.support.stores import MIB, StoreConformance, content_of, pieces, put, read
 from tranlogs.base.errors import StoreRefused, StoreUnavailable
 from tranlogs.stores import Store, open_store
 from tranlogs.stores.alluxio import AlluxioStore
@@ -51,7 +51,7 @@ def test_large_objects_come_back(alluxio: Cluster, store: Store, tmp_path: Path,
             file.write(piece)
             hasher.update(piece)
         file.seek(0)
-        store.put("large", file, mebibytes * MIB)
+        store.put("large", content_of(file, mebibytes * MIB))
     status = store.stat("large")
     assert status is not None
     assert (status.nbytes, status.is_complete, status.copies) == (mebibytes * MIB, True, 2)

@@ -34,7 +34,7 @@ from tranlogs.journal import JournalPaths, journal
 from tranlogs.journal.opening import seal_abandoned_segments
 from tranlogs.log import preallocator
 from tranlogs.shipping import pull
-from tranlogs.stores import LocalStore
+from tranlogs.stores.local import LocalStore
 from tranlogs.verify import Problem
 from tranlogs_torch import LoggedOptimizer
 

@@ -18,7 +18,7 @@ from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths
 from tranlogs.journal.opening import seal_abandoned_segments
 from tranlogs.shipping import pull, read_newest
-from tranlogs.stores import LocalStore
+from tranlogs.stores.local import LocalStore
 
 pytestmark = pytest.mark.crash
 

@@ -12,7 +12,8 @@ from tranlogs.base.clock import Clock
 from tranlogs.journal import JournalPaths
 from tranlogs.retention.keep_policy import KeepLatest
 from tranlogs.shipping import Archiver, ShippingSettings, read_newest
-from tranlogs.stores import LocalStore, Store
+from tranlogs.stores import Store
+from tranlogs.stores.local import LocalStore
 
 
 def trained(run: Path, until: int, *, world: int = 2, rewinds_to: int | None = None) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import BinaryIO
 
 from tranlogs.base.errors import CorruptObject, StoreUnavailable
-from tranlogs.stores import ObjectStatus, Store
+from tranlogs.stores import Content, ObjectStatus, Store
 
 
 class FaultyStore(Store):
@@ -38,7 +38,7 @@ class FaultyStore(Store):
         self.forgotten: set[str] = set()
         self.calls: list[tuple[str, str]] = []
 
-    def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
+    def put(self, name: str, content: Content) -> None:
         self._begin("put", name)
         assert name not in self.objects, f"{name} was used before"
         data = b""

@@ -22,7 +22,7 @@ from ..base.failpoints import hit
 from ..catalog import CheckpointRow, RunRow, SegmentRow, ShippedRow, TimelineRow
 from ..checkpoints.folder import open_manifest, seal_manifest
 from ..journal import JournalPaths
-from ..stores import ObjectStatus, Store
+from ..stores import Content, ObjectStatus, Store
 
 MANIFESTS, OBJECTS = "manifests", "objects"
 KEPT = 4  # number of manifests that are kept, in case the newest cannot be read
@@ -181,7 +181,7 @@ def publish(store: Store, prefix: str, manifest: Manifest) -> str:
     name = f"{prefix}/{MANIFESTS}/{manifest.number:010d}-{manifest.writer}{secrets.token_hex(4)}.json"
     raw = manifest.pack()
     hit("ship.manifest")
-    store.put(name, io.BytesIO(raw), len(raw))
+    store.put(name, Content.of(raw))
     status = store.stat(name)
     if status is None or not status.is_complete or status.nbytes != len(raw):
         raise StoreUnavailable(store.url, f"{name} was written, but the store does not hold it in full ({status})")

@@ -15,12 +15,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
-
-import xxhash
+from typing import Any, Literal
 
 from ..base.config import PART_BYTES_MAX
-from ..base.errors import CorruptRecord, LogUnavailable, StoreRefused, StoreUnavailable
+from ..base.errors import CorruptRecord, StoreRefused, StoreUnavailable
 from ..base.failpoints import hit
 from ..catalog import CheckpointRow, SegmentRow, ShippedRow
 from ..checkpoints import Checkpoint
@@ -28,7 +26,7 @@ from ..checkpoints.folder import MANIFEST, META, STATE
 from ..log.reader import SegmentReader
 from ..log.record_format import EntryKind, Head
 from ..log.scanner import scan
-from ..stores import Store
+from ..stores import Content, Store
 from .manifest import OBJECTS, ShippedItem
 from .plan import name_of
 
@@ -123,14 +121,20 @@ class Upload:
         """Send a part as an object with a new name, and check that the store holds the object.
 
         Raises:
-            StoreUnavailable, StoreRefused, LogUnavailable: the part was not sent, and can be claimed again.
+            StoreUnavailable, StoreRefused, OSError: the part was not sent, and can be claimed again.
         """
+
+        def read_at(offset: int, size: int) -> bytes:
+            size = min(size, throttle.chunk_bytes)
+            throttle.take(size)
+            return os.pread(part.fd, size, part.start + offset)
+
         stem = f"log/{self.name}" if isinstance(self.row, SegmentRow) else f"checkpoints/{self.name}/{part.file}"
         name = f"{prefix}/{OBJECTS}/{stem}.{part.number:05d}-{writer[:8]}{secrets.token_hex(4)}"
         sent = None
         try:
-            content = _PartReader(part, throttle)
-            store.put(name, cast(BinaryIO, content), part.nbytes)
+            content = Content(read_at, part.nbytes, part.file)
+            store.put(name, content)
             hit("ship.sent")
             status, digest = store.stat(name), content.digest()
             if digest is None or status is None or not status.is_complete or status.nbytes != part.nbytes:
@@ -269,42 +273,3 @@ def read_chain(path: Path, row: SegmentRow, sequence: int) -> str | None:
 
 def _chain(head: Head) -> str:
     return f"{head.chain if head.kind == EntryKind.SEGMENT else head.digest:016x}"
-
-
-class _PartReader:
-    """A part as a file for reading, with limited bandwidth. It computes the digest of the bytes that are read."""
-
-    def __init__(self, part: Part, throttle: Throttle) -> None:
-        self._part, self._throttle = part, throttle
-        self._at = 0
-        self._digest = xxhash.xxh3_128()
-
-    def read(self, size: int = -1) -> bytes:
-        left = self._part.nbytes - self._at
-        size = min(left if size < 0 else min(size, left), self._throttle.chunk_bytes)
-        if size == 0:
-            return b""
-        self._throttle.take(size)
-        data = os.pread(self._part.fd, size, self._part.start + self._at)
-        if not data:
-            raise LogUnavailable(f"{self._part.file}: the file became shorter while it was sent")
-        self._at += len(data)
-        self._digest.update(data)
-        return data
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int) -> int:
-        """Return to the start of the part, because a store may send a part twice."""
-        assert offset == 0, "a part can be read again from its start only"
-        self._at = 0
-        self._digest.reset()
-        return 0
-
-    def __len__(self) -> int:
-        return self._part.nbytes
-
-    def digest(self) -> str | None:
-        """Return the xxh3_128 digest of the part, in hex; None unless all of it was read."""
-        return self._digest.hexdigest() if self._at == self._part.nbytes else None

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from ..base.config import MIB, STORE_CHECK_SECONDS
 from ..base.errors import TranLogsError
-from .store import Store
+from .store import Content, Store
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def check_store(
         return result
 
     def find_problem() -> str | None:
-        measure("put", lambda: store.put(name, io.BytesIO(content), len(content)))
+        measure("put", lambda: store.put(name, Content.of(content)))
         status = measure("stat", lambda: store.stat(name))
         if status is None:
             return "the object is missing after it was written"
