@@ -9,9 +9,9 @@ from tests.support.forking import serve
 from tranlogs.base import failpoints
 from tranlogs.cli.reading.find_journals import find_journals
 from tranlogs.retention.prune import Budget
-from tranlogs.shipping import ShippingSettings, archiver
+from tranlogs.shipping import ShippingSettings, StoreSettings, archiver
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
-from tranlogs_monitor.settings import DaemonSettings, StoreSettings
+from tranlogs_monitor.settings import DaemonSettings
 
 
 def watch(job: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from ..base.threads import WaitableLock, start_thread
 from ..catalog import CheckpointRow, SegmentRow
 from ..journal import JournalPaths
 from ..retention.keep_policy import KeepLatest, RetentionPolicy
-from ..stores import Store
+from ..stores import STALL_SECONDS, Store
 from .inventory import GroupSteps, Inventory
 from .manifest import ShippedItem
 from .plan import JournalContents, name_of, plan_expiry, plan_uploads
@@ -57,6 +57,25 @@ class ShippingSettings:
     persist_seconds: float = 120.0
     keep: RetentionPolicy = field(default_factory=KeepLatest)
     takes_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """Settings of the store to which a monitor ships all its journals.
+
+    Attributes:
+        url: address of the store. Each run has a folder with its name in the store.
+        shipping: settings of the shipping of each journal.
+        bytes_per_second: bandwidth of all journals together; None for no limit.
+        senders: number of parts that are sent at once, of all journals together.
+        stall_seconds: time without a byte after which a call is abandoned.
+    """
+
+    url: str
+    shipping: ShippingSettings = field(default_factory=ShippingSettings)
+    bytes_per_second: float | None = None
+    senders: int = 2
+    stall_seconds: float = STALL_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
