@@ -226,9 +226,8 @@ def retire(catalog: Catalog, folder: Path, policy: RetentionPolicy) -> Pruning:
     """
 
     def read(tables: Tables) -> tuple[list[CheckpointRow], list[SegmentRow], list[TimelineRow], CommonRow | None]:
-        published = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
         segments, timelines = tables.rows("segment/", SegmentRow), tables.rows("timeline/", TimelineRow)
-        return published, segments, timelines, tables.get("common", CommonRow)
+        return tables.published_checkpoints(), segments, timelines, tables.get("common", CommonRow)
 
     for _ in range(_TRIES_MAX):
         plan = plan_retirement(policy, *catalog.read(read))
@@ -262,7 +261,7 @@ def prune(tables: Tables, decide: Decide, is_held: Callable[[Tables], bool] = la
     """
     if is_held(tables):
         return Pruning(), Change()
-    checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
+    checkpoints = tables.published_checkpoints()
     segments, timelines = tables.rows("segment/", SegmentRow), tables.rows("timeline/", TimelineRow)
     plan = decide(segments, checkpoints, timelines)
     change = _retire_rows(plan)

@@ -20,7 +20,6 @@ from ..base.failpoints import hit
 from ..catalog import (
     Catalog,
     Change,
-    CheckpointRow,
     CommonRow,
     ReopeningCatalog,
     SegmentRow,
@@ -62,11 +61,12 @@ class StoreRows:
         """Return what the catalog lists now."""
 
         def read(tables: Tables) -> JournalContents:
-            checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
             common = tables.get("common", CommonRow)
-            world = 1 if common is None else common.world
             return JournalContents(
-                tables.rows("segment/", SegmentRow), checkpoints, tables.rows("timeline/", TimelineRow), world
+                tables.rows("segment/", SegmentRow),
+                tables.published_checkpoints(),
+                tables.rows("timeline/", TimelineRow),
+                1 if common is None else common.world,
             )
 
         found: JournalContents = self.catalog.current().read(read)

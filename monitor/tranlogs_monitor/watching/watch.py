@@ -73,10 +73,9 @@ class CatalogRows:
     @classmethod
     def read(cls, tables: Tables) -> CatalogRows:
         """Read the rows."""
-        checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
         return cls(
             tables.rows("segment/", SegmentRow),
-            checkpoints,
+            tables.published_checkpoints(),
             tables.rows("timeline/", TimelineRow),
             tables.get("watermarks", Watermarks) or Watermarks(),
             tables.get("pruned", PrunedRow) or PrunedRow(),

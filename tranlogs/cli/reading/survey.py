@@ -208,14 +208,13 @@ def _read_catalog(folder: Path) -> Survey:
     owner, monitor = read_owner(folder), read_owner(folder, "monitor")
 
     def look(tables: Tables) -> Survey:
-        checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
         marks = tables.get("watermarks", Watermarks) or Watermarks()
         return Survey(
             folder,
             time.time(),
             tables.get("run", RunRow) or RunRow("", 0, 0.0),
             owner,
-            sorted(checkpoints, key=lambda row: (row.timeline, row.sequence)),
+            tables.published_checkpoints(),
             tables.rows("segment/", SegmentRow),
             tables.rows("timeline/", TimelineRow) or [TimelineRow(1)],
             tables.rows("incident/", Incident),
