@@ -30,8 +30,6 @@ from ..catalog import Catalog, Change, CheckpointRow, CommonRow, PrunedRow, Segm
 from ..catalog.lineage import Limits, is_on_lineage, trace_lineage
 from .keep_policy import RetentionPolicy
 
-_TRIES_MAX = 3  # Rows that were read may be changed before they are retired, by a monitor that prunes them.
-
 Make = Callable[[Change], bool]  # makes a change of the catalog: `Catalog.make`, or a request to the owner
 
 
@@ -221,21 +219,21 @@ def _apply_limits(
 def retire(catalog: Catalog, folder: Path, policy: RetentionPolicy) -> Pruning:
     """Apply a policy to a journal. Files of retired segments are kept: the log recycles them.
 
-    The policy, which may be the user's own, is called outside of the transaction. If another process has changed a row since it
-    was read, the policy is asked again.
+    The policy, which may be the user's own and may count its calls, is called once, outside of the transaction. A row that
+    another process has changed or deleted since it was read is left alone.
     """
 
     def read(tables: Tables) -> tuple[list[CheckpointRow], list[SegmentRow], list[TimelineRow], CommonRow | None]:
         segments, timelines = tables.rows("segment/", SegmentRow), tables.rows("timeline/", TimelineRow)
         return tables.published_checkpoints(), segments, timelines, tables.get("common", CommonRow)
 
-    for _ in range(_TRIES_MAX):
-        plan = plan_retirement(policy, *catalog.read(read))
-        change = _retire_rows(plan)
-        if not change or catalog.make(change):  # commit point: later plans do not use them
-            break
-    else:
-        plan = Pruning()
+    plan = plan_retirement(policy, *catalog.read(read))
+    change = _retire_rows(plan)
+    if change:
+        with catalog.transaction() as tables:  # commit point: later plans do not use them
+            for key, row in change.expects.items():
+                if tables.get(key, type(row)) == row:
+                    tables.put(key, change.puts[key])
     delete_retired(catalog, folder, catalog.make)
     return plan
 
