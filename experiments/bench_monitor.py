@@ -25,12 +25,12 @@ from monitored_trainer import GPT_BATCH, Daemon, Trainer
 from support import open_toy
 
 from tranlogs import EverySteps
-from tranlogs.base.clock import SystemClock
+from tranlogs.base.clock import Clock
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.catalog import Catalog, SegmentRow, segment_key
 from tranlogs.journal import JournalPaths
 from tranlogs.retention import KeepAll
-from tranlogs.retention.pruning_plan import Budget
+from tranlogs.retention.prune import Budget
 from tranlogs_monitor.settings import DaemonSettings
 from tranlogs_monitor.watching.watch import JournalWatch
 
@@ -132,7 +132,7 @@ def evaluation(*, quick: bool) -> dict[str, Any]:
     """The first evaluation decodes every row; the ones after it those that changed."""
     with measured_folder() as place:
         paths = _long_run(Path(place) / "run", _SEGMENTS // 10 if quick else _SEGMENTS)
-        watch = JournalWatch(paths, DaemonSettings(Budget(1 << 60)), SystemClock())
+        watch = JournalWatch(paths, DaemonSettings(Budget(1 << 60)), Clock())
         wall, cpu = [], []
         for _ in range(4 if quick else 13):
             begun, used = time.perf_counter(), time.process_time()
@@ -191,7 +191,7 @@ def pruning(*, quick: bool) -> dict[str, Any]:
             trainer.train(20 if quick else 50)
             paths = trainer.journal.paths
             trainer.journal.close()
-            watch = JournalWatch(paths, DaemonSettings(Budget(48 * MIB)), SystemClock())
+            watch = JournalWatch(paths, DaemonSettings(Budget(48 * MIB)), Clock())
             before, start = bench_storage.bytes_below(paths.folder), time.perf_counter()
             seen = watch.evaluate()
             seconds = time.perf_counter() - start

@@ -30,7 +30,7 @@ from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.log import preallocator
 from tranlogs.retention import KeepAll
 from tranlogs.retention.evaluations import EvaluationRow, read_evaluations, read_values
-from tranlogs.retention.pruning_plan import Budget
+from tranlogs.retention.prune import Budget
 
 _BUDGETS = (16, 32, 48)  # MiB
 _SIZES = (7, 1400, 11_200)  # 100 KB of gradients a step

@@ -31,7 +31,7 @@ from bench_store_training import WRITE_TYPES, measure_lag, measure_training
 from harness import Circumstances, command_line, measured_folder, write_results
 from measuring import quartiles, seconds
 
-from tranlogs.stores import Store, open_store
+from tranlogs.stores import Content, Store, open_store
 from tranlogs.stores.alluxio import AlluxioStore
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -84,7 +84,7 @@ def _turns(store: Store, nbytes: int, count: int) -> dict[str, Any]:
     taken: dict[str, list[float]] = {"put": [], "get": [], "durable": []}
     for _ in range(count):
         name = f"{secrets.token_hex(8)}"
-        taken["put"].append(seconds(lambda name=name: store.put(name, io.BytesIO(content), nbytes)))
+        taken["put"].append(seconds(lambda name=name: store.put(name, Content.of(content))))
         taken["durable"].append(seconds(lambda name=name: _wait_durable(store, name)))
         into = io.BytesIO()
         taken["get"].append(seconds(lambda name=name, into=into: store.get(name, into)))

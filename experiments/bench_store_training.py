@@ -20,7 +20,7 @@ import torch
 from measuring import quartiles, seconds
 from structures import STRUCTURES, made
 
-from tranlogs.base.clock import SystemClock
+from tranlogs.base.clock import Clock
 from tranlogs.journal import JournalPaths
 from tranlogs.shipping import Archiver, ShippingSettings, journal_prefix, pull
 from tranlogs.stores import Store, TimeoutStore, open_store
@@ -65,7 +65,7 @@ class Training:
         self._archiver: Archiver | None = None
         if self.store is not None:
             paths = JournalPaths.of(run)
-            self._archiver = Archiver(paths, self.store, journal_prefix(paths), ShippingSettings(_LAG_SECONDS), SystemClock())
+            self._archiver = Archiver(paths, self.store, journal_prefix(paths), ShippingSettings(_LAG_SECONDS), Clock())
             self._archiver.start()
 
     def step(self) -> None:

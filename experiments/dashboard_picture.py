@@ -18,12 +18,12 @@ from PIL import Image
 from support import Browser, FakeClock, ToyTrainer, chromium, open_toy
 
 from tranlogs import EverySteps
-from tranlogs.base.clock import SystemClock
+from tranlogs.base.clock import Clock
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.cli.reading.find_journals import find_journals
 from tranlogs.log import preallocator
 from tranlogs.retention import KeepAll
-from tranlogs.retention.pruning_plan import Budget
+from tranlogs.retention.prune import Budget
 from tranlogs_monitor.dashboard.metrics import Metrics
 from tranlogs_monitor.dashboard.pages.board import Board
 from tranlogs_monitor.dashboard.pages.page import address_of_page
@@ -57,7 +57,7 @@ def train_and_watch(run: Path, board: Board, *, looks: int) -> ToyTrainer:
 def look_once(run: Path, board: Board) -> None:
     """At a run whose trainer is gone."""
     (paths,) = find_journals(run)
-    watch = JournalWatch(paths, SETTINGS, SystemClock())
+    watch = JournalWatch(paths, SETTINGS, Clock())
     board.note(paths.folder, watch.evaluate())
     watch.close()
 

@@ -11,11 +11,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
-from .base.errors import CorruptCatalog, UsageError
-from .catalog import Catalog
+from .base.errors import UsageError
 from .journal import JournalPaths
-from .rebuild_catalog import read_files
 from .recovery import RecoveryReport
+from .recovery.group.journals import read_run_row
 from .recovery.recover import Progress
 
 
@@ -73,10 +72,10 @@ def load_framework(paths: JournalPaths) -> type[OfflineRun]:
     Raises:
         UsageError: it is not installed, or the run does not name its framework.
     """
-    name = _recorded_name(paths)
-    if not name:
+    row = read_run_row(paths.folder)
+    if row is None or not row.framework:
         raise UsageError(f"{paths.folder}: the run does not name the framework that wrote it")
-    found: type[OfflineRun] = _load("tranlogs.frameworks", name, f"{paths.folder} was written with {name}")
+    found: type[OfflineRun] = _load("tranlogs.frameworks", row.framework, f"{paths.folder} was written with {row.framework}")
     return found
 
 
@@ -98,19 +97,6 @@ def load_daemon(name: str) -> DaemonCommand:
     """Load a daemon."""
     found: DaemonCommand = _load("tranlogs.daemons", name, f"this command requires the {name}")
     return found
-
-
-def _recorded_name(paths: JournalPaths) -> str:
-    try:
-        catalog = Catalog.open(paths.folder)
-        try:
-            row = catalog.run()
-        finally:
-            catalog.close()
-    except CorruptCatalog:
-        rows = read_files(paths.folder).runs
-        row = rows[0] if rows else None
-    return row.framework if row is not None else ""
 
 
 def _load(group: str, name: str, why: str) -> Any:

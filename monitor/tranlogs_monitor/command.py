@@ -155,7 +155,7 @@ class Command(NamedTuple):
     start_monitor: Callable[..., int]
 
 
-COMMAND = Command(watch, DaemonSettings.of, HttpSettings.of, start_monitor)
+COMMAND = Command(watch, DaemonSettings, HttpSettings.of, start_monitor)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tranlogs.base.clock import Clock, SystemClock
+from tranlogs.base.clock import Clock
 from tranlogs.base.errors import LogUnavailable, NotARun, RunInUse, TranLogsError, UsageError, error_text
 from tranlogs.journal import JournalPaths, read_owner
 from tranlogs.journal.owner_lock import OwnerLock
@@ -113,7 +113,7 @@ class Daemon:
     ) -> None:
         self._roots, self._settings, self._find = roots, settings, find
         self._on_evaluation, self._on_removed = on_evaluation, on_removed
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._watched: dict[Path, _Watched] = {}
         self._store_settings = None if settings.is_dry_run else settings.store
         if (store := self._store_settings) is not None:  # opened once, and shared by the journals

@@ -18,7 +18,7 @@ import requests
 import urllib3
 from alluxio import exceptions
 
-from tests.support.stores import put, read
+from tests.support.stores import content_of, put, read
 from tranlogs.base.errors import CorruptObject, StoreRefused, StoreUnavailable
 from tranlogs.stores import ObjectStatus
 from tranlogs.stores import alluxio as module
@@ -423,5 +423,5 @@ def test_a_rename_without_an_answer_is_looked_after(proxy: Proxy, store: Alluxio
 def test_content_may_begin_anywhere(proxy: Proxy, store: AlluxioStore) -> None:
     content = io.BytesIO(b"ab1234cd")
     content.seek(2)
-    store.put("object", content, 4)
+    store.put("object", content_of(content, 4))
     assert [body for action, body in proxy.asked if action == "write"] == [b"1234"]

@@ -16,11 +16,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.alluxio.cluster import Cluster
-from tests.alluxio.test_archive import tranlogs
 from tests.alluxio.test_store import demand_problem, is_durable
-from tests.shipping.ships import archiver, marks, store_row, toy, trained
+from tests.shipping.ships import archiver, marks, toy, trained
 from tests.support import campaign
-from tests.support.stores import MIB, put, read
+from tests.support.stores import MIB, content_of, put, read
 from tests.support.toy import uninterrupted
 from tranlogs.base.errors import CorruptObject, NotARun, StoreRefused, StoreUnavailable
 from tranlogs.retention import KeepLatest
@@ -117,11 +116,6 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archiver_module, "RETRY_SECONDS_MAX", 0.5)
 
 
-def under_replicated(run: Path) -> int:
-    row = store_row(run)
-    return 0 if row is None else row.under_replicated
-
-
 def copies_of(store: Store, run: Path) -> set[int | None]:
     """Of the objects that the manifest of a run names, by the cluster's word."""
     manifest, _ = read_newest(store, f"{run.name}/rank0")
@@ -149,7 +143,7 @@ def test_a_process_is_killed_in_the_middle_of_a_write(alluxio: Cluster, store: S
     put(store, "before", CONTENT)
     content = Interrupted(CONTENT, lambda: alluxio.kill(victim))
     with suppress(StoreUnavailable):
-        store.put("segment", content, len(CONTENT))
+        store.put("segment", content_of(content, len(CONTENT)))
     alluxio.restart(victim)
     alluxio.wait_ready()
     is_sound(store, "segment")
@@ -187,28 +181,23 @@ def test_closing_says_fine_when_the_last_block_is_gone(
 
 @pytest.mark.sampled(0)
 @pytest.mark.usefixtures("no_pauses")
-def test_with_too_few_workers_there_are_fewer_copies_which_are_made_up_for(
-    alluxio: Cluster, twice: Store, tmp_path: Path
-) -> None:
+def test_with_too_few_workers_there_are_fewer_copies(alluxio: Cluster, twice: Store, tmp_path: Path) -> None:
     run, names = tmp_path / "run", fresh_names()
     trained(run, 15)
     alluxio.kill("job-worker-0")  # what is persisted needs no copies
     content = Interrupted(CONTENT, lambda: alluxio.kill("worker-1", "job-worker-1"))
     with suppress(StoreUnavailable):
-        twice.put("segment", content, len(CONTENT))
+        twice.put("segment", content_of(content, len(CONTENT)))
     alluxio.wait(lambda: alluxio.workers() == 1, "the master knows that a worker is away", "master")
     name = send(alluxio, twice, names)
     assert status_of(twice, name).copies == 1
     demand_problem(twice, "1 of 2 copies in the memory of workers")
     with closing(archiver(run, twice, persist_seconds=2.0)) as made:
-        alluxio.wait(lambda: made.run_once().archived == 15 and under_replicated(run) > 0, "archived, with fewer copies")
+        alluxio.wait(lambda: made.run_once().archived == 15, "archived, with fewer copies")
         assert copies_of(twice, run) == {1}
-        assert "with fewer copies than wanted" in " ".join(tranlogs("status", run).split())
-        alluxio.restart("worker-1")
-        alluxio.wait(lambda: made.run_once().archived == 15 and under_replicated(run) == 0, "made up for")
-        assert copies_of(twice, run) == {2}
         assert made.progress().persisted == 0
-    alluxio.mend()
+        alluxio.mend()
+        alluxio.wait(lambda: made.run_once().persisted == 15, "persisted")
     persisted(alluxio, twice, name)
     again = send(alluxio, twice, names, copies=2)
     assert status_of(twice, again).copies == 2
@@ -223,9 +212,7 @@ def test_the_job_master_comes_back(alluxio: Cluster, store: Store) -> None:
     demand_problem(store, "the object is not durable")
     alluxio.restart("job-master")
     persisted(alluxio, store, "segment")
-    report = check_store(store, nbytes=MIB)
-    assert report.is_usable
-    assert report.durable_seconds is not None
+    assert check_store(store, nbytes=MIB).problem is None
     assert read(store, "segment") == CONTENT
 
 
@@ -413,6 +400,4 @@ def test_a_proxy_without_rights_or_rest_api_is_refused_with_the_property_to_set(
     for call in (store.names, store.delete, store.stat):  # of which such a proxy answers the second with "fine"
         with pytest.raises(StoreRefused, match=r"alluxio\.proxy\.s3\.v2\.version\.enabled=false"):
             call("object")
-    report = check_store(store)
-    assert not report.is_usable
-    assert "alluxio.proxy.s3.v2.version.enabled=false" in report.findings[-1].what
+    assert "alluxio.proxy.s3.v2.version.enabled=false" in (check_store(store).problem or "")

@@ -13,7 +13,7 @@ import xxhash
 
 from tests.alluxio.cluster import Cluster
 from tests.support import campaign
-from tests.support.stores import MIB, StoreConformance, pieces, put, read
+from tests.support.stores import MIB, StoreConformance, content_of, pieces, put, read
 from tranlogs.base.errors import StoreRefused, StoreUnavailable
 from tranlogs.stores import Store, open_store
 from tranlogs.stores.alluxio import AlluxioStore
@@ -51,7 +51,7 @@ def test_large_objects_come_back(alluxio: Cluster, store: Store, tmp_path: Path,
             file.write(piece)
             hasher.update(piece)
         file.seek(0)
-        store.put("large", file, mebibytes * MIB)
+        store.put("large", content_of(file, mebibytes * MIB))
     status = store.stat("large")
     assert status is not None
     assert (status.nbytes, status.is_complete, status.copies) == (mebibytes * MIB, True, 2)
@@ -108,9 +108,9 @@ def test_an_under_store_that_cannot_be_written(alluxio: Cluster, store: Store) -
 
 def demand_problem(store: Store, words: str) -> None:
     """Check that `tranlogs verify URL` finds a problem that begins with some words."""
-    finding = check_store(store, nbytes=1000, patience_seconds=1).findings[-1]
-    assert not finding.is_good
-    assert finding.what.startswith(words), finding
+    problem = check_store(store, nbytes=1000, patience_seconds=1).problem
+    assert problem is not None
+    assert problem.startswith(words), problem
 
 
 def is_durable(store: Store, name: str) -> bool:

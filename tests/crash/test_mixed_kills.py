@@ -25,7 +25,7 @@ from tranlogs.base.config import MIB
 from tranlogs.base.errors import NotARun
 from tranlogs.base.failpoints import POINTS
 from tranlogs.shipping import pull
-from tranlogs.stores import LocalStore
+from tranlogs.stores.local import LocalStore
 from tranlogs.verify import Problem
 
 pytestmark = pytest.mark.crash

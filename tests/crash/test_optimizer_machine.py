@@ -34,7 +34,7 @@ from tranlogs.journal import JournalPaths, journal
 from tranlogs.journal.opening import seal_abandoned_segments
 from tranlogs.log import preallocator
 from tranlogs.shipping import pull
-from tranlogs.stores import LocalStore
+from tranlogs.stores.local import LocalStore
 from tranlogs.verify import Problem
 from tranlogs_torch import LoggedOptimizer
 
@@ -361,7 +361,7 @@ class OptimizerMachine(RuleBasedStateMachine):
 @pytest.fixture(autouse=True)
 def _small_and_quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(preallocator, "SEGMENT_RECORDS_WANTED", 1)
-    monkeypatch.setattr(journal, "SystemClock", lambda: CLOCK)
+    monkeypatch.setattr(journal, "Clock", lambda: CLOCK)
     logging.disable()
     yield
     logging.disable(logging.NOTSET)

@@ -25,7 +25,7 @@ from tests.support.forking import say, serve
 from tests.support.toy import ToyTrainer, open_toy
 from tranlogs import EverySeconds, EverySteps, KeepLatest
 from tranlogs.base import failpoints
-from tranlogs.base.clock import Clock, SystemClock
+from tranlogs.base.clock import Clock
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import RecoveryError
 from tranlogs.journal import Journal
@@ -113,7 +113,7 @@ def _wait_prepared(journal: Journal) -> None:
 def _clock(job: dict[str, Any]) -> Clock:
     if job.get("jumps") is not None:
         return JumpingClock(job["jumps"])
-    return FakeClock() if job.get("ticks") else SystemClock()
+    return FakeClock() if job.get("ticks") else Clock()
 
 
 def _fork(trainer: ToyTrainer, what: str) -> None:

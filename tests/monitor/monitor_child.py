@@ -8,10 +8,10 @@ from typing import Any
 from tests.support.forking import serve
 from tranlogs.base import failpoints
 from tranlogs.cli.reading.find_journals import find_journals
-from tranlogs.retention.pruning_plan import Budget
-from tranlogs.shipping import ShippingSettings, archiver
+from tranlogs.retention.prune import Budget
+from tranlogs.shipping import ShippingSettings, StoreSettings, archiver
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
-from tranlogs_monitor.settings import DaemonSettings, StoreSettings
+from tranlogs_monitor.settings import DaemonSettings
 
 
 def watch(job: dict[str, Any]) -> None:

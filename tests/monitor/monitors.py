@@ -8,7 +8,7 @@ from typing import Any
 from tests.support.clock import FakeClock
 from tests.support.forking import ForkServer
 from tranlogs.cli.reading.find_journals import find_journals
-from tranlogs.retention.pruning_plan import Budget
+from tranlogs.retention.prune import Budget
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import DaemonSettings
 

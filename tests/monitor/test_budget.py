@@ -13,7 +13,7 @@ from tests.monitor.test_decay import checkpoint, segment
 from tranlogs.base.errors import UsageError
 from tranlogs.catalog import CheckpointRow, SegmentRow, TimelineRow
 from tranlogs.catalog.lineage import is_on_lineage
-from tranlogs.retention.pruning_plan import Budget, bytes_on_disk, is_protected, plan_pruning, trace_newest_lineage
+from tranlogs.retention.prune import Budget, bytes_on_disk, is_protected, plan_pruning, trace_newest_lineage
 
 ONE = [TimelineRow(1)]
 SEGMENTS = [segment(i, i * 10.0) for i in range(1, 7)]  # steps 1 to 60, 1000 bytes each

@@ -15,7 +15,7 @@ from tests.support import campaign
 from tranlogs.base.config import MIB
 from tranlogs.catalog import Catalog
 from tranlogs.cli.reading.find_journals import find_journals
-from tranlogs.retention.pruning_plan import Budget
+from tranlogs.retention.prune import Budget
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import DaemonSettings
 

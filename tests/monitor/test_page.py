@@ -21,7 +21,7 @@ from tranlogs.base.config import MIB
 from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import Incident, Watermarks
 from tranlogs.retention.evaluations import read_evaluations, read_values
-from tranlogs.retention.pruning_plan import Budget, bytes_on_disk
+from tranlogs.retention.prune import Budget, bytes_on_disk
 from tranlogs_monitor.dashboard.metrics import Metrics
 from tranlogs_monitor.dashboard.pages.board import Board
 from tranlogs_monitor.dashboard.server import WebServer

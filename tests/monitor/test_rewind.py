@@ -16,7 +16,7 @@ from tranlogs.catalog import Catalog
 from tranlogs.recovery import recover
 from tranlogs.recovery.recover import Recovered
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
-from tranlogs.retention.pruning_plan import Budget
+from tranlogs.retention.prune import Budget
 
 LIMITS = [Budget(11 * MIB), Budget(checkpoints_max=2, segments_max=4)]
 

@@ -14,8 +14,8 @@ from tests.support.toy import ToyTrainer
 from tests.support.toy_steps import killed
 from tranlogs.base.config import MIB
 from tranlogs.catalog import CheckpointRow, SegmentRow, StoreRow, TimelineRow, Watermarks
-from tranlogs.retention.evaluations import EvaluationRow, pack_array
-from tranlogs.retention.pruning_plan import Budget
+from tranlogs.retention.evaluations import EvaluationRow
+from tranlogs.retention.prune import Budget
 from tranlogs.retention.value_decay import SegmentValues
 from tranlogs_monitor.dashboard.pages.board import JournalView
 from tranlogs_monitor.dashboard.pages.curves import curves
@@ -113,9 +113,6 @@ def test_the_store_is_shown_once_there_is_one(run: ToyTrainer) -> None:
     store = StoreRow("file:///there", "me", problem="it is full")
     state = describe_health(JournalView("run", replace(stored, rows=replace(stored.rows, store=store))))
     assert (state.level, state.headline) == ("attention", "Shipping to file:///there has stopped: it is full.")
-    store = StoreRow("file:///there", "me", under_replicated=3)
-    state = describe_health(JournalView("run", replace(stored, rows=replace(stored.rows, store=store))))
-    assert (state.level, state.headline) == ("attention", f"Under-replicated in file:///there: {store.copies_missing}.")
     assert set(curves(shown)["steps"]) == {"committed", "synced", "archived", "persisted"}
     page = journal_page(JournalView("run", seen), now=seen.at, interval_seconds=10, has_others=False).decode()
     assert "step-persisted" not in page
@@ -137,7 +134,7 @@ def test_a_run_of_months_makes_no_larger_page(run: ToyTrainer) -> None:
         protected={i: i >= 10_000 for i in range(many)},
         rows=replace(seen.rows, segments=sealed, checkpoints=[checkpoint], timelines=[TimelineRow(1)]),
     )
-    row = EvaluationRow(1, 1e9, ordinals=pack_array(worth.ordinals, "<i8"), values=pack_array(worth.values, "<f8"))
+    row = EvaluationRow(1, 1e9, ordinals=worth.ordinals.tolist(), values=worth.values.tolist())
     page = journal_page(JournalView("run", seen, (row,)), now=1e9, interval_seconds=10, has_others=False)
     shown = page.decode().partition('<div class="cells">')[2].partition("</div>")[0]
     assert 300 <= shown.count('class="cell') <= 361

@@ -22,7 +22,7 @@ from tranlogs.cli.reading.find_journals import find_journals
 from tranlogs.journal import JournalPaths, opening
 from tranlogs.retention import KeepAll
 from tranlogs.retention.evaluations import read_evaluations, read_values
-from tranlogs.retention.pruning_plan import Budget
+from tranlogs.retention.prune import Budget
 from tranlogs.retention.value_decay import Decay
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import DaemonSettings

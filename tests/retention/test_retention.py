@@ -267,14 +267,18 @@ def test_retiring_revives_no_row_that_was_deleted_meanwhile(tmp_path: Path) -> N
         for segment in segments:
             tables.put(segment_key(segment.ordinal), segment)
 
+    asked = []
+
     class Meanwhile:
         def kept(self, steps: Sequence[int]) -> Collection[int]:
+            asked.append(steps)
             with catalog.transaction() as tables:  # as a monitor does that prunes the same rows
                 tables.delete(segment_key(1))
                 tables.delete("checkpoint/step-5")
             return steps[-1:]
 
     retire(catalog, tmp_path, Meanwhile())
+    assert len(asked) == 1, "a policy may count its calls"
     assert [(row.ordinal, row.state) for row in catalog.segments()] == [(2, "retired")]
     assert [row.step for row in catalog.checkpoints()] == [9]
     assert catalog.read(lambda tables: tables.keys("checkpoint/")) == ["checkpoint/step-9"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.toy import ToyTrainer, open_toy, uninterrupted
-from tranlogs.base.clock import SystemClock
+from tranlogs.base.clock import Clock
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.catalog import Catalog, StoreRow, Watermarks
 from tranlogs.journal import JournalPaths
@@ -59,7 +59,7 @@ def archiver(
 ) -> Archiver:
     paths, patient = JournalPaths.of(run), TimeoutStore(store, stall_seconds)
     settings = ShippingSettings(**limits)
-    return Archiver(paths, patient, journal_prefix(paths), settings, clock or SystemClock(), throttle)
+    return Archiver(paths, patient, journal_prefix(paths), settings, clock or Clock(), throttle)
 
 
 def ship(run: Path, store: Store, *, turns_max: int = 400, **options: Any) -> ShippingProgress:

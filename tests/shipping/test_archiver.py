@@ -15,7 +15,7 @@ from tranlogs.base import config
 from tranlogs.catalog import Catalog, CheckpointRow, ShippedRow
 from tranlogs.retention.keep_policy import KeepAll, KeepLatest
 from tranlogs.shipping import read_newest, upload
-from tranlogs.stores import LocalStore
+from tranlogs.stores.local import LocalStore
 
 
 def test_a_run_is_shipped_whole_and_comes_back(memory_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -218,39 +217,6 @@ def test_what_the_store_will_not_make_durable_by_itself_is_asked_for_at_once(mem
     assert ship(run, store, persist_seconds=1e9).persisted == 5
     assert not store.forgotten
     assert_comes_back(store, "a/rank0", memory_path / "b", 5)
-
-
-def test_copies_that_cannot_be_had_are_made_up_for(memory_path: Path) -> None:
-    run, store = memory_path / "a", FaultyStore()
-    store.copies_wanted, store.is_durable = 2, False
-    trained(run, 5)
-    made = archiver(run, store, persist_seconds=0.2)
-
-    def turn_until(is_so: Callable[[], bool]) -> None:
-        for _ in range(400):
-            made.run_once()
-            if is_so():
-                return
-            made.wait(0.02)
-        raise AssertionError("it never comes to that")
-
-    def under_replicated() -> int:
-        row = store_row(run)
-        return 0 if row is None else row.under_replicated
-
-    def logs() -> set[str]:
-        return {name for name in store.objects if "/log/" in name}
-
-    try:
-        turn_until(lambda: made.progress().archived == 5 and under_replicated() > 0)
-        for _ in range(3):  # it is tried again and again
-            before = logs()
-            turn_until(lambda before=before: bool(logs()) and not logs() & before)  # type: ignore[misc]
-        assert under_replicated() > 0
-        store.copies = 2
-        turn_until(lambda: under_replicated() == 0)
-    finally:
-        made.close()
 
 
 def test_a_store_that_hangs_holds_nobody(memory_path: Path) -> None:

@@ -12,13 +12,13 @@ from tests.crash.toy_trainers import UNTIL, Trainers
 from tests.monitor.monitors import Monitors
 from tests.shipping.ships import marks, ship
 from tests.support import campaign
-from tranlogs.base.clock import SystemClock
+from tranlogs.base.clock import Clock
 from tranlogs.base.errors import NotARun
 from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths
 from tranlogs.journal.opening import seal_abandoned_segments
 from tranlogs.shipping import pull, read_newest
-from tranlogs.stores import LocalStore
+from tranlogs.stores.local import LocalStore
 
 pytestmark = pytest.mark.crash
 
@@ -57,7 +57,7 @@ def assert_all_comes_back_and_nothing_is_left_over(
     assert notes == []
     named = {name for one in manifest.shipped.values() for name in one.names()}
     assert set(LocalStore(store).names(f"{run.name}/rank0/objects")) == named
-    left = [path for path in store.rglob(".tmp-*") if SystemClock().now() - path.stat().st_mtime > 3600]
+    left = [path for path in store.rglob(".tmp-*") if Clock().now() - path.stat().st_mtime > 3600]
     assert left == []
 
 

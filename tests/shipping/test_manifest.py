@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.faulty_store import FaultyStore
-from tranlogs.base.clock import SystemClock
+from tranlogs.base.clock import Clock
 from tranlogs.base.errors import CorruptObject, StoreUnavailable, UnknownFormat
 from tranlogs.catalog import CheckpointRow, RunRow, SegmentRow, ShippedRow, TimelineRow
 from tranlogs.checkpoints.folder import open_manifest, seal_manifest
@@ -92,7 +92,7 @@ def numbers(store: FaultyStore) -> list[int]:
 def test_a_few_older_ones_stay_and_the_newest_that_is_durable() -> None:
     """What is not durable yet can all be lost at once."""
     store = FaultyStore()
-    published = ManifestHistory(store, "a/rank0", SystemClock())
+    published = ManifestHistory(store, "a/rank0", Clock())
     for number in range(1, 12):
         accept(store, published, number, is_forgotten=number > 3)
         assert not published.update(1e9)
@@ -108,12 +108,12 @@ def test_a_few_older_ones_stay_and_the_newest_that_is_durable() -> None:
 
 def test_whoever_begins_finds_the_durable_one() -> None:
     store = FaultyStore()
-    first = ManifestHistory(store, "a/rank0", SystemClock())
+    first = ManifestHistory(store, "a/rank0", Clock())
     for number in range(1, 8):
         accept(store, first, number, is_forgotten=number > 1)
         assert not first.update(1e9)
     names = manifest_names(store, "a/rank0")
-    again = ManifestHistory(store, "a/rank0", SystemClock())
+    again = ManifestHistory(store, "a/rank0", Clock())
     again.load(replace(MANIFEST, number=7), names[0], names)
     assert again.durable is not None
     assert (again.newest, again.durable.number) == (replace(MANIFEST, number=7), 1)

@@ -16,7 +16,7 @@ from tranlogs.retention.keep_policy import KeepAll
 from tranlogs.shipping import find_run, pull, read_newest
 from tranlogs.shipping.fetch import fetch_missing_journal
 from tranlogs.shipping.manifest import manifest_names, publish
-from tranlogs.stores import LocalStore
+from tranlogs.stores.local import LocalStore
 
 
 @pytest.fixture

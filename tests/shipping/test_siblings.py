@@ -8,11 +8,12 @@ import pytest
 
 from tests.shipping.ships import drain, open_only, train_calmly
 from tests.support.faulty_store import FaultyStore
-from tranlogs.base.clock import SystemClock
+from tranlogs.base.clock import Clock
 from tranlogs.journal import JournalPaths
 from tranlogs.retention.keep_policy import KeepLatest
 from tranlogs.shipping import Archiver, ShippingSettings, read_newest
-from tranlogs.stores import LocalStore, Store
+from tranlogs.stores import Store
+from tranlogs.stores.local import LocalStore
 
 
 def trained(run: Path, until: int, *, world: int = 2, rewinds_to: int | None = None) -> None:
@@ -26,7 +27,7 @@ def trained(run: Path, until: int, *, world: int = 2, rewinds_to: int | None = N
 
 def shipped(run: Path, store: Store, place: str, keep: int = 1) -> list[int]:
     """Ship all that can be; the steps of the checkpoints that the store has then."""
-    made = Archiver(JournalPaths.of(run), store, place, ShippingSettings(keep=KeepLatest(keep)), SystemClock())
+    made = Archiver(JournalPaths.of(run), store, place, ShippingSettings(keep=KeepLatest(keep)), Clock())
     try:
         drain(made)
     finally:

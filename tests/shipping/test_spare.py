@@ -20,7 +20,7 @@ from tranlogs.log.reader import SegmentReader
 from tranlogs.recovery.journal_facts import read_facts
 from tranlogs.retention.keep_policy import KeepAll
 from tranlogs.shipping import StoreCopies
-from tranlogs.stores import LocalStore
+from tranlogs.stores.local import LocalStore
 from tranlogs.verify import Problem
 
 STEPS = 27

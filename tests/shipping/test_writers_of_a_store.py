@@ -15,7 +15,7 @@ from tranlogs.journal.owner_lock import OwnerLock
 from tranlogs.shipping import pull
 from tranlogs.shipping.inventory import GarbageCollector
 from tranlogs.shipping.manifest import manifest_names, parse_manifest_name
-from tranlogs.stores import LocalStore
+from tranlogs.stores.local import LocalStore
 
 
 def test_one_process_ships_a_journal(memory_path: Path) -> None:

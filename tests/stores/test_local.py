@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import disks
-from tests.support.stores import StoreConformance, put
+from tests.support.stores import StoreConformance, content_of, put
 from tranlogs.base.errors import StoreRefused, StoreUnavailable
 from tranlogs.stores import Store, open_store
 
@@ -26,7 +26,7 @@ def test_an_object_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 
     store = open_store(tmp_path)
     with pytest.raises(OSError, match="Input/output error"):
-        store.put("object", Failing(), 10)
+        store.put("object", content_of(Failing(), 10))
     assert list(tmp_path.rglob("*")) == []
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from tranlogs.base.clock import Clock
 
-class FakeClock:
+
+class FakeClock(Clock):
     """Time stands still until `advance`."""
 
     def __init__(self, start: float = 1000.0) -> None:

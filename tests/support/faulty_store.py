@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import BinaryIO
 
 from tranlogs.base.errors import CorruptObject, StoreUnavailable
-from tranlogs.stores import ObjectStatus, Store
+from tranlogs.stores import Content, ObjectStatus, Store
 
 
 class FaultyStore(Store):
@@ -19,8 +19,7 @@ class FaultyStore(Store):
         fails: called with the method and the name before each call; true makes it raise StoreUnavailable.
         spoils: called with name and content at each put; what it gives is kept instead.
         hangs: while it is cleared, every call waits for it.
-        is_durable: what `stat` says of objects ...
-        copies: ... and of their copies.
+        is_durable: what `stat` says of objects.
         lost: names that `stat` calls lost, without a copy; those that are in `back`, too, have their copies again ...
         forgotten: ... and those that it is not going to make durable.
         calls: methods and names, in order.
@@ -33,13 +32,13 @@ class FaultyStore(Store):
         self.spoils: Callable[[str, bytes], bytes] = lambda name, content: content
         self.hangs = threading.Event()
         self.hangs.set()
-        self.is_durable, self.copies = True, 1
+        self.is_durable = True
         self.lost: set[str] = set()
         self.back: set[str] = set()
         self.forgotten: set[str] = set()
         self.calls: list[tuple[str, str]] = []
 
-    def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
+    def put(self, name: str, content: Content) -> None:
         self._begin("put", name)
         assert name not in self.objects, f"{name} was used before"
         data = b""
@@ -57,10 +56,10 @@ class FaultyStore(Store):
         self._begin("stat", name)
         if name not in self.objects:
             return None
-        status = ObjectStatus(len(self.objects[name]), is_durable=self.is_durable, copies=self.copies)
+        status = ObjectStatus(len(self.objects[name]), is_durable=self.is_durable, copies=1)
         status = replace(status, is_forgotten=True, is_durable=False) if name in self.forgotten else status
         if name in self.lost:
-            status = replace(status, is_lost=True, is_durable=False, copies=self.copies if name in self.back else 0)
+            status = replace(status, is_lost=True, is_durable=False, copies=1 if name in self.back else 0)
         return status
 
     def names(self, prefix: str) -> list[str]:

@@ -58,10 +58,7 @@ class ReadFile:
                 os.close(fd)
 
     def fill(self, into: Bytes, offset: int) -> str:
-        """Read bytes from `offset` on until `into` is full.
-
-        Returns:
-            A description of the problem; "" if there was none.
+        """Read bytes from `offset` on until `into` is full. Return a description of the problem; "" if there was none.
 
         Raises:
             CannotRead: the process lacks memory or permissions.
@@ -77,6 +74,20 @@ class ReadFile:
                 return "the file is too short"
             done += got
         return ""
+
+
+def identify_file(file: str | Path | int, dir_fd: int | None = None) -> tuple[int, int] | None:
+    """Return device and inode of a file, which tell it from a file that took its name later; None if it does not exist.
+
+    `file` is a path, relative to the folder `dir_fd` if that is given, or a file descriptor.
+    """
+    try:
+        found = os.fstat(file) if isinstance(file, int) else os.stat(file, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ESTALE):
+            raise
+        return None
+    return found.st_dev, found.st_ino
 
 
 def sync_folder(folder: Path) -> None:

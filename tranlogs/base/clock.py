@@ -1,21 +1,12 @@
-"""Clocks. Functions get the clock as an argument, so that tests can set the time."""
+"""The clock. Functions get it as an argument, so that tests can set the time."""
 
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 
-class Clock(Protocol):
-    """A source of time: `now` returns seconds since the epoch, `monotonic` seconds of a clock that never jumps."""
-
-    def now(self) -> float: ...
-
-    def monotonic(self) -> float: ...
-
-
-class SystemClock:
-    """The clocks of the machine."""
+class Clock:
+    """The clocks of the machine: `now` returns seconds since the epoch, `monotonic` seconds of a clock that never jumps."""
 
     def now(self) -> float:
         return time.time()

@@ -34,11 +34,7 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 def parse_bytes(text: str, what: str) -> int:
-    """Parse a size such as "512MiB", "2GB" or "1048576".
-
-    Args:
-        text: the size.
-        what: name of the setting, for the error message.
+    """Parse a size such as "512MiB", "2GB" or "1048576". `what` is the name of the setting, for the error message.
 
     Raises:
         UsageError: the text is not a size. A small number without a unit is refused, because the unit was probably forgotten.
@@ -50,11 +46,7 @@ def parse_bytes(text: str, what: str) -> int:
 
 
 def parse_seconds(text: str, what: str) -> float:
-    """Parse a time such as "10s", "15min" or "7d".
-
-    Args:
-        text: the time.
-        what: name of the setting, for the error message.
+    """Parse a time such as "10s", "15min" or "7d". `what` is the name of the setting, for the error message.
 
     Raises:
         UsageError: the text is not a time.

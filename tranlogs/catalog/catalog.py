@@ -363,9 +363,7 @@ class Catalog:
 
     def checkpoints(self) -> list[CheckpointRow]:
         """Return all published checkpoints, oldest first."""
-        rows = self.read(lambda tables: tables.rows("checkpoint/", CheckpointRow))
-        rows = [row for row in rows if row.state == "published"]
-        return sorted(rows, key=lambda row: (row.timeline, row.sequence))
+        return list(self.read(Tables.published_checkpoints))
 
     def timelines(self) -> list[TimelineRow]:
         """Return all timelines, by number."""

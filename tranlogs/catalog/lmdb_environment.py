@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import lmdb
 import lmdb.verify
 
-from ..base.atomic_files import allocate_lock_file, sync_folder
+from ..base.atomic_files import allocate_lock_file, identify_file, sync_folder
 from ..base.config import CATALOG_BYTES_RESERVED
 from ..base.errors import CannotRead, CatalogUnavailable, CorruptCatalog
 
@@ -194,7 +194,7 @@ def _guard_lock_file(env: lmdb.Environment, path: Path, *, writable: bool) -> No
     mutex and readers again, and write beside the writer. An open-file-description lock on the same byte prevents that.
     """
     guard = os.open(f"{path}-lock", os.O_RDWR | os.O_CLOEXEC) if writable else -1
-    _lock_files[env] = _LockFile(_identity(f"{path}-lock"), _identity(path), guard)
+    _lock_files[env] = _LockFile(identify_file(f"{path}-lock"), identify_file(path), guard)
     if writable:
         fcntl.fcntl(guard, fcntl.F_OFD_SETLK, _GUARD)
 
@@ -214,9 +214,9 @@ def has_lost_lock_file(env: lmdb.Environment, path: Path) -> bool:
     The environment must be opened again. A writer asks before each transaction.
     """
     found = _lock_files.get(env)
-    if found is None or _identity(f"{path}-lock") == found.identity:
+    if found is None or identify_file(f"{path}-lock") == found.identity:
         return False
-    return _identity(path) == found.data_identity  # Otherwise the whole folder was moved or deleted.
+    return identify_file(path) == found.data_identity  # Otherwise the whole folder was moved or deleted.
 
 
 class StaleLockFile(lmdb.Error):
@@ -270,14 +270,6 @@ def _process_of(thread: int) -> int:
             if line.startswith("Tgid:"):
                 return int(line.split()[1])
     return 0
-
-
-def _identity(path: str | Path) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return found.st_dev, found.st_ino
 
 
 def open_environment(path: Path, writable: bool, map_bytes: int) -> lmdb.Environment:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from ..base.config import FORMAT_VERSION
-from ..base.quantities import count
 
 SegmentState = Literal["ready", "open", "sealed", "retired"]
 
@@ -151,7 +150,6 @@ class StoreRow:
         at: the time of the last change, in seconds since 1970.
         problem: why shipping cannot continue; "" if it can.
         objects_bytes: bytes of the journal's objects in the store.
-        under_replicated: segments and checkpoints that are not durable yet and have fewer copies than wanted.
         host: the machine and folder that `writer` stands for. A copy of the journal elsewhere is another writer.
     """
 
@@ -161,18 +159,7 @@ class StoreRow:
     at: float = 0.0
     problem: str = ""
     objects_bytes: int = 0
-    under_replicated: int = 0
     host: str = ""
-
-    @property
-    def copies_missing(self) -> str:
-        """Files that lack copies, in words; "" if no file does."""
-        if not self.under_replicated:
-            return ""
-        what = count(self.under_replicated, "file")
-        return (
-            f"{what} not durable yet, with fewer copies than wanted; the missing copies are made when enough workers are back"
-        )
 
 
 @dataclass(frozen=True, slots=True)

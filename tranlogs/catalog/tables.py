@@ -14,7 +14,7 @@ import lmdb
 import xxhash
 
 from ..base.errors import CorruptCatalog
-from .rows import KINDS, Row, TimelineRow, Watermarks
+from .rows import KINDS, CheckpointRow, Row, TimelineRow, Watermarks
 
 _CACHED = ("segment/", "checkpoint/")
 
@@ -66,6 +66,11 @@ class Tables:
                 now[key] = row if row is not None and row[0] == raw else (raw, self._decode(raw, kind, key))
             cached = self._cache[prefix] = CachedRows(self._snapshot, now)
         return [row for _, row in cached.rows.values()]
+
+    def published_checkpoints(self) -> list[CheckpointRow]:
+        """Return all published checkpoints, oldest first."""
+        rows = [row for row in self.rows("checkpoint/", CheckpointRow) if row.state == "published"]
+        return sorted(rows, key=lambda row: (row.timeline, row.sequence))
 
     def keys(self, prefix: str) -> list[str]:
         """Return the keys under a prefix, in order."""

@@ -25,6 +25,14 @@ from .snapshot import aux_name
 class Checkpoint(ReadFile):
     """A published checkpoint, opened for reading. Its tensors are read one at a time.
 
+    Attributes:
+        folder: its folder.
+        manifest: the manifest.
+        step: the step to which the state belongs.
+        sequence: the sequence number of the last record before the checkpoint.
+        chain: the digest of that record, which the next record names as its predecessor.
+        timeline: the timeline that the checkpoint belongs to.
+
     Raises:
         CorruptCheckpoint: a file is missing, its size is not that in the manifest, or the manifest is damaged.
         UnknownFormat: a newer version wrote the checkpoint.
@@ -38,7 +46,9 @@ class Checkpoint(ReadFile):
             if self.manifest["format"] != FORMAT_VERSION:
                 raise UnknownFormat(folder / MANIFEST, self.manifest["format"], FORMAT_VERSION)
             self._tensors: dict[str, dict[str, Any]] = self.manifest["tensors"]
-        except (OSError, ValueError, KeyError, RecursionError) as error:
+            self.step, self.sequence = int(self.manifest["step"]), int(self.manifest["sequence"])
+            self.chain, self.timeline = int(self.manifest["chain"], 16), int(self.manifest["timeline"])
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             if isinstance(error, OSError):
                 CannotRead.raise_for(folder / MANIFEST, error)
             raise CorruptCheckpoint(folder / MANIFEST, f"it cannot be read ({error})") from None
@@ -51,26 +61,6 @@ class Checkpoint(ReadFile):
             CannotRead.raise_for(folder / STATE, error)
             raise CorruptCheckpoint(folder / STATE, f"it cannot be opened ({error.strerror})") from None
         self._start = self.manifest["state"]["bytes"] - sum(t["bytes"] for t in self._tensors.values())
-
-    @property
-    def step(self) -> int:
-        """The step to which the state belongs."""
-        return int(self.manifest["step"])
-
-    @property
-    def sequence(self) -> int:
-        """The sequence number of the last record before the checkpoint."""
-        return int(self.manifest["sequence"])
-
-    @property
-    def chain(self) -> int:
-        """The digest of that record, which the next record names as its predecessor."""
-        return int(self.manifest["chain"], 16)
-
-    @property
-    def timeline(self) -> int:
-        """The timeline that the checkpoint belongs to."""
-        return int(self.manifest["timeline"])
 
     @property
     def nbytes(self) -> int:

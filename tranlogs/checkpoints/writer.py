@@ -25,16 +25,10 @@ def checkpoint_name(step: int, timeline: int, sequence: int) -> str:
 
 
 def write_checkpoint(folder: Path, name: str, snapshot: Snapshot, about: dict[str, Any]) -> int:
-    """Write and publish a checkpoint.
+    """Write and publish a checkpoint in the journal's folder `checkpoints`; return the number of bytes written.
 
-    Args:
-        folder: the journal's folder `checkpoints`.
-        name: the name of the checkpoint's folder.
-        snapshot: the state, encoded and in C order.
-        about: entries of the manifest: step, sequence, chain, timeline, run, environment.
-
-    Returns:
-        The number of bytes written.
+    The snapshot must be encoded and in C order. `about` holds entries of the manifest: step, sequence, chain, timeline, run,
+    environment.
 
     Raises:
         OSError: the disk is full or fails. Nothing is published then.
@@ -53,16 +47,9 @@ def write_checkpoint(folder: Path, name: str, snapshot: Snapshot, about: dict[st
 
 
 def write_folder(folder: Path, snapshot: Snapshot, about: dict[str, Any], *, is_synced: bool = True) -> int:
-    """Write a checkpoint's folder, as `write_checkpoint` does, without publishing it.
+    """Write a checkpoint's folder, as `write_checkpoint` does, without publishing it; return the number of bytes written.
 
-    Args:
-        folder: the folder to write.
-        snapshot: the state, encoded and in C order.
-        about: entries of the manifest.
-        is_synced: False for a folder that is of no use after a crash.
-
-    Returns:
-        The number of bytes written.
+    `is_synced` is False for a folder that is of no use after a crash.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

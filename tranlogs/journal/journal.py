@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
-from ..base.clock import Clock, SystemClock
+from ..base.clock import Clock
 from ..base.config import JournalConfig
 from ..base.errors import SUSPENDING_ERRORS, CatalogUnavailable, LogUnavailable, NotRecovered
 from ..base.failpoints import hit
@@ -117,9 +117,7 @@ class Journal:
             UsageError: the folder cannot hold a run.
         """
         opened = open_for_writing(run, rank, framework, {} if environment is None else environment)
-        return cls(
-            opened, config or JournalConfig(), policy or EverySteps(500), retention or KeepLatest(2), clock or SystemClock()
-        )
+        return cls(opened, config or JournalConfig(), policy or EverySteps(500), retention or KeepLatest(2), clock or Clock())
 
     # State.
 

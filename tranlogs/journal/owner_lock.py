@@ -31,6 +31,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..base.atomic_files import identify_file
 from ..base.errors import RunInUse, RunLost
 from ..base.threads import WaitableLock
 
@@ -116,7 +117,7 @@ class OwnerLock:
             os.close(folder_fd)
             return False
         self._fd, self._folder_fd = fd, folder_fd
-        self._file_id, self._folder_id = _identity(os.fstat(fd)), _identity(os.fstat(folder_fd))
+        self._file_id, self._folder_id = identify_file(fd), identify_file(folder_fd)
         return True
 
     def _lock_file(self, folder_fd: int) -> int:
@@ -127,7 +128,7 @@ class OwnerLock:
                 if not _lock(fd):
                     os.close(fd)
                     return -1
-                if _identity_at(self._name, folder_fd) == _identity(os.fstat(fd)):
+                if identify_file(self._name, folder_fd) == identify_file(fd):
                     if self._is_brief:
                         _lock(fd, _BRIEF_BYTE)
                     _lock_name(fd)
@@ -158,7 +159,7 @@ class OwnerLock:
                 raise RunLost(str(self._loss), "")
 
     def _keep_files(self) -> bool:
-        if (_identity_of(self._fd), _identity_of(self._folder_fd)) != (self._file_id, self._folder_id):
+        if (identify_file(self._fd), identify_file(self._folder_fd)) != (self._file_id, self._folder_id):
             # This process has closed a descriptor, and so dropped its lock. The numbers may be other files' by now.
             self._close_descriptors()
             if not self._take():
@@ -166,12 +167,12 @@ class OwnerLock:
             if not self._is_note_own():
                 self._close_descriptors()  # That process has ended, and a new one may start.
                 return False
-        elif _identity_at(self._name, self._folder_fd) != self._file_id:
+        elif identify_file(self._name, self._folder_fd) != self._file_id:
             fd = self._lock_file(self._folder_fd)
             if fd < 0:
                 return False
             os.close(self._fd)
-            self._fd, self._file_id = fd, _identity(os.fstat(fd))
+            self._fd, self._file_id = fd, identify_file(fd)
             self._write_owner()
         elif not _lock(self._fd):
             return False
@@ -183,7 +184,7 @@ class OwnerLock:
     def _keep_name(self, now: float) -> None:
         """Let others find the name of this process: its lock on the second byte, and its note."""
         _lock_name(self._fd)
-        if _identity_at(f"{self._role}.json", self._folder_fd) is None:
+        if identify_file(f"{self._role}.json", self._folder_fd) is None:
             self._write_owner()
         if now > self._touched_at + _TOUCH_SECONDS:
             self._touched_at = now
@@ -205,7 +206,7 @@ class OwnerLock:
             RunLost: the path of the folder names another folder, or none.
         """
         try:
-            if not self.is_held or _identity_at(self._folder) == self._folder_id:
+            if not self.is_held or identify_file(self._folder) == self._folder_id:
                 return
             place = os.readlink(f"/proc/self/fd/{self._folder_fd}")
         except OSError:  # The folder cannot be read now. The next write tells what is wrong.
@@ -265,7 +266,7 @@ class OwnerLock:
         known = ((self._fd, self._file_id), (self._folder_fd, self._folder_id))
         self._fd = self._folder_fd = -1  # Never close one twice: the number may be another file's by then.
         for fd, identity in known:
-            if _identity_of(fd) == identity:
+            if identify_file(fd) == identity:
                 with suppress(OSError):  # The lock is released even if `close` fails, and nothing was written.
                     os.close(fd)
 
@@ -295,7 +296,7 @@ class OwnerLock:
     def is_of(self, folder: Path, role: str) -> bool:
         """Return True if this is the lock of a role in the journal in a folder."""
         is_role = self._fd >= 0 and self._role == role and not self._is_brief
-        return is_role and _identity_at(folder) == self._folder_id
+        return is_role and identify_file(folder) == self._folder_id
 
 
 def _close_in_child() -> None:
@@ -434,24 +435,6 @@ def _is_folder_locked(folder: Path) -> bool:
         return not _lock_folder(fd, fcntl.LOCK_SH)
     finally:
         os.close(fd)
-
-
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
-
-
-def _identity_at(path: str | Path, dir_fd: int | None = None) -> tuple[int, int] | None:
-    try:
-        return _identity(os.stat(path, dir_fd=dir_fd))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _identity_of(fd: int) -> tuple[int, int] | None:
-    try:
-        return _identity(os.fstat(fd))
-    except OSError:
-        return None
 
 
 def _read_info(folder: Path, role: str) -> Owner | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from ..base.errors import CorruptRecord
@@ -124,6 +125,27 @@ class Entry(PayloadReader):
             return [(name, row) for name, (_, rows) in self._merged_parts().items() for row in rows]
         except (ValueError, KeyError, TypeError) as error:
             raise self._damaged_body(error) from None
+
+    def find_damage(self) -> Iterator[CorruptRecord]:
+        """Read the whole record and compare all its checksums. Yield one error for each tensor or array that is damaged.
+
+        If the body cannot be read, that is the only error.
+        """
+        try:
+            for blob in self.parts().values():
+                tree.decode(blob, lambda _, layout: layout, make_array=lambda _: None)
+            arrays = self.arrays()
+        except CorruptRecord as damage:
+            yield damage
+            return
+        except tree.MalformedTree as error:
+            yield self._damaged_body(error)
+            return
+        for name, why in self.damaged_tensors():
+            yield CorruptRecord(self.reader.path, why, step=self.step, tensor=name)
+        for name, row in arrays:
+            if not self.reader.is_sound(row):
+                yield CorruptRecord(self.reader.path, "the checksum of its bytes differs", step=self.step, tensor=name)
 
     def _damaged_body(self, error: Exception) -> CorruptRecord:
         return CorruptRecord(self.reader.path, f"its description is damaged ({error})", step=self.step)

@@ -40,6 +40,10 @@ class RecordFile(Protocol):
         """Return a large array of a part of a body."""
         ...
 
+    def is_sound(self, row: Row) -> bool:
+        """Return True if the checksum of a large array matches."""
+        ...
+
 
 class PayloadReader:
     """Reads the tensors of one record.

@@ -72,6 +72,7 @@ class SegmentReader(ReadFile):
         self._locations, self._by_offset = locations, dict[int, Location]()
         self._layouts: dict[int, Layout] = {}
         self._bodies: dict[int, PackedBody] = {}
+        self._is_sound: dict[tuple[int, ...], bool] = {}  # by location of an array
 
     def entries(self, locations: Iterable[Location]) -> Iterator[Entry]:
         """Decode records in the order given."""
@@ -237,12 +238,15 @@ class SegmentReader(ReadFile):
         return Array(layout.dtype, layout.shape, data, layout.strides, layout.is_tensor)
 
     def is_sound(self, row: Row) -> bool:
-        """Return True if the checksum of a large array matches."""
-        try:
-            self._stored_array("", row, 0)
-            return True
-        except CorruptRecord:
-            return False
+        """Return True if the checksum of a large array matches. An array that many records share is read once."""
+        key = tuple(row)
+        if key not in self._is_sound:
+            try:
+                self._stored_array("", row, 0)
+                self._is_sound[key] = True
+            except CorruptRecord:
+                self._is_sound[key] = False
+        return self._is_sound[key]
 
     def _stored_array(self, name: str, row: Row, step: int) -> Bytes:
         offset, nbytes, checksum, _ = row

@@ -125,13 +125,8 @@ def require_sound(links: Sequence[Link]) -> None:
     for link in links:
         try:
             with SegmentReader(link.segment.path, link.segment.locations) as reader:
-                entry = reader.decode(link.location)
-                entry.parts()
-                for name, why in entry.damaged_tensors():
-                    raise CorruptRecord(link.segment.path, why, step=link.step, tensor=name)
-                for name, row in entry.arrays():
-                    if not reader.is_sound(row):
-                        raise CorruptRecord(link.segment.path, "the checksum of its bytes differs", step=link.step, tensor=name)
+                for damage in reader.decode(link.location).find_damage():
+                    raise damage
         except (CorruptRecord, OSError) as error:
             raise make_damaged(link, error) from None
 
@@ -144,18 +139,14 @@ def find_last_sound_boundary(links: Sequence[Link]) -> int:
     A boundary refers to the arrays of earlier boundaries where these did not change. Damage to the arrays of the last boundary
     may thus be damage to a thousand others. To find that out one by one would cost a replay each.
     """
-    segment, sound, good = links[-1].segment, {}, links[0].sequence - 1
+    segment, good = links[-1].segment, links[0].sequence - 1
     try:
         with SegmentReader(segment.path, segment.locations) as reader:
             for link in links[:-1]:
                 if link.segment is not segment:
                     continue
-                entry = reader.decode(link.location)
-                arrays = entry.arrays()
-                for _, row in arrays:
-                    if row[0] not in sound:
-                        sound[row[0]] = reader.is_sound(row)
-                if link.kind.is_boundary and all(sound[row[0]] for _, row in arrays):
+                arrays = reader.decode(link.location).arrays()
+                if link.kind.is_boundary and all(reader.is_sound(row) for _, row in arrays):
                     good = link.sequence
     except (CorruptRecord, OSError):
         pass

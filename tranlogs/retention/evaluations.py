@@ -7,15 +7,12 @@ covers months: every second line of its older half is dropped, and the file is r
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from ..base.atomic_files import publishing
@@ -24,12 +21,12 @@ from .value_decay import SegmentValues
 EVALUATIONS_NAME = "evaluations.jsonl"
 _ROWS_MAX = 512
 _ROWS_MIN = 16
-_BYTES_MAX = 32 << 20  # of all rows together
+_SEGMENTS_MAX = 1 << 19  # of all rows together: 15 MB in the file
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRow:
-    """An evaluation by the monitor. Arrays are base64 of little-endian numbers."""
+    """An evaluation by the monitor."""
 
     number: int
     at: float
@@ -40,32 +37,15 @@ class EvaluationRow:
     log_bytes: int = 0
     checkpoint_bytes: int = 0
     budget_bytes: int | None = None
-    ordinals: str = ""  # <i8: the ordinals of sealed segments
-    values: str = ""  # <f8: their values
-    protected: str = ""  # u1: 1 for a protected segment
-
-
-def pack_array(array: npt.NDArray[Any], dtype: str) -> str:
-    """Return an array as text for a row."""
-    return base64.b64encode(np.asarray(array, dtype).tobytes()).decode()
-
-
-def unpack_array(text: str, dtype: str) -> npt.NDArray[Any]:
-    """Return the array that `pack_array` turned into text."""
-    return np.frombuffer(base64.b64decode(text), dtype)
+    ordinals: Sequence[int] = ()  # of the sealed segments
+    values: Sequence[float] = ()  # of these segments
+    protected: Sequence[int] = ()  # the ordinals of those that are protected
 
 
 def read_values(row: EvaluationRow) -> SegmentValues:
     """Return the values that a row holds."""
-    ordinals = unpack_array(row.ordinals, "<i8").astype(np.int64)
-    values = unpack_array(row.values, "<f8").astype(np.float64)
+    ordinals, values = np.array(row.ordinals, np.int64), np.array(row.values, np.float64)
     return SegmentValues(row.at, ordinals, values, row.archived, row.persisted)
-
-
-def read_protected(row: EvaluationRow) -> dict[int, bool]:
-    """Return whether each sealed segment was protected, by ordinal."""
-    protected = unpack_array(row.protected, "u1").astype(bool)
-    return dict(zip(unpack_array(row.ordinals, "<i8").tolist(), protected.tolist()))
 
 
 def read_newest_first(folder: Path) -> Iterator[EvaluationRow]:
@@ -86,21 +66,13 @@ def read_evaluations(folder: Path) -> list[EvaluationRow]:
 
 
 def append(folder: Path, row: EvaluationRow, history: Sequence[EvaluationRow]) -> list[EvaluationRow]:
-    """Add an evaluation to the file, and thin the history.
-
-    Args:
-        folder: of the journal.
-        row: the evaluation.
-        history: what the file holds, oldest first.
-
-    Returns:
-        The new history.
+    """Add an evaluation to the file of a journal's folder, and thin the history; return the new history, oldest first.
 
     Raises:
         OSError: the file cannot be written.
     """
     path, rows = folder / EVALUATIONS_NAME, [*history, row]
-    rows_max = max(_ROWS_MIN, min(_ROWS_MAX, _BYTES_MAX // (len(row.ordinals) + len(row.values) + len(row.protected) + 256)))
+    rows_max = max(_ROWS_MIN, min(_ROWS_MAX, _SEGMENTS_MAX // max(len(row.ordinals), 1)))
     if len(rows) <= rows_max:
         with path.open("ab") as file:
             file.write(_pack(row))

@@ -63,13 +63,9 @@ def estimate_lost_work(
 ) -> tuple[LostWork, LostWork, LostWork]:
     """Return what the death of the process, of the machine and of the site would cost.
 
-    Args:
-        marks: the watermarks.
-        checkpoint_step: the step of the newest checkpoint on the newest lineage.
-        history: which steps were committed when.
-        incidents: times in which logging was suspended. During an open incident, steps finish that are in no log.
-        store: the store that the run is shipped to; None if there is none.
-        in_memory: True if the run lies on a tmpfs.
+    `checkpoint_step` is the step of the newest checkpoint on the newest lineage. Logging was suspended during the incidents;
+    during an open one, steps finish that are in no log. `store` is None if the run is not shipped. `in_memory` is True if the
+    run lies on a tmpfs.
     """
     committed, is_suspended = marks.committed, any(incident.to_step is None for incident in incidents)
     on_disk = min(max(marks.synced, checkpoint_step), committed)

@@ -55,14 +55,9 @@ class Decay:
 
 @dataclass(frozen=True, slots=True)
 class SegmentValues:
-    """Values of the sealed segments at one evaluation.
+    """Values of the sealed segments (`ordinals`, ascending) at one evaluation, at the time `at` in seconds since 1970.
 
-    Attributes:
-        at: the time of the evaluation, in seconds since 1970.
-        ordinals: the ordinals of the segments, ascending.
-        values: the value of each segment.
-        archived: the step up to which the store had the log.
-        persisted: the step up to which the store called the log durable.
+    The store had the log up to the step `archived`, and called it durable up to `persisted`.
     """
 
     at: float
@@ -97,15 +92,9 @@ def evaluate(
     before: SegmentValues | None,
     now: float,
 ) -> SegmentValues:
-    """Return the values of the sealed segments now.
+    """Return the values of the sealed segments now, in seconds since 1970. `before` is None at the first evaluation.
 
-    Args:
-        decay: the settings.
-        segments: all segments, in any state.
-        checkpoints: the published checkpoints on the newest lineage.
-        marks: the watermarks, which show what the store has.
-        before: the previous evaluation; None for the first one.
-        now: the time, in seconds since 1970.
+    The checkpoints are the published ones on the newest lineage. The watermarks show what the store has.
     """
     sealed = sorted((row for row in segments if row.state == "sealed"), key=lambda row: row.ordinal)
     ordinals = _column(sealed, "ordinal")

@@ -2,7 +2,7 @@
 another machine fetches them.
 """
 
-from .archiver import Archiver, ShippingProgress, ShippingSettings
+from .archiver import Archiver, ShippingProgress, ShippingSettings, StoreSettings
 from .fetch import StoreCopies, fetch_missing_journal, pull
 from .in_process_shipping import LAG_SECONDS, InProcessShipper
 from .listing import find_run, list_runs
@@ -16,6 +16,7 @@ __all__ = [
     "ShippingProgress",
     "ShippingSettings",
     "StoreCopies",
+    "StoreSettings",
     "Throttle",
     "fetch_missing_journal",
     "find_run",

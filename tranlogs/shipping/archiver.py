@@ -25,10 +25,11 @@ from ..base.threads import WaitableLock, start_thread
 from ..catalog import CheckpointRow, SegmentRow
 from ..journal import JournalPaths
 from ..retention.keep_policy import KeepLatest, RetentionPolicy
-from ..stores import Store
+from ..stores import STALL_SECONDS, Store
 from .inventory import GroupSteps, Inventory
 from .manifest import ShippedItem
 from .plan import JournalContents, name_of, plan_expiry, plan_uploads
+from .store_rows import StoreRows
 from .upload import Part, Throttle, Upload
 
 _log = logging.getLogger(__name__)
@@ -47,8 +48,7 @@ class ShippingSettings:
 
     Attributes:
         lag_seconds_max: age at which an open segment is sealed, so that it can be sent; None leaves sealing to the trainer.
-        persist_seconds: time after which the store is asked again to make an object durable, and after which an item that too
-            few machines hold is sent again.
+        persist_seconds: time after which the store is asked again to make an object durable.
         keep: decides which checkpoints stay in the store. The log after the oldest of them stays, too.
         takes_over: True to continue after another writer's manifest.
     """
@@ -60,16 +60,29 @@ class ShippingSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ShippingProgress:
-    """Progress of the shipping of a journal.
+class StoreSettings:
+    """Settings of the store to which a monitor ships all its journals.
 
     Attributes:
-        items_left: number of items that are still to be sent.
-        bytes_left: the size of these items.
-        archived: the newest step that the store holds.
-        persisted: the newest step that the store calls durable.
-        problem: why shipping does not proceed; "" if it does.
-        is_refused: True if trying again would not help.
+        url: address of the store. Each run has a folder with its name in the store.
+        shipping: settings of the shipping of each journal.
+        bytes_per_second: bandwidth of all journals together; None for no limit.
+        senders: number of parts that are sent at once, of all journals together.
+        stall_seconds: time without a byte after which a call is abandoned.
+    """
+
+    url: str
+    shipping: ShippingSettings = field(default_factory=ShippingSettings)
+    bytes_per_second: float | None = None
+    senders: int = 2
+    stall_seconds: float = STALL_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class ShippingProgress:
+    """Progress of the shipping of a journal: what is still to be sent, and the steps of the watermarks.
+
+    `problem` is "" while shipping proceeds. With `is_refused`, trying again would not help.
     """
 
     items_left: int
@@ -84,15 +97,8 @@ class Archiver:
     """Ships one journal: `start` begins in the background, `close` ends; `run_once` takes a single turn without a thread.
 
     An archiver holds the journal's lock for shipping: a second one, in this process or another, waits until the first has
-    ended.
-
-    Args:
-        paths: the journal's.
-        store: where to ship; its calls must end in bounded time (`TimeoutStore`).
-        prefix: the journal's place in the store, "RUN/rank0".
-        settings: how to ship.
-        clock: the catalog's.
-        throttle: limits the sending threads of this journal and of others.
+    ended. Calls of the store must end in bounded time (`TimeoutStore`). The throttle limits the sending threads of this journal
+    and of others.
     """
 
     def __init__(
@@ -106,7 +112,10 @@ class Archiver:
     ) -> None:
         self._paths, self._store, self._prefix, self._settings, self._clock = paths, store, prefix, settings, clock
         self._throttle = throttle or Throttle()
-        self._inventory = Inventory(paths, store, prefix, clock, takes_over=settings.takes_over)
+        self._rows = StoreRows(paths, store.url, clock)
+        self._inventory = Inventory(
+            paths, self._rows, store, prefix, clock, takes_over=settings.takes_over, persist_seconds=settings.persist_seconds
+        )
         self._group = GroupSteps(store, prefix, clock)
         self._thread: threading.Thread | None = None
         self._changed = WaitableLock()  # guards what follows
@@ -134,6 +143,7 @@ class Archiver:
             self._changed.wait_for(lambda: not self._senders, timeout=5.0)
         for upload in self._uploads.values():
             upload.close()
+        self._rows.catalog.close()
         self._inventory.close()
 
     def wait(self, seconds: float = 0.2) -> None:
@@ -153,7 +163,7 @@ class Archiver:
             rows = [upload.row for upload in self._uploads.values()]
             nbytes = sum(row.used_bytes if isinstance(row, SegmentRow) else row.nbytes for row in rows)
             problem, is_refused = self._retries.problem, self._retries.is_refused
-            return ShippingProgress(len(rows), nbytes, *self._inventory.marks, problem, is_refused)
+            return ShippingProgress(len(rows), nbytes, *self._rows.marks, problem, is_refused)
 
     def _run(self) -> None:
         while not self._is_stopped:
@@ -162,7 +172,7 @@ class Archiver:
             except Exception as error:
                 self._note_failure("turn", error)
                 with suppress(Exception):  # the same error again; the next turn writes it
-                    self._inventory.write_problem(self._retries.problem)
+                    self._rows.write_problem(self._retries.problem)
             with self._changed:
                 self._changed.wait_for(self._has_work, _TURN_SECONDS)
                 self._is_woken = False
@@ -178,7 +188,7 @@ class Archiver:
                 self._note_success("turn")
         except _FAILURES as error:
             self._note_failure("turn", error)
-        self._inventory.write_problem(self._retries.problem)
+        self._rows.write_problem(self._retries.problem)
         return self.progress()
 
     def _run_turn(self) -> None:
@@ -187,7 +197,7 @@ class Archiver:
         self._report_exclusions(contents)
         inventory.attach()
         if settings.lag_seconds_max is not None:
-            inventory.request_seals(settings.lag_seconds_max)
+            self._rows.request_seals(settings.lag_seconds_max)
         arrived = self._take_completed()
         common = self._group.read_common(contents)
         expired = plan_expiry(inventory.shipped, settings.keep, contents.timelines, common)
@@ -195,14 +205,13 @@ class Archiver:
             try:
                 inventory.publish(contents, arrived, expired)
             except StoreUnavailable:  # A store that takes nothing can still tell what it has lost.
-                inventory.check_items(contents, settings.persist_seconds)
+                inventory.check_items(contents)
                 raise
         with self._changed:
             in_flight = [name for upload in self._uploads.values() for name in upload.sent_objects()]
-        inventory.check_store(contents, settings.persist_seconds, in_flight)
+        inventory.check_store(contents, in_flight)
         excluded = self._current_exclusions()
-        rows = plan_uploads(contents, inventory.shipped, settings.keep, excluded, common)
-        self._schedule(rows + inventory.plan_resends(contents, settings.persist_seconds))
+        self._schedule(plan_uploads(contents, inventory.shipped, settings.keep, excluded, common))
         inventory.write_marks(contents)
 
     def _take_completed(self) -> list[ShippedItem]:
@@ -269,7 +278,7 @@ class Archiver:
                 upload.open()
                 self.wake()  # so that other threads help with its parts
             else:
-                with self._throttle.slot():
+                with self._throttle.slots:
                     upload.send(claimed, self._store, self._prefix, self._inventory.writer, self._throttle)
                 self._note_success("send")
         except Exception as error:
@@ -321,12 +330,9 @@ class Archiver:
 
 
 class _RetryState:
-    """The last failure of a journal's shipping, and the time of the next attempt. Pauses double with each failure.
+    """The last failure of a journal's shipping, and the time of the next attempt on the monotonic clock.
 
-    Attributes:
-        problem: why shipping does not proceed; "" if it does.
-        is_refused: True if trying again would not help.
-        resume_at: time of the next attempt, in seconds of the monotonic clock.
+    Pauses double with each failure. `problem` and `is_refused` are those of `ShippingProgress`.
     """
 
     def __init__(self) -> None:

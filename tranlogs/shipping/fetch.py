@@ -49,15 +49,10 @@ _PAUSES = (1.0, 4.0, 0.0)  # seconds after each failed attempt to fetch a damage
 
 @dataclass(slots=True)
 class PullResult:
-    """Result of a pull.
+    """Result of a pull: `step` is the step that recovery reaches from the fetched files.
 
-    Attributes:
-        folder: the journal's folder.
-        step: the step that recovery reaches from the fetched files.
-        steps_lost: number of steps that the store's manifest names and that could not be read.
-        checkpoint_step: step of the checkpoint.
-        nbytes: bytes read from the store.
-        notes: what could not be read, one sentence each.
+    `steps_lost` is the number of steps that the store's manifest names and that could not be read. `notes` tells what could not
+    be read, one sentence each. `nbytes` were read from the store.
     """
 
     folder: Path
@@ -69,10 +64,7 @@ class PullResult:
 
 
 def fetch_missing_journal(url: str | None, paths: JournalPaths, progress: Progress | None = None) -> PullResult | None:
-    """Fetch a journal from the store if it is missing on this machine.
-
-    Returns:
-        The result; None if the journal exists on this machine, or if the store does not hold it.
+    """Fetch a journal from the store if it is missing on this machine; return None if it exists, or the store has none.
 
     Raises:
         StoreUnavailable: the store does not answer. A run that may exist in the store must not start from step 0.
@@ -104,14 +96,10 @@ def fetch_missing_journal(url: str | None, paths: JournalPaths, progress: Progre
 
 
 def pull(store: Store, prefix: str, folder: Path, *, everything: bool = False, progress: Progress | None = None) -> PullResult:
-    """Fetch the journal at `prefix` into `folder`, which must not exist.
+    """Fetch the journal at `prefix` ("RUN/rank0") into `folder`, which must not exist.
 
-    Args:
-        store: where to read from.
-        prefix: the journal's place in the store, "RUN/rank0".
-        folder: the journal's folder, RUN/rank0.
-        everything: True to fetch all that the store holds, not only what recovery to the newest step needs.
-        progress: called with ("pull", bytes done, total bytes).
+    `everything` fetches all that the store holds, not only what recovery to the newest step needs. `progress` is called with
+    ("pull", bytes done, total bytes).
 
     Raises:
         UsageError: the folder exists.
@@ -162,11 +150,10 @@ def _temporary_folder(folder: Path, manifest: Manifest) -> Path:
 
 
 def _fetch_items(reader: _ItemReader, manifest: Manifest, everything: bool) -> list[ShippedItem]:
-    """Download the newest intact checkpoint, and the log after it.
+    """Download the newest intact checkpoint, and the log after it; return what the store holds of the journal's history.
 
-    Returns:
-        The items that the store holds of the journal's history: all that were not found to be unreadable, and that do not
-        extend past the step that was reached. Empty if no checkpoint can be read.
+    These are the items that were not found to be unreadable, and that do not extend past the step that was reached. There are
+    none if no checkpoint can be read.
     """
     contents, items, result = list_contents(manifest), list(manifest.shipped.values()), reader.result
     if everything:
@@ -201,12 +188,7 @@ def _extends_past(item: ShippedItem, end: int) -> bool:
 
 @dataclass(slots=True)
 class _ItemReader:
-    """Downloads items into a folder, each once.
-
-    Attributes:
-        done: names of the items that were read in full.
-        unreadable: names of the items that could not be read.
-    """
+    """Downloads items into a folder, each once. `done` and `unreadable` are the names of those that were tried."""
 
     store: Store
     target: Path
@@ -285,9 +267,7 @@ def _check_recovery(target: Path, result: PullResult) -> None:
 class StoreCopies:
     """The store's copies of one journal's files. The store is opened when a file is found to be damaged.
 
-    Args:
-        paths: the journal's.
-        url: address of the store; None for the store that the catalog names, if it names one.
+    If `url` is None, the store is the one that the catalog names, if it names one.
     """
 
     def __init__(self, paths: JournalPaths, url: str | None = None) -> None:
@@ -299,10 +279,8 @@ class StoreCopies:
     def replace(self, name: str) -> str:
         """Replace a damaged segment (named by its file) or checkpoint (named by its folder) by the store's copy.
 
-        No error is raised: recovery continues without the store, and a warning is logged. Each name is tried once.
-
-        Returns:
-            The source of the copy, in words; "" if there is no copy, or if the file is intact.
+        Return the source of the copy, in words; "" if there is no copy, or if the file is intact. No error is raised: recovery
+        continues without the store, and a warning is logged. Each name is tried once.
         """
         if name in self._asked or self._is_given_up:
             return ""

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable
 
-from ..base.clock import SystemClock
+from ..base.clock import Clock
 from ..base.errors import TranLogsError, error_text
 from ..catalog import Catalog
 from ..journal import JournalPaths
@@ -40,7 +40,7 @@ class InProcessShipper:
         self._archiver: Archiver | None = None
         if url is not None:
             self._store = TimeoutStore(open_store(url), STALL_SECONDS)
-            self._archiver = Archiver(paths, self._store, journal_prefix(paths), ShippingSettings(LAG_SECONDS), SystemClock())
+            self._archiver = Archiver(paths, self._store, journal_prefix(paths), ShippingSettings(LAG_SECONDS), Clock())
             self._archiver.start()
 
     def wait(self, committed: int, seconds: float) -> None:

@@ -46,10 +46,12 @@ _GROUP_SECONDS = 30.0  # An older answer of other journals names an older step, 
 
 
 class Inventory:
-    """Inventory of one journal. One thread calls it, except for `writer`, `is_attached` and `marks`.
+    """Inventory of one journal. One thread calls it, except for `writer` and `is_attached`.
 
     The class joins the manifests in the store, the durability of objects, the garbage collector and the catalog, because a
     manifest may be published, and an object deleted, only if all of them agree. So it has many attributes.
+
+    `persist_seconds` is the time after which the store is asked again to make an object durable.
 
     Attributes:
         writer: name of this journal as a writer to the store.
@@ -57,13 +59,22 @@ class Inventory:
         shipped: the items that the newest manifest names, with changes that were found since.
     """
 
-    def __init__(self, paths: JournalPaths, store: Store, prefix: str, clock: Clock, *, takes_over: bool) -> None:
-        self._paths, self._store, self._prefix, self._clock, self._takes_over = paths, store, prefix, clock, takes_over
+    def __init__(
+        self,
+        paths: JournalPaths,
+        rows: StoreRows,
+        store: Store,
+        prefix: str,
+        clock: Clock,
+        *,
+        takes_over: bool,
+        persist_seconds: float,
+    ) -> None:
+        self._paths, self._rows, self._store, self._prefix, self._clock = paths, rows, store, prefix, clock
+        self._takes_over, self._persist_seconds = takes_over, persist_seconds
         self._where = f"{store.url}/{prefix}"
-        self._rows = StoreRows(paths, store.url, clock)
         self.writer, self.is_attached = "", False
         self.shipped: dict[str, ShippedItem] = {}
-        self._lacks_copies: set[str] = set()  # items that are not durable and that fewer machines hold than should
         self._requested_at: dict[str, float] = {}  # time of the last request to make an item durable
         self._superseded: list[ShippedItem] = []  # deleted once the durable manifest does not name them, either
         self._manifests = ManifestHistory(store, prefix, clock)
@@ -71,17 +82,11 @@ class Inventory:
         self._shared_step = 0  # the step up to which the store holds this journal's history
         self._number = 0  # the number of the last manifest that was written, or could not be written
         self._known_number = 0  # the number of the newest manifest that is known to be in the store
-        self._attached_to = 0  # `StoreRows.opened` when the journal was attached
+        self._attached_to = 0  # `open_count` of the catalog when the journal was attached
         self._lock: OwnerLock | None = None
 
-    @property
-    def marks(self) -> tuple[int, int]:
-        """The watermarks `archived` and `persisted`."""
-        return self._rows.marks
-
     def close(self) -> None:
-        """Close the catalog, and release the journal's lock for shipping."""
-        self._rows.close()
+        """Release the journal's lock for shipping."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -89,7 +94,7 @@ class Inventory:
     def read_contents(self) -> JournalContents:
         """Return what the catalog lists now."""
         contents = self._rows.read_contents()
-        if self._rows.opened != self._attached_to:  # a new catalog file, which knows nothing of the store yet
+        if self._rows.catalog.open_count != self._attached_to:  # a new catalog file, which knows nothing of the store yet
             self.is_attached = False
         return contents
 
@@ -109,7 +114,7 @@ class Inventory:
         except RunInUse as error:
             why = f"process {error.pid} on {error.host} already ships {self._paths.folder} there"
             raise StoreRefused(self._store.url, why) from None
-        catalog = self._rows.current()
+        catalog = self._rows.catalog.current()
         run = catalog.run()
         if run is None:
             raise CorruptCatalog(catalog.path, "the run's row is missing")
@@ -133,7 +138,7 @@ class Inventory:
         self._rows.begin(catalog, replace(row, number=max(row.number, 0 if found is None else found.number)), known)
         self._collector.keeps_all, self._collector.keeps_foreign = bool(notes), found is None
         self._collect_garbage(())
-        self.is_attached, self._attached_to = True, self._rows.opened
+        self.is_attached, self._attached_to = True, self._rows.catalog.open_count
         count = sum(len(item.names()) for item in self.shipped.values())
         _log.info("%s: shipping to %s, which holds %d objects of this journal", self._paths.folder, self._where, count)
 
@@ -199,7 +204,7 @@ class Inventory:
         self.shipped |= {item.name: item for item in arrived}
         expired = [name for name in expired if name in self.shipped]
         shipped = {name: item for name, item in self.shipped.items() if name not in expired}
-        run: RunRow | None = self._rows.current().run()
+        run: RunRow | None = self._rows.catalog.current().run()
         assert run is not None
         self._number += 1  # A number is not used again: a write that failed may have written the manifest.
         manifest = Manifest(
@@ -214,7 +219,7 @@ class Inventory:
             self._store.delete(name)
             raise
         self._known_number = self._number
-        if self._manifests.name and self._manifests.name not in names:
+        if self._manifests.is_newest_missing(names):
             self._collector.next_at = 0.0  # The previous manifest is missing; other objects may be missing, too.
         self._superseded += [self.shipped[name] for name in expired]
         self.shipped = dict(shipped)
@@ -245,13 +250,13 @@ class Inventory:
 
     # Asking the store.
 
-    def check_store(self, contents: JournalContents, persist_seconds: float, in_flight: Collection[str]) -> None:
+    def check_store(self, contents: JournalContents, in_flight: Collection[str]) -> None:
         """Ask the store which objects are durable or lost and, once an hour, which are missing.
 
         What is lost or missing is sent again if it still exists here.
         """
-        self.check_items(contents, persist_seconds)
-        is_manifest_lost = self._manifests.update(persist_seconds)
+        self.check_items(contents)
+        is_manifest_lost = self._manifests.update(self._persist_seconds)
         self._delete_superseded()
         if self._collector.is_due():
             self._collect_garbage(in_flight)
@@ -261,7 +266,7 @@ class Inventory:
         if is_manifest_lost or self.is_stale(contents):
             self.publish(contents, (), ())
 
-    def check_items(self, contents: JournalContents, persist_seconds: float) -> None:
+    def check_items(self, contents: JournalContents) -> None:
         """Ask the store for items that are not durable yet, the oldest first. The watermarks follow what is lost at once."""
         waiting = [item for item in self.shipped.values() if not item.objects.is_durable]
         waiting.sort(key=lambda item: item.objects.is_lost)  # lost items last: they may never come back
@@ -270,16 +275,15 @@ class Inventory:
             for item in waiting:
                 if calls < _CALLS_MAX:
                     calls += len(item.names())
-                    if not self._check_item(item, persist_seconds):
+                    if not self._check_item(item):
                         lost.append(item.name)
         finally:  # Earlier answers count if the store fails.
-            self._lacks_copies &= self.shipped.keys()
             if lost:
                 names = ", ".join(lost)
                 _log.warning("%s: the store has lost %s; files that still exist here are sent again", self._paths.folder, names)
                 self.write_marks(contents)  # At once, because a store that loses objects may not accept a manifest, either.
 
-    def _check_item(self, item: ShippedItem, persist_seconds: float) -> bool:
+    def _check_item(self, item: ShippedItem) -> bool:
         """Query the store for one item; return False if the item was lost since the last query."""
         name, waiting = item.name, dict[str, ObjectStatus]()
         for part, nbytes, _ in item.parts():
@@ -292,17 +296,12 @@ class Inventory:
         # A machine that comes back may bring a lost item.
         is_lost = any(status.is_lost and not status.copies for status in waiting.values())
         self.shipped[name] = replace(item, objects=replace(item.objects, is_durable=not waiting, is_lost=is_lost))
-        wanted = self._store.copies_wanted
-        if not is_lost and any(status.copies is not None and status.copies < wanted for status in waiting.values()):
-            self._lacks_copies.add(name)
-        else:
-            self._lacks_copies.discard(name)
         if is_lost:
             self._requested_at.pop(name, None)  # Durability is requested again as soon as the item is available.
             return item.objects.is_lost
         now = self._clock.now()
         is_forgotten = name not in self._requested_at and any(one.is_forgotten or one.is_lost for one in waiting.values())
-        if is_forgotten or (waiting and now - self._requested_at.get(name, item.objects.at) > persist_seconds):
+        if is_forgotten or (waiting and now - self._requested_at.get(name, item.objects.at) > self._persist_seconds):
             self._requested_at[name] = now
             for part in waiting:
                 self._store.request_durability(part)
@@ -315,17 +314,7 @@ class Inventory:
             _log.warning("%s: %s is missing from the store; it is sent again if it still exists here", self._paths.folder, name)
             del self.shipped[name]
 
-    def plan_resends(self, contents: JournalContents, persist_seconds: float) -> list[SegmentRow | CheckpointRow]:
-        """Return the items that too few machines hold and that were not durable this time after they were sent."""
-        before, items = self._clock.now() - persist_seconds, contents.items
-        lacking = (self.shipped[name] for name in self._lacks_copies if name in self.shipped and name in items)
-        return [items[item.name] for item in lacking if item.objects.at < before]
-
     # The catalog.
-
-    def request_seals(self, age_seconds: float) -> None:
-        """Request that the trainer seals segments of this age. The request lapses unless it is renewed."""
-        self._rows.request_seals(age_seconds)
 
     def write_marks(self, contents: JournalContents) -> None:
         """Write the store's rows and watermarks to the catalog."""
@@ -335,22 +324,17 @@ class Inventory:
             self._rows.row,
             number=max(self._rows.row.number, 0 if newest is None else newest.number),
             objects_bytes=sum(item.nbytes for item in self.shipped.values()),
-            under_replicated=len(self._lacks_copies),
         )
         local = self._local_step(contents)  # Later steps in the store belong to another history.
         marks = min(self._archived_step(contents), local), min(self._persisted_step(contents), local)
         self._rows.write({name: item.objects for name, item in self.shipped.items()}, row, marks, contents)
-
-    def write_problem(self, problem: str) -> None:
-        """Write to the catalog why shipping does not proceed; "" if it does."""
-        self._rows.write_problem(problem)
 
     def _local_step(self, contents: JournalContents) -> int:
         """Return the newest step of the journal.
 
         If the trainer died or the catalog was rebuilt, the step in the catalog may be too low.
         """
-        return max(contents.step, self._rows.current().watermarks().committed, self._shared_step)
+        return max(contents.step, self._rows.catalog.current().watermarks().committed, self._shared_step)
 
     def _archived_step(self, contents: JournalContents) -> int:
         newest = self._manifests.newest

@@ -13,16 +13,10 @@ from .plan import find_stored_step, list_contents
 
 @dataclass(frozen=True, slots=True)
 class RunListing:
-    """A run in a store.
+    """A run in a store; its address is `URL/name`. `ranks` is the number of its journals there.
 
-    Attributes:
-        name: the run's address is `URL/name`.
-        ranks: number of journals in the store.
-        step: the step that all journals reach; None if one of them has no checkpoint in the store yet.
-        nbytes: size of all segments and checkpoints.
-        at: time when the newest manifest was written, in seconds since 1970.
-        host: the machine that wrote the newest manifest.
-        problems: what could not be read, one sentence each.
+    `step` is the step that all journals reach, None if one of them has no checkpoint in the store yet. `host` wrote the newest
+    manifest, at the time `at` in seconds since 1970. `problems` tells what could not be read, one sentence each.
     """
 
     name: str

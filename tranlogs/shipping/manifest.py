@@ -22,7 +22,7 @@ from ..base.failpoints import hit
 from ..catalog import CheckpointRow, RunRow, SegmentRow, ShippedRow, TimelineRow
 from ..checkpoints.folder import open_manifest, seal_manifest
 from ..journal import JournalPaths
-from ..stores import ObjectStatus, Store
+from ..stores import Content, ObjectStatus, Store
 
 MANIFESTS, OBJECTS = "manifests", "objects"
 KEPT = 4  # number of manifests that are kept, in case the newest cannot be read
@@ -58,16 +58,9 @@ class ShippedItem:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A manifest: the segments and checkpoints of a journal that a store holds.
+    """A manifest: the segments and checkpoints of a journal that a store holds, by name, and all timelines of the run.
 
-    Attributes:
-        number: the number of the manifest. A newer one has a higher number.
-        writer: name of the writer, 16 hex digits.
-        host: the writer's machine.
-        at: the time of writing, in seconds since 1970.
-        run: the journal's run.
-        timelines: all timelines of the run.
-        shipped: segments and checkpoints by name.
+    A newer manifest has a higher number. `writer` (16 hex digits) wrote it on `host`, at the time `at` in seconds since 1970.
     """
 
     number: int
@@ -162,8 +155,7 @@ def read_manifest(store: Store, name: str) -> Manifest:
 def read_first_sound(store: Store, names: Sequence[str]) -> tuple[Manifest | None, str, list[str]]:
     """Read manifests in the order given until one is intact.
 
-    Returns:
-        The manifest (None if none is intact), its name, and a sentence for each damaged one before it.
+    Return it (None if none is intact), its name, and a sentence for each damaged one before it.
     """
     notes: list[str] = []
     for name in names:
@@ -189,7 +181,7 @@ def publish(store: Store, prefix: str, manifest: Manifest) -> str:
     name = f"{prefix}/{MANIFESTS}/{manifest.number:010d}-{manifest.writer}{secrets.token_hex(4)}.json"
     raw = manifest.pack()
     hit("ship.manifest")
-    store.put(name, io.BytesIO(raw), len(raw))
+    store.put(name, Content.of(raw))
     status = store.stat(name)
     if status is None or not status.is_complete or status.nbytes != len(raw):
         raise StoreUnavailable(store.url, f"{name} was written, but the store does not hold it in full ({status})")

@@ -8,21 +8,13 @@ from dataclasses import dataclass
 from ..catalog import CheckpointRow, CommonRow, SegmentRow, TimelineRow
 from ..catalog.lineage import Limits, is_on_lineage
 from ..retention.keep_policy import RetentionPolicy
-from ..retention.prune import plan_retirement
-from ..retention.pruning_plan import trace_newest_lineage
+from ..retention.prune import plan_retirement, trace_newest_lineage
 from .manifest import Manifest, ShippedItem
 
 
 @dataclass(frozen=True, slots=True)
 class JournalContents:
-    """Rows that a catalog or a manifest lists.
-
-    Attributes:
-        segments: the segments.
-        checkpoints: the published checkpoints.
-        timelines: the timelines.
-        world: number of journals that the run has.
-    """
+    """Rows that a catalog or a manifest lists; the checkpoints are the published ones. The run has `world` journals."""
 
     segments: Sequence[SegmentRow]
     checkpoints: Sequence[CheckpointRow]

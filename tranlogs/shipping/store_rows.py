@@ -20,7 +20,6 @@ from ..base.failpoints import hit
 from ..catalog import (
     Catalog,
     Change,
-    CheckpointRow,
     CommonRow,
     ReopeningCatalog,
     SegmentRow,
@@ -43,13 +42,14 @@ class StoreRows:
     """Reads a journal's catalog, and writes its rows about the store at `url`. One thread calls it.
 
     Attributes:
+        catalog: the journal's catalog.
         row: the store's row; None until it was read or written.
         marks: the watermarks `archived` and `persisted`.
     """
 
     def __init__(self, paths: JournalPaths, url: str, clock: Clock) -> None:
         self._folder: Path = paths.folder
-        self._catalog = ReopeningCatalog(paths.folder)
+        self.catalog = ReopeningCatalog(paths.folder)
         self._url, self._clock = url, clock
         self._location = f"{socket.gethostname()}:{os.path.realpath(paths.folder)}"
         self._written: dict[str, ShippedRow] = {}
@@ -57,31 +57,19 @@ class StoreRows:
         self.row: StoreRow | None = None
         self.marks = (0, 0)
 
-    def close(self) -> None:
-        """Close the catalog."""
-        self._catalog.close()
-
-    def current(self) -> Catalog:
-        """Return the catalog, opened again if its file was replaced."""
-        return self._catalog.current()
-
-    @property
-    def opened(self) -> int:
-        """The number of catalog files that were opened. It changes when the catalog was replaced."""
-        return self._catalog.open_count
-
     def read_contents(self) -> JournalContents:
         """Return what the catalog lists now."""
 
         def read(tables: Tables) -> JournalContents:
-            checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
             common = tables.get("common", CommonRow)
-            world = 1 if common is None else common.world
             return JournalContents(
-                tables.rows("segment/", SegmentRow), checkpoints, tables.rows("timeline/", TimelineRow), world
+                tables.rows("segment/", SegmentRow),
+                tables.published_checkpoints(),
+                tables.rows("timeline/", TimelineRow),
+                1 if common is None else common.world,
             )
 
-        found: JournalContents = self.current().read(read)
+        found: JournalContents = self.catalog.current().read(read)
         return found
 
     def read_store(self, catalog: Catalog) -> tuple[StoreRow | None, dict[str, ShippedRow]]:
@@ -141,7 +129,7 @@ class StoreRows:
         """Write why shipping does not proceed; "" if it does."""
         try:
             if self.row is None or self.row.problem != problem:
-                catalog = self.current()
+                catalog = self.catalog.current()
                 row = catalog.read(lambda tables: tables.get("store", StoreRow))
                 if row is None or not self._is_of_this_store(row):
                     row = StoreRow(self._url, "", host=self._location)

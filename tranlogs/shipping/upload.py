@@ -11,24 +11,22 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
-
-import xxhash
+from typing import Any, Literal
 
 from ..base.config import PART_BYTES_MAX
-from ..base.errors import CorruptRecord, LogUnavailable, StoreRefused, StoreUnavailable
+from ..base.errors import CorruptRecord, StoreRefused, StoreUnavailable
 from ..base.failpoints import hit
 from ..catalog import CheckpointRow, SegmentRow, ShippedRow
 from ..checkpoints import Checkpoint
 from ..checkpoints.folder import MANIFEST, META, STATE
 from ..log.reader import SegmentReader
-from ..log.record_format import EntryKind, Head, Location
+from ..log.record_format import EntryKind, Head
 from ..log.scanner import scan
-from ..stores import Store
+from ..stores import Content, Store
 from .manifest import OBJECTS, ShippedItem
 from .plan import name_of
 
@@ -37,30 +35,18 @@ _PORTION_BYTES_MIN, _PORTION_BYTES_MAX = 64 << 10, 4 << 20
 
 
 class Throttle:
-    """Limits that all sending threads share: how many send at once, and their bandwidth.
+    """Limits that all sending threads share: how many send at once, and the bandwidth of all together (None: no limit).
 
-    Args:
-        bytes_per_second: bandwidth of all threads together; None for no limit.
-        senders: number of threads that may send at once.
-
-    Attributes:
-        senders: number of threads that may send at once.
-        chunk_bytes: number of bytes that should be taken at once at most, so that each wait is short.
+    A thread holds one of the `slots` while it sends. It takes at most `chunk_bytes` at once, so that each wait is short.
     """
 
     def __init__(self, bytes_per_second: float | None = None, senders: int = 2) -> None:
         self._rate, self.senders = bytes_per_second, senders
-        self._slots = threading.BoundedSemaphore(senders)
+        self.slots = threading.BoundedSemaphore(senders)
         wanted = _PORTION_BYTES_MAX if bytes_per_second is None else int(bytes_per_second * _BURST_SECONDS)
         self.chunk_bytes = min(max(wanted, _PORTION_BYTES_MIN), _PORTION_BYTES_MAX)
         self._lock = threading.Lock()
         self._free_at = 0.0
-
-    @contextmanager
-    def slot(self) -> Iterator[None]:
-        """Wait until this thread may send, and count it as a sender during the block."""
-        with self._slots:
-            yield
 
     def take(self, nbytes: int) -> None:
         """Wait until `nbytes` may be sent."""
@@ -86,12 +72,7 @@ class Part:
 
 
 class Upload:
-    """A segment or checkpoint that is being uploaded.
-
-    Attributes:
-        row: its catalog row.
-        name: its name in the manifest.
-    """
+    """A segment or checkpoint that is being uploaded. `name` is its name in the manifest."""
 
     def __init__(self, row: SegmentRow | CheckpointRow, journal: Path) -> None:
         self.row, self.name, self._journal = row, name_of(row), journal
@@ -140,14 +121,20 @@ class Upload:
         """Send a part as an object with a new name, and check that the store holds the object.
 
         Raises:
-            StoreUnavailable, StoreRefused, LogUnavailable: the part was not sent, and can be claimed again.
+            StoreUnavailable, StoreRefused, OSError: the part was not sent, and can be claimed again.
         """
+
+        def read_at(offset: int, size: int) -> bytes:
+            size = min(size, throttle.chunk_bytes)
+            throttle.take(size)
+            return os.pread(part.fd, size, part.start + offset)
+
         stem = f"log/{self.name}" if isinstance(self.row, SegmentRow) else f"checkpoints/{self.name}/{part.file}"
         name = f"{prefix}/{OBJECTS}/{stem}.{part.number:05d}-{writer[:8]}{secrets.token_hex(4)}"
         sent = None
         try:
-            content = _PartReader(part, throttle)
-            store.put(name, cast(BinaryIO, content), part.nbytes)
+            content = Content(read_at, part.nbytes, part.file)
+            store.put(name, content)
             hit("ship.sent")
             status, digest = store.stat(name), content.digest()
             if digest is None or status is None or not status.is_complete or status.nbytes != part.nbytes:
@@ -197,11 +184,9 @@ class Upload:
 
 @dataclass(slots=True)
 class Source:
-    """The open files of an item, with the number of bytes to send of each.
+    """The open files of an item: by name, the file descriptor and the number of bytes to send.
 
-    Attributes:
-        files: file descriptors and sizes by name.
-        chain_ends: for a segment, the ends of its part of the log's chain, as fields of `ShippedRow`.
+    `chain_ends` are, for a segment, the ends of its part of the log's chain, as fields of `ShippedRow`.
     """
 
     files: dict[str, tuple[int, int]]
@@ -232,9 +217,7 @@ def open_checkpoint(folder: Path, row: CheckpointRow) -> Source:
     """
     path = folder / row.name
     with Checkpoint(path) as checkpoint:
-        for _, damage in checkpoint.verify():
-            if damage is not None:
-                raise damage
+        checkpoint.demand_sound()
     source = Source({})
     try:
         for name in (STATE, META, MANIFEST):
@@ -258,22 +241,12 @@ def open_segment(folder: Path, row: SegmentRow) -> Source:
         locations = scan(path, row.number, last_sequence=row.last_sequence or None)
         if not locations or locations[-1].head.sequence < row.last_sequence:
             raise CorruptRecord(path, "entries at its end are missing")
-        end = max(row.used_bytes, _verify(reader, locations))
+        for entry in reader.entries(locations):
+            for damage in entry.find_damage():
+                raise damage
+        end = max(row.used_bytes, *(location.end for location in locations))
         fd = os.dup(reader.fd)  # The duplicate keeps the lock.
     return Source({row.file: (fd, min(end, os.fstat(fd).st_size))}, _chain_ends([item.head for item in locations]))
-
-
-def _verify(reader: SegmentReader, locations: list[Location]) -> int:
-    """Check every entry; return the offset after the last byte of all entries."""
-    end = 0
-    for entry, location in zip(reader.entries(locations), locations):
-        for name, why in entry.damaged_tensors():
-            raise CorruptRecord(reader.path, why, step=entry.step, tensor=name)
-        for name, row in entry.arrays():
-            if not reader.is_sound(row):
-                raise CorruptRecord(reader.path, "the checksum of its bytes differs", step=entry.step, tensor=name)
-        end = max(end, location.end)
-    return end
 
 
 def _chain_ends(heads: Sequence[Head]) -> dict[str, Any]:
@@ -300,42 +273,3 @@ def read_chain(path: Path, row: SegmentRow, sequence: int) -> str | None:
 
 def _chain(head: Head) -> str:
     return f"{head.chain if head.kind == EntryKind.SEGMENT else head.digest:016x}"
-
-
-class _PartReader:
-    """A part as a file for reading, with limited bandwidth. It computes the digest of the bytes that are read."""
-
-    def __init__(self, part: Part, throttle: Throttle) -> None:
-        self._part, self._throttle = part, throttle
-        self._at = 0
-        self._digest = xxhash.xxh3_128()
-
-    def read(self, size: int = -1) -> bytes:
-        left = self._part.nbytes - self._at
-        size = min(left if size < 0 else min(size, left), self._throttle.chunk_bytes)
-        if size == 0:
-            return b""
-        self._throttle.take(size)
-        data = os.pread(self._part.fd, size, self._part.start + self._at)
-        if not data:
-            raise LogUnavailable(f"{self._part.file}: the file became shorter while it was sent")
-        self._at += len(data)
-        self._digest.update(data)
-        return data
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int) -> int:
-        """Return to the start of the part, because a store may send a part twice."""
-        assert offset == 0, "a part can be read again from its start only"
-        self._at = 0
-        self._digest.reset()
-        return 0
-
-    def __len__(self) -> int:
-        return self._part.nbytes
-
-    def digest(self) -> str | None:
-        """Return the xxh3_128 digest of the part, in hex; None unless all of it was read."""
-        return self._digest.hexdigest() if self._at == self._part.nbytes else None

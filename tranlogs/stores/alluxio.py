@@ -32,7 +32,7 @@ from requests.adapters import HTTPAdapter
 
 from ..base.config import STORE_ANSWER_SECONDS, STORE_CONNECT_SECONDS
 from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable, TranLogsError, error_text
-from .store import BLOCK_BYTES, FileSlice, ObjectStatus, Store, split_name
+from .store import BLOCK_BYTES, Content, ObjectStatus, Store, split_name
 
 _T = TypeVar("_T")
 
@@ -89,16 +89,14 @@ class AlluxioStore(Store):
 
     # The interface.
 
-    def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
-        start = content.tell()
+    def put(self, name: str, content: Content) -> None:
         for copies in range(self.copies_wanted, 0, -1):
-            content.seek(start)
-            part = FileSlice(name, content, nbytes)
+            content.rewind()
             try:
-                return self._write(name, part, copies)
+                return self._write(name, content, copies)
             except StoreUnavailable as error:
-                if part.error is not None:
-                    raise part.error from None
+                if content.error is not None:
+                    raise content.error from None
                 if copies == 1 or not isinstance(error, _TooFewWorkers):
                     raise
         raise AssertionError("copies must be at least 1")
@@ -187,17 +185,17 @@ class AlluxioStore(Store):
 
     # Reading and writing.
 
-    def _write(self, name: str, part: FileSlice, copies: int) -> None:
+    def _write(self, name: str, content: Content, copies: int) -> None:
         path = quote(self._path(name))
         options = _Options(recursive=True, writeType=self._write_type, replicationDurable=copies, persistenceWaitTime=0)
         with self._client(name) as client:
             stream = client.create_file(path, options)
             try:
-                if part.nbytes:
+                if content.nbytes:
                     with closing(client.write(stream)) as writer:
-                        sent = writer.write(part)
-                    if sent != part.nbytes:
-                        raise ValueError(f"expected {part.nbytes} bytes to be accepted, got {sent}")
+                        sent = writer.write(content)
+                    if sent != content.nbytes:
+                        raise ValueError(f"expected {content.nbytes} bytes to be accepted, got {sent}")
                 client.close(stream)
             except BaseException as error:
                 is_undone = self._undo(name, stream)

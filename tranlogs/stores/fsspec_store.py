@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import fsspec
 
 from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable, error_text
-from .store import BLOCK_BYTES, FileSlice, ObjectStatus, Store, split_name
+from .store import BLOCK_BYTES, Content, ObjectStatus, Store, split_name
 
 _REFUSED = (PermissionError, NotADirectoryError, ImportError)
 
@@ -40,13 +40,13 @@ class FsspecStore(Store):
             known = "; write file:///path, alluxio://HOST/path, s3://bucket/path ..." if "Protocol" in str(error) else ""
             raise StoreRefused(self.url, error_text(error) + known) from error
 
-    def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
-        part, (files, path) = FileSlice(name, content, nbytes), self._locate(name)
+    def put(self, name: str, content: Content) -> None:
+        files, path = self._locate(name)
         try:
             files.makedirs(path.rpartition("/")[0], exist_ok=True)
             with files.open(path, "wb") as file:
                 try:
-                    shutil.copyfileobj(part, file, BLOCK_BYTES)
+                    shutil.copyfileobj(content, file, BLOCK_BYTES)
                 except BaseException:
                     with suppress(Exception):
                         file.discard()  # `close` would publish the partial file
@@ -54,8 +54,8 @@ class FsspecStore(Store):
         except Exception as error:
             with suppress(Exception):
                 files.rm_file(path)
-            if part.error is not None:
-                raise part.error from None
+            if content.error is not None:
+                raise content.error from None
             raise self._translate(name, error) from error
 
     def get(self, name: str, into: BinaryIO) -> int:

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from ..base.atomic_files import make_folder, sync_folder
 from ..base.errors import CorruptObject, StoreRefused, StoreUnavailable
-from .store import BLOCK_BYTES, FileSlice, ObjectStatus, Store, split_name
+from .store import BLOCK_BYTES, Content, ObjectStatus, Store, split_name
 
 _TEMPORARY = ".tmp-"
 _WRONG = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
@@ -26,15 +26,15 @@ class LocalStore(Store):
         self.url = self._root.as_uri()
         self._was_there = self._was_mounted = False
 
-    def put(self, name: str, content: BinaryIO, nbytes: int) -> None:
-        path, part = self._path(name), FileSlice(name, content, nbytes)
+    def put(self, name: str, content: Content) -> None:
+        path = self._path(name)
         temporary = path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
         try:
             self._check_root()
             make_folder(path.parent)
             try:
                 with temporary.open("wb") as file:
-                    shutil.copyfileobj(part, file, BLOCK_BYTES)
+                    shutil.copyfileobj(content, file, BLOCK_BYTES)
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(temporary, path)  # commit point
@@ -43,7 +43,7 @@ class LocalStore(Store):
                 raise
             sync_folder(path.parent)
         except OSError as error:
-            if error is part.error:
+            if error is content.error:
                 raise
             raise self._translate(error) from error
 

@@ -114,7 +114,6 @@ def _store(evaluation: dict[str, Evaluation]) -> Iterator[Metric]:
     """Yield the metrics of the journals that are shipped."""
     ok = _gauge("store_ok", "1 while shipping to the store works, 0 while it does not.")
     nbytes = _gauge("store_bytes", "Bytes that the store holds.")
-    under_replicated = _gauge("store_under_replicated", "Segments and checkpoints that are not durable yet and lack copies.")
     lag = _gauge("store_lag_steps", "Committed steps that have not reached a watermark of the store.", "watermark")
     for folder, one in evaluation.items():
         store, marks = one.rows.store, one.rows.marks
@@ -122,7 +121,6 @@ def _store(evaluation: dict[str, Evaluation]) -> Iterator[Metric]:
             continue
         ok.add_metric([folder], float(not store.problem))
         nbytes.add_metric([folder], store.objects_bytes)
-        under_replicated.add_metric([folder], store.under_replicated)
         for name in ("archived", "persisted"):
             lag.add_metric([folder, name], max(marks.committed - getattr(marks, name), 0))
-    yield from (ok, nbytes, under_replicated, lag)
+    yield from (ok, nbytes, lag)

@@ -38,11 +38,7 @@ _HEADERS = {
 
 
 class SafeAnswers:
-    """Adds headers to every answer, logs errors, and answers 500 to a request that fails.
-
-    Args:
-        app: the application that answers the requests.
-    """
+    """Adds headers to every answer, logs errors, and answers 500 to a request that fails."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -72,13 +68,7 @@ _STATIC = ("icon.svg", "page.css", "page.js", "uplot.css", "uplot.js")
 
 
 def make_app(metrics: Metrics, board: Board, access: Access) -> Starlette:
-    """Return the ASGI application of the dashboard.
-
-    Args:
-        metrics: the metrics for Prometheus.
-        board: the journals that pages show.
-        access: the rules for requests.
-    """
+    """Return the ASGI application of the dashboard: pages of the board, metrics for Prometheus, rules for requests."""
     routes = _Routes(metrics, board)
     app = Starlette(
         routes=[

@@ -28,13 +28,9 @@ Curve = tuple[tuple[int, ...], tuple[float, ...]]  # steps, values
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """Progress of the training.
+    """Progress of the training at the newest boundary, and the scalars that the loop has logged, by name.
 
-    Attributes:
-        step: step of the newest boundary.
-        batch: number of batches that the run has consumed; None if the boundary does not record it.
-        epoch: the epoch in which the loop stands, from 0; None likewise.
-        curves: the scalars that the loop has logged, by name.
+    The run has consumed `batch` batches, and stands in an epoch, from 0. Both are None if the boundary does not record them.
     """
 
     step: int = 0
@@ -44,11 +40,7 @@ class TrainingProgress:
 
 
 class ProgressReader:
-    """Reads the progress of one journal, again and again. One thread calls it.
-
-    Args:
-        folder: the journal's folder.
-    """
+    """Reads the progress of one journal, again and again. One thread calls it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

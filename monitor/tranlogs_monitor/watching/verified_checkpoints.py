@@ -14,7 +14,7 @@ from tranlogs.base.errors import CannotRead, CorruptCheckpoint, UnknownFormat
 from tranlogs.catalog import CheckpointRow, TimelineRow
 from tranlogs.catalog.lineage import is_on_lineage
 from tranlogs.checkpoints import Checkpoint
-from tranlogs.retention.pruning_plan import trace_newest_lineage
+from tranlogs.retention.prune import trace_newest_lineage
 
 _log = logging.getLogger(__name__)
 

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
-
 from tranlogs.base.clock import Clock
 from tranlogs.base.quantities import count, format_bytes
 from tranlogs.catalog import (
@@ -31,9 +29,16 @@ from tranlogs.journal.file_system import is_in_memory
 from tranlogs.journal.opening import seal_if_abandoned
 from tranlogs.log.segment_file import unlink_retired
 from tranlogs.retention import evaluations
-from tranlogs.retention.evaluations import EvaluationRow, pack_array, read_values
-from tranlogs.retention.prune import delete_retired, prune
-from tranlogs.retention.pruning_plan import Pruning, bytes_on_disk, is_protected, plan_pruning, trace_newest_lineage
+from tranlogs.retention.evaluations import EvaluationRow, read_values
+from tranlogs.retention.prune import (
+    Pruning,
+    bytes_on_disk,
+    delete_retired,
+    is_protected,
+    plan_pruning,
+    prune,
+    trace_newest_lineage,
+)
 from tranlogs.retention.value_decay import SegmentValues, evaluate
 
 from ..settings import DaemonSettings
@@ -45,17 +50,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CatalogRows:
-    """The rows of a catalog, read in one transaction.
+    """The rows of a catalog, read in one transaction. Its checkpoints are the published ones.
 
-    Attributes:
-        segments: all segments.
-        checkpoints: the published checkpoints.
-        timelines: all timelines.
-        marks: the watermarks.
-        pruned: totals of what monitors have pruned.
-        incidents: the times when logging was suspended.
-        store: the store; None if the journal is not shipped.
-        common: the newest step of which all ranks have a checkpoint; None for a journal without others.
+    `pruned` holds totals of what monitors have pruned. During the incidents, logging was suspended. `store` is None if the
+    journal is not shipped. `common` is the newest step of which all ranks have a checkpoint; None for a journal without others.
     """
 
     segments: list[SegmentRow]
@@ -75,10 +73,9 @@ class CatalogRows:
     @classmethod
     def read(cls, tables: Tables) -> CatalogRows:
         """Read the rows."""
-        checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
         return cls(
             tables.rows("segment/", SegmentRow),
-            checkpoints,
+            tables.published_checkpoints(),
             tables.rows("timeline/", TimelineRow),
             tables.get("watermarks", Watermarks) or Watermarks(),
             tables.get("pruned", PrunedRow) or PrunedRow(),
@@ -134,13 +131,7 @@ class Evaluation:
 
 
 class JournalWatch:
-    """Watches one journal. One thread calls it.
-
-    Args:
-        paths: the journal's.
-        settings: the daemon's.
-        clock: for evaluations.
-    """
+    """Watches one journal. One thread calls it."""
 
     def __init__(self, paths: JournalPaths, settings: DaemonSettings, clock: Clock) -> None:
         self.paths, self._settings, self._clock = paths, settings, clock
@@ -305,7 +296,7 @@ class JournalWatch:
 
     def _row(self, evaluation: Evaluation) -> EvaluationRow:
         rows, marks, worth = evaluation.rows, evaluation.rows.marks, evaluation.worth
-        is_protected = np.array([evaluation.protected.get(int(i), True) for i in worth.ordinals], bool)
+        ordinals = worth.ordinals.tolist()
         return EvaluationRow(
             self._history[-1].number + 1 if self._history else 1,
             evaluation.at,
@@ -316,7 +307,7 @@ class JournalWatch:
             sum(row.size for row in rows.segments),
             sum(row.nbytes for row in rows.checkpoints),
             self._settings.budget.nbytes,
-            pack_array(worth.ordinals, "<i8"),
-            pack_array(worth.values, "<f8"),
-            pack_array(is_protected, "u1"),
+            ordinals,
+            worth.values.tolist(),
+            [ordinal for ordinal in ordinals if evaluation.protected.get(ordinal, True)],
         )

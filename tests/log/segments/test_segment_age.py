@@ -14,7 +14,7 @@ import pytest
 from tests.support.bare_log import BareLog
 from tests.support.clock import FakeClock
 from tests.support.faults import failing
-from tranlogs.base.clock import SystemClock
+from tranlogs.base.clock import Clock
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.types import Array, dense
@@ -92,9 +92,9 @@ def sealed(bare: BareLog) -> int:
 
 
 def test_nothing_is_sealed_where_nothing_was_written(tmp_path: Path) -> None:
-    bare = BareLog(tmp_path, clock=SystemClock())
+    bare = BareLog(tmp_path, clock=Clock())
     made = bare.open()
-    ask(bare, 0.001, SystemClock().now() + 60)
+    ask(bare, 0.001, Clock().now() + 60)
     made.append(EntryKind.BOUNDARY, 1, Payload.of([("a", DATA)]), {})
     wait_until(lambda: sealed(bare) == 1)
     for _ in range(50):
@@ -134,9 +134,9 @@ def sealing(log: WriteAheadLog, seal: Callable[[], None]) -> Iterator[None]:
 
 def test_sealing_from_behind_loses_no_entry_that_is_being_written(tmp_path: Path) -> None:
     """One thread appends, the one behind it seals at every moment in between."""
-    bare = BareLog(tmp_path, config=JournalConfig(durability="process", segment_bytes=MIB), clock=SystemClock())
+    bare = BareLog(tmp_path, config=JournalConfig(durability="process", segment_bytes=MIB), clock=Clock())
     made = bare.open()
-    ask(bare, 1e-9, SystemClock().now() + 600)
+    ask(bare, 1e-9, Clock().now() + 600)
     with sealing(made, made._seal_old):
         for step in range(1, 201):
             made.append(EntryKind.STEP, step, Payload.of([("a", DATA)]), made.encoder.whole({"n": step}, None))
@@ -149,9 +149,9 @@ def test_sealing_from_behind_loses_no_entry_that_is_being_written(tmp_path: Path
 
 
 def test_segments_that_are_sealed_early_become_small_and_grow_again(tmp_path: Path) -> None:
-    bare = BareLog(tmp_path, config=JournalConfig(durability="process", segment_bytes=16 * MIB), clock=SystemClock())
+    bare = BareLog(tmp_path, config=JournalConfig(durability="process", segment_bytes=16 * MIB), clock=Clock())
     made = bare.open()
-    ask(bare, 1e-9, SystemClock().now() + 600)
+    ask(bare, 1e-9, Clock().now() + 600)
     for step in range(1, 8):
         made.append(EntryKind.STEP, step, Payload.of([("a", DATA)]), made.encoder.whole({}, None))
         made.append(EntryKind.BOUNDARY, step, NO_TENSORS, made.encoder.parts({}, None))
@@ -174,7 +174,7 @@ def test_segments_that_are_sealed_early_become_small_and_grow_again(tmp_path: Pa
 @pytest.mark.parametrize("is_queued", [False, True])
 def test_a_step_that_waits_for_its_boundary_is_closed_and_its_segment_sealed(tmp_path: Path, is_queued: bool) -> None:
     """A long evaluation between a step and the end of its unit does not hold up whoever waits for the segment."""
-    bare = BareLog(tmp_path, clock=SystemClock())
+    bare = BareLog(tmp_path, clock=Clock())
     made, thread = bare.open(), WriterThread(1 << 20)
     written = QueuedWriter(made, thread) if is_queued else DirectWriter(made)
     buffer = DATA.data.copy()
@@ -182,7 +182,7 @@ def test_a_step_that_waits_for_its_boundary_is_closed_and_its_segment_sealed(tmp
     record = written.begin(Payload.of([("a", Array("float32", (5000,), buffer))]))
     written.commit(record, RecordContent(EntryKind.STEP, 1, {"n": 1}))
     buffer[:] = 0  # the training goes on
-    ask(bare, 0.001, SystemClock().now() + 60)
+    ask(bare, 0.001, Clock().now() + 60)
     wait_until(lambda: sealed(bare) == 1)
     assert not record.is_open
     written.append(NO_TENSORS, RecordContent(EntryKind.BOUNDARY, 1, {"n": 1}))
@@ -197,12 +197,12 @@ def test_a_step_that_waits_for_its_boundary_is_closed_and_its_segment_sealed(tmp
 
 
 def test_a_step_that_cannot_be_closed_ends_the_log_at_the_next_record(tmp_path: Path) -> None:
-    bare = BareLog(tmp_path, clock=SystemClock())
+    bare = BareLog(tmp_path, clock=Clock())
     made = bare.open()
     written = DirectWriter(made)
     written.append(Payload.of([("a", DATA)]), RecordContent(EntryKind.STEP, 1, {}))
     with failing("log.before_commit=enospc"):
-        ask(bare, 0.001, SystemClock().now() + 60)
+        ask(bare, 0.001, Clock().now() + 60)
         wait_until(lambda: made.failure is not None)
     with pytest.raises(LogUnavailable, match=r"log\.before_commit"):
         written.append(NO_TENSORS, RecordContent(EntryKind.BOUNDARY, 1, {}))
@@ -214,7 +214,7 @@ def test_a_step_that_cannot_be_closed_ends_the_log_at_the_next_record(tmp_path: 
 
 def test_steps_that_are_closed_from_behind_are_in_order(tmp_path: Path) -> None:
     """One thread trains, another one closes the step and seals at every moment in between."""
-    bare = BareLog(tmp_path, config=JournalConfig(durability="process", segment_bytes=MIB), clock=SystemClock())
+    bare = BareLog(tmp_path, config=JournalConfig(durability="process", segment_bytes=MIB), clock=Clock())
     made = bare.open()
     written = DirectWriter(made)
     with sealing(made, made.seal_now):

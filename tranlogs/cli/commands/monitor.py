@@ -14,9 +14,9 @@ import typer
 from ...base.errors import UsageError
 from ...base.quantities import parse_bytes, parse_seconds
 from ...frameworks import load_daemon
-from ...retention.pruning_plan import Budget
+from ...retention.prune import Budget
 from ...retention.value_decay import Decay
-from ...shipping import ShippingSettings
+from ...shipping import ShippingSettings, StoreSettings
 from .. import screen
 from ..options import Json, StoreCheckpoints, TakeOver, command, parse_store_checkpoints
 from ..reading.find_journals import find_journals
@@ -112,8 +112,8 @@ class ShippingOptions:
     store_checkpoints: StoreCheckpoints = "2"
     take_over: TakeOver = False
 
-    def to_store_settings(self) -> dict[str, Any] | None:
-        """Return the arguments of the monitor's `StoreSettings`; None if there is no store.
+    def to_store_settings(self) -> StoreSettings | None:
+        """Return the settings of the store; None if there is no store.
 
         Raises:
             UsageError: an option is wrong, or requires --store.
@@ -123,12 +123,9 @@ class ShippingOptions:
                 raise UsageError("--max-lag, --bandwidth and --take-over require --store URL")
             return None
         lag = None if self.max_lag is None else parse_seconds(self.max_lag, "--max-lag")
-        return {
-            "url": self.store,
-            "shipping": ShippingSettings(lag, keep=parse_store_checkpoints(self.store_checkpoints), takes_over=self.take_over),
-            "bytes_per_second": None if self.bandwidth is None else parse_bytes(self.bandwidth, "--bandwidth"),
-            "senders": self.uploads,
-        }
+        shipping = ShippingSettings(lag, keep=parse_store_checkpoints(self.store_checkpoints), takes_over=self.take_over)
+        bandwidth = None if self.bandwidth is None else parse_bytes(self.bandwidth, "--bandwidth")
+        return StoreSettings(self.store, shipping, bandwidth, self.uploads)
 
 
 @dataclass(frozen=True, slots=True)

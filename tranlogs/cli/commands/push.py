@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ...base.clock import SystemClock
+from ...base.clock import Clock
 from ...base.quantities import parse_bytes, parse_seconds
 from ...journal import JournalPaths
 from ...journal.opening import seal_if_abandoned
@@ -64,7 +64,7 @@ def _push(
 ) -> dict[str, Any]:
     seal_if_abandoned(paths)
     before, place = survey(paths.folder), journal_prefix(paths)
-    archiver = Archiver(paths, store, place, limits, SystemClock(), throttle)
+    archiver = Archiver(paths, store, place, limits, Clock(), throttle)
     try:
         problem = _drain(archiver, before, patience, progress)
     finally:

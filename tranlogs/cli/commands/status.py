@@ -165,7 +165,6 @@ def _list_facts(found: Survey) -> list[tuple[str, object]]:
         ]
     if found.store is not None:
         rows.append(("store", found.store.url if not found.store.problem else f"not shipping now: {found.store.problem}"))
-        rows += [("under-replicated", found.store.copies_missing)] if found.store.copies_missing else []
     rows += [(_SCOPE_TITLES[one.scope], f"loses {one.describe()}{_describe_rest(found, one)}") for one in found.lost_work()]
     rows += describe_monitor(found)
     rows += [

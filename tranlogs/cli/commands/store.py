@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from ...shipping import list_runs
 from ...stores import STALL_SECONDS, TimeoutStore, open_store
 from ...stores.check import StoreReport, check_store
@@ -40,29 +42,24 @@ def check(url: str, *, as_json: bool) -> int:
     with TimeoutStore(open_store(url), STALL_SECONDS) as opened:
         report = check_store(opened)
     if as_json:
-        print_json({"is_usable": report.is_usable, **_fields(report)})
+        print_json({"is_usable": report.problem is None, **asdict(report)})
     else:
         _show(report)
-    return FINE if report.is_usable else PROBLEM
-
-
-def _fields(report: StoreReport) -> dict[str, object]:
-    return {name: getattr(report, name) for name in report.__slots__}
+    return FINE if report.problem is None else PROBLEM
 
 
 def _show(report: StoreReport) -> None:
-    out = screen.console()
+    out, seconds = screen.console(), report.seconds
     rows: list[tuple[str, object]] = [("store", report.url)]
-    if report.round_trip_seconds is not None:
-        rows.append(("round trip", f"{report.round_trip_seconds * 1000:.1f} ms"))
-    for name, rate in (("write", report.write_rate), ("read", report.read_rate)):
-        if rate is not None:
-            rows.append((name, f"{screen.size(int(rate))}/s"))
-    if report.durable_seconds is not None:
-        rows.append(("durable", f"{report.durable_seconds:.2f} s after the write"))
-    rows += [("found", finding.what) for finding in report.findings if finding.is_good]
-    rows.append(("result", "usable" if report.is_usable else "not usable"))
+    for step, title in (("put", "write"), ("get", "read")):
+        if step in seconds:
+            rate = report.nbytes / max(seconds[step], 1e-9)
+            rows.append((title, f"{screen.size(report.nbytes)} at {screen.size(int(rate))}/s"))
+    if "stat" in seconds:
+        rows.append(("round trip", f"{seconds['stat'] * 1000:.1f} ms"))
+    if report.problem is None:
+        rows.append(("durable", f"{seconds['durable']:.2f} s after it was read back"))
+    rows.append(("result", "usable" if report.problem is None else "not usable"))
     out.print(screen.facts(rows))
-    for finding in report.findings:
-        if not finding.is_good:
-            out.print(screen.problem(finding.what))
+    if report.problem is not None:
+        out.print(screen.problem(report.problem))

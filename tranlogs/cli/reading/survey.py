@@ -29,7 +29,7 @@ from ...recovery.group.reader import SingleReader
 from ...recovery.history import ScannedSegment, build_history
 from ...recovery.journal_facts import read_catalog, read_unlisted, scan_segment, sort_newest_first
 from ...recovery.recovery_plan import RecoveryPlan, plan_recovery
-from ...retention.evaluations import EvaluationRow, read_newest_first, read_protected, read_values
+from ...retention.evaluations import EvaluationRow, read_newest_first, read_values
 from ...retention.lost_work import LostWork, estimate_lost_work, has_store
 from .find_journals import read_consistently
 
@@ -163,13 +163,13 @@ def _count_disk_bytes(folder: Path) -> int:
 
 
 def _pack_evaluation(row: EvaluationRow) -> dict[str, Any]:
-    protected = read_protected(row)
+    protected = set(row.protected)
     return {
         "at": row.at,
         "bytes": row.log_bytes + row.checkpoint_bytes,
         "budget_bytes": row.budget_bytes,
         "segments": [
-            {"ordinal": ordinal, "value": value, "protected": protected[ordinal]}
+            {"ordinal": ordinal, "value": value, "protected": ordinal in protected}
             for ordinal, value in read_values(row).as_dict().items()
         ],
     }
@@ -208,14 +208,13 @@ def _read_catalog(folder: Path) -> Survey:
     owner, monitor = read_owner(folder), read_owner(folder, "monitor")
 
     def look(tables: Tables) -> Survey:
-        checkpoints = [row for row in tables.rows("checkpoint/", CheckpointRow) if row.state == "published"]
         marks = tables.get("watermarks", Watermarks) or Watermarks()
         return Survey(
             folder,
             time.time(),
             tables.get("run", RunRow) or RunRow("", 0, 0.0),
             owner,
-            sorted(checkpoints, key=lambda row: (row.timeline, row.sequence)),
+            tables.published_checkpoints(),
             tables.rows("segment/", SegmentRow),
             tables.rows("timeline/", TimelineRow) or [TimelineRow(1)],
             tables.rows("incident/", Incident),
@@ -409,16 +408,16 @@ def _draw_budget(row: EvaluationRow) -> Text | str:
 
 def _draw_values(row: EvaluationRow) -> Text | str:
     """Return a column for each sealed segment, oldest first, as high as its value."""
-    protected, values = read_protected(row), read_values(row).as_dict()
+    protected, values = set(row.protected), read_values(row).as_dict()
     if not values:
         return "no segment is sealed yet"
     shown = list(values.items())[-_SEGMENTS_MAX:]
     text = Text()
-    for i, (is_protected, group) in enumerate(groupby(shown, key=lambda pair: protected[pair[0]])):
+    for i, (is_protected, group) in enumerate(groupby(shown, key=lambda pair: pair[0] in protected)):
         text.append("|" if i else "", "dim")
         columns = "".join(_HEIGHTS[round(min(value, 1.0) * (len(_HEIGHTS) - 1))] for _, value in group)
         text.append(columns, "blue" if is_protected else "green")
-    many = sum(protected.values())
+    many = len(protected)
     return text.append(f" {count(len(values) - many, 'segment')} can be pruned, {many:,} protected (blue)")
 
 

@@ -14,13 +14,9 @@ from ...watching.watch import Evaluation
 
 @dataclass(frozen=True, slots=True)
 class JournalView:
-    """A journal as pages show it.
+    """A journal as pages show it: its folder, as it was given to the monitor, and the evaluations that are kept, oldest first.
 
-    Attributes:
-        name: the journal's folder, as it was given to the monitor.
-        evaluation: the last successful evaluation; None if there was none.
-        history: the evaluations that are kept, oldest first.
-        problem: why a later evaluation failed; "" if none failed.
+    `evaluation` is the last successful one, None if there was none. `problem` is why a later one failed, "" if none failed.
     """
 
     name: str
@@ -30,11 +26,7 @@ class JournalView:
 
 
 class Board:
-    """The journals of all pages. The daemon's thread writes it and alone reads journals; the server's threads read it.
-
-    Args:
-        settings: the daemon's.
-    """
+    """The journals of all pages. The daemon's thread writes it and alone reads journals; the server's threads read it."""
 
     def __init__(self, settings: DaemonSettings) -> None:
         self.settings = settings

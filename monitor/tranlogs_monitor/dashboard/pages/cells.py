@@ -17,12 +17,7 @@ _LEVELS = 10  # of colour
 
 @dataclass(frozen=True, slots=True)
 class LogSymbol:
-    """A square or a diamond.
-
-    Attributes:
-        kind: its classes in static/page.css.
-        words: its meaning.
-    """
+    """A square or a diamond: its classes in static/page.css, and its meaning."""
 
     kind: str
     words: str
@@ -41,15 +36,9 @@ LEGEND = (
 
 @dataclass(frozen=True, slots=True)
 class SegmentLine:
-    """A sealed segment in numbers.
+    """A sealed segment in numbers. It has no value (None) before its first evaluation.
 
-    Attributes:
-        ordinal: its number.
-        first_step: the first step that it contains.
-        last_step: the last one.
-        size: bytes on disk.
-        value: value at the last evaluation; None if it has none yet.
-        standing: whether it is protected, can be pruned, or was pruned, and why.
+    `standing` is whether it is protected, can be pruned, or was pruned, and why.
     """
 
     ordinal: int
@@ -62,14 +51,9 @@ class SegmentLine:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """The log of a journal, as its page shows it.
+    """The log of a journal, as its page shows it: squares and diamonds, oldest first, and some segments, newest first.
 
-    Attributes:
-        symbols: squares and diamonds, oldest first.
-        segments: the newest sealed segments, newest first.
-        sealed: number of all sealed segments.
-        protected: number of those that recovery to the newest step needs.
-        legend: meaning of the colours.
+    `sealed` is the number of all sealed segments, `protected` of those that recovery to the newest step needs.
     """
 
     symbols: list[LogSymbol]

@@ -9,7 +9,7 @@ from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import CheckpointRow
 from tranlogs.catalog.lineage import is_on_lineage
 from tranlogs.retention.lost_work import CommitHistory, LostWork, estimate_lost_work
-from tranlogs.retention.pruning_plan import trace_newest_lineage
+from tranlogs.retention.prune import trace_newest_lineage
 
 from ...watching.watch import Evaluation
 from .board import JournalView
@@ -20,13 +20,7 @@ LEVELS: tuple[Level, ...] = ("problem", "attention", "fine", "idle")
 
 @dataclass(frozen=True, slots=True)
 class JournalHealth:
-    """The state of a journal in words.
-
-    Attributes:
-        level: how bad it is.
-        headline: the most important fact.
-        more: other facts that need attention.
-    """
+    """The state of a journal in words: how bad it is, the most important fact, and other facts that need attention."""
 
     level: Level
     headline: str
@@ -104,7 +98,6 @@ def _attention(evaluation: Evaluation) -> list[str]:
         else []
     )
     found += [f"Shipping to {store.url} has stopped: {store.problem}."] if store is not None and store.problem else []
-    found += [f"Under-replicated in {store.url}: {store.copies_missing}."] if store is not None and store.copies_missing else []
     if not evaluation.pruning.wants_checkpoint:
         return found
     what = (

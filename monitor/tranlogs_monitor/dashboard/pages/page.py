@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from tranlogs import __version__
 from tranlogs.base import quantities
 from tranlogs.base.quantities import format_seconds
-from tranlogs.retention.pruning_plan import bytes_on_disk
+from tranlogs.retention.prune import bytes_on_disk
 
 from ...watching.watch import Evaluation
 from .board import JournalView
@@ -34,12 +34,7 @@ _ENVIRONMENT = Environment(
 
 
 def render(template: str, **facts: Any) -> bytes:
-    """Fill a template.
-
-    Args:
-        template: name of a file in templates/.
-        facts: the values that the template refers to; a missing one is an error.
-    """
+    """Fill a template, which is a file in templates/. A value that the template refers to and that is missing is an error."""
     return _ENVIRONMENT.get_template(template).render(facts).encode()
 
 
@@ -81,16 +76,7 @@ _ENVIRONMENT.filters |= {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A journal in the list of all journals.
-
-    Attributes:
-        name: the journal's folder.
-        address: path of the journal's page.
-        state: the journal's state in words.
-        evaluation: the journal's last evaluation; None if there is none.
-        used_bytes: bytes on disk.
-        scalars: the newest losses.
-    """
+    """A journal in the list of all journals, with the path of its page, its bytes on disk and its newest losses."""
 
     name: str
     address: str
@@ -108,13 +94,9 @@ def overview(journals: Sequence[JournalView], *, now: float, interval_seconds: f
 
 
 def journal_page(view: JournalView, *, now: float, interval_seconds: float, has_others: bool) -> bytes:
-    """Return the page of one journal.
+    """Return the page of one journal. The browser fetches it again after the time between two evaluations.
 
-    Args:
-        view: the journal.
-        now: seconds since 1970.
-        interval_seconds: time between two evaluations, after which the browser fetches the page again.
-        has_others: True if the page links to the list of all journals.
+    `now` is in seconds since 1970. `has_others` is True if the page links to the list of all journals.
     """
     return render(
         "journal.html",

@@ -24,13 +24,7 @@ _SCALARS_MAX = 12
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The loss that one kind of accident would cause now.
-
-    Attributes:
-        title: the accident in words.
-        estimate: the steps that would be lost.
-        level: the colour of the card.
-    """
+    """The loss that one kind of accident would cause now: the accident in words, the steps, and the colour of the card."""
 
     title: str
     estimate: LostWork
