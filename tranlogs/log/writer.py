@@ -17,7 +17,7 @@ from ..base.failpoints import hit
 from ..base.threads import WaitableLock
 from ..base.types import AnyArray, Bytes
 from ..catalog import Catalog
-from .group_commit import GroupCommit, SyncState
+from .group_commit import GroupCommit
 from .layout import NO_TENSORS, Payload
 from .payload_writer import CompressionChoices, PayloadThread, PieceWriter, RecordWriter
 from .preallocator import NO_RESERVE, Preallocator, SegmentSizing, SpaceReserve, whole_mib
@@ -125,13 +125,13 @@ class WriteAheadLog:
             catalog,
             clock,
             self._lock,
-            SyncState(self._lock, clock, position, syncs=config.durability == "machine"),
+            position,
+            syncs=config.durability == "machine",
             writes_watermarks=writes_watermarks,
             on_idle=self._seal_old,
             demand_writer=demand_writer,
         )
-        add_change = self._group.state.add_change
-        self._preallocator = Preallocator(folder, catalog, add_change, clock, config.segment_bytes, reserve)
+        self._preallocator = Preallocator(folder, catalog, self._group.add_change, clock, config.segment_bytes, reserve)
         self._sizing = SegmentSizing(self._preallocator, config.segment_bytes)
         try:
             self._group.start()
@@ -144,17 +144,17 @@ class WriteAheadLog:
     @property
     def boundary(self) -> Position:
         """The newest committed boundary."""
-        return self._group.state.boundary
+        return self._group.boundary
 
     @property
     def synced(self) -> Position:
         """The newest boundary known to survive power loss."""
-        return self._group.state.synced
+        return self._group.synced
 
     @property
     def failure(self) -> BaseException | None:
         """Error that ended the log; None while it works."""
-        return self._group.state.failure
+        return self._group.failure
 
     @property
     def writes_watermarks(self) -> bool:
@@ -179,9 +179,7 @@ class WriteAheadLog:
         Raises:
             LogUnavailable: the log has failed, or no segment is available.
         """
-        failure = self._group.state.failure
-        if failure is not None:
-            raise LogUnavailable(error_text(failure)) from failure
+        self._group.demand_sound()
         self.abort()
         hit("log.begin")
         nbytes = payload.nbytes
@@ -288,10 +286,8 @@ class WriteAheadLog:
         with self._lock:  # Once the lock is released, the sync thread may seal the segment.
             segment.used_bytes = end
             self.position, self._writing = after, None
-            state = self._group.state
-            state.records.append(RecordRow(segment.ordinal, sequence, offset, end, head))
-            if kind.is_boundary:
-                state.set_boundary(after)
+            row = RecordRow(segment.ordinal, sequence, offset, end, head)
+            self._group.add_record(row, after if kind.is_boundary else None)
         self.bytes_written += end - offset
         if kind.is_boundary and self._age_limit.is_exceeded():
             self._roll_old()
@@ -307,7 +303,7 @@ class WriteAheadLog:
         """Seal the open segment. The next record opens another one."""
         with self._lock:
             if self._segment is not None:
-                self._group.state.add_sealing(self._segment, self.position)
+                self._group.add_sealing(self._segment, self.position)
                 self._segment = None
 
     def _roll_old(self) -> None:
@@ -337,7 +333,7 @@ class WriteAheadLog:
             self._age_limit.segment_opened()
             segment.base = base
             self._segment = segment
-            self._group.state.add_opened(segment)
+            self._group.add_opened(segment)
 
     def _write_first_record(self, segment: SegmentFile, base: Position) -> None:
         body = {**self._segment_header, "ordinal": segment.ordinal, "timeline": base.timeline}
@@ -381,7 +377,7 @@ class WriteAheadLog:
 
     def wait_synced(self, timeout: float = 60.0) -> bool:
         """Wait until everything that is committed is synced; return False after `timeout` seconds or a failure."""
-        return self._group.state.wait_synced(timeout)
+        return self._group.wait_synced(timeout)
 
     def close(self, *, truncates: bool = True) -> None:
         """Seal the open segment, sync, and stop the threads.
@@ -397,11 +393,12 @@ class WriteAheadLog:
         self._preallocator.stop()
         if truncates:
             self._preallocator.delete_retired()
-        self.roll()
-        self._group.stop(truncates=truncates)
+        with self._lock:  # The thread must not take the last segment without knowing that the log is being closed.
+            self.roll()
+            self._group.request_stop(truncates=truncates)
+        self._group.join()
         if self._payload_thread is not None:
             self._payload_thread.stop()
-        failure = self._group.state.failure
+        failure = self._group.failure
         if failure is not None:
-            self._group.state.close_unsealed()
             raise LogUnavailable(error_text(failure)) from failure
