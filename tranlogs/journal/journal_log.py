@@ -154,7 +154,8 @@ class JournalLog:
             position,
             {**opened.describe(position), "created_at": opened.run.created_at},
             writes_watermarks=writes_watermarks,
-            reserve=self._checkpoints.disk_space,
+            space_to_leave=self._checkpoints.disk_space.bytes_for_checkpoint,
+            on_full=self._checkpoints.disk_space.request_checkpoint,
             demand_writer=opened.lock.demand,
         )
         if self._config.writer == "direct":

@@ -20,7 +20,7 @@ from ..catalog import Catalog
 from .group_commit import GroupCommit
 from .layout import NO_TENSORS, Payload
 from .payload_writer import CompressionChoices, PayloadThread, PieceWriter, RecordWriter
-from .preallocator import NO_RESERVE, Preallocator, SegmentSizing, SpaceReserve, whole_mib
+from .preallocator import Preallocator, SegmentSizing, whole_mib
 from .record_body import BodyEncoder, EncodedBody, body_bytes
 from .record_format import HEAD, EntryKind, Position, digest, extent_end, pack_head, pack_place
 from .record_rows import RecordRow
@@ -85,7 +85,7 @@ class WriteAheadLog:
         segment_header: body of the first record of each segment (run, rank, environment).
         writes_watermarks: False if the checkpoint at `position` is not published yet, because the log continues after a gap.
             The log then writes no watermark until the journal sets `writes_watermarks`.
-        reserve: disk space that fresh segments leave free.
+        space_to_leave, on_full: of the preallocator.
         demand_writer: called before records are made durable; raises if this process must not write the journal any more.
 
     Attributes:
@@ -105,7 +105,8 @@ class WriteAheadLog:
         segment_header: dict[str, Any],
         *,
         writes_watermarks: bool = True,
-        reserve: SpaceReserve = NO_RESERVE,
+        space_to_leave: Callable[[], int] = lambda: 0,
+        on_full: Callable[[], None] = lambda: None,
         demand_writer: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder, self._segment_header = folder, segment_header
@@ -131,7 +132,9 @@ class WriteAheadLog:
             on_idle=self._seal_old,
             demand_writer=demand_writer,
         )
-        self._preallocator = Preallocator(folder, catalog, self._group.add_change, clock, config.segment_bytes, reserve)
+        self._preallocator = Preallocator(
+            folder, catalog, self._group.add_change, clock, config.segment_bytes, space_to_leave, on_full
+        )
         self._sizing = SegmentSizing(self._preallocator, config.segment_bytes)
         try:
             self._group.start()
