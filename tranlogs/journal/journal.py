@@ -429,7 +429,7 @@ class Journal:
         if self.is_closed:
             return True
         if self.log.wal is not None:
-            self.log.wal.demand_sync()
+            self.log.wal.group.demand_sync()
         failure = self.log.close()
         if failure is None:
             self._lock.mark_closed()

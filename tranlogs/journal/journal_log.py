@@ -67,12 +67,12 @@ class JournalLog:
     @property
     def committed(self) -> int:
         """Number of the newest step that survives the end of the process."""
-        return self.wal.boundary.step if self.wal is not None else self._committed
+        return self.wal.group.boundary.step if self.wal is not None else self._committed
 
     @property
     def synced(self) -> int:
         """Number of the newest step that survives power loss."""
-        return self.wal.synced.step if self.wal is not None else self._synced
+        return self.wal.group.synced.step if self.wal is not None else self._synced
 
     @property
     def bytes_written(self) -> int:
@@ -181,16 +181,16 @@ class JournalLog:
     def wait_synced(self, timeout: float) -> bool:
         """Wait until all committed steps survive power loss; return False if they do not within `timeout` seconds."""
         self.drain()
-        return self.wal is None or self.wal.wait_synced(timeout)
+        return self.wal is None or self.wal.group.wait_synced(timeout)
 
     def seal(self, timeout: float) -> bool:
         """Seal and sync all committed steps, from any thread; return False if that takes more than `timeout` seconds."""
         wal = self.wal
         try:
             if wal is not None:
-                wal.demand_sync()
+                wal.group.demand_sync()
                 wal.seal_now()
-                return wal.wait_synced(timeout)
+                return wal.group.wait_synced(timeout)
         except SUSPENDING_ERRORS as error:
             _log.debug("%s: could not sync the log: %s", self._opened.paths.folder, error)
             return False
@@ -219,8 +219,8 @@ class JournalLog:
             except SUSPENDING_ERRORS as error:
                 failure = failure or error
             self.end = wal.position
-            if wal.writes_watermarks:
-                self._committed, self._synced = wal.boundary.step, wal.synced.step
+            if wal.group.writes_watermarks:
+                self._committed, self._synced = wal.group.boundary.step, wal.group.synced.step
         self.wal = self.writer = None  # Last, because an interrupted call is repeated from the start.
         return failure
 
@@ -301,7 +301,7 @@ class JournalLog:
             self.suspend(error, step)
             return
         assert self.wal is not None
-        self.wal.writes_watermarks = True
+        self.wal.group.writes_watermarks = True
         suspension.end(self._clock.monotonic())
         self.suspension, self._previous_suspension = None, suspension
         checkpoints.schedule.note_taken(step, 0)
@@ -360,5 +360,5 @@ class JournalLog:
         wal = self.wal
         assert wal is not None
         wal.append(EntryKind.BOUNDARY, step, NO_TENSORS, wal.encoder.parts(body, adapt))
-        if not wal.wait_synced():
-            raise LogUnavailable(error_text(wal.failure) if wal.failure else "the log cannot be synced")
+        if not wal.group.wait_synced():
+            raise LogUnavailable(error_text(wal.group.failure) if wal.group.failure else "the log cannot be synced")

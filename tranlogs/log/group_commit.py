@@ -34,6 +34,7 @@ class GroupCommit:
     """The sync thread of a log, and the work that waits for it. All fields that threads share are guarded by the log's lock.
 
     Args:
+        folder: of the segment files.
         catalog: the journal's catalog, open for writing.
         clock: the clock.
         lock: of the log.
@@ -53,6 +54,7 @@ class GroupCommit:
 
     def __init__(
         self,
+        folder: Path,
         catalog: Catalog,
         clock: Clock,
         lock: WaitableLock,
@@ -63,8 +65,8 @@ class GroupCommit:
         on_idle: Callable[[], None],
         demand_writer: Callable[[], None],
     ) -> None:
-        self._catalog, self._clock, self._lock, self._on_idle = catalog, clock, lock, on_idle
-        self._demand_writer = demand_writer
+        self._folder, self._catalog, self._clock, self._lock = folder, catalog, clock, lock
+        self._on_idle, self._demand_writer = on_idle, demand_writer
         self.boundary = self.synced = position
         self.failure: BaseException | None = None
         self.writes_watermarks = writes_watermarks
@@ -144,11 +146,8 @@ class GroupCommit:
             self._segment = None
             self._lock.notify_all()
 
-    def demand_sync(self, folder: Path) -> None:
-        """Make committed and later records survive power loss, even with durability="process".
-
-        Args:
-            folder: of the segment files.
+    def demand_sync(self) -> None:
+        """Make committed and later records survive power loss, even with durability="process". Any thread may call this.
 
         Raises:
             OSError: the disk fails.
@@ -156,7 +155,7 @@ class GroupCommit:
         with self._lock:  # Nothing may be committed between the flush of all files and the first group that is synced.
             if self._syncs:
                 return
-            for path in folder.glob("*.seg"):
+            for path in self._folder.glob("*.seg"):
                 with suppress(FileNotFoundError):  # The file was recycled in the meantime.
                     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                     try:
@@ -166,7 +165,7 @@ class GroupCommit:
             self._syncs = True
             self._lock.notify_all()
 
-    def wait_synced(self, timeout: float) -> bool:
+    def wait_synced(self, timeout: float = 60.0) -> bool:
         """Wait until everything that is committed is synced; return False after `timeout` seconds or a failure."""
         end = self._clock.monotonic() + timeout
         with self._lock:

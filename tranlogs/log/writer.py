@@ -84,7 +84,7 @@ class WriteAheadLog:
         position: where the chain of records continues.
         segment_header: body of the first record of each segment (run, rank, environment).
         writes_watermarks: False if the checkpoint at `position` is not published yet, because the log continues after a gap.
-            The log then writes no watermark until the journal sets `writes_watermarks`.
+            The log then writes no watermark until the journal sets `group.writes_watermarks`.
         space_to_leave, on_full: of the preallocator.
         demand_writer: called before records are made durable; raises if this process must not write the journal any more.
 
@@ -92,6 +92,7 @@ class WriteAheadLog:
         position: after the newest record.
         bytes_written: bytes of records that were written since the log was opened.
         encoder: encodes the bodies of records.
+        group: makes committed records durable.
         close_held: commits a record that is kept open for further content, so that the segment can be sealed.
     """
 
@@ -122,7 +123,8 @@ class WriteAheadLog:
         self._age_limit = SegmentAgeLimit(catalog, clock, config.segment_age_seconds)
         # If records are queued, a writer thread logs already, and another thread would gain nothing.
         self._payload_thread = PayloadThread() if config.writer == "direct" else None
-        self._group = GroupCommit(
+        self.group = GroupCommit(
+            folder,
             catalog,
             clock,
             self._lock,
@@ -133,40 +135,14 @@ class WriteAheadLog:
             demand_writer=demand_writer,
         )
         self._preallocator = Preallocator(
-            folder, catalog, self._group.add_change, clock, config.segment_bytes, space_to_leave, on_full
+            folder, catalog, self.group.add_change, clock, config.segment_bytes, space_to_leave, on_full
         )
         self._sizing = SegmentSizing(self._preallocator, config.segment_bytes)
         try:
-            self._group.start()
+            self.group.start()
         except BaseException:
             self._preallocator.stop()
             raise
-
-    # Progress.
-
-    @property
-    def boundary(self) -> Position:
-        """The newest committed boundary."""
-        return self._group.boundary
-
-    @property
-    def synced(self) -> Position:
-        """The newest boundary known to survive power loss."""
-        return self._group.synced
-
-    @property
-    def failure(self) -> BaseException | None:
-        """Error that ended the log; None while it works."""
-        return self._group.failure
-
-    @property
-    def writes_watermarks(self) -> bool:
-        """True if watermarks are written to the catalog."""
-        return self._group.writes_watermarks
-
-    @writes_watermarks.setter
-    def writes_watermarks(self, is_enabled: bool) -> None:
-        self._group.writes_watermarks = is_enabled
 
     # Appending: on the training thread, or on the writer thread if records are queued.
 
@@ -182,7 +158,7 @@ class WriteAheadLog:
         Raises:
             LogUnavailable: the log has failed, or no segment is available.
         """
-        self._group.demand_sound()
+        self.group.demand_sound()
         self.abort()
         hit("log.begin")
         nbytes = payload.nbytes
@@ -290,7 +266,7 @@ class WriteAheadLog:
             segment.used_bytes = end
             self.position, self._writing = after, None
             row = RecordRow(segment.ordinal, sequence, offset, end, head)
-            self._group.add_record(row, after if kind.is_boundary else None)
+            self.group.add_record(row, after if kind.is_boundary else None)
         self.bytes_written += end - offset
         if kind.is_boundary and self._age_limit.is_exceeded():
             self._roll_old()
@@ -306,7 +282,7 @@ class WriteAheadLog:
         """Seal the open segment. The next record opens another one."""
         with self._lock:
             if self._segment is not None:
-                self._group.add_sealing(self._segment, self.position)
+                self.group.add_sealing(self._segment, self.position)
                 self._segment = None
 
     def _roll_old(self) -> None:
@@ -336,7 +312,7 @@ class WriteAheadLog:
             self._age_limit.segment_opened()
             segment.base = base
             self._segment = segment
-            self._group.add_opened(segment)
+            self.group.add_opened(segment)
 
     def _write_first_record(self, segment: SegmentFile, base: Position) -> None:
         body = {**self._segment_header, "ordinal": segment.ordinal, "timeline": base.timeline}
@@ -368,19 +344,7 @@ class WriteAheadLog:
             if self._writing is None and self._has_records():
                 self.roll()
 
-    # Syncing and the end.
-
-    def demand_sync(self) -> None:
-        """Make committed and later records survive power loss, even with durability="process". Any thread may call this.
-
-        Raises:
-            OSError: the disk fails.
-        """
-        self._group.demand_sync(self._folder)
-
-    def wait_synced(self, timeout: float = 60.0) -> bool:
-        """Wait until everything that is committed is synced; return False after `timeout` seconds or a failure."""
-        return self._group.wait_synced(timeout)
+    # The end.
 
     def close(self, *, truncates: bool = True) -> None:
         """Seal the open segment, sync, and stop the threads.
@@ -398,10 +362,10 @@ class WriteAheadLog:
             self._preallocator.delete_retired()
         with self._lock:  # The thread must not take the last segment without knowing that the log is being closed.
             self.roll()
-            self._group.request_stop(truncates=truncates)
-        self._group.join()
+            self.group.request_stop(truncates=truncates)
+        self.group.join()
         if self._payload_thread is not None:
             self._payload_thread.stop()
-        failure = self._group.failure
+        failure = self.group.failure
         if failure is not None:
             raise LogUnavailable(error_text(failure)) from failure

@@ -203,7 +203,7 @@ def test_a_step_that_cannot_be_closed_ends_the_log_at_the_next_record(tmp_path: 
     written.append(Payload.of([("a", DATA)]), RecordContent(EntryKind.STEP, 1, {}))
     with failing("log.before_commit=enospc"):
         ask(bare, 0.001, SystemClock().now() + 60)
-        wait_until(lambda: made.failure is not None)
+        wait_until(lambda: made.group.failure is not None)
     with pytest.raises(LogUnavailable, match=r"log\.before_commit"):
         written.append(NO_TENSORS, RecordContent(EntryKind.BOUNDARY, 1, {}))
     written.stop()
