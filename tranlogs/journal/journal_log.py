@@ -21,12 +21,13 @@ from ..log.record_format import EntryKind, Position
 from ..log.record_rows import delete_records
 from ..log.segment_file import unlink_retired
 from ..log.writer import WriteAheadLog
+from ..log.writer_thread import WriterThread
 from ..retention.prune import set_aside
 from .checkpointing import JournalCheckpoints
 from .opening import OpenedJournal, clean_up, retire_unreachable_segments, seal_abandoned_segments
 from .paths import JournalPaths
 from .pruning_holds import PruningHolds
-from .record_writers import DirectWriter, LogWriter, QueuedWriter, WriterThread
+from .record_writers import LogWriter
 from .suspension import Suspension, consequence_of, end_incident, note_incident, outlook_after
 
 _log = logging.getLogger("tranlogs")
@@ -158,11 +159,9 @@ class JournalLog:
             on_full=self._checkpoints.disk_space.request_checkpoint,
             demand_writer=opened.lock.demand,
         )
-        if self._config.writer == "direct":
-            self.writer = DirectWriter(self.wal)
-        else:
-            self.thread = self.thread or WriterThread(self._config.queue_bytes_max)
-            self.writer = QueuedWriter(self.wal, self.thread)
+        if self._config.writer == "thread" and self.thread is None:
+            self.thread = WriterThread(self._config.queue_bytes_max)
+        self.writer = LogWriter(self.wal, self.thread)
 
     def _take_segment(self) -> None:
         """Open a segment, to show that the disk has room for one."""

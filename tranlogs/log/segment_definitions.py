@@ -39,7 +39,6 @@ class SegmentDefinitions:
 
     def describe(
         self,
-        offset: int,
         kind: EntryKind,
         payload: Payload,
         pieces: PieceWriter,
@@ -50,14 +49,14 @@ class SegmentDefinitions:
         """Describe a record. Refer to an earlier record of the segment if that defines the same layout or body.
 
         Args:
-            offset: of the record in the segment.
             kind: of the record.
             payload: the tensors of the record.
-            pieces: the stored form of the tensors.
+            pieces: the place of the record, and the stored form of the tensors.
             body: the encoded body of the record.
             digests: fingerprint of the state after the step.
             scalars: numbers that the loop logs for its curves.
         """
+        offset = pieces.offset
         layout_at, layout = self._layout(payload.layout)
         body_at = self._parts.shared_body(body)
         payload_end = offset + HEAD.size + pieces.stored_bytes

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.clock import Clock
-from ..base.config import CATALOG_SECONDS, RECORD_SLACK_BYTES, JournalConfig
+from ..base.config import CATALOG_SECONDS, PAYLOAD_THREAD_BYTES_MIN, RECORD_SLACK_BYTES, JournalConfig
 from ..base.errors import CatalogUnavailable, CorruptCatalog, LogUnavailable, error_text
 from ..base.failpoints import hit
 from ..base.threads import WaitableLock
@@ -19,13 +19,14 @@ from ..base.types import AnyArray, Bytes
 from ..catalog import Catalog
 from .group_commit import GroupCommit
 from .layout import NO_TENSORS, Payload
-from .payload_writer import CompressionChoices, PayloadThread, PieceWriter, RecordWriter
+from .payload_writer import CompressionChoices, PieceWriter, Record
 from .preallocator import Preallocator, SegmentSizing, whole_mib
 from .record_body import BodyEncoder, EncodedBody, body_bytes
 from .record_format import HEAD, EntryKind, Position, digest, extent_end, pack_head, pack_place
 from .record_rows import RecordRow
 from .segment_definitions import DescribedRecord, Scalars, SegmentDefinitions
 from .segment_file import SegmentFile
+from .writer_thread import WriterThread
 
 
 class SegmentAgeLimit:
@@ -119,10 +120,11 @@ class WriteAheadLog:
         self._segment: SegmentFile | None = None
         self._definitions = SegmentDefinitions()
         self._choices = CompressionChoices()
-        self._writing: RecordWriter | None = None
+        self._writing: Record | None = None
         self._age_limit = SegmentAgeLimit(catalog, clock, config.segment_age_seconds)
         # If records are queued, a writer thread logs already, and another thread would gain nothing.
-        self._payload_thread = PayloadThread() if config.writer == "direct" else None
+        self._may_use_thread, self._thread_bytes_max = config.writer == "direct", config.queue_bytes_max
+        self._thread: WriterThread | None = None  # writes large payloads; started with the first one
         self.group = GroupCommit(
             folder,
             catalog,
@@ -146,7 +148,7 @@ class WriteAheadLog:
 
     # Appending: on the training thread, or on the writer thread if records are queued.
 
-    def begin(self, payload: Payload, more: int = 0) -> RecordWriter:
+    def begin(self, payload: Payload, more: int = 0) -> Record:
         """Start a record and the writing of its payload.
 
         The payload's memory must not change until the record is committed, or until its `wait` has returned.
@@ -167,34 +169,42 @@ class WriteAheadLog:
             self._sizing.largest_record = room
         while (writing := self._begin_in_segment(payload, room)) is None:
             self._roll(room)
-        if self._payload_thread is not None and self._payload_thread.takes(nbytes):
-            writing.pieces.start(self._payload_thread.submit)
+        if nbytes >= PAYLOAD_THREAD_BYTES_MIN and (thread := self._find_thread()) is not None:
+            assert writing.pieces is not None
+            writing.pieces.start(thread)
         return writing
 
-    def _begin_in_segment(self, payload: Payload, room: int) -> RecordWriter | None:
+    def _find_thread(self) -> WriterThread | None:
+        """Return the thread that writes large payloads; None if there is to be none, or none can be started."""
+        if self._thread is None and self._may_use_thread:
+            try:
+                self._thread = WriterThread(self._thread_bytes_max)
+            except LogUnavailable:
+                self._may_use_thread = False
+        return self._thread
+
+    def _begin_in_segment(self, payload: Payload, room: int) -> Record | None:
         """Return a record in the open segment; None if the segment is full, or if the sync thread has just sealed it."""
         with self._lock:
             segment = self._segment
             if segment is None or not segment.has_room(room):
                 return None
-            pieces = PieceWriter(payload, segment, segment.used_bytes, self._choices)
-            self._writing = RecordWriter(segment, payload, pieces, self._record_aborted)
+            self._writing = Record(payload, PieceWriter(payload, segment, segment.used_bytes, self._choices))
             return self._writing
 
     def abort(self) -> None:
         """Drop the record that was begun and not committed, if there is one."""
         if self._writing is not None:
             self._writing.abort()
-
-    def _record_aborted(self, record: RecordWriter) -> None:
-        if self._writing is record:
             self._writing = None
-        if record.payload.release is not None:
-            record.payload.release()
+
+    def _is_writing(self) -> bool:
+        """Return True if a record was begun and is neither committed nor dropped."""
+        return self._writing is not None and self._writing.is_open
 
     def commit(
         self,
-        record: RecordWriter,
+        record: Record,
         kind: EntryKind,
         step: int,
         body: EncodedBody,
@@ -206,20 +216,22 @@ class WriteAheadLog:
         Raises:
             LogUnavailable: the disk is full or fails; the record is dropped.
         """
-        assert record is self._writing, "the record was aborted"
+        pieces = record.pieces
+        assert pieces is not None, "the record is to be queued"
+        assert record is self._writing, "another record was begun"
+        assert record.is_open, "the record was aborted"
         try:
-            record.pieces.prepare()
-            described = self._definitions.describe(record.offset, kind, record.payload, record.pieces, body, digests, scalars)
-            after = self._write(record, kind, step, described)
-            self._definitions.written(described, pack_place(record.offset, after.chain))
+            pieces.prepare()
+            described = self._definitions.describe(kind, record.payload, pieces, body, digests, scalars)
+            after = self._write(record, pieces, kind, step, described)
+            self._definitions.written(described, pack_place(pieces.offset, after.chain))
         except OSError as error:
             record.abort()
-            raise LogUnavailable(f"{record.segment.path}: {error}") from error
+            raise LogUnavailable(f"{pieces.segment.path}: {error}") from error
         except BaseException:
             record.abort()
             raise
-        if record.payload.release is not None:
-            record.payload.release()
+        record.release()
         return after
 
     def append(
@@ -238,13 +250,9 @@ class WriteAheadLog:
         """
         return self.commit(self.begin(payload, body_bytes(body)), kind, step, body, digests, scalars)
 
-    def has_room(self, record: RecordWriter, more: int) -> bool:
-        """Return True if a record that was begun can have `more` further bytes in its segment."""
-        return record.segment.has_room(HEAD.size + record.payload.nbytes + more + RECORD_SLACK_BYTES)
-
-    def _write(self, record: RecordWriter, kind: EntryKind, step: int, described: DescribedRecord) -> Position:
+    def _write(self, record: Record, pieces: PieceWriter, kind: EntryKind, step: int, described: DescribedRecord) -> Position:
         """Write the bytes of a record that are not in the file yet, the head last."""
-        segment, offset, pieces = record.segment, record.offset, record.pieces
+        segment, offset = pieces.segment, pieces.offset
         description, payload_bytes = described.description, described.payload_bytes
         end = extent_end(offset, payload_bytes, len(description))
         segment.extend(end)
@@ -261,10 +269,9 @@ class WriteAheadLog:
         segment.write_head(head, offset)  # commit point for a killed process
         hit("log.after_commit")
         after = position if is_first else Position(sequence, step, digest(head), position.timeline)
-        record.is_open = False
         with self._lock:  # Once the lock is released, the sync thread may seal the segment.
             segment.used_bytes = end
-            self.position, self._writing = after, None
+            self.position, self._writing, record.is_open = after, None, False
             row = RecordRow(segment.ordinal, sequence, offset, end, head)
             self.group.add_record(row, after if kind.is_boundary else None)
         self.bytes_written += end - offset
@@ -316,8 +323,7 @@ class WriteAheadLog:
 
     def _write_first_record(self, segment: SegmentFile, base: Position) -> None:
         body = {**self._segment_header, "ordinal": segment.ordinal, "timeline": base.timeline}
-        pieces = PieceWriter(NO_TENSORS, segment, 0, self._choices)
-        self._writing = RecordWriter(segment, NO_TENSORS, pieces, self._record_aborted)
+        self._writing = Record(NO_TENSORS, PieceWriter(NO_TENSORS, segment, 0, self._choices))
         self.commit(self._writing, EntryKind.SEGMENT, base.step, self.encoder.whole(body, None))
 
     def _has_records(self) -> bool:
@@ -330,7 +336,7 @@ class WriteAheadLog:
         if self._age_limit.is_exceeded():
             self.close_held()
         with self._lock:
-            if self._writing is None and self._has_records() and self._age_limit.is_exceeded():
+            if not self._is_writing() and self._has_records() and self._age_limit.is_exceeded():
                 self._roll_old()
 
     def seal_now(self) -> None:
@@ -341,7 +347,7 @@ class WriteAheadLog:
         """
         self.close_held()
         with self._lock:
-            if self._writing is None and self._has_records():
+            if not self._is_writing() and self._has_records():
                 self.roll()
 
     # The end.
@@ -364,8 +370,8 @@ class WriteAheadLog:
             self.roll()
             self.group.request_stop(truncates=truncates)
         self.group.join()
-        if self._payload_thread is not None:
-            self._payload_thread.stop()
+        if self._thread is not None:
+            self._thread.stop()
         failure = self.group.failure
         if failure is not None:
             raise LogUnavailable(error_text(failure)) from failure
