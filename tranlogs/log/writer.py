@@ -111,7 +111,7 @@ class WriteAheadLog:
         on_full: Callable[[], None] = lambda: None,
         demand_writer: Callable[[], None] = lambda: None,
     ) -> None:
-        self._folder, self._segment_header = folder, segment_header
+        self._segment_header = segment_header
         self.position = position
         self.bytes_written = 0
         self.encoder = BodyEncoder()
