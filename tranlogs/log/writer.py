@@ -21,10 +21,10 @@ from .group_commit import GroupCommit
 from .layout import NO_TENSORS, Payload
 from .payload_writer import CompressionChoices, PieceWriter, Record
 from .preallocator import Preallocator, SegmentSizing, whole_mib
-from .record_body import BodyEncoder, EncodedBody, body_bytes
+from .record_body import BodyEncoder, EncodedBody, PlacedBody, body_bytes
 from .record_format import HEAD, EntryKind, Position, digest, extent_end, pack_head, pack_place
 from .record_rows import RecordRow
-from .segment_definitions import DescribedRecord, Scalars, SegmentDefinitions
+from .segment_definitions import Scalars, SegmentDefinitions
 from .segment_file import SegmentFile
 from .writer_thread import WriterThread
 
@@ -216,15 +216,15 @@ class WriteAheadLog:
         Raises:
             LogUnavailable: the disk is full or fails; the record is dropped.
         """
-        pieces = record.pieces
+        pieces, definitions = record.pieces, self._definitions
         assert pieces is not None, "the record is to be queued"
         assert record is self._writing, "another record was begun"
         assert record.is_open, "the record was aborted"
         try:
             pieces.prepare()
-            described = self._definitions.describe(kind, record.payload, pieces, body, digests, scalars)
-            after = self._write(record, pieces, kind, step, described)
-            self._definitions.written(described, pack_place(pieces.offset, after.chain))
+            description, placed = definitions.describe(kind, record.payload, pieces, body, digests, scalars)
+            after = self._write(record, pieces, kind, step, description, placed)
+            definitions.written(record.payload.layout, placed, pack_place(pieces.offset, after.chain))
         except OSError as error:
             record.abort()
             raise LogUnavailable(f"{pieces.segment.path}: {error}") from error
@@ -250,14 +250,16 @@ class WriteAheadLog:
         """
         return self.commit(self.begin(payload, body_bytes(body)), kind, step, body, digests, scalars)
 
-    def _write(self, record: Record, pieces: PieceWriter, kind: EntryKind, step: int, described: DescribedRecord) -> Position:
+    def _write(
+        self, record: Record, pieces: PieceWriter, kind: EntryKind, step: int, description: bytes, placed: PlacedBody
+    ) -> Position:
         """Write the bytes of a record that are not in the file yet, the head last."""
         segment, offset = pieces.segment, pieces.offset
-        description, payload_bytes = described.description, described.payload_bytes
+        payload_bytes = placed.end - offset - HEAD.size
         end = extent_end(offset, payload_bytes, len(description))
         segment.extend(end)
         padding = bytes(end - offset - HEAD.size - payload_bytes - len(description))
-        rest: list[Bytes | bytes] = [*described.buffers, description, padding]
+        rest: list[Bytes | bytes] = [*placed.buffers, description, padding]
         is_pending = bool(pieces.pending)
         start = offset + HEAD.size + (0 if is_pending else pieces.stored_bytes)
         segment.write([*pieces.pending, *rest] if is_pending else rest, start)
