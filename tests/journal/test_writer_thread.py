@@ -14,17 +14,11 @@ from tests.support.faults import failing
 from tranlogs.base.config import QUEUE_JOBS_MAX
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.types import Array, SparseArray, TensorSpec, dense
-from tranlogs.journal.record_writers import (
-    BufferPool,
-    DirectWriter,
-    QueuedRecord,
-    QueuedWriter,
-    RecordContent,
-    WriterThread,
-    copy_payload,
-)
+from tranlogs.journal.record_writers import LogWriter, RecordContent, copy_payload
 from tranlogs.log.layout import Layout, Payload
+from tranlogs.log.payload_writer import Record
 from tranlogs.log.record_format import EntryKind
+from tranlogs.log.writer_thread import BufferPool, WriterThread
 
 
 @pytest.fixture
@@ -148,7 +142,7 @@ def test_a_payload_is_copied_when_it_is_given_and_an_aborted_one_gives_back(writ
     indices = dense(np.arange(4).reshape(1, 4))
     sparse = SparseArray((9, 64), indices, dense(source.reshape(4, 16)), True)
     given = Payload.of([("w", dense(source)), ("none", None), ("sparse", sparse)])
-    record = QueuedRecord(copy_payload(writer_thread.pool, given))
+    record = Record(copy_payload(writer_thread.pool, given))
     source[:] = 2
     payload = record.payload
     assert (payload.layout, payload.absent, payload.sparse) == (given.layout, {1}, given.sparse)
@@ -173,7 +167,7 @@ def test_a_payload_on_its_way_is_neither_copied_nor_pooled(writer_thread: Writer
         wait=lambda: there.append("arrived"),
         release=lambda: there.append("released"),
     )
-    record = QueuedRecord(copy_payload(writer_thread.pool, payload))
+    record = Record(copy_payload(writer_thread.pool, payload))
     assert record.payload is payload
     assert there == []
     record.abort()
@@ -187,7 +181,7 @@ def test_the_writer_thread_waits_for_a_payload_on_its_way_and_releases_it_after_
 ) -> None:
     bare = BareLog(tmp_path)
     log, gate, order = bare.open(), threading.Event(), []
-    writer, buffer = QueuedWriter(log, writer_thread), np.zeros(4, np.uint8)
+    writer, buffer = LogWriter(log, writer_thread), np.zeros(4, np.uint8)
 
     def wait() -> None:
         gate.wait()
@@ -219,7 +213,7 @@ def test_the_writer_thread_waits_for_a_payload_on_its_way_and_releases_it_after_
 def test_what_a_queued_body_refers_to_may_change(tmp_path: Path, writer_thread: WriterThread) -> None:
     bare = BareLog(tmp_path)
     log, gate = bare.open(), threading.Event()
-    writer, far = QueuedWriter(log, writer_thread), np.arange(5000)
+    writer, far = LogWriter(log, writer_thread), np.arange(5000)
     writer_thread.submit(0, gate.wait)
     values = np.ones(3)
     content = RecordContent(EntryKind.BOUNDARY, 0, {"ema": far}, scalars={"loss": 1.0})
@@ -239,7 +233,7 @@ def test_what_a_queued_body_refers_to_may_change(tmp_path: Path, writer_thread: 
 def test_a_failed_write_refuses_what_comes_after_it(tmp_path: Path, writer_thread: WriterThread) -> None:
     bare = BareLog(tmp_path)
     log = bare.open()
-    writer = QueuedWriter(log, writer_thread)
+    writer = LogWriter(log, writer_thread)
     with failing("log.before_commit=enospc"):
         writer.append(Payload.of([]), RecordContent(EntryKind.BOUNDARY, 0, {}))
         writer_thread.drain()
@@ -261,7 +255,7 @@ def test_a_record_that_does_not_follow_the_last_step_is_refused(tmp_path: Path, 
     """Redo would not reach the state that it tells of."""
     bare = BareLog(tmp_path)
     log = bare.open()
-    writer = DirectWriter(log)
+    writer = LogWriter(log)
     for n in (1, 2):
         writer.append(Payload.of([]), RecordContent(EntryKind.STEP, n, {}))
     with pytest.raises(LogUnavailable, match=f"a record of step {step} cannot follow one of step 2"):

@@ -19,11 +19,12 @@ from tranlogs.base.config import MIB, PAYLOAD_THREAD_BYTES_MIN
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.types import Bytes, TensorSpec, dense
 from tranlogs.encoding.compression import Codec, decompress
-from tranlogs.log import payload_writer, segment_file
+from tranlogs.log import payload_writer, segment_file, writer_thread
 from tranlogs.log.layout import PIECE_BYTES_MAX, Layout, Payload
-from tranlogs.log.payload_writer import CompressionChoices, PayloadThread, PieceWriter, pieces_of
+from tranlogs.log.payload_writer import CompressionChoices, PieceWriter, pieces_of
 from tranlogs.log.record_format import HEAD, EntryKind, checksum_of
 from tranlogs.log.segment_file import SegmentFile
+from tranlogs.log.writer_thread import WriterThread
 
 
 @pytest.fixture
@@ -34,8 +35,8 @@ def segment(tmp_path: Path) -> Iterator[SegmentFile]:
 
 
 @pytest.fixture
-def hand_over() -> Iterator[PayloadThread]:
-    made = PayloadThread()
+def thread() -> Iterator[WriterThread]:
+    made = WriterThread(MIB)
     yield made
     made.stop()
 
@@ -102,12 +103,11 @@ def test_any_payload_is_read_back(
             array[0 if kind == "zeros" else size // 50 :] = 0
         arrays.append(array)
     payload, path = payload_of(*arrays), tmp_path_factory.mktemp("x") / segment_file.segment_name(1, 2)
-    made, threads = segment_file.create(path, 1, 2, 16 * MIB), PayloadThread()
+    made, threads = segment_file.create(path, 1, 2, 16 * MIB), WriterThread(MIB)
     try:
         writer = PieceWriter(payload, made, 640, CompressionChoices())
         if beside:
-            assert threads.takes(PAYLOAD_THREAD_BYTES_MIN)
-            writer.start(threads.submit)
+            writer.start(threads)
         writer.prepare()
         if writer.pending:
             made.write(writer.pending, 640 + HEAD.size)
@@ -165,14 +165,11 @@ def test_a_layout_that_never_shrinks_is_looked_at_now_and_then(monkeypatch: pyte
     assert all(looked[-20:])
 
 
-def test_a_payload_that_is_handed_over_is_written_while_this_thread_goes_on(
-    segment: SegmentFile, hand_over: PayloadThread
-) -> None:
+def test_a_payload_that_is_handed_over_is_written_while_this_thread_goes_on(segment: SegmentFile, thread: WriterThread) -> None:
     gate, values = threading.Event(), noise(2 * MIB)
     payload = Payload(Layout([TensorSpec("w", "uint8", (values.nbytes,))]), [values], wait=lambda: gate.wait() and None)
     writer = PieceWriter(payload, segment, 0, CompressionChoices())
-    assert hand_over.takes(payload.nbytes)
-    writer.start(hand_over.submit)
+    writer.start(thread)
     assert writer.stored_bytes == 0
     gate.set()
     writer.wait()
@@ -183,10 +180,16 @@ def test_a_payload_that_is_handed_over_is_written_while_this_thread_goes_on(
     assert segment.path.read_bytes()[HEAD.size :][: values.nbytes] == before.tobytes()
 
 
-def test_small_payloads_are_not_handed_over(hand_over: PayloadThread) -> None:
-    assert not hand_over.takes(PAYLOAD_THREAD_BYTES_MIN - 1)
-    assert hand_over._thread is None
-    assert hand_over.takes(PAYLOAD_THREAD_BYTES_MIN)
+@pytest.mark.parametrize("nbytes", [PAYLOAD_THREAD_BYTES_MIN - 1, PAYLOAD_THREAD_BYTES_MIN])
+def test_small_payloads_are_not_handed_over(tmp_path: Path, nbytes: int) -> None:
+    bare, threads = BareLog(tmp_path), list[int]()
+    log = bare.open()
+    payload = payload_of(noise(nbytes))
+    payload.wait = lambda: threads.append(threading.get_ident())
+    log.append(EntryKind.STEP, 1, payload, log.encoder.whole({}, None))
+    assert (threads == [threading.get_ident()]) == (nbytes < PAYLOAD_THREAD_BYTES_MIN)
+    log.close()
+    bare.close()
 
 
 def test_a_small_payload_that_is_waited_for_is_in_the_file(segment: SegmentFile) -> None:
@@ -201,18 +204,17 @@ def test_a_small_payload_that_is_waited_for_is_in_the_file(segment: SegmentFile)
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_failure_beside_is_raised_with_the_record(segment: SegmentFile, hand_over: PayloadThread, waits: bool) -> None:
+def test_a_failure_beside_is_raised_with_the_record(segment: SegmentFile, thread: WriterThread, waits: bool) -> None:
     writer = PieceWriter(payload_of(noise(2 * MIB)), segment, 0, CompressionChoices())
-    assert hand_over.takes(2 * MIB)
     with failing("log.write=enospc"):
-        writer.start(hand_over.submit)
+        writer.start(thread)
         writer.settle()
     if waits:
         writer.wait()  # the payload's memory may change: that is all it says
     with pytest.raises(LogUnavailable, match=r"log\.write"):
         writer.prepare()
     again = PieceWriter(payload_of(noise(2 * MIB)), segment, 0, CompressionChoices())
-    again.start(hand_over.submit)  # the thread goes on
+    again.start(thread)  # the thread goes on
     again.wait()
 
 
@@ -220,7 +222,7 @@ def test_no_thread_to_be_had_means_this_one_writes(monkeypatch: pytest.MonkeyPat
     def refused(*_: object) -> threading.Thread:
         raise LogUnavailable("no thread can be started")
 
-    monkeypatch.setattr(payload_writer, "start_thread", refused)
+    monkeypatch.setattr(writer_thread, "start_thread", refused)
     values, bare = noise(2 * MIB), BareLog(tmp_path)
     log = bare.open()
     log.append(EntryKind.STEP, 1, Payload.of([("w", dense(values))]), log.encoder.whole({}, None))

@@ -19,7 +19,7 @@ def copy_of_written(journal: Journal, to: Path) -> Path:
     """The same without the records that a writer thread still has in its queue: it must not get to them meanwhile."""
     journal.wait_checkpoint()
     if journal.log.wal is not None:
-        journal.log.wal.wait_synced()
+        journal.log.wal.group.wait_synced()
     shutil.copytree(journal.paths.folder.parent, to, copy_function=_copy)
     return to
 

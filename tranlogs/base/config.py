@@ -40,6 +40,7 @@ CATALOG_HELD_SECONDS = 5.0  # A foreign process that holds LMDB's write lock so 
 REQUEST_SECONDS = 2.0  # time for the owner of a journal to make a change that another process asks for
 REQUEST_POLL_SECONDS = 0.1  # time between two looks for requests
 REQUEST_BYTES_MAX = 64 * MIB  # size of a request; a larger one is damaged
+WAITING_RECORDS_MAX = 200_000  # records whose rows a held catalog delays, before logging is suspended; some 60 MB of memory
 SWEEP_SECONDS = 10.0  # time between two searches for rows of records of pruned segments
 CATALOG_SECONDS = 0.5  # minimum time between two writes of the watermarks
 

@@ -133,7 +133,7 @@ class JournalCheckpoints:
         self.schedule.note_taken(step, wal.bytes_written)
         try:
             wal.forget_definitions()  # Later records must not refer to records that may be pruned after the checkpoint.
-            self._copy_and_write(snapshot, wal.boundary, adapt, wait=wait)
+            self._copy_and_write(snapshot, wal.group.boundary, adapt, wait=wait)
         except SUSPENDING_ERRORS as error:
             self._failure = error
 

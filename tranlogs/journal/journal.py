@@ -77,9 +77,9 @@ class Journal:
         self.adapt: tree.Adapt | None = None
         self.is_closed = False
         self.gate = ShutdownGate()
-        self._lock, self._pid = opened.lock, os.getpid()  # A forked child has another number.
+        self._lock = opened.lock
         self._ending = threading.Lock()
-        self.holds = PruningHolds(catalog, opened.paths.folder, self._pid)
+        self.holds = PruningHolds(catalog, opened.paths.folder, os.getpid())
         self.checkpoints = JournalCheckpoints(opened, clock, policy, retention, self.holds)
         self.log = JournalLog(opened, config, clock, self.holds, self.checkpoints)
         self._requests = RequestService(catalog)
@@ -150,8 +150,8 @@ class Journal:
 
     @property
     def is_writer(self) -> bool:
-        """False in a forked child, and after `close`: nothing is logged there."""
-        return not self.is_closed and os.getpid() == self._pid
+        """False in a forked child, which does not hold the lock, and after `close`: nothing is logged there."""
+        return self._lock.is_held and not self.is_closed
 
     @property
     def committed(self) -> int:
@@ -411,7 +411,7 @@ class Journal:
         Returns:
             False if the log was not synced within `timeout` seconds.
         """
-        return os.getpid() != self._pid or self.log.seal(timeout)
+        return not self._lock.is_held or self.log.seal(timeout)
 
     def shut_down(self, timeout: float) -> bool:
         """Seal and sync all committed steps, from any thread, because the process is about to end.
@@ -427,7 +427,7 @@ class Journal:
         if self.is_closed:
             return True
         if self.log.wal is not None:
-            self.log.wal.demand_sync()
+            self.log.wal.group.demand_sync()
         failure = self.log.close()
         if failure is None:
             self._lock.mark_closed()
@@ -449,7 +449,7 @@ class Journal:
         A Ctrl-C is raised when the journal is closed. A second Ctrl-C is raised at once; `close` may then be called again.
         """
         atexit.unregister(self.close)
-        if not self._lock.is_held or os.getpid() != self._pid:
+        if not self._lock.is_held:
             return
         self.is_closed = True
         run_uninterrupted("tranlogs-end", self._end)

@@ -21,12 +21,13 @@ from ..log.record_format import EntryKind, Position
 from ..log.record_rows import delete_records
 from ..log.segment_file import unlink_retired
 from ..log.writer import WriteAheadLog
+from ..log.writer_thread import WriterThread
 from ..retention.prune import set_aside
 from .checkpointing import JournalCheckpoints
 from .opening import OpenedJournal, clean_up, retire_unreachable_segments, seal_abandoned_segments
 from .paths import JournalPaths
 from .pruning_holds import PruningHolds
-from .record_writers import DirectWriter, LogWriter, QueuedWriter, WriterThread
+from .record_writers import LogWriter
 from .suspension import Suspension, consequence_of, end_incident, note_incident, outlook_after
 
 _log = logging.getLogger("tranlogs")
@@ -67,12 +68,12 @@ class JournalLog:
     @property
     def committed(self) -> int:
         """Number of the newest step that survives the end of the process."""
-        return self.wal.boundary.step if self.wal is not None else self._committed
+        return self.wal.group.boundary.step if self.wal is not None else self._committed
 
     @property
     def synced(self) -> int:
         """Number of the newest step that survives power loss."""
-        return self.wal.synced.step if self.wal is not None else self._synced
+        return self.wal.group.synced.step if self.wal is not None else self._synced
 
     @property
     def bytes_written(self) -> int:
@@ -154,14 +155,13 @@ class JournalLog:
             position,
             {**opened.describe(position), "created_at": opened.run.created_at},
             writes_watermarks=writes_watermarks,
-            reserve=self._checkpoints.disk_space,
+            space_to_leave=self._checkpoints.disk_space.bytes_for_checkpoint,
+            on_full=self._checkpoints.disk_space.request_checkpoint,
             demand_writer=self._demand_files,
         )
-        if self._config.writer == "direct":
-            self.writer = DirectWriter(self.wal)
-        else:
-            self.thread = self.thread or WriterThread(self._config.queue_bytes_max)
-            self.writer = QueuedWriter(self.wal, self.thread)
+        if self._config.writer == "thread" and self.thread is None:
+            self.thread = WriterThread(self._config.queue_bytes_max)
+        self.writer = LogWriter(self.wal, self.thread)
 
     def _demand_files(self) -> None:
         """Check, before records are made durable, that this process still writes the journal, and that they will be of use.
@@ -189,16 +189,16 @@ class JournalLog:
     def wait_synced(self, timeout: float) -> bool:
         """Wait until all committed steps survive power loss; return False if they do not within `timeout` seconds."""
         self.drain()
-        return self.wal is None or self.wal.wait_synced(timeout)
+        return self.wal is None or self.wal.group.wait_synced(timeout)
 
     def seal(self, timeout: float) -> bool:
         """Seal and sync all committed steps, from any thread; return False if that takes more than `timeout` seconds."""
         wal = self.wal
         try:
             if wal is not None:
-                wal.demand_sync()
+                wal.group.demand_sync()
                 wal.seal_now()
-                return wal.wait_synced(timeout)
+                return wal.group.wait_synced(timeout)
         except SUSPENDING_ERRORS as error:
             _log.debug("%s: could not sync the log: %s", self._opened.paths.folder, error)
             return False
@@ -227,8 +227,8 @@ class JournalLog:
             except SUSPENDING_ERRORS as error:
                 failure = failure or error
             self.end = wal.position
-            if wal.writes_watermarks:
-                self._committed, self._synced = wal.boundary.step, wal.synced.step
+            if wal.group.writes_watermarks:
+                self._committed, self._synced = wal.group.boundary.step, wal.group.synced.step
         self.wal = self.writer = None  # Last, because an interrupted call is repeated from the start.
         return failure
 
@@ -309,7 +309,7 @@ class JournalLog:
             self.suspend(error, step)
             return
         assert self.wal is not None
-        self.wal.writes_watermarks = True
+        self.wal.group.writes_watermarks = True
         suspension.end(self._clock.monotonic())
         self.suspension, self._previous_suspension = None, suspension
         checkpoints.schedule.note_taken(step, 0)
@@ -370,5 +370,5 @@ class JournalLog:
         wal = self.wal
         assert wal is not None
         wal.append(EntryKind.BOUNDARY, step, NO_TENSORS, wal.encoder.parts(body, adapt))
-        if not wal.wait_synced():
-            raise LogUnavailable(error_text(wal.failure) if wal.failure else "the log cannot be synced")
+        if not wal.group.wait_synced():
+            raise LogUnavailable(error_text(wal.group.failure) if wal.group.failure else "the log cannot be synced")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..base.errors import CorruptRecord
@@ -63,11 +64,9 @@ class Entry(PayloadReader):
             CorruptRecord: a part is damaged, or refers to a damaged record.
         """
         assert self.kind.is_boundary, f"a record of kind {self.kind.name} is no boundary"
-        try:
+        with self._naming_damage():
             packed = self._packed_body()
             return {name: self._decode(name, packed, make) for name in list(packed) if name != WHOLE and "/" not in name}
-        except (ValueError, KeyError, TypeError) as error:
-            raise self._damaged_body(error) from None
 
     def part(self, name: str, **make: Any) -> Any:
         """Decode one part of the body; None if the body has no such part. Arguments are those of `body`.
@@ -75,11 +74,9 @@ class Entry(PayloadReader):
         Raises:
             CorruptRecord: the part is damaged, or refers to a damaged record.
         """
-        try:
+        with self._naming_damage():
             packed = self._packed_body()
             return self._decode(name, packed, make) if name in packed else None
-        except (ValueError, KeyError, TypeError) as error:
-            raise self._damaged_body(error) from None
 
     def parts(self) -> dict[str, bytes]:
         """Return the encoded trees of the body's parts, by name.
@@ -87,10 +84,8 @@ class Entry(PayloadReader):
         Raises:
             CorruptRecord: the body is damaged, or refers to a damaged record.
         """
-        try:
+        with self._naming_damage():
             return {name: blob for name, (blob, _) in self._merged_parts().items()}
-        except (ValueError, KeyError, TypeError) as error:
-            raise self._damaged_body(error) from None
 
     def encoded(self) -> dict[str, tuple[bytes, list[Array]]]:
         """Return each part of the body as it was encoded: its tree, and its large arrays.
@@ -98,11 +93,9 @@ class Entry(PayloadReader):
         Raises:
             CorruptRecord: the body is damaged, or refers to a damaged record.
         """
-        try:
+        with self._naming_damage():
             merged = self._merged_parts().items()
             return {name: (blob, self._read_arrays(name, blob, rows)) for name, (blob, rows) in merged}
-        except (ValueError, KeyError, TypeError) as error:
-            raise self._damaged_body(error) from None
 
     def _read_arrays(self, name: str, blob: bytes, rows: list[Row]) -> list[Array]:
         found: dict[int, Array] = {}
@@ -121,10 +114,8 @@ class Entry(PayloadReader):
         Raises:
             CorruptRecord: the body is damaged, or refers to a damaged record.
         """
-        try:
+        with self._naming_damage():
             return [(name, row) for name, (_, rows) in self._merged_parts().items() for row in rows]
-        except (ValueError, KeyError, TypeError) as error:
-            raise self._damaged_body(error) from None
 
     def find_damage(self) -> Iterator[CorruptRecord]:
         """Read the whole record and compare all its checksums. Yield one error for each tensor or array that is damaged.
@@ -132,14 +123,12 @@ class Entry(PayloadReader):
         If the body cannot be read, that is the only error.
         """
         try:
-            for blob in self.parts().values():
-                tree.decode(blob, lambda _, layout: layout, make_array=lambda _: None)
+            with self._naming_damage():
+                for blob in self.parts().values():
+                    tree.decode(blob, lambda _, layout: layout, make_array=lambda _: None)
             arrays = self.arrays()
         except CorruptRecord as damage:
             yield damage
-            return
-        except tree.MalformedTree as error:
-            yield self._damaged_body(error)
             return
         for name, why in self.damaged_tensors():
             yield CorruptRecord(self.reader.path, why, step=self.step, tensor=name)
@@ -147,8 +136,13 @@ class Entry(PayloadReader):
             if not self.reader.is_sound(row):
                 yield CorruptRecord(self.reader.path, "the checksum of its bytes differs", step=self.step, tensor=name)
 
-    def _damaged_body(self, error: Exception) -> CorruptRecord:
-        return CorruptRecord(self.reader.path, f"its description is damaged ({error})", step=self.step)
+    @contextmanager
+    def _naming_damage(self) -> Iterator[None]:
+        """Raise CorruptRecord, with the file and the step, for what the decoding of a damaged body raises."""
+        try:
+            yield
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptRecord(self.reader.path, f"its description is damaged ({error})", step=self.step) from None
 
     def _packed_body(self) -> PackedBody:
         """Return what this record, and those that it refers to for the rest, have of the parts."""

@@ -4,7 +4,8 @@ A group is synced in this order: `fdatasync` of the segments that hold its recor
 rows of segments and the watermarks, which LMDB syncs itself. That commit is the commit point of `synced`. With
 durability="process" nothing waits for the disk, and the thread writes the records twice a second.
 
-While a foreign process holds LMDB's write lock, the thread waits, and `synced` lags. No other thread waits for it.
+While a foreign process holds LMDB's write lock, the thread waits, and `synced` lags. No other thread waits for it. Once
+WAITING_RECORDS_MAX records wait for their rows, no further record is accepted.
 """
 
 from __future__ import annotations
@@ -13,199 +14,72 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from ..base.clock import Clock
-from ..base.config import CATALOG_SECONDS, GROUP_SECONDS, SWEEP_SECONDS
+from ..base.config import CATALOG_SECONDS, GROUP_SECONDS, SWEEP_SECONDS, WAITING_RECORDS_MAX
+from ..base.errors import CatalogUnavailable, LogUnavailable, error_text
 from ..base.failpoints import hit
 from ..base.threads import WaitableLock, start
-from ..catalog import Catalog, Tables, Watermarks
+from ..catalog import Catalog, Watermarks
 from .preallocator import RowChange
 from .record_format import Position
 from .record_rows import RecordRow, add_records, sweep_records
 from .segment_file import SegmentFile, record_opened, record_sealed, record_size
 
-SealedSegment = tuple[SegmentFile, Position]  # a complete segment, and the position after its last record
-
-
-@dataclass(slots=True)
-class SyncWork:
-    """Work that the sync thread takes at once.
-
-    Attributes:
-        changes: of segment rows, in order.
-        sealing: segments that are complete and have to be sealed.
-        records: the group to commit; empty if the records can wait.
-        segment: the open segment; None if there is none.
-        boundary: the newest committed boundary.
-        syncs: True if the group has to survive power loss.
-        is_last: True if the log is being closed.
-    """
-
-    changes: list[RowChange]
-    sealing: list[SealedSegment]
-    segment: SegmentFile | None
-    boundary: Position
-    syncs: bool
-    is_last: bool
-    records: list[RecordRow] = field(default_factory=list)
-
-
-class SyncState:
-    """State shared by the thread that logs and the sync thread. All fields are written under the log's lock.
-
-    Args:
-        lock: of the log.
-        clock: the clock.
-        position: where the chain of records continues.
-        syncs: False with durability="process".
-
-    Attributes:
-        syncs: True if committed records are made durable.
-        boundary: the newest committed boundary.
-        synced: the newest boundary known to survive power loss.
-        segment: the open segment; None if there is none.
-        records: records that are in their segment but not in the catalog.
-        failure: the error that ended the sync thread; None while it runs.
-        is_stopped: True once the log is being closed.
-        truncates: True if closing gives back the unused part of the last segment.
-        is_waiting: True while the sync thread waits for work.
-        is_awaited: True while a thread waits for `synced`.
-    """
-
-    def __init__(self, lock: WaitableLock, clock: Clock, position: Position, *, syncs: bool) -> None:
-        self._lock, self._clock = lock, clock
-        self.syncs = syncs
-        self.boundary = self.synced = position
-        self.segment: SegmentFile | None = None
-        self.records: list[RecordRow] = []
-        self.failure: BaseException | None = None
-        self.is_stopped = self.is_waiting = self.is_awaited = False
-        self.truncates = True
-        self._changes: list[RowChange] = []
-        self._sealing: list[SealedSegment] = []
-
-    # Called by the log.
-
-    def add_change(self, change: RowChange) -> None:
-        """Let the sync thread change segment rows. Any thread may call this."""
-        with self._lock:
-            self._changes.append(change)
-            self._lock.notify_all()
-
-    def add_opened(self, segment: SegmentFile) -> None:
-        """Note that records go into a segment from now on."""
-        with self._lock:
-            self.segment = segment
-            self.add_change(partial(record_opened, segment=segment, created_at=self._clock.now()))
-
-    def add_sealing(self, segment: SegmentFile, last: Position) -> None:
-        """Note that the open segment is complete: nothing more will be written to it."""
-        with self._lock:
-            self._sealing.append((segment, last))
-            self.segment = None
-            self._lock.notify_all()
-
-    def set_boundary(self, boundary: Position) -> None:
-        """Note that a unit is committed. Called with the lock held."""
-        self.boundary = boundary
-        if self.syncs and self.is_waiting:
-            self._lock.notify_all()
-
-    def stop(self, *, truncates: bool = True) -> None:
-        """Ask the sync thread to finish the work that is left, and to end.
-
-        Args:
-            truncates: give back the unused part of the last segment.
-        """
-        with self._lock:
-            self.truncates = truncates
-            self.is_stopped = True
-            self._lock.notify_all()
-
-    def close_unsealed(self) -> None:
-        """Close the files of segments that could not be sealed."""
-        for segment, _ in self._sealing:
-            with suppress(OSError):
-                segment.close()
-
-    # Progress.
-
-    @property
-    def must_sync(self) -> bool:
-        """True if a committed record has to survive power loss and may not do so yet."""
-        return self.syncs and self.synced.sequence < self.boundary.sequence
-
-    def wait_synced(self, timeout: float) -> bool:
-        """Wait until everything that is committed is synced; return False after `timeout` seconds or a failure."""
-        end = self._clock.monotonic() + timeout
-        self.is_awaited = True
-        try:
-            while self.must_sync and self.failure is None:
-                with self._lock:
-                    self._lock.notify_all()
-                    self._lock.wait(0.002)
-                if self._clock.monotonic() > end:
-                    return False
-            return self.failure is None
-        finally:
-            self.is_awaited = False
-
-    # Called by the sync thread, with the lock held.
-
-    @property
-    def has_urgent_work(self) -> bool:
-        """True if segment rows have changed, segments have to be sealed, or the log is being closed."""
-        return bool(self.is_stopped or self._sealing or self._changes)
-
-    def take_work(self, *, with_records: bool) -> SyncWork:
-        """Return the work that has accumulated.
-
-        Args:
-            with_records: take the records even if nothing demands that they become durable now.
-        """
-        work = SyncWork(self._changes, self._sealing, self.segment, self.boundary, self.syncs, self.is_stopped)
-        self._changes, self._sealing = [], []
-        if with_records or work.syncs or work.sealing or work.is_last:
-            work.records, self.records = self.records, []
-        return work
-
 
 class GroupCommit:
-    """The sync thread of a log.
+    """The sync thread of a log, and the work that waits for it. All fields that threads share are guarded by the log's lock.
 
     Args:
+        folder: of the segment files.
         catalog: the journal's catalog, open for writing.
         clock: the clock.
         lock: of the log.
-        state: the state that the log and the thread share.
+        position: where the chain of records continues.
+        syncs: False with durability="process".
         writes_watermarks: False if no watermark may be written yet.
         on_idle: called after each group, and every few seconds while there is nothing to sync.
         demand_writer: called before each group is made durable; raises if this process must not write the journal any more.
 
     Attributes:
-        state: the state that the log and the thread share.
+        boundary: the newest committed boundary.
+        synced: the newest boundary known to survive power loss.
+        failure: the error that ended the sync thread; None while it runs.
         writes_watermarks: False while no watermark may be written, because the checkpoint that the log follows is not published
             yet.
     """
 
     def __init__(
         self,
+        folder: Path,
         catalog: Catalog,
         clock: Clock,
         lock: WaitableLock,
-        state: SyncState,
+        position: Position,
         *,
+        syncs: bool,
         writes_watermarks: bool,
         on_idle: Callable[[], None],
         demand_writer: Callable[[], None],
     ) -> None:
-        self._catalog, self._clock, self._lock, self._on_idle = catalog, clock, lock, on_idle
-        self._demand_writer = demand_writer
-        self.state = state
+        self._folder, self._catalog, self._clock, self._lock = folder, catalog, clock, lock
+        self._on_idle, self._demand_writer = on_idle, demand_writer
+        self.boundary = self.synced = position
+        self.failure: BaseException | None = None
         self.writes_watermarks = writes_watermarks
+        self._syncs = syncs
+        self._segment: SegmentFile | None = None  # the open segment
+        self._changes: list[RowChange] = []  # of segment rows, in order
+        self._sealing: list[tuple[SegmentFile, Position]] = []  # complete segments, and the position after each
+        self._records: list[RecordRow] = []  # in their segment, but not in the catalog
+        self._waiters = 0  # threads that wait for `synced`
+        self._is_waiting = False  # The sync thread waits for work.
+        self._is_stopped = False
+        self._truncates = True
+        # Used by the sync thread only.
         self._written_at, self._written_step = clock.monotonic() - 2 * CATALOG_SECONDS, -1
         self._sweeps_from: int | None = 0  # the ordinal from which on rows of pruned segments are looked for
         self._swept_at = clock.monotonic()
@@ -221,146 +95,217 @@ class GroupCommit:
         try:
             start(self._thread)
         except BaseException:  # The start failed, or Ctrl-C came during it: no owner will stop the thread later.
-            self.state.stop()
+            self.request_stop(truncates=True)
             raise
 
-    def stop(self, *, truncates: bool = True) -> None:
-        """Finish the work that is left, and end the thread. An error is in `state.failure`.
+    # Called by the log.
 
-        Args:
-            truncates: give back the unused part of the last segment.
+    def demand_sound(self) -> None:
+        """Check that records can still be made durable.
+
+        Raises:
+            LogUnavailable: the thread has failed, or too many records wait for it.
         """
-        self.state.stop(truncates=truncates)
-        self._thread.join()
+        if self.failure is not None:
+            raise LogUnavailable(error_text(self.failure)) from self.failure
+        if len(self._records) >= WAITING_RECORDS_MAX:
+            raise CatalogUnavailable(
+                self._catalog.path,
+                f"{len(self._records)} records wait for their rows: another process holds LMDB's write lock, or the disk hangs",
+            )
 
-    def demand_sync(self, folder: Path) -> None:
-        """Make committed and later records survive power loss, even with durability="process".
+    def add_record(self, record: RecordRow, boundary: Position | None) -> None:
+        """Note that a record is in its segment. Called with the lock held.
 
         Args:
-            folder: of the segment files.
+            record: the record.
+            boundary: the position after it, if it ends a unit.
+        """
+        self._records.append(record)
+        if boundary is not None:
+            self.boundary = boundary
+            if self._syncs and self._is_waiting:
+                self._lock.notify_all()
+
+    def add_change(self, change: RowChange) -> None:
+        """Let the sync thread change segment rows. Any thread may call this."""
+        with self._lock:
+            self._changes.append(change)
+            self._lock.notify_all()
+
+    def add_opened(self, segment: SegmentFile) -> None:
+        """Note that records go into a segment from now on."""
+        with self._lock:
+            self._segment = segment
+            self.add_change(partial(record_opened, segment=segment, created_at=self._clock.now()))
+
+    def add_sealing(self, segment: SegmentFile, last: Position) -> None:
+        """Note that the open segment is complete: nothing more will be written to it."""
+        with self._lock:
+            self._sealing.append((segment, last))
+            self._segment = None
+            self._lock.notify_all()
+
+    def demand_sync(self) -> None:
+        """Make committed and later records survive power loss, even with durability="process". Any thread may call this.
 
         Raises:
             OSError: the disk fails.
         """
         with self._lock:  # Nothing may be committed between the flush of all files and the first group that is synced.
-            if self.state.syncs:
+            if self._syncs:
                 return
-            for path in folder.glob("*.seg"):
+            for path in self._folder.glob("*.seg"):
                 with suppress(FileNotFoundError):  # The file was recycled in the meantime.
                     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                     try:
                         os.fdatasync(fd)
                     finally:
                         os.close(fd)
-            self.state.syncs = True
+            self._syncs = True
             self._lock.notify_all()
+
+    def wait_synced(self, timeout: float = 60.0) -> bool:
+        """Wait until everything that is committed is synced; return False after `timeout` seconds or a failure."""
+        end = self._clock.monotonic() + timeout
+        with self._lock:
+            self._waiters += 1
+            try:
+                self._lock.notify_all()
+                while self._must_sync and self.failure is None:
+                    if self._clock.monotonic() > end:
+                        return False
+                    self._lock.wait(0.002)
+                return self.failure is None
+            finally:
+                self._waiters -= 1
+
+    def request_stop(self, *, truncates: bool) -> None:
+        """Ask the thread to finish the work that is left, and to end.
+
+        Args:
+            truncates: give back the unused part of the last segment.
+        """
+        with self._lock:
+            self._truncates, self._is_stopped = truncates, True
+            self._lock.notify_all()
+
+    def join(self) -> None:
+        """Wait until the thread has ended, after `request_stop`. An error is in `failure`."""
+        self._thread.join()
+        for segment, _ in self._sealing:  # They could not be sealed.
+            segment.close()
 
     # The thread.
 
     def _work(self) -> None:
-        while True:
-            with self._lock:
-                self._wait_for_work()
-                self._wait_for_group()
-                work = self.state.take_work(with_records=self._is_late())
-            try:
-                self._commit_group(work)
+        is_last = False
+        try:
+            while not is_last:
+                is_last = self._commit_group()
                 self._on_idle()
                 with self._lock:
                     self._lock.notify_all()
-            except Exception as error:
-                self.state.failure = self.state.failure or error
-                for segment, _ in work.sealing:
-                    segment.close()
-                if not work.is_last:
-                    self._wait_for_stop()
-                return
-            if work.is_last:
-                return
+        except Exception as error:
+            with self._lock:
+                self.failure = error
+                self._lock.notify_all()
+
+    @property
+    def _must_sync(self) -> bool:
+        """True if a committed record has to survive power loss and may not do so yet."""
+        return self._syncs and self.synced.sequence < self.boundary.sequence
+
+    @property
+    def _has_urgent_work(self) -> bool:
+        """True if segment rows have changed, segments have to be sealed, or the log is being closed."""
+        return bool(self._is_stopped or self._sealing or self._changes)
 
     def _wait_for_work(self) -> None:
         """Wait until there is work, for some seconds at most. Called with the lock held."""
-        state = self.state
-        while not (state.has_urgent_work or state.must_sync):
-            state.is_waiting = True
+        while not (self._has_urgent_work or self._must_sync):
+            self._is_waiting = True
             is_notified = self._lock.wait(CATALOG_SECONDS)
-            state.is_waiting = False
+            self._is_waiting = False
             if not is_notified:
                 break
 
     def _wait_for_group(self) -> None:
         """Wait for more records if the last group was made durable a moment ago. Called with the lock held."""
-        state = self.state
         left = self._synced_at + GROUP_SECONDS - self._clock.monotonic()
-        if left > 0 and state.must_sync and not (state.has_urgent_work or state.is_awaited):
+        if left > 0 and self._must_sync and not (self._has_urgent_work or self._waiters):
             self._lock.wait(left)
 
     def _is_late(self) -> bool:
         return self._clock.monotonic() - self._written_at > CATALOG_SECONDS
 
-    def _commit_group(self, work: SyncWork) -> None:
-        """Make a group of records durable, and bring the rows of segments and the watermarks up to date."""
-        state = self.state
-        if work.syncs:
-            for segment, _ in work.sealing:
+    def _commit_group(self) -> bool:
+        """Wait for a group of records, make it durable, and bring the rows of segments and the watermarks up to date.
+
+        Returns:
+            True if this was the last group, because the log is being closed.
+        """
+        with self._lock:
+            self._wait_for_work()
+            self._wait_for_group()
+            is_last, syncs, boundary, sealing = self._is_stopped, self._syncs, self.boundary, list(self._sealing)
+            complete = [segment for segment, _ in sealing]
+            opened = [self._segment] if self._segment is not None else []
+            changes, self._changes = self._changes, []
+            records = list[RecordRow]()
+            if syncs or sealing or is_last or self._is_late():
+                records, self._records = self._records, []
+        if syncs:
+            for segment in [*complete, *(opened if records else [])]:
                 segment.sync()
-            if work.segment is not None and work.records:
-                work.segment.sync()
         self._demand_writer()  # also without records: a deleted lock file is made again while training pauses
-        for segment in [*(one for one, _ in work.sealing), *([work.segment] if work.segment is not None else [])]:
+        for segment in [*complete, *opened]:
             segment.demand_file()
-        if work.sealing and state.is_stopped and state.truncates:
-            self._write(work.changes, work.records, [partial(record_size, segment=one) for one, _ in work.sealing])
-            work.changes, work.records = [], []
-            for segment, _ in work.sealing:
+        if complete and is_last and self._truncates:
+            self._write([*changes, *(partial(record_size, segment=segment) for segment in complete)], records)
+            changes, records = [], []
+            for segment in complete:
                 segment.truncate()
-        for segment, _ in work.sealing:
+        for segment in complete:
             hit("log.seal")
             segment.close()
-        sealed = [partial(record_sealed, clock=self._clock, segment=segment, last=last) for segment, last in work.sealing]
-        if sealed and (state.is_stopped or self._clock.monotonic() - self._swept_at > SWEEP_SECONDS):
+        changes += [partial(record_sealed, clock=self._clock, segment=segment, last=last) for segment, last in sealing]
+        if sealing and (is_last or self._clock.monotonic() - self._swept_at > SWEEP_SECONDS):
             self._sweeps_from, self._swept_at = 0, self._clock.monotonic()
-        is_behind = self._written_step < work.boundary.step and self._is_late()
-        is_due = self.writes_watermarks and (is_behind or state.is_stopped)
-        if work.changes or work.records or sealed or is_due or self._sweeps_from is not None:
-            self._write(work.changes, work.records, sealed, watermarks=work)
-        if work.syncs:
-            state.synced, self._synced_at = work.boundary, self._clock.monotonic()
+        is_behind = self._written_step < boundary.step and self._is_late()
+        is_due = self.writes_watermarks and (is_behind or is_last)
+        if changes or records or is_due or self._sweeps_from is not None:
+            self._write(changes, records, boundary, is_synced=syncs)
+        with self._lock:
+            del self._sealing[: len(sealing)]
+            if syncs:
+                self.synced, self._synced_at = boundary, self._clock.monotonic()
+        return is_last
 
     def _write(
         self,
         changes: Sequence[RowChange],
         records: list[RecordRow],
-        more: Sequence[RowChange],
+        boundary: Position | None = None,
         *,
-        watermarks: SyncWork | None = None,
+        is_synced: bool = False,
     ) -> None:
-        """Write records and rows in one transaction."""
+        """Write records, rows and the watermarks of a boundary in one transaction."""
         hit("log.rows")
         with self._catalog.transaction(self._is_patient) as tables:  # commit point of `synced`
             for change in changes:
                 change(tables)
             add_records(tables, records)
-            for change in more:
-                change(tables)
             if self._sweeps_from is not None:
                 self._sweeps_from = sweep_records(tables, self._sweeps_from)
-            if watermarks is not None and self.writes_watermarks:
-                self._put_watermarks(tables, watermarks)
+            if boundary is not None and self.writes_watermarks:
+                known = tables.get("watermarks", Watermarks) or Watermarks()
+                synced = boundary.step if is_synced else min(known.synced, boundary.step)
+                row = replace(known, committed=boundary.step, synced=synced, at=self._clock.now())
+                tables.put("watermarks", row)
+                self._written_step = boundary.step
         self._written_at = self._clock.monotonic()
-
-    def _put_watermarks(self, tables: Tables, work: SyncWork) -> None:
-        committed = work.boundary.step
-        known = tables.get("watermarks", Watermarks) or Watermarks()
-        synced = committed if work.syncs else min(known.synced, committed)
-        tables.put("watermarks", replace(known, committed=committed, synced=synced, at=self._clock.now()))
-        self._written_step = committed
 
     def _is_patient(self) -> bool:
         """Return True as long as this thread can wait for a process that holds LMDB's write lock."""
-        return not self.state.is_stopped
-
-    def _wait_for_stop(self) -> None:
-        with self._lock:
-            while not self.state.is_stopped:
-                self._lock.wait()
+        return not self._is_stopped

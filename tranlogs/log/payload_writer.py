@@ -1,26 +1,25 @@
 """Writing of payloads: hash, compress and write the tensors of a record.
 
-Gradients do not change while the optimizer steps. A large payload is therefore given to the payload thread when the record
+Gradients do not change while the optimizer steps. A large payload is therefore given to another thread when the record
 begins, and the end of the step waits for that thread. So no record is queued, and a committed record is in the file. A small
 payload is written together with its description, by one system call, because waking a thread would take longer.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable
-from queue import SimpleQueue
+from collections.abc import Iterable
 
 import numpy as np
 
-from ..base.config import PAYLOAD_THREAD_BYTES_MIN, WRITE_BYTES
+from ..base.config import RECORD_SLACK_BYTES, WRITE_BYTES
 from ..base.errors import LogUnavailable, error_text
-from ..base.threads import start_thread
 from ..base.types import Bytes
 from ..encoding.compression import Codec, compress
 from .layout import Layout, Payload
+from .record_body import EncodedBody
 from .record_format import HEAD, checksum_of
 from .segment_file import SegmentFile
+from .writer_thread import WriterThread
 
 _RAW_STREAK = 8  # After this number of records without a compressible piece,
 _LOOK_EVERY = 16  # compression is tried only once in this number of records.
@@ -51,38 +50,36 @@ class PieceWriter:
     """Writes the payload of one record to a segment.
 
     Attributes:
+        segment: the segment that the record is written to.
+        offset: of the record in the segment.
         pending: pieces that are not in the file yet. The commit writes them together with the description.
         stored_bytes: size of the payload in the file, once all pieces are prepared.
         sums, codecs: the sections of the description with these names.
     """
 
     def __init__(self, payload: Payload, segment: SegmentFile, offset: int, choices: CompressionChoices) -> None:
-        self._payload, self._segment, self._offset, self._choices = payload, segment, offset + HEAD.size, choices
+        self._payload, self.segment, self.offset, self._choices = payload, segment, offset, choices
         self.pending: list[Bytes] = []
         self.stored_bytes, self.sums, self.codecs = 0, b"", b""
         self._is_prepared = False
-        self._done: threading.Event | None = None
+        self._thread: WriterThread | None = None
         self._failure: BaseException | None = None
 
-    def start(self, submit: Callable[[Callable[[], None]], None]) -> None:
-        """Begin to write the payload in the payload thread."""
-        self._done = threading.Event()
-        submit(self._run)
+    def start(self, thread: WriterThread) -> None:
+        """Begin to write the payload in another thread."""
+        self._thread = thread
+        thread.submit(self._payload.nbytes, self._run)
 
     def _run(self) -> None:
         try:
             self._prepare_pieces(writes=True)
         except BaseException as error:
             self._failure = error
-        finally:
-            assert self._done is not None
-            self._done.set()
 
     def wait(self) -> None:
         """Wait until the payload's memory may change. If writing failed, `prepare` raises the error."""
-        if self._done is not None:
-            self._done.wait()
-        elif not self._is_prepared and self._failure is None:
+        self.settle()
+        if not self._is_prepared and self._failure is None:
             try:
                 self._prepare_pieces(writes=True)
             except Exception as error:
@@ -94,10 +91,9 @@ class PieceWriter:
         Raises:
             LogUnavailable: a piece could not be written.
         """
-        if self._done is not None:
-            self._done.wait()
+        self.settle()
         if self._failure is not None:
-            raise LogUnavailable(f"{self._segment.path}: {error_text(self._failure)}") from self._failure
+            raise LogUnavailable(f"{self.segment.path}: {error_text(self._failure)}") from self._failure
         if not self._is_prepared:
             self._prepare_pieces(writes=False)
 
@@ -107,12 +103,12 @@ class PieceWriter:
             self.pending = [np.concatenate(self.pending)]
 
     def settle(self) -> None:
-        """Wait until the payload thread no longer uses the payload's memory or the file. Ignore errors."""
-        if self._done is not None:
-            self._done.wait()
+        """Wait until the other thread no longer uses the payload's memory or the file. Ignore errors."""
+        if self._thread is not None:
+            self._thread.drain()
 
     def _prepare_pieces(self, *, writes: bool) -> None:
-        payload = self._payload
+        payload, start = self._payload, self.offset + HEAD.size
         if payload.wait is not None:
             payload.wait()
         ends = payload.layout.pieces(payload.absent, payload.sparse)
@@ -126,14 +122,14 @@ class PieceWriter:
             pending.append(stored)
             at += stored.nbytes
             if writes and at - written >= WRITE_BYTES:
-                self._segment.write(pending, self._offset + written)
+                self.segment.write(pending, start + written)
                 pending, written = [], at
             sizes.append(stored.nbytes)
             codecs.append(codec)
         if not writes:
             self.pending = pending
         elif pending:
-            self._segment.write(pending, self._offset + written)
+            self.segment.write(pending, start + written)
         self.sums = np.array(sums, "<u8").tobytes()
         if any(codecs):
             self.codecs = np.array(sizes, "<u4").tobytes() + bytes(codecs)
@@ -162,66 +158,29 @@ def pieces_of(buffers: Iterable[Bytes], ends: Iterable[int]) -> list[Bytes]:
     return found
 
 
-class PayloadThread:
-    """The thread that writes large payloads. It runs one job at a time; the caller waits for each job that it submits."""
-
-    def __init__(self) -> None:
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._is_refused = False
-
-    def takes(self, nbytes: int) -> bool:
-        """Return True if the thread is to write a payload of this size: the payload is large and a thread can be started."""
-        if nbytes < PAYLOAD_THREAD_BYTES_MIN or self._is_refused:
-            return False
-        if self._thread is None:
-            try:
-                self._thread = start_thread("tranlogs-payload", self._work)
-            except LogUnavailable:
-                self._is_refused = True
-                return False
-        return True
-
-    def submit(self, job: Callable[[], None]) -> None:
-        """Run a job in the thread."""
-        self._jobs.put(job)
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-            del job  # The job keeps the gradients alive.
-
-    def stop(self) -> None:
-        """End the thread."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join()
-            self._thread = None
-
-
-class RecordWriter:
-    """A record whose payload is being written to the segment. `WriteAheadLog.commit` finishes it.
+class Record:
+    """A record from its beginning to its commit. `WriteAheadLog.commit` finishes it.
 
     Attributes:
-        segment: the segment that the record is written to.
-        offset: of the record in the segment.
         payload: the tensors of the record.
-        pieces: writes the payload.
-        is_open: False once the record is committed or aborted. The log aborts it when another record begins.
+        pieces: writes the payload to the segment; None if the record is to be queued as a whole, and its payload is a copy.
+        step, body, digests: of a step that was taken, and whose record is not closed: the boundary that ends the unit may
+            become a part of it.
+        is_open: False once the record is committed, queued or aborted. The log aborts it when another record begins.
     """
 
-    __slots__ = ("_on_abort", "is_open", "offset", "payload", "pieces", "segment")
+    __slots__ = ("body", "digests", "is_open", "payload", "pieces", "step")
 
-    def __init__(
-        self, segment: SegmentFile, payload: Payload, pieces: PieceWriter, on_abort: Callable[[RecordWriter], None]
-    ) -> None:
-        self.segment, self.payload, self.pieces, self._on_abort = segment, payload, pieces, on_abort
-        self.offset = segment.used_bytes
+    def __init__(self, payload: Payload, pieces: PieceWriter | None = None) -> None:
+        self.payload, self.pieces = payload, pieces
+        self.step, self.digests = 0, b""
+        self.body: EncodedBody = {}
         self.is_open = True
 
     def wait(self) -> None:
         """Wait until the payload's memory may change. The commit raises the error if writing failed."""
-        self.pieces.wait()
+        if self.pieces is not None:
+            self.pieces.wait()
 
     def hold(self) -> None:
         """Return when the payload's memory may change: a small payload is copied, a large one is written.
@@ -229,14 +188,27 @@ class RecordWriter:
         Raises:
             LogUnavailable: writing failed.
         """
-        if self.payload.nbytes > _COPIED_BYTES_MAX:
-            self.pieces.wait()
-        self.pieces.prepare()
-        self.pieces.copy_pending()
+        pieces = self.pieces
+        if pieces is not None:
+            if self.payload.nbytes > _COPIED_BYTES_MAX:
+                pieces.wait()
+            pieces.prepare()
+            pieces.copy_pending()
+
+    def has_room(self, more: int) -> bool:
+        """Return True if the record can have `more` further bytes where it stands."""
+        pieces, nbytes = self.pieces, HEAD.size + self.payload.nbytes + more + RECORD_SLACK_BYTES
+        return pieces is None or pieces.segment.has_room(nbytes)
 
     def abort(self) -> None:
-        """Drop the record. The next record overwrites the bytes that were written."""
+        """Drop the record, unless it is committed. The next record overwrites the bytes that were written."""
         if self.is_open:
             self.is_open = False
-            self.pieces.settle()
-            self._on_abort(self)
+            if self.pieces is not None:
+                self.pieces.settle()
+            self.release()
+
+    def release(self) -> None:
+        """Let the payload's memory be used again."""
+        if self.payload.release is not None:
+            self.payload.release()

@@ -15,41 +15,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from ..base.atomic_files import is_disk_full
 from ..base.clock import Clock
 from ..base.config import MIB, SEGMENT_BYTES_GROWN_MAX, SEGMENT_BYTES_MIN, SEGMENT_RECORDS_WANTED, SPARE_FILES_MAX
 from ..base.errors import LogUnavailable, error_text
-from ..base.failpoints import hit
 from ..base.threads import WaitableLock, start
 from ..catalog import Catalog, SegmentRow, Tables, segment_key
 from . import segment_file as files
 
 RowChange = Callable[[Tables], None]  # a change of segment rows, made by the sync thread in its next transaction
-
-
-class SpaceReserve(Protocol):
-    """Disk space that new segment files leave free for checkpoints. The preallocator's thread calls all methods."""
-
-    def bytes_for_checkpoint(self) -> int:
-        """Return the number of bytes that a new segment file must leave free."""
-        ...
-
-    def request_checkpoint(self) -> None:
-        """Request a checkpoint, because the disk has no space for a segment."""
-        ...
-
-
-class _NoReserve:
-    def bytes_for_checkpoint(self) -> int:
-        return 0
-
-    def request_checkpoint(self) -> None:
-        pass
-
-
-NO_RESERVE: SpaceReserve = _NoReserve()
 
 
 class Preallocator:
@@ -61,7 +36,8 @@ class Preallocator:
         change: hands a change of segment rows to the sync thread.
         clock: the clock.
         size: size of segments, in bytes.
-        reserve: disk space that new segment files leave free.
+        space_to_leave: returns the number of bytes that a new segment file must leave free. Called in the thread.
+        on_full: called in the thread when the disk has no space for a segment.
 
     Attributes:
         size: size of the segments that are prepared from now on, in bytes.
@@ -74,9 +50,11 @@ class Preallocator:
         change: Callable[[RowChange], None],
         clock: Clock,
         size: int,
-        reserve: SpaceReserve = NO_RESERVE,
+        space_to_leave: Callable[[], int] = lambda: 0,
+        on_full: Callable[[], None] = lambda: None,
     ) -> None:
-        self._folder, self._catalog, self._change, self._clock, self._reserve = folder, catalog, change, clock, reserve
+        self._folder, self._catalog, self._change, self._clock = folder, catalog, change, clock
+        self._space_to_leave, self._on_full = space_to_leave, on_full
         self.size = size
         self._changed = WaitableLock()
         self._ready: files.SegmentFile | None = None
@@ -165,7 +143,7 @@ class Preallocator:
                     self._changed.notify_all()
             except Exception as error:  # `take` raises it on the training thread.
                 if is_disk_full(error):
-                    self._reserve.request_checkpoint()
+                    self._on_full()
                 with self._changed:
                     self._failure = error
                     self._changed.notify_all()
@@ -190,8 +168,8 @@ class Preallocator:
         return made
 
     def _check_space(self, path: Path, size: int) -> None:
-        """Check that a new segment file leaves the reserve free."""
-        kept = self._reserve.bytes_for_checkpoint()
+        """Check that a new segment file leaves enough space free."""
+        kept = self._space_to_leave()
         if kept and shutil.disk_usage(self._folder).free < size + kept:
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise LogUnavailable(
@@ -235,15 +213,9 @@ class Preallocator:
                 self._delete(row)
 
     def _delete(self, row: SegmentRow) -> None:
-        delete_segment(self._folder, row)
-        self._change(partial(Tables.delete, key=segment_key(row.ordinal)))
-
-
-def delete_segment(folder: Path, row: SegmentRow) -> None:
-    """Delete the file of a retired segment."""
-    assert row.state == "retired", "a segment is retired in the catalog before its file is deleted"
-    hit("log.unlink")
-    (folder / row.file).unlink(missing_ok=True)
+        assert row.state == "retired", "a segment is retired in the catalog before its file is deleted"
+        if files.delete(self._folder / row.file):  # Otherwise another process reads the file, and it stays for the next time.
+            self._change(partial(Tables.delete, key=segment_key(row.ordinal)))
 
 
 class SegmentSizing:

@@ -112,28 +112,25 @@ class SegmentReader(ReadFile):
 
     def fill(self, into: Bytes, offset: int) -> str:
         """Read bytes; see `ReadFile.fill`."""
-        size = into.nbytes
-        if self._reads_ahead and size <= _AHEAD_MAX:
-            data, at = self._ahead(offset, size)
-            if at + size <= len(data):
-                into.data[:] = memoryview(data)[at : at + size]
-                return ""
-        return super().fill(into, offset)
+        data = self._ahead(offset, into.nbytes)
+        if data is None:
+            return super().fill(into, offset)
+        into.data[:] = data
+        return ""
 
-    def _ahead(self, offset: int, size: int) -> tuple[bytes, int]:
-        """Return a window that is read ahead, and the position in the window of the bytes at an offset.
-
-        The window is shorter than requested at the end of the file, and empty if the file cannot be read.
-        """
+    def _ahead(self, offset: int, size: int) -> memoryview | None:
+        """Return bytes of a window that is read ahead; None if they have to be read alone."""
+        if not self._reads_ahead or size > _AHEAD_MAX:
+            return None
         base, data = self._window
         if not base <= offset <= base + len(data) - size:
             try:
-                data = os.pread(self.fd, _WINDOW_BYTES, offset)
-            except OSError:
-                return b"", 0
-            base = offset
+                base, data = offset, os.pread(self.fd, _WINDOW_BYTES, offset)
+            except (OSError, OverflowError):
+                return None
             self._window = base, data
-        return data, offset - base
+        found = memoryview(data)[offset - base : offset - base + size]
+        return found if found.nbytes == size else None  # The file may end before.
 
     def _description(self, location: Location) -> Description:
         try:
@@ -143,11 +140,9 @@ class SegmentReader(ReadFile):
 
     def _read_description(self, location: Location) -> bytes:
         head = location.head
-        if self._reads_ahead and (size := head.description_bytes) <= _AHEAD_MAX:
-            window, at = self._ahead(location.offset + HEAD.size + head.payload_bytes, size)
-            data = window[at : at + size]
-            if len(data) == size and checksum_of(data) == head.description_sum:
-                return data
+        ahead = self._ahead(location.description_offset, head.description_bytes)
+        if ahead is not None and checksum_of(data := bytes(ahead)) == head.description_sum:
+            return data
         try:
             data = os.pread(self.fd, head.description_bytes, location.description_offset)
         except (OSError, OverflowError) as error:

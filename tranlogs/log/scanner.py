@@ -40,7 +40,7 @@ def scan(path: Path, segment_id: int, *, start: int = 0, last_sequence: int | No
     """
     with ReadFile(path) as file:
         found = list(_scanned(file.fd, segment_id, start, last_sequence))
-        if last_sequence is None and not is_unbroken(found):
+        if last_sequence is None and not _is_unbroken(found):
             # The writer may have written records that the search has passed already. All records before the newest one found
             # are in the file by now, so a second scan finds them, unless they are damaged.
             last = found[-1].head.sequence
@@ -60,31 +60,19 @@ def refuse_newer(path: Path, found: Iterable[Location]) -> None:
             raise UnknownFormat(path, location.head.version, FORMAT_VERSION)
 
 
-def is_unbroken(found: Sequence[Location]) -> bool:
-    """Return True if no sequence number is missing between the first and the last record."""
-    return all(b.head.sequence - a.head.sequence <= 1 for a, b in itertools.pairwise(found))
-
-
 def is_contiguous(found: Sequence[Location]) -> bool:
     """Return True if records follow each other without gaps from the start of their file."""
     return bool(
         found
         and (found[0].offset, found[0].head.kind) == (0, EntryKind.SEGMENT)
         and all(b.offset == a.end for a, b in itertools.pairwise(found))
-        and is_unbroken(found)
+        and _is_unbroken(found)
     )
 
 
-def is_whole(found: Sequence[Location], last_sequence: int) -> bool:
-    """Return True if these are all records of a segment up to `last_sequence`, and each one is chained to the previous one."""
-    if not found or found[0].head.kind != EntryKind.SEGMENT or found[-1].head.sequence < last_sequence:
-        return False
-    chain = found[0].head.chain
-    for before, location in itertools.pairwise(found):
-        if location.head.sequence != before.head.sequence + 1 or location.head.chain != chain:
-            return False
-        chain = location.head.digest
-    return True
+def _is_unbroken(found: Sequence[Location]) -> bool:
+    """Return True if no sequence number is missing between the first and the last record."""
+    return all(b.head.sequence - a.head.sequence <= 1 for a, b in itertools.pairwise(found))
 
 
 def _scanned(fd: int, segment_id: int, start: int, last_sequence: int | None) -> Iterator[Location]:

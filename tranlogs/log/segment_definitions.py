@@ -13,23 +13,6 @@ from .record_format import HEAD, Description, EntryKind, pack_description
 Scalars = dict[str, float]  # numbers that the loop logs for its curves, by name
 
 
-class DescribedRecord:
-    """The encoded description of a record, and the definitions in the record.
-
-    Attributes:
-        description: the bytes of the description.
-        buffers: bytes of the body's large arrays, which follow the payload.
-        payload_bytes: size of the payload and of these arrays.
-    """
-
-    __slots__ = ("buffers", "description", "layout", "offset", "payload_bytes", "placed")
-
-    def __init__(self, offset: int, description: bytes, placed: PlacedBody | None, layout: Layout | None, end: int) -> None:
-        self.offset, self.description, self.placed, self.layout = offset, description, placed, layout
-        self.buffers = placed.buffers if placed is not None else []
-        self.payload_bytes = (placed.end if placed is not None else end) - offset - HEAD.size
-
-
 class SegmentDefinitions:
     """The layouts and bodies that records of the open segment define."""
 
@@ -39,33 +22,34 @@ class SegmentDefinitions:
 
     def describe(
         self,
-        offset: int,
         kind: EntryKind,
         payload: Payload,
         pieces: PieceWriter,
         body: EncodedBody,
         digests: bytes,
         scalars: Scalars | None,
-    ) -> DescribedRecord:
-        """Describe a record. Refer to an earlier record of the segment if that defines the same layout or body.
+    ) -> tuple[bytes, PlacedBody]:
+        """Encode the description of a record, and place its body.
+
+        What an earlier record of the segment defines, a layout or a body, is referred to.
 
         Args:
-            offset: of the record in the segment.
             kind: of the record.
             payload: the tensors of the record.
-            pieces: the stored form of the tensors.
+            pieces: the place of the record, and the stored form of the tensors.
             body: the encoded body of the record.
             digests: fingerprint of the state after the step.
             scalars: numbers that the loop logs for its curves.
         """
         layout_at, layout = self._layout(payload.layout)
         body_at = self._parts.shared_body(body)
-        payload_end = offset + HEAD.size + pieces.stored_bytes
+        payload_end = pieces.offset + HEAD.size + pieces.stored_bytes
         if body_at:
             body = {name: part for name, part in body.items() if name != WHOLE}
-        placed = None
         if body or kind.is_boundary:
-            placed = self._parts.write(body, offset, payload_end, is_boundary=kind.is_boundary)
+            placed = self._parts.write(body, pieces.offset, payload_end, is_boundary=kind.is_boundary)
+        else:
+            placed = PlacedBody(pieces.offset, payload_end)
         description = Description(
             layout_at,
             body_at,
@@ -77,16 +61,15 @@ class SegmentDefinitions:
             pieces.codecs,
             digests,
             tree.encode(scalars, is_checked=True) if scalars else b"",
-            tree.encode(placed.packed, is_checked=True) if placed is not None and placed.packed else b"",
+            tree.encode(placed.packed, is_checked=True) if placed.packed else b"",
         )
-        return DescribedRecord(offset, pack_description(description), placed, payload.layout if layout else None, payload_end)
+        return pack_description(description), placed
 
-    def written(self, record: DescribedRecord, place: int) -> None:
+    def written(self, layout: Layout, placed: PlacedBody, place: int) -> None:
         """Note that a record is in the file, so that later records can refer to it by its place."""
-        if record.layout is not None:
-            self._layouts[record.layout] = place
-        if record.placed is not None:
-            self._parts.written(record.placed, place)
+        if layout.tensors:
+            self._layouts.setdefault(layout, place)
+        self._parts.written(placed, place)
 
     def _layout(self, layout: Layout) -> tuple[int, bytes]:
         """Return the place of the record that defines a layout, or 0 and the encoded layout if this record defines it."""

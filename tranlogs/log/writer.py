@@ -11,21 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from ..base.clock import Clock
-from ..base.config import CATALOG_SECONDS, RECORD_SLACK_BYTES, JournalConfig
+from ..base.config import CATALOG_SECONDS, PAYLOAD_THREAD_BYTES_MIN, RECORD_SLACK_BYTES, JournalConfig
 from ..base.errors import CatalogUnavailable, CorruptCatalog, LogUnavailable, error_text
 from ..base.failpoints import hit
 from ..base.threads import WaitableLock
 from ..base.types import AnyArray, Bytes
 from ..catalog import Catalog
-from .group_commit import GroupCommit, SyncState
+from .group_commit import GroupCommit
 from .layout import NO_TENSORS, Payload
-from .payload_writer import CompressionChoices, PayloadThread, PieceWriter, RecordWriter
-from .preallocator import NO_RESERVE, Preallocator, SegmentSizing, SpaceReserve, whole_mib
-from .record_body import BodyEncoder, EncodedBody, body_bytes
+from .payload_writer import CompressionChoices, PieceWriter, Record
+from .preallocator import Preallocator, SegmentSizing, whole_mib
+from .record_body import BodyEncoder, EncodedBody, PlacedBody, body_bytes
 from .record_format import HEAD, EntryKind, Position, digest, extent_end, pack_head, pack_place
 from .record_rows import RecordRow
-from .segment_definitions import DescribedRecord, Scalars, SegmentDefinitions
+from .segment_definitions import Scalars, SegmentDefinitions
 from .segment_file import SegmentFile
+from .writer_thread import WriterThread
 
 
 class SegmentAgeLimit:
@@ -84,14 +85,15 @@ class WriteAheadLog:
         position: where the chain of records continues.
         segment_header: body of the first record of each segment (run, rank, environment).
         writes_watermarks: False if the checkpoint at `position` is not published yet, because the log continues after a gap.
-            The log then writes no watermark until the journal sets `writes_watermarks`.
-        reserve: disk space that fresh segments leave free.
+            The log then writes no watermark until the journal sets `group.writes_watermarks`.
+        space_to_leave, on_full: of the preallocator.
         demand_writer: called before records are made durable; raises if this process must not write the journal any more.
 
     Attributes:
         position: after the newest record.
         bytes_written: bytes of records that were written since the log was opened.
         encoder: encodes the bodies of records.
+        group: makes committed records durable.
         close_held: commits a record that is kept open for further content, so that the segment can be sealed.
     """
 
@@ -105,10 +107,11 @@ class WriteAheadLog:
         segment_header: dict[str, Any],
         *,
         writes_watermarks: bool = True,
-        reserve: SpaceReserve = NO_RESERVE,
+        space_to_leave: Callable[[], int] = lambda: 0,
+        on_full: Callable[[], None] = lambda: None,
         demand_writer: Callable[[], None] = lambda: None,
     ) -> None:
-        self._folder, self._segment_header = folder, segment_header
+        self._segment_header = segment_header
         self.position = position
         self.bytes_written = 0
         self.encoder = BodyEncoder()
@@ -117,57 +120,35 @@ class WriteAheadLog:
         self._segment: SegmentFile | None = None
         self._definitions = SegmentDefinitions()
         self._choices = CompressionChoices()
-        self._writing: RecordWriter | None = None
+        self._writing: Record | None = None
         self._age_limit = SegmentAgeLimit(catalog, clock, config.segment_age_seconds)
         # If records are queued, a writer thread logs already, and another thread would gain nothing.
-        self._payload_thread = PayloadThread() if config.writer == "direct" else None
-        self._group = GroupCommit(
+        self._may_use_thread, self._thread_bytes_max = config.writer == "direct", config.queue_bytes_max
+        self._thread: WriterThread | None = None  # writes large payloads; started with the first one
+        self.group = GroupCommit(
+            folder,
             catalog,
             clock,
             self._lock,
-            SyncState(self._lock, clock, position, syncs=config.durability == "machine"),
+            position,
+            syncs=config.durability == "machine",
             writes_watermarks=writes_watermarks,
             on_idle=self._seal_old,
             demand_writer=demand_writer,
         )
-        add_change = self._group.state.add_change
-        self._preallocator = Preallocator(folder, catalog, add_change, clock, config.segment_bytes, reserve)
+        self._preallocator = Preallocator(
+            folder, catalog, self.group.add_change, clock, config.segment_bytes, space_to_leave, on_full
+        )
         self._sizing = SegmentSizing(self._preallocator, config.segment_bytes)
         try:
-            self._group.start()
+            self.group.start()
         except BaseException:
             self._preallocator.stop()
             raise
 
-    # Progress.
-
-    @property
-    def boundary(self) -> Position:
-        """The newest committed boundary."""
-        return self._group.state.boundary
-
-    @property
-    def synced(self) -> Position:
-        """The newest boundary known to survive power loss."""
-        return self._group.state.synced
-
-    @property
-    def failure(self) -> BaseException | None:
-        """Error that ended the log; None while it works."""
-        return self._group.state.failure
-
-    @property
-    def writes_watermarks(self) -> bool:
-        """True if watermarks are written to the catalog."""
-        return self._group.writes_watermarks
-
-    @writes_watermarks.setter
-    def writes_watermarks(self, is_enabled: bool) -> None:
-        self._group.writes_watermarks = is_enabled
-
     # Appending: on the training thread, or on the writer thread if records are queued.
 
-    def begin(self, payload: Payload, more: int = 0) -> RecordWriter:
+    def begin(self, payload: Payload, more: int = 0) -> Record:
         """Start a record and the writing of its payload.
 
         The payload's memory must not change until the record is committed, or until its `wait` has returned.
@@ -179,9 +160,7 @@ class WriteAheadLog:
         Raises:
             LogUnavailable: the log has failed, or no segment is available.
         """
-        failure = self._group.state.failure
-        if failure is not None:
-            raise LogUnavailable(error_text(failure)) from failure
+        self.group.demand_sound()
         self.abort()
         hit("log.begin")
         nbytes = payload.nbytes
@@ -190,34 +169,42 @@ class WriteAheadLog:
             self._sizing.largest_record = room
         while (writing := self._begin_in_segment(payload, room)) is None:
             self._roll(room)
-        if self._payload_thread is not None and self._payload_thread.takes(nbytes):
-            writing.pieces.start(self._payload_thread.submit)
+        if nbytes >= PAYLOAD_THREAD_BYTES_MIN and (thread := self._find_thread()) is not None:
+            assert writing.pieces is not None
+            writing.pieces.start(thread)
         return writing
 
-    def _begin_in_segment(self, payload: Payload, room: int) -> RecordWriter | None:
+    def _find_thread(self) -> WriterThread | None:
+        """Return the thread that writes large payloads; None if there is to be none, or none can be started."""
+        if self._thread is None and self._may_use_thread:
+            try:
+                self._thread = WriterThread(self._thread_bytes_max)
+            except LogUnavailable:
+                self._may_use_thread = False
+        return self._thread
+
+    def _begin_in_segment(self, payload: Payload, room: int) -> Record | None:
         """Return a record in the open segment; None if the segment is full, or if the sync thread has just sealed it."""
         with self._lock:
             segment = self._segment
             if segment is None or not segment.has_room(room):
                 return None
-            pieces = PieceWriter(payload, segment, segment.used_bytes, self._choices)
-            self._writing = RecordWriter(segment, payload, pieces, self._record_aborted)
+            self._writing = Record(payload, PieceWriter(payload, segment, segment.used_bytes, self._choices))
             return self._writing
 
     def abort(self) -> None:
         """Drop the record that was begun and not committed, if there is one."""
         if self._writing is not None:
             self._writing.abort()
-
-    def _record_aborted(self, record: RecordWriter) -> None:
-        if self._writing is record:
             self._writing = None
-        if record.payload.release is not None:
-            record.payload.release()
+
+    def _is_writing(self) -> bool:
+        """Return True if a record was begun and is neither committed nor dropped."""
+        return self._writing is not None and self._writing.is_open
 
     def commit(
         self,
-        record: RecordWriter,
+        record: Record,
         kind: EntryKind,
         step: int,
         body: EncodedBody,
@@ -229,20 +216,22 @@ class WriteAheadLog:
         Raises:
             LogUnavailable: the disk is full or fails; the record is dropped.
         """
-        assert record is self._writing, "the record was aborted"
+        pieces, definitions = record.pieces, self._definitions
+        assert pieces is not None, "the record is to be queued"
+        assert record is self._writing, "another record was begun"
+        assert record.is_open, "the record was aborted"
         try:
-            record.pieces.prepare()
-            described = self._definitions.describe(record.offset, kind, record.payload, record.pieces, body, digests, scalars)
-            after = self._write(record, kind, step, described)
-            self._definitions.written(described, pack_place(record.offset, after.chain))
+            pieces.prepare()
+            description, placed = definitions.describe(kind, record.payload, pieces, body, digests, scalars)
+            after = self._write(record, pieces, kind, step, description, placed)
+            definitions.written(record.payload.layout, placed, pack_place(pieces.offset, after.chain))
         except OSError as error:
             record.abort()
-            raise LogUnavailable(f"{record.segment.path}: {error}") from error
+            raise LogUnavailable(f"{pieces.segment.path}: {error}") from error
         except BaseException:
             record.abort()
             raise
-        if record.payload.release is not None:
-            record.payload.release()
+        record.release()
         return after
 
     def append(
@@ -261,18 +250,16 @@ class WriteAheadLog:
         """
         return self.commit(self.begin(payload, body_bytes(body)), kind, step, body, digests, scalars)
 
-    def has_room(self, record: RecordWriter, more: int) -> bool:
-        """Return True if a record that was begun can have `more` further bytes in its segment."""
-        return record.segment.has_room(HEAD.size + record.payload.nbytes + more + RECORD_SLACK_BYTES)
-
-    def _write(self, record: RecordWriter, kind: EntryKind, step: int, described: DescribedRecord) -> Position:
+    def _write(
+        self, record: Record, pieces: PieceWriter, kind: EntryKind, step: int, description: bytes, placed: PlacedBody
+    ) -> Position:
         """Write the bytes of a record that are not in the file yet, the head last."""
-        segment, offset, pieces = record.segment, record.offset, record.pieces
-        description, payload_bytes = described.description, described.payload_bytes
+        segment, offset = pieces.segment, pieces.offset
+        payload_bytes = placed.end - offset - HEAD.size
         end = extent_end(offset, payload_bytes, len(description))
         segment.extend(end)
         padding = bytes(end - offset - HEAD.size - payload_bytes - len(description))
-        rest: list[Bytes | bytes] = [*described.buffers, description, padding]
+        rest: list[Bytes | bytes] = [*placed.buffers, description, padding]
         is_pending = bool(pieces.pending)
         start = offset + HEAD.size + (0 if is_pending else pieces.stored_bytes)
         segment.write([*pieces.pending, *rest] if is_pending else rest, start)
@@ -284,14 +271,11 @@ class WriteAheadLog:
         segment.write_head(head, offset)  # commit point for a killed process
         hit("log.after_commit")
         after = position if is_first else Position(sequence, step, digest(head), position.timeline)
-        record.is_open = False
         with self._lock:  # Once the lock is released, the sync thread may seal the segment.
             segment.used_bytes = end
-            self.position, self._writing = after, None
-            state = self._group.state
-            state.records.append(RecordRow(segment.ordinal, sequence, offset, end, head))
-            if kind.is_boundary:
-                state.set_boundary(after)
+            self.position, self._writing, record.is_open = after, None, False
+            row = RecordRow(segment.ordinal, sequence, offset, end, head)
+            self.group.add_record(row, after if kind.is_boundary else None)
         self.bytes_written += end - offset
         if kind.is_boundary and self._age_limit.is_exceeded():
             self._roll_old()
@@ -307,7 +291,7 @@ class WriteAheadLog:
         """Seal the open segment. The next record opens another one."""
         with self._lock:
             if self._segment is not None:
-                self._group.state.add_sealing(self._segment, self.position)
+                self.group.add_sealing(self._segment, self.position)
                 self._segment = None
 
     def _roll_old(self) -> None:
@@ -337,12 +321,11 @@ class WriteAheadLog:
             self._age_limit.segment_opened()
             segment.base = base
             self._segment = segment
-            self._group.state.add_opened(segment)
+            self.group.add_opened(segment)
 
     def _write_first_record(self, segment: SegmentFile, base: Position) -> None:
         body = {**self._segment_header, "ordinal": segment.ordinal, "timeline": base.timeline}
-        pieces = PieceWriter(NO_TENSORS, segment, 0, self._choices)
-        self._writing = RecordWriter(segment, NO_TENSORS, pieces, self._record_aborted)
+        self._writing = Record(NO_TENSORS, PieceWriter(NO_TENSORS, segment, 0, self._choices))
         self.commit(self._writing, EntryKind.SEGMENT, base.step, self.encoder.whole(body, None))
 
     def _has_records(self) -> bool:
@@ -355,7 +338,7 @@ class WriteAheadLog:
         if self._age_limit.is_exceeded():
             self.close_held()
         with self._lock:
-            if self._writing is None and self._has_records() and self._age_limit.is_exceeded():
+            if not self._is_writing() and self._has_records() and self._age_limit.is_exceeded():
                 self._roll_old()
 
     def seal_now(self) -> None:
@@ -366,22 +349,10 @@ class WriteAheadLog:
         """
         self.close_held()
         with self._lock:
-            if self._writing is None and self._has_records():
+            if not self._is_writing() and self._has_records():
                 self.roll()
 
-    # Syncing and the end.
-
-    def demand_sync(self) -> None:
-        """Make committed and later records survive power loss, even with durability="process". Any thread may call this.
-
-        Raises:
-            OSError: the disk fails.
-        """
-        self._group.demand_sync(self._folder)
-
-    def wait_synced(self, timeout: float = 60.0) -> bool:
-        """Wait until everything that is committed is synced; return False after `timeout` seconds or a failure."""
-        return self._group.state.wait_synced(timeout)
+    # The end.
 
     def close(self, *, truncates: bool = True) -> None:
         """Seal the open segment, sync, and stop the threads.
@@ -397,11 +368,12 @@ class WriteAheadLog:
         self._preallocator.stop()
         if truncates:
             self._preallocator.delete_retired()
-        self.roll()
-        self._group.stop(truncates=truncates)
-        if self._payload_thread is not None:
-            self._payload_thread.stop()
-        failure = self._group.state.failure
+        with self._lock:  # The thread must not take the last segment without knowing that the log is being closed.
+            self.roll()
+            self.group.request_stop(truncates=truncates)
+        self.group.join()
+        if self._thread is not None:
+            self._thread.stop()
+        failure = self.group.failure
         if failure is not None:
-            self._group.state.close_unsealed()
             raise LogUnavailable(error_text(failure)) from failure

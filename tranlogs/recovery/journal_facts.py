@@ -13,7 +13,7 @@ from ..catalog.lineage import Limits, trace_lineage
 from ..log.reader import SegmentReader
 from ..log.record_format import EntryKind, Location
 from ..log.record_rows import read_records
-from ..log.scanner import is_contiguous, is_whole, refuse_newer, scan
+from ..log.scanner import is_contiguous, refuse_newer, scan
 from ..log.segment_file import was_written
 from ..rebuild_catalog import JournalFiles, find_misfit, read_files
 from .history import ScannedSegment
@@ -186,8 +186,6 @@ def _is_whole(segment: ScannedSegment | None, row: SegmentRow) -> bool:
     """Return True if a sealed segment holds all of its entries."""
     if segment is None:
         return False
-    if is_whole(segment.locations, row.last_sequence):
-        return True
     found = {one.head.sequence for one in segment.locations if one.head.kind != EntryKind.SEGMENT}
     return len(found) >= row.last_sequence - row.base_sequence
 

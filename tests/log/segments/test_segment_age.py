@@ -18,11 +18,12 @@ from tranlogs.base.clock import Clock
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.types import Array, dense
-from tranlogs.journal.record_writers import DirectWriter, QueuedWriter, RecordContent, WriterThread
+from tranlogs.journal.record_writers import LogWriter, RecordContent
 from tranlogs.log import group_commit, writer
 from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.record_format import EntryKind
 from tranlogs.log.writer import SegmentAgeLimit, WriteAheadLog
+from tranlogs.log.writer_thread import WriterThread
 
 DATA = dense(np.arange(5000, dtype=np.float32))
 
@@ -176,7 +177,7 @@ def test_a_step_that_waits_for_its_boundary_is_closed_and_its_segment_sealed(tmp
     """A long evaluation between a step and the end of its unit does not hold up whoever waits for the segment."""
     bare = BareLog(tmp_path, clock=Clock())
     made, thread = bare.open(), WriterThread(1 << 20)
-    written = QueuedWriter(made, thread) if is_queued else DirectWriter(made)
+    written = LogWriter(made, thread if is_queued else None)
     buffer = DATA.data.copy()
     written.append(NO_TENSORS, RecordContent(EntryKind.BOUNDARY, 0, {"n": 0}))
     record = written.begin(Payload.of([("a", Array("float32", (5000,), buffer))]))
@@ -199,11 +200,11 @@ def test_a_step_that_waits_for_its_boundary_is_closed_and_its_segment_sealed(tmp
 def test_a_step_that_cannot_be_closed_ends_the_log_at_the_next_record(tmp_path: Path) -> None:
     bare = BareLog(tmp_path, clock=Clock())
     made = bare.open()
-    written = DirectWriter(made)
+    written = LogWriter(made)
     written.append(Payload.of([("a", DATA)]), RecordContent(EntryKind.STEP, 1, {}))
     with failing("log.before_commit=enospc"):
         ask(bare, 0.001, Clock().now() + 60)
-        wait_until(lambda: made.failure is not None)
+        wait_until(lambda: made.group.failure is not None)
     with pytest.raises(LogUnavailable, match=r"log\.before_commit"):
         written.append(NO_TENSORS, RecordContent(EntryKind.BOUNDARY, 1, {}))
     written.stop()
@@ -216,7 +217,7 @@ def test_steps_that_are_closed_from_behind_are_in_order(tmp_path: Path) -> None:
     """One thread trains, another one closes the step and seals at every moment in between."""
     bare = BareLog(tmp_path, config=JournalConfig(durability="process", segment_bytes=MIB), clock=Clock())
     made = bare.open()
-    written = DirectWriter(made)
+    written = LogWriter(made)
     with sealing(made, made.seal_now):
         for step in range(1, 201):
             record = written.begin(Payload.of([("a", DATA)]))

@@ -19,7 +19,7 @@ from tranlogs.base.config import MIB, SPARE_FILES_MAX
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.catalog import Catalog, SegmentRow, segment_key
 from tranlogs.log import segment_file as files
-from tranlogs.log.preallocator import Preallocator, RowChange, delete_segment
+from tranlogs.log.preallocator import Preallocator, RowChange
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import HEAD, EntryKind, extent_end, pack_head
 from tranlogs.log.scanner import scan
@@ -449,10 +449,11 @@ def test_a_stopped_pipeline_hands_nothing_out(tmp_path: Path, catalog: Catalog) 
     assert list(tmp_path.glob("*.seg")) == []
 
 
-def test_bytes_of_a_segment_that_is_not_retired_are_never_deleted(tmp_path: Path) -> None:
-    row = SegmentRow(1, "0" * 16, "x.seg", MIB, "sealed")
+def test_bytes_of_a_segment_that_is_not_retired_are_never_deleted(tmp_path: Path, catalog: Catalog) -> None:
+    line = pipeline(tmp_path, catalog)
     with pytest.raises(AssertionError, match="is retired in the catalog before"):
-        delete_segment(tmp_path, row)
+        line._delete(SegmentRow(1, "0" * 16, "x.seg", MIB, "sealed"))
+    line.stop()
 
 
 def test_steps_logged_into_recycled_files_come_back(tmp_path: Path) -> None:

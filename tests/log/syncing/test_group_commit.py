@@ -15,10 +15,11 @@ import pytest
 from tests.log.entries import expected
 from tests.support.bare_log import BareLog, append_step
 from tests.support.faults import failing
+from tranlogs.base.clock import SystemClock
 from tranlogs.base.config import MIB, JournalConfig
-from tranlogs.base.errors import LogUnavailable
+from tranlogs.base.errors import CatalogUnavailable, LogUnavailable
 from tranlogs.log import group_commit
-from tranlogs.log.group_commit import GroupCommit, SyncWork
+from tranlogs.log.group_commit import GroupCommit
 from tranlogs.log.layout import NO_TENSORS
 from tranlogs.log.record_format import EntryKind, unpack_head
 from tranlogs.log.segment_file import SegmentFile
@@ -67,22 +68,22 @@ def test_segments_are_synced_before_their_rows_are_committed_and_synced_comes_la
     def adding(group: GroupCommit, changes: Any, records: Any, *more: Any, **options: Any) -> None:
         made = [one for one in records if unpack_head(one.head).kind != EntryKind.SEGMENT]  # type: ignore[union-attr]
         wrong.extend(f"record {one.sequence} is not synced" for one in made if f"{number(one)} {one.offset}" in unsynced)
-        wrong.extend(f"synced claims record {one.sequence}" for one in made if log.synced.sequence >= one.sequence)
+        wrong.extend(f"synced claims record {one.sequence}" for one in made if log.group.synced.sequence >= one.sequence)
         write(group, changes, records, *more, **options)
         indexed.update(one.sequence for one in made)
-        wrong.extend(f"synced claims record {one.sequence}" for one in made if log.synced.sequence >= one.sequence)
+        wrong.extend(f"synced claims record {one.sequence}" for one in made if log.group.synced.sequence >= one.sequence)
 
     monkeypatch.setattr(SegmentFile, "write_head", writing)
     monkeypatch.setattr(SegmentFile, "sync", syncing)
     monkeypatch.setattr(GroupCommit, "_write", adding)
     for step in range(1, 80):
         append_step(log, step, 3000)
-        synced = log.synced.sequence
+        synced = log.group.synced.sequence
         wrong.extend(f"synced is {synced}" for _ in range(synced not in indexed and synced > 0))
         if step % 20 == 0:
             log.roll()
-    assert log.wait_synced()
-    assert log.synced.sequence in indexed
+    assert log.group.wait_synced()
+    assert log.group.synced.sequence in indexed
     log.close()
     assert not wrong
     assert indexed >= set(range(1, 159))
@@ -107,10 +108,10 @@ def test_with_durability_process_nothing_is_synced_until_it_is_demanded(
         for step in range(2, 30):
             append_step(log, step)
         assert synced == []
-        assert log.synced.step == 0
-        log.demand_sync()
-        assert log.wait_synced()
-        assert log.synced.step == 29
+        assert log.group.synced.step == 0
+        log.group.demand_sync()
+        assert log.group.wait_synced()
+        assert log.group.synced.step == 29
         assert log._segment is not None
         assert str(log._segment.path) in synced
     log.close()
@@ -127,9 +128,9 @@ def until(has_come: Callable[[], bool]) -> None:
 
 def is_idle(log: WriteAheadLog) -> bool:
     """Whether the sync thread waits, and nothing is left to do."""
-    state = log._group.state
+    group = log.group
     with log._lock:
-        return state.is_waiting and not (state.has_urgent_work or state.must_sync)
+        return group._is_waiting and not (group._has_urgent_work or group._must_sync)
 
 
 @pytest.mark.parametrize("point", ["log.sync", "log.rows", "log.seal", "catalog.before_commit"])
@@ -137,24 +138,24 @@ def test_a_failure_behind_the_training_thread_latches(tmp_path: Path, point: str
     bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
     log = bare.open()
     append_step(log, 1)
-    assert log.wait_synced()
+    assert log.group.wait_synced()
     log._preallocator.stop()  # the files that it makes have rows
     until(lambda: is_idle(log))
     if point not in ("log.sync", "log.rows"):  # before: the thread behind may write watermarks to the catalog at any time
         append_step(log, 2)
-        assert log.wait_synced()
+        assert log.group.wait_synced()
     with failing(f"{point}=eio"):
         if point in ("log.sync", "log.rows"):
             append_step(log, 2)
         log.roll()
-        until(lambda: log.failure is not None)
-        assert log.wait_synced() is False
+        until(lambda: log.group.failure is not None)
+        assert log.group.wait_synced() is False
         with pytest.raises(LogUnavailable, match=point):
             log.close()
     with pytest.raises(LogUnavailable, match=point):
         log.begin(NO_TENSORS)
-    assert log.boundary.step == 2
-    assert point not in ("log.sync", "log.rows") or log.synced.step == 1
+    assert log.group.boundary.step == 2
+    assert point not in ("log.sync", "log.rows") or log.group.synced.step == 1
     assert bare.contents() == expected(range(1, 3))
     bare.close()
 
@@ -164,9 +165,9 @@ def test_synced_trails_committed_and_reaches_it(tmp_path: Path) -> None:
     log = bare.open()
     for step in range(1, 60):
         append_step(log, step)
-        assert log.synced.step <= log.boundary.step == step
-    assert log.wait_synced()
-    assert log.synced == log.boundary
+        assert log.group.synced.step <= log.group.boundary.step == step
+    assert log.group.wait_synced()
+    assert log.group.synced == log.group.boundary
     log.close()
     bare.close()
 
@@ -174,22 +175,29 @@ def test_synced_trails_committed_and_reaches_it(tmp_path: Path) -> None:
 def test_synced_never_claims_a_segment_that_was_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sync thread looks while `close` hands over the last segment."""
     bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
-    log, held, claims = bare.open(), threading.Event(), []
-    commit = GroupCommit._commit_group
+    log, held, flushed, claims = bare.open(), threading.Event(), list[str](), list[tuple[bool, bool]]()
+    commit, sync = GroupCommit._commit_group, SegmentFile.sync
 
-    def watched(self: GroupCommit, work: SyncWork) -> None:
+    def flushing(segment: SegmentFile) -> None:
+        sync(segment)
+        flushed.append(segment.path.name)
+
+    def watched(self: GroupCommit) -> bool:
         held.wait()
-        covered = [segment for segment, _ in work.sealing] + ([work.segment] if work.segment is not None else [])
-        claims.append((work.boundary.sequence > self.state.synced.sequence, bool(covered)))
-        commit(self, work)
+        before, count = self.synced.sequence, len(flushed)
+        is_last = commit(self)
+        claims.append((self.synced.sequence > before, len(flushed) > count))
+        return is_last
 
+    monkeypatch.setattr(SegmentFile, "sync", flushing)
     monkeypatch.setattr(GroupCommit, "_commit_group", watched)
     append_step(log, 1)
     closing = threading.Thread(target=log.close)
     closing.start()
     held.set()
     closing.join()
-    assert all(covered for advances, covered in claims if advances)
+    assert log.group.synced.step == 1
+    assert all(was_flushed for advances, was_flushed in claims if advances)
     bare.close()
 
 
@@ -206,14 +214,14 @@ def test_nothing_is_committed_between_the_flush_that_is_demanded_and_the_groups_
         if threading.get_ident() == here and not committed:
             other.start()
             other.join(0.2)
-            committed.append(log.boundary.step)
+            committed.append(log.group.boundary.step)
 
     monkeypatch.setattr(os, "fdatasync", flushing)
-    log.demand_sync()
+    log.group.demand_sync()
     other.join()
     assert committed == [1]
-    assert log.wait_synced()
-    assert log.synced.step == 2
+    assert log.group.wait_synced()
+    assert log.group.synced.step == 2
     log.close()
 
 
@@ -221,16 +229,82 @@ def test_groups_are_apart_unless_somebody_waits_or_the_log_is_closed(tmp_path: P
     bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
     log = bare.open()
     append_step(log, 1)
-    until(lambda: log.synced.step == 1)
+    until(lambda: log.group.synced.step == 1)
     catalog = bare.catalog
     assert catalog is not None
     until(lambda: {row.state for row in catalog.segments()} == {"open", "ready"})  # whose rows are written at once
     monkeypatch.setattr(group_commit, "GROUP_SECONDS", 600.0)  # only now: the first group may hold the segment alone
     append_step(log, 2)
     time.sleep(0.05)
-    assert log.synced.step == 1
-    assert log.wait_synced(10.0)
-    assert log.synced.step == 2
+    assert log.group.synced.step == 1
+    assert log.group.wait_synced(10.0)
+    assert log.group.synced.step == 2
+    append_step(log, 3)
+    log.close()
+    assert bare.contents() == expected(range(1, 4))
+    bare.close()
+
+
+def test_a_waiter_that_gives_up_does_not_make_another_one_wait_for_a_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB), SystemClock())
+    log, go_on, results, pauses = bare.open(), threading.Event(), dict[str, bool](), list[float]()
+    append_step(log, 1)
+    until(lambda: log.group.synced.step == 1)
+    until(lambda: is_idle(log))
+    monkeypatch.setattr(group_commit, "GROUP_SECONDS", 600.0)
+    write, wait = GroupCommit._write, log._lock.wait
+
+    def writing(group: GroupCommit, *arguments: Any, **options: Any) -> None:
+        go_on.wait()
+        write(group, *arguments, **options)
+
+    def waiting(seconds: float) -> bool:
+        pauses.append(seconds)
+        return bool(wait(seconds))
+
+    def wait_as(name: str, timeout: float) -> None:
+        results[name] = log.group.wait_synced(timeout)
+
+    monkeypatch.setattr(GroupCommit, "_write", writing)
+    monkeypatch.setattr(log._lock, "wait", waiting)
+    patient = threading.Thread(target=wait_as, args=("patient", 60.0))
+    append_step(log, 2)
+    patient.start()
+    wait_as("hasty", 0.05)
+    assert results == {"hasty": False}
+    pauses.clear()
+    append_step(log, 3)  # the patient one waits for this step, too, and it takes another group
+    go_on.set()
+    patient.join()
+    assert results == {"hasty": False, "patient": True}
+    assert log.group.synced.step == 3
+    assert max(pauses) < 1.0
+    log.close()
+    bare.close()
+
+
+def test_records_that_wait_for_the_catalog_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
+    is_held, go_on, write = threading.Event(), threading.Event(), GroupCommit._write
+
+    def writing(group: GroupCommit, *arguments: Any, **options: Any) -> None:
+        is_held.set()
+        go_on.wait()
+        write(group, *arguments, **options)
+
+    monkeypatch.setattr(GroupCommit, "_write", writing)
+    log = bare.open()
+    append_step(log, 1)
+    is_held.wait()
+    append_step(log, 2)
+    monkeypatch.setattr(group_commit, "WAITING_RECORDS_MAX", len(log.group._records))
+    with pytest.raises(CatalogUnavailable, match="records wait for their rows"):
+        append_step(log, 3)
+    assert log.group.boundary.step == 2
+    go_on.set()
+    assert log.group.wait_synced()
     append_step(log, 3)
     log.close()
     assert bare.contents() == expected(range(1, 4))
