@@ -48,6 +48,8 @@ def test_a_difference_as_small_as_rounding_and_a_time_are_told_in_few_words() ->
     time = describe_difference(Difference(3, "state", "tracked.thing", "is 2.1, and 1.9 in the record", may_be_time=True))
     assert "torch.use_deterministic_algorithms(True)" in rounding
     assert "a measured time is never the same twice" in time
+    many = describe_difference(Difference(3, "state", "buffers.mean", "differs"), starts_over=["iters", "total"])
+    assert "It may be what starts over here: iters, total. The recorded state holds" in many
     meter = describe_difference(Difference(3, "state", "tracked.batch_time.val", "is 0.1, and 0.2 in the record"))
     assert "leave out of track(...) what measures times" in meter
     assert max(len(rounding), len(time)) < 430

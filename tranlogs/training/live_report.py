@@ -140,6 +140,11 @@ class LiveReport:
         for text in dict.fromkeys(one.note for one in found):
             self.note(text, is_logged=is_logged)
 
+    @property
+    def starts_over(self) -> list[str]:
+        """Names of values of the script that start over."""
+        return list(dict.fromkeys(one.name for one in self._restarts))
+
     def verdict(self, exact: bool | None, others: Iterable[str]) -> bool | None:
         """Return whether the recovery is exact, given the caveats.
 

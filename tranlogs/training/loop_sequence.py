@@ -121,7 +121,8 @@ def decide_entry(number: int, name: str, length: int | None, recorded: LoopRecor
         raise UsageError(
             f"loop {number} of the run was optimizer.{was}, and is now optimizer.{name}. Loops are numbered in the order in "
             f"which the script enters them, and a finished loop keeps its place. Write optimizer.{was} there again, also if "
-            "it is finished, and new loops after it; or give another folder for another training"
+            "it is finished or a condition passes it over (it yields nothing then), and new loops after it; or give another "
+            "folder for another training"
         )
     if length != known.length_of(number) and not (number == known.count and newest.count <= number):
         raise UsageError(

@@ -212,7 +212,10 @@ class LoopRun:
         if self._begun is None:  # nobody has the report who could print it
             report = self.recover()
             announce(self.settings.shared.run, report, f"step {report.step}")
-        elif self._is_waiting and not self.place.sequence.entered and not self.place.sequence.has_finished:
+            return
+        # If the run stood behind the first loop, what the script does before it is undone as what it does between loops.
+        stands_in_first = not self.place.sequence.has_finished and self.read_newest_loop().count <= 1
+        if self._is_waiting and not self.place.sequence.entered and stands_in_first:
             self._keep_script_changes(self._begun)
 
     def enter_later_loop(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tranlogs.training import (
+    CAUSES,
     REMEMBERED_NAMES,
     LastUnit,
     Recheck,
@@ -35,7 +36,7 @@ class RecheckRules:
     Attributes:
         set_back: called once the recorded state was set back, with what recovery has found; sets the state of the loop itself.
         refuted: texts of doubts that an equal unit shows to be unfounded.
-        causes: usual causes of a difference, and what to do, by kind; None for the usual ones of a loop of one's own.
+        causes: usual causes of a difference, and what to do, by kind.
         is_quiet: whether nothing is printed.
         ignored: parts of a boundary that depend on the process, and paths in them. More may be added while the loop runs.
         times: names of measured times among what is not compared.
@@ -43,7 +44,7 @@ class RecheckRules:
 
     set_back: Callable[[Recovered], None]
     refuted: Collection[str] = ()
-    causes: Mapping[str, str] | None = None
+    causes: Mapping[str, str] = field(default_factory=lambda: CAUSES)
     is_quiet: bool = False
     ignored: set[str] = field(default_factory=set)
     times: Collection[str] = ()
@@ -118,8 +119,7 @@ class UnitRecheck(RecomputedUnit):
         report.recheck = "different"
         difference = recheck.difference
         assert difference is not None
-        causes = self._rules.causes
-        text = describe_difference(difference) if causes is None else describe_difference(difference, causes=causes)
+        text = describe_difference(difference, causes=self._rules.causes, starts_over=report.starts_over)
         if position is not None and _place(position) != _place(self.end["position"]):
             here, there = _in_words(position), _in_words(self.end["position"])
             text += f". The loop stands at another place than the record: {here}, not {there}"

@@ -155,11 +155,13 @@ class Loops:
     def note_start(self) -> None:
         """Note that the script goes on behind `recover()`, with code that runs at each start.
 
-        The state is kept aside if recovery has landed behind a finished loop: code before that loop runs again, too.
+        The state is kept aside if the run stood behind a finished loop, where recovery may have landed in its last unit: code
+        before that loop runs again, too.
         """
         sequence = self._parts.auxiliary.sequence
         self._watch_reads()
-        if self._parts.auxiliary.is_waiting and sequence.has_finished and not sequence.entered:
+        stood_behind = sequence.has_finished or self._boundaries.read_newest_loop().count > 1
+        if self._parts.auxiliary.is_waiting and stood_behind and not sequence.entered:
             self._between = StateBackup(self._parts.state, self._parts.auxiliary, has_optimizers=True)
 
     def _pass(self) -> None:

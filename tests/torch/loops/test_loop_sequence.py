@@ -184,6 +184,24 @@ def test_code_between_two_loops_and_the_second_loop_come_back(die_at: tuple[int,
     prove_exact(two_phases, tmp_path / "run", die_at)
 
 
+def folds(attempt: Attempt) -> None:
+    """Train a model anew in each fold. Ticks: 6 a fold."""
+    model, loader, optimizer, train = begin(attempt)
+    for fold in range(3):
+        torch.manual_seed(fold)
+        model[0].reset_parameters()
+        optimizer.state.clear()
+        list(train_epochs(optimizer, loader, train, 2))
+    optimizer.close()
+
+
+@pytest.mark.parametrize("die_at", [(8,), (9,), (12,), (13,), (14,), (15,)])
+def test_what_each_fold_sets_before_its_loop_is_that_of_the_fold_in_which_the_run_stood(
+    die_at: tuple[int, ...], tmp_path: Path
+) -> None:
+    prove_exact(folds, tmp_path / "run", die_at)
+
+
 @pytest.mark.parametrize("die_at", [(4,), (6,), (7,), (8,), (10,), (12,), (17,), (18,), (21,)])
 def test_loops_of_different_kinds_follow_each_other(die_at: tuple[int, ...], tmp_path: Path) -> None:
     prove_exact(mixed, tmp_path / "run", die_at)

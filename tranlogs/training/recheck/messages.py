@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from .comparison import Difference
 PENDING = "the newest unit before the crash is being computed again, to prove that this script resumes exactly"
 NO_UNIT = "the log does not hold the newest one with a step"
 
+_NAMES_MAX = 5
 _SETTING = re.compile(r"hyper\[(?P<group>\d+)\]\.(?P<name>.+)")
 _NAMESPACE = "remember(...)"  # the name under which the namespace of a loop is tracked
 _REMEMBERED = "tracked.remember(...).values."
@@ -41,13 +42,16 @@ _ROUNDING = (
 )
 
 
-def describe_difference(difference: Difference, units: str = "batch", causes: Mapping[str, str] = CAUSES) -> str:
+def describe_difference(
+    difference: Difference, units: str = "batch", causes: Mapping[str, str] = CAUSES, starts_over: Sequence[str] = ()
+) -> str:
     """Return a text on what differs, what usually causes that, and what to do.
 
     Args:
         difference: the difference.
         units: what a unit is to the user.
         causes: usual causes and what to do, by kind of difference.
+        starts_over: names of values of the script that start over.
     """
     name = difference.name.removeprefix("grad/").removeprefix("param/")
     setting = _SETTING.fullmatch(name)
@@ -57,6 +61,9 @@ def describe_difference(difference: Difference, units: str = "batch", causes: Ma
     cause = _ROUNDING if is_rounding(difference) else _TIME if difference.may_be_time else causes[difference.kind]
     if difference.kind == "state" and any(map(is_called_like_a_time, name.removeprefix("tracked.").split("."))):
         cause = _MEASURED
+    elif starts_over:
+        more = " and others" if len(starts_over) > _NAMES_MAX else ""
+        cause += f". It may be what starts over here: {', '.join(starts_over[:_NAMES_MAX])}{more}"
     remembered = difference.name.partition(_REMEMBERED)[2]
     if remembered:
         what = f"state.{remembered}"

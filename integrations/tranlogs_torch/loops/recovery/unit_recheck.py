@@ -116,7 +116,7 @@ class UnitRecheck(RecomputedUnit):
             return UnitOutcome(recheck.is_over, is_changed=is_changed)
         return UnitOutcome(
             recheck.is_over,
-            describe_difference(difference, causes=causes(self._parts.report.face)),
+            describe_difference(difference, causes=causes(self._parts.report.face), starts_over=self._parts.report.starts_over),
             not is_rounding(difference),
             is_changed,
         )
