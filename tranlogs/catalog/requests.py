@@ -65,8 +65,8 @@ def serve_requests(catalog: Catalog) -> None:
 
 
 def drop_requests(folder: Path) -> None:
-    """Delete the requests that a former owner did not serve. Whoever asked asks again."""
-    for path in (folder / REQUESTS_NAME).glob("*"):
+    """Delete the requests that a former owner did not serve. Whoever asked asks again. One that is being written stays."""
+    for path in (folder / REQUESTS_NAME).glob("[!.]*"):
         path.unlink(missing_ok=True)
 
 
