@@ -1,7 +1,8 @@
 """The `tranlogs` command: its global options, and the list of subcommands.
 
 A subcommand's module is imported when that subcommand is called or its help is shown, and not before: `tranlogs --help` needs
-none of them, and `tranlogs status` needs no code that replays. This is the only place where the command line imports lazily.
+none of them, and `tranlogs status` needs no code that replays. Elsewhere the command line imports lazily only what `status`
+needs for a store or a group.
 """
 
 from __future__ import annotations

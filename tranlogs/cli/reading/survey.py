@@ -25,7 +25,6 @@ from ...journal import Owner, read_owner
 from ...journal.file_system import is_in_memory
 from ...rebuild_catalog import read_files
 from ...recovery.group.journals import get_world, is_of_group, read_environment
-from ...recovery.group.reader import SingleReader
 from ...recovery.history import ScannedSegment, build_history
 from ...recovery.journal_facts import read_catalog, read_unlisted, scan_segment, sort_newest_first
 from ...recovery.recovery_plan import RecoveryPlan, plan_recovery
@@ -449,6 +448,8 @@ def survey_group(folder: Path) -> GroupSurvey | None:
 
 
 def _survey_ranks(folder: Path) -> GroupSurvey:
+    from ...recovery.group.reader import SingleReader  # imports the recovery of groups, which no other status needs
+
     try:
         reader = SingleReader(folder)
     except RecoveryError as error:
