@@ -11,6 +11,7 @@ import faulthandler
 import os
 import signal
 import threading
+import time
 from typing import Any, NoReturn
 
 from tests.support.forking import say, serve
@@ -129,7 +130,7 @@ def hang(job: dict[str, Any]) -> None:
     sit_in_c()
 
 
-_has_come = threading.Event()
+_received = list[int]()  # An event would not do: a handler that comes while its lock is held waits for ever.
 
 
 def failing(job: dict[str, Any]) -> None:
@@ -140,13 +141,13 @@ def failing(job: dict[str, Any]) -> None:
 
 def wait_in_python() -> None:
     """Until `theirs` was called. In turns: a signal that comes just before a wait does not end it."""
-    while not _has_come.wait(0.05):
-        pass
+    while not _received:
+        time.sleep(0.05)
 
 
 def theirs(number: int, frame: object) -> None:
     say("theirs", number)
-    _has_come.set()
+    _received.append(number)
 
 
 def handler_before(job: dict[str, Any]) -> None:

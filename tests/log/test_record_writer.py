@@ -58,7 +58,9 @@ def test_a_record_that_was_dropped_is_overwritten_by_the_next(bare: BareLog) -> 
     dropped.wait()
     dropped.abort()
     kept = log.begin(ONES)
-    assert kept.offset == dropped.offset
+    assert kept.pieces is not None
+    assert dropped.pieces is not None
+    assert kept.pieces.offset == dropped.pieces.offset
     log.commit(kept, EntryKind.STEP, 2, whole(log, {}))
     log.close()
     assert [step for _, step, _, _ in bare.contents()] == [1, 1, 2]
@@ -72,7 +74,8 @@ def test_a_description_longer_than_the_slack_makes_the_file_larger(bare: BareLog
     path, size = log._segment.path, log._segment.size
     payload = Payload.of([("w", dense(np.random.default_rng(0).integers(0, 256, size - 2 * RECORD_SLACK_BYTES, np.uint8)))])
     record = log.begin(payload)
-    assert record.segment.path == path
+    assert record.pieces is not None
+    assert record.pieces.segment.path == path
     body = {"long": np.random.default_rng(1).bytes(3 * RECORD_SLACK_BYTES)}
     log.commit(record, EntryKind.STEP, 2, whole(log, body))
     assert path.stat().st_size > size
