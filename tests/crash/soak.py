@@ -1,10 +1,10 @@
 """`make soak`: the crash tests again and again with new seeds, until each fault was tried often enough or the time is over.
 
     python -m tests.crash.soak [--minutes 60] [--kills 1000] [--only kills,damage] [--folder soak]
-    python -m tests.crash.soak --report soak/tally.jsonl ... [--document docs/guarantees.md] [--json docs/soak.json]
+    python -m tests.crash.soak --report soak/tally.jsonl ... [--json docs/soak.json]
 
 What was tried is in FOLDER/tally.jsonl, which the next soak goes on with; what failed, with the words to repeat it, in
-FOLDER/failed. The second form makes the report: figures as JSON, and the table of the document.
+FOLDER/failed. The second form makes the report: a table, and figures as JSON.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ ALONE = (
     "test_surroundings.py",
 )
 DAMAGE = ("a bit of a file", "a file ", "a range of a file", "two files")
-MARK = "<!-- made by `python -m tests.crash.soak --report`: {} -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,18 +179,13 @@ def table(tried: Sequence[Tried]) -> str:
     return "\n".join(lines)
 
 
-def report(tallies: Sequence[Path], document: Path | None, target: Path | None) -> None:
-    """Print the table; write it into the document, and the figures into a file of JSON."""
+def report(tallies: Sequence[Path], target: Path | None) -> None:
+    """Print the table, and write the figures into a file of JSON."""
     tried = sorted(tally.summed(one for path in tallies for one in tally.read(path)), key=lambda one: one.fault.lower())
     print(table(tried))
     if target is not None:
         machine = {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}
         target.write_text(json.dumps({"machine": machine, "faults": [asdict(one) for one in tried]}, indent=1) + "\n")
-    if document is not None:
-        text, begin, end = document.read_text(), MARK.format("begin"), MARK.format("end")
-        before, _, rest = text.partition(begin)
-        _, _, after = rest.partition(end)
-        document.write_text(f"{before}{begin}\n\n{table(tried)}\n\n{end}{after}")
 
 
 def main() -> int:
@@ -203,11 +197,10 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**8))
     options.add_argument("--folder", type=Path, default=ROOT / "soak")
     options.add_argument("--report", type=Path, nargs="+", metavar="TALLY")
-    options.add_argument("--document", type=Path)
     options.add_argument("--json", type=Path)
     given = options.parse_args()
     if given.report:
-        report(given.report, given.document, given.json)
+        report(given.report, given.json)
         return 0
     names = given.only.split(",") if given.only else None
     soak = Soak(
