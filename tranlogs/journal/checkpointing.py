@@ -100,7 +100,9 @@ class JournalCheckpoints:
 
         Both count towards the next checkpoint, so that a run that crashes often still takes checkpoints.
         """
-        self.newest_step, self._newest = row.step, row.name
+        self.newest_step = row.step
+        if self._is_at_place(row.name):  # else it is another rank's
+            self._newest = row.name
         self.schedule.note_size(row.nbytes)
         self.schedule.note_taken(row.step, -log_bytes, max(0.0, self._clock.now() - row.created_at))
 
@@ -246,14 +248,16 @@ class JournalCheckpoints:
         Raises:
             RunLost: it was deleted.
         """
-        path = self._opened.paths.checkpoints / self._newest
-        if self._newest and not (path / MANIFEST).exists():
-            self._newest = ""
+        if self._newest and not self._is_at_place(self._newest):
+            name, self._newest = self._newest, ""
             raise RunLost(
-                f"{path} was deleted while the run was written",
+                f"{self._opened.paths.checkpoints / name} was deleted while the run was written",
                 "no files of the run are deleted",
                 loss="what was logged since the last checkpoint that is left",
             )
+
+    def _is_at_place(self, name: str) -> bool:
+        return (self._opened.paths.checkpoints / name / MANIFEST).exists()
 
     def take_failure(self) -> BaseException | None:
         """Return, once, why the last checkpoint could not be written; None if it was written."""

@@ -20,6 +20,7 @@ from ..base.atomic_files import is_disk_full
 from ..base.clock import Clock
 from ..base.config import MIB, SEGMENT_BYTES_GROWN_MAX, SEGMENT_BYTES_MIN, SEGMENT_RECORDS_WANTED, SPARE_FILES_MAX
 from ..base.errors import LogUnavailable, error_text
+from ..base.failpoints import hit
 from ..base.threads import WaitableLock, start
 from ..catalog import Catalog, SegmentRow, Tables, segment_key
 from . import segment_file as files
@@ -214,8 +215,9 @@ class Preallocator:
 
     def _delete(self, row: SegmentRow) -> None:
         assert row.state == "retired", "a segment is retired in the catalog before its file is deleted"
-        if files.delete(self._folder / row.file):  # Otherwise another process reads the file, and it stays for the next time.
-            self._change(partial(Tables.delete, key=segment_key(row.ordinal)))
+        hit("log.unlink")
+        (self._folder / row.file).unlink(missing_ok=True)  # A process that reads the file keeps its bytes.
+        self._change(partial(Tables.delete, key=segment_key(row.ordinal)))
 
 
 class SegmentSizing:

@@ -15,7 +15,7 @@ import pytest
 from tests.log.entries import expected
 from tests.support.bare_log import BareLog, append_step
 from tests.support.faults import failing
-from tranlogs.base.clock import SystemClock
+from tranlogs.base.clock import Clock
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.errors import CatalogUnavailable, LogUnavailable
 from tranlogs.log import group_commit
@@ -248,7 +248,7 @@ def test_groups_are_apart_unless_somebody_waits_or_the_log_is_closed(tmp_path: P
 def test_a_waiter_that_gives_up_does_not_make_another_one_wait_for_a_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB), SystemClock())
+    bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB), Clock())
     log, go_on, results, pauses = bare.open(), threading.Event(), dict[str, bool](), list[float]()
     append_step(log, 1)
     until(lambda: log.group.synced.step == 1)

@@ -58,8 +58,9 @@ def describe_difference(
     what = f"the gradient of {name}" if difference.kind == "gradients" else name
     if setting is not None:
         what = f"{setting['name']} of parameter group {setting['group']}"
+    is_measured = difference.kind == "state" and any(map(is_called_like_a_time, name.removeprefix("tracked.").split(".")))
     cause = _ROUNDING if is_rounding(difference) else _TIME if difference.may_be_time else causes[difference.kind]
-    if difference.kind == "state" and any(map(is_called_like_a_time, name.removeprefix("tracked.").split("."))):
+    if is_measured and not difference.may_be_time:
         cause = _MEASURED
     elif starts_over:
         more = " and others" if len(starts_over) > _NAMES_MAX else ""
