@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.support.verify import verify_run
 from tranlogs.catalog import Incident
 from tranlogs.cli.reading.survey import survey
 from tranlogs.journal import read_owner
+from tranlogs.journal.shutdown import ShutdownHandler
 from tranlogs.log import group_commit
 from tranlogs.retention import CheckpointFacts, EverySteps
 from tranlogs.verify import Problem
@@ -236,6 +238,24 @@ def test_a_close_that_loses_something_says_so(
         assert "could not be closed cleanly" in last
     assert fault in (before or [last])[0]
     assert toy().recover().step == (4 if writer == "thread" else 5)
+
+
+def test_a_signal_while_suspended_says_what_is_lost_and_ships_the_rest(
+    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = toy()
+    trainer.recover()
+    suspended(trainer, 4)
+    shipped = list[int]()
+    handler = ShutdownHandler(trainer.journal, lambda step, _: shipped.append(step), None, 5.0)
+    try:
+        handler.shut_down("SIGTERM", time.monotonic() + 5)
+    finally:
+        handler.close()
+    said = caplog.records[-1].getMessage()
+    assert "SIGTERM: the process ends while logging is suspended" in said
+    assert "are safe" not in said
+    assert shipped == [4]
 
 
 def test_a_clean_close_says_that_all_is_safe(toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture) -> None:

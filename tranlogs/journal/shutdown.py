@@ -110,14 +110,14 @@ class ShutdownHandler:
                 reason,
                 suspension.why,
             )
-            return
-        _log.warning(
-            "%s: %s: steps up to %d are safe (the log is %s), and the process ends",
-            journal.paths.folder,
-            reason,
-            journal.committed,
-            "sealed and synced" if is_sealed else "synced, but not sealed",
-        )
+        else:
+            _log.warning(
+                "%s: %s: steps up to %d are safe (the log is %s), and the process ends",
+                journal.paths.folder,
+                reason,
+                journal.committed,
+                "sealed and synced" if is_sealed else "synced, but not sealed",
+            )
         self._ship(journal.committed, end - time.monotonic())
 
 

@@ -166,11 +166,11 @@ class FitRun:
             doubt=parts.report.warn,
             strategy=parts.backend.strategy_of(self.model),
         )
-        data, *_ = keras_internals.data_of_fit(self.model)
-        if isinstance(data, Generator) and data in _passed_over:
+        given, *validation = keras_internals.data_of_fit(self.model)
+        if isinstance(given, Generator) and given in _passed_over:
             parts.report.warn(_DRAWN, True)
-            _passed_over.discard(data)
-        for text in doubts_about_validation(*keras_internals.data_of_fit(self.model)):
+            _passed_over.discard(given)
+        for text in doubts_about_validation(given, *validation):
             parts.report.warn(text, False)
         self._plan_looks(callbacks)
         data, position = describe_data(self._iterator.data_adapter, source), Position(fit=number)
@@ -379,11 +379,12 @@ class FitRun:
 
     def _pass_data_over(self, end: dict[str, Any]) -> None:
         """Leave the data of this fit as it has left them: a later fit may go on with the same data set."""
-        if "source" in end:
+        kind = describe_data(self._iterator.data_adapter, self.cursor.source)["kind"]
+        if "source" in end and end["data"]["kind"] == kind:  # else the user has accepted other data
             self.cursor.source.pass_over(end["source"])
-        data, *_ = keras_internals.data_of_fit(self.model)
-        if isinstance(data, Generator):
-            _passed_over.add(data)
+        given, *_ = keras_internals.data_of_fit(self.model)
+        if isinstance(given, Generator):
+            _passed_over.add(given)
 
     def _finish(self) -> None:
         position = self.cursor.position

@@ -32,7 +32,7 @@ from ...retention.evaluations import EvaluationRow, read_newest_first, read_valu
 from ...retention.lost_work import LostWork, estimate_lost_work, has_store
 from .find_journals import read_consistently
 
-_SCANNED_MAX = 1_000  # records; scanning more takes noticeable time
+_SCANNED_MAX = 10_000  # records; scanning more takes noticeable time
 
 _HEIGHTS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _BAR = 24  # characters
