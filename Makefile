@@ -6,8 +6,6 @@ BIN := $(VENV)/bin
 OLDEST_KERAS := 3.13.2
 # Processes that share the tests: they wait for disks and for dying children a third of the time. Each takes a few gigabytes.
 WORKERS ?= 3
-# What runs of tests with many members: some of them (`make test`), or the others (`make test-variants`).
-SHARE := --samples
 # Bounds of `make soak`, whichever is reached first; the next one goes on with what is left (soak/tally.jsonl).
 SOAK_MINUTES ?= 60
 KILLS ?= 1000
@@ -16,24 +14,20 @@ EXPERIMENTS ?=
 # Of `make bench`: --quick.
 BENCH ?=
 
-.PHONY: demo test test-variants test-most test-beside test-ranks test-rest check lint alluxio bench experiments gpu-wheels soak clean
+.PHONY: demo test test-most test-beside test-ranks test-rest check lint alluxio bench experiments gpu-wheels soak clean
 
 demo: $(VENV)/.usable
 	$(BIN)/tranlogs demo
 
 # Tests start hundreds of processes, which would compile the checkout each time.
-test test-variants test-most test-ranks test-rest: export PYTHONDONTWRITEBYTECODE :=
+test test-most test-ranks test-rest: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(VENV)/.ready
 	$(MAKE) --no-print-directory check
 	$(MAKE) --no-print-directory --keep-going --jobs 3 test-most test-beside
 
-# Of tests that take long, the variants that `make test` leaves out. CI runs both.
-test-variants: $(VENV)/.ready
-	$(MAKE) --no-print-directory --keep-going --jobs 3 SHARE=--variants test-most test-beside
-
 test-most: $(VENV)/.ready
-	$(BIN)/python -m pytest $(SHARE) -n $(WORKERS) --dist worksteal --ignore tests/alluxio --ignore tests/distributed \
+	$(BIN)/python -m pytest --durations=20 -n $(WORKERS) --dist worksteal --ignore tests/alluxio --ignore tests/distributed \
 		--ignore tests/trainers --ignore tests/rehearsal
 
 # These wait for the processes that they start half of the time, so that they run beside all others, and print when they are done.
@@ -42,9 +36,9 @@ test-beside: $(VENV)/.ready
 	$(MAKE) --no-print-directory --keep-going --output-sync=target test-ranks test-rest
 
 test-ranks: $(VENV)/.ready
-	$(BIN)/python -m pytest $(SHARE) tests/distributed tests/trainers
+	$(BIN)/python -m pytest --durations=20 tests/distributed tests/trainers
 test-rest: $(VENV)/.ready
-	$(BIN)/python -m pytest $(SHARE) tests/rehearsal tests/alluxio
+	$(BIN)/python -m pytest --durations=20 tests/rehearsal tests/alluxio
 
 check lint: $(VENV)/.ready
 	$(BIN)/ruff check .

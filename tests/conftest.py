@@ -43,9 +43,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, _SOURCES), *filter(None, [
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options that say how much runs."""
+    """Add the option that says how much runs."""
     parser.addoption("--soak", action="store_true", help="run whole random campaigns and products, from a seed drawn anew")
-    samples.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,9 +63,11 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `soak` (unless --soak), and of what is marked `sampled` the part that the options leave out."""
-    left_out = set() if campaign.is_soak() else {item for item in items if item.get_closest_marker("soak") is not None}
-    left_out |= samples.not_in_part(config, [item for item in items if item not in left_out])
+    """Unless this is a soak, leave out what is marked `soak`, and of what is marked `sampled` all but a sample."""
+    if campaign.is_soak():
+        return
+    left_out = {item for item in items if item.get_closest_marker("soak") is not None}
+    left_out |= samples.left_out([item for item in items if item not in left_out])
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]

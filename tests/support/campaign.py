@@ -1,12 +1,10 @@
-"""How much of a random campaign runs, and from which seed.
+"""How much of a test runs, and from which seed: the gate, or a soak.
 
-The gate (`make test` and `make test-variants`) runs a fifth of each campaign of kills, and all examples of properties and of
-damage, from a fixed seed, so that two runs of the gate try the same cases. Of some products, such as all styles of a script on
-all backends, it runs each value once (`each_once`), of others each value with each value of each other dimension (`pairwise`),
-and of faults that come one after the other in a test it tries two (`few`). What is marked `soak` (`in_soak`) is another form of
-what the gate tries. `make soak` and `pytest --soak` run whole campaigns and products, and what is marked `soak`, from a seed
-that is drawn anew and printed. `samples` divides the gate into its two parts.
-tests/conftest.py sets two environment variables before any test module is imported:
+The gate (`make test`) runs a fifth of each campaign of kills, and all examples of properties and of damage, from a fixed
+seed, so that two runs of the gate try the same cases. Of a product, such as all styles of a script on all backends, it runs
+each value once (`each_once`), or any two values of two dimensions together (`pairwise`), or a sample (`samples`); of faults
+that come one after the other in a test it tries two (`few`). A soak (`make soak`, `pytest --soak`) runs all of it, and what
+is marked `soak` (`in_soak`), from a seed that is drawn anew and printed.
 
     TRANLOGS_SOAK   how many times the whole campaign runs ("1" with --soak); unset in the gate
     TRANLOGS_SEED   the seed

@@ -1,8 +1,7 @@
-"""Which members of a test `make test` runs, and which it leaves to `make test-variants`.
+"""Which members of a test the gate runs: of a test that is marked `sampled(n)`, n; a soak runs all of them.
 
-A test that is marked `sampled(n)` takes long, and has many members or is a variant of another test (then `n` may be 0). With
-`--samples` pytest runs `n` of its members, with `--variants` only the others, and with neither of them all. CI runs both, one
-after the other.
+A mark belongs on a test that takes long, and whose members show the same fault in many variants. The members that are chosen
+have as many values of the test's parameters as possible.
 """
 
 from __future__ import annotations
@@ -13,26 +12,13 @@ from collections.abc import Sequence
 import pytest
 
 
-def add_options(parser: pytest.Parser) -> None:
-    """Add the options that choose a part."""
-    parser.addoption("--samples", action="store_true", help="of tests that are marked `sampled`, run some members only")
-    parser.addoption("--variants", action="store_true", help="run only what --samples leaves out")
-
-
-def not_in_part(config: pytest.Config, items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """Return the items that the options leave out."""
-    if config.getoption("--samples") == config.getoption("--variants"):
-        return set()
-    variants = set(_unsampled(items))
-    return variants if config.getoption("--samples") else set(items) - variants
-
-
-def _unsampled(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Return the items that the gate leaves out."""
     members: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sampled") is not None:
             members[item.nodeid.partition("[")[0]].append(item)
-    return [item for each in members.values() for item in _left_out(each)]
+    return {item for each in members.values() for item in _left_out(each)}
 
 
 def _left_out(members: list[pytest.Item]) -> list[pytest.Item]:

@@ -1,0 +1,7 @@
+"""Mutants of the log, the catalog, checkpoints and recovery."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS: tuple[Mutant, ...] = ()

@@ -1,0 +1,7 @@
+"""Mutants of what kills and power cuts find."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS: tuple[Mutant, ...] = ()
