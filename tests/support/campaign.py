@@ -6,6 +6,8 @@ each value once (`each_once`), or any two values of two dimensions together (`pa
 that come one after the other in a test it tries two (`few`). A soak (`make soak`, `pytest --soak`) runs all of it, and what
 is marked `soak` (`in_soak`), from a seed that is drawn anew and printed.
 
+tests/conftest.py sets two environment variables before any test module is imported:
+
     TRANLOGS_SOAK   how many times the whole campaign runs ("1" with --soak); unset in the gate
     TRANLOGS_SEED   the seed
 
