@@ -3,10 +3,9 @@
     steps       a logged training step over a plain one: PyTorch loops, a GAN; steady state and fresh files
     trainers    the same in Hugging Face Trainer and Lightning
     keras       the same in Keras' fit: TensorFlow (graph, XLA), torch, JAX
-    append      a record of 8.4 MB over a memcpy of the same bytes
     replay      a redone step over the bare optimizer step
     recovery    recovery over 100,000 small steps; `tranlogs status` and `tranlogs log --step` on that run
-    disk        bytes on disk of a young and of a closed run; bytes that the device writes in steady state
+    disk        bytes on disk of a young and of a closed run
     checkpoint  stall of the training thread over a memcpy of the state; extra memory
 
 Each part also runs alone (`python experiments/bench_steps.py`). Results go to experiments/results/bench.json.
@@ -24,7 +23,7 @@ from typing import Any
 from figures import goal_rows
 from harness import Circumstances, command_line, write_results
 
-PARTS = ("steps", "trainers", "keras", "append", "replay", "recovery", "disk", "checkpoint")
+PARTS = ("steps", "trainers", "keras", "replay", "recovery", "disk", "checkpoint")
 _HEAD = ("case", "figure", "measured", "goal", "", "beyond", "")
 
 

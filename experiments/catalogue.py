@@ -9,8 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import bench_tables
-import peer_tables
 import tables
 
 HERE = Path(__file__).resolve().parent
@@ -59,22 +57,18 @@ HEADINGS: dict[str, tuple[Experiment, ...]] = {
         ),
     ),
     "Other systems, same work, same machine, one run": (
-        Experiment("peers", "What saves a training loop", "peers.py", peer_tables.peers),
-        Experiment("other_world", "Another number of processes", "other_world_size.py", peer_tables.other_world),
+        Experiment("peers", "What saves a training loop", "peers.py", tables.peers),
         Experiment(
             "trainers",
             "Trainers, by their own checkpoints",
             "trainers_own.py",
-            peer_tables.trainers,
+            tables.trainers,
             needs="lightning, transformers, accelerate, Keras and a backend of it",
             packages=("lightning", "transformers", "accelerate", "keras"),
         ),
-        Experiment("torchft", "Live healing", "torchft_heal.py", peer_tables.torchft, needs="torchft", packages=("torchft",)),
     ),
     "What TranLogs costs": (
-        Experiment("bench", "Steps, log, replay, recovery, disk", "bench.py", bench_tables.bench),
-        Experiment("recheck", "The unit that is computed again", "bench_recheck.py", bench_tables.recheck),
-        Experiment("keras_recovery", "Keras: redone steps, and what a kill loses", "keras_recovery.py", tables.keras_recovery),
+        Experiment("bench", "Steps, log, replay, recovery, disk", "bench.py", tables.bench),
         Experiment("gpu", "On a GPU", "gpu.py", tables.gpu, needs="a CUDA GPU", programs=("nvidia-smi",)),
         Experiment("distributed", "Many processes", "bench_distributed.py", tables.distributed),
         Experiment(

@@ -22,7 +22,7 @@ from typing import Any
 
 import tranlogs
 
-# Recovery is measured up to the newest boundary. The unit that a script would compute again is measured in bench_recheck.py.
+# Recovery is measured up to the newest boundary, without the unit that a script computes again.
 os.environ.setdefault("TRANLOGS_RECHECK", "0")
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -20,12 +20,8 @@ RESULTS, DOCUMENT = HERE / "results", HERE.parent / "docs" / "results.md"
 
 _INTRODUCTION = """
     After reading this page you know what TranLogs costs and what it saves, by measurement. `make experiments` takes these
-    figures and writes this page (`make experiments EXPERIMENTS="--quick"` only checks the scripts; names of experiments take
-    these alone). **Read ratios, not times:** other processes share the machine, and the table below shows its load. What is
-    compared is taken in turns, in one process or in the same minutes, so that a ratio bears a load that comes and goes; where
-    few processors are shared by many, expect noise all the same. The JSON behind each table is in `experiments/results/`."""
-_SIGNS = """
-    A plus sign behind a commit: the code was not quite as committed. Load counts an experiment's own processes, too."""
+    figures and writes this page; `experiments/results/` has all that was measured. **Read ratios, not times:** what is compared
+    is taken in turns, in one process or in the same minutes, so that a ratio bears a load that comes and goes."""
 
 
 def write_report(results: Path, document: Path) -> None:
@@ -73,30 +69,23 @@ def _taken(experiment: str, results: dict[str, Any]) -> Iterator[tuple[str, dict
 
 
 def _circumstances(found: dict[str, dict[str, Any]]) -> Lines:
-    """A row for each experiment; machines and versions once."""
+    """Return when each experiment was taken, and on what: machines and versions once."""
     lines = table(
-        ["experiment", "taken (UTC)", "commit", "minutes", "load before, after", "processors kept busy by others"],
+        ["experiment", "taken (UTC)", "commit", "processors kept busy by others"],
         (
-            [
-                name,
-                about["at"][:16].replace("T", " "),
-                f"`{about['commit']}`",
-                f"{about['seconds'] / 60:.1f}",
-                ", ".join(map(str, about["load"])),
-                f"{about['others_busy']:.1f} of {about['machine']['cpus']}",
-            ]
+            [name, about["at"][:16].replace("T", " "), f"`{about['commit']}`", f"{about['others_busy']:.1f}"]
             for name, about in found.items()
         ),
     )
     machines = dict.fromkeys(_machine(about["machine"]) for about in found.values())
     versions = dict.fromkeys(", ".join(map(" ".join, about["versions"].items())) for about in found.values())
-    return [*lines, *(line for told in (*machines, *versions) for line in prose(f"{told}.")), *prose(_SIGNS)]
+    return [*lines, *(line for told in (*machines, *versions) for line in prose(f"{told}."))]
 
 
 def _machine(about: dict[str, Any]) -> str:
     return (
         f"{about['processor']}, {about['cpus']} processors, {about['memory_bytes'] / (1 << 30):.0f} GiB of memory, "
-        f"{about['system']}, no GPU used"
+        f"{about['system'].partition('-')[0]}, no GPU used"
     )
 
 

@@ -1,15 +1,20 @@
-"""What the JSON of each experiment says, as Markdown."""
+"""What the JSON of each experiment says, as Markdown: what a user needs of it."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from paired_timing import PLAIN
+from peer.waste import ways_of
 from pictures import TALK
 
 Lines = list[str]
-_TALK_BYTES = {"gradients": "1.82 GB", "weights": "1.85 GB"}
+
+_MACHINE, _FLOOR = "logged, machine", "floor: written and hashed, no log"
+_HOURS = (0.1, 1, 24)  # between failures
+_EVERY = "10"  # steps between the saves of the systems that are compared
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Lines:
@@ -26,15 +31,19 @@ def _row(cells: Sequence[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _percent(found: Sequence[float]) -> str:
-    """A share with its interval."""
-    middle, low, high = (f"{100 * share:.1f}" for share in found)
-    return f"{middle} % [{low}, {high}]"
-
-
-def _spread(found: dict[str, Any], digits: int = 2) -> str:
+def _spread(found: Mapping[str, float], digits: int = 2) -> str:
     """Median and quartiles of a ratio."""
     return f"{found['median']:.{digits}f} [{found['q25']:.{digits}f}-{found['q75']:.{digits}f}]"
+
+
+def _quartiles(found: Sequence[float], digits: int = 2) -> str:
+    """A value and its quartiles."""
+    value, low, high = (f"{number:.{digits}f}" for number in found)
+    return f"{value} [{low}-{high}]"
+
+
+def _parts(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((name, found) for name, found in results.items() if name != "circumstances")
 
 
 # The talk.
@@ -42,51 +51,18 @@ def _spread(found: dict[str, Any], digits: int = 2) -> str:
 
 def step_time(results: dict[str, Any]) -> Lines:
     """Phases of a step; what replay saves."""
-    models, phases = results["models"], results["phases"]
     lines = prose(f"""
-        Processor time of one thread, {results["rounds"]} rounds of {results["steps"]} steps each, the models in turn; [95 %
-        intervals of a bootstrap over the rounds]. AdamW in fp32. Forward includes the loss, optimizer `zero_grad`. The last
-        column is what a free replay of gradients would save: all but the optimizer's own arithmetic.""")
-    lines += table(
-        ["model", "data", "parameters, batch", "ms a step", *phases, "all but the optimizer"],
-        (
-            [
-                name,
-                found["data"],
-                f"{found['parameters'] / 1e6:.2f} M, {found['batch']}",
-                f"{found['seconds'][0] * 1e3:.1f}",
-                *(_percent([bound[i] for bound in found["shares"]]) for i in range(len(phases))),
-                _percent(found["without_optimizer"]),
-            ]
-            for name, found in models.items()
-        ),
-    )
-    lines += prose(f"""
-        What redoing a step from the log saves of it, by TranLogs' own recovery: `seconds_replay`, which is reading the log
-        and its checksums, the update, and comparing the fingerprint, against the computed steps of the same round. Alone: a
-        recovery that redoes one step. Among others: one that redoes {results["logged"]}, a step of them (weights: the last
-        record holds all, those before it are passed over). Each recovery was compared bit for bit; without optimizer state
-        the weights are exact and the optimizer's state is the checkpoint's, so that what follows is another training.
-        Reading costs by the byte, and the optimizer's share stays: a model that computes little for each parameter gains
-        least.""")
+        Share of a step's processor time that is not the optimizer's own arithmetic, and what redoing a step from the log saves
+        of a computed one, among {results["logged"]} that are redone together. Redoing is reading the log and its checksums, the
+        update, and the comparison of the fingerprint; the state was compared bit for bit.""")
     rows: list[Sequence[object]] = [
-        ["the talk (its model and machine are not known)", log, _TALK_BYTES[log], "", f"{100 * share:.2f} %", ""]
-        for log, share in TALK.items()
+        ["the talk (its model and machine are not known)", "", "", *(f"{100 * TALK[log]:.0f} %" for log in TALK)]
     ]
-    for name, found in models.items():
-        for log, about in found["logs"].items():
-            nbytes = about["bytes_per_step"]
-            rows.append(
-                [
-                    name,
-                    log,
-                    f"{nbytes / 1e6:.2f} MB",
-                    f"{nbytes / found['parameters']:.1f}",
-                    _percent(about["saved"]["one"]),
-                    _percent(about["saved"]["many"]),
-                ]
-            )
-    head = ["model", "logged", "bytes a step", "bytes a parameter", "saved of a step, alone", "among others"]
+    for name, found in results["models"].items():
+        saved = [f"{100 * found['logs'][log]['saved']['many'][0]:.0f} %" for log in TALK]
+        whole = f"{100 * found['without_optimizer'][0]:.0f} %"
+        rows.append([f"{name}, {found['parameters'] / 1e6:.2f} M", f"{found['seconds'][0] * 1e3:.0f}", whole, *saved])
+    head = ["model", "ms a step", "all but the optimizer", *(f"saved, logged by {log}" for log in TALK)]
     return lines + table(head, rows)
 
 
@@ -95,233 +71,193 @@ def recovered_quality(results: dict[str, Any]) -> Lines:
     interval, models = results["interval"], results["models"]
     crashes = sum(len(found["points"]) for found in models.values())
     lines = prose(f"""
-        {crashes} processes died by SIGKILL, {", ".join(results["places"][:-1])} or {results["places"][-1]} of the batch
-        after the step in question, in turn. A checkpoint every {interval} steps, in both ways by the same process. Loss
-        (nats) and accuracy are those on data that was held back, right after recovery and before any batch is computed
-        again. **At each of these points TranLogs brought back the uninterrupted run, bit for bit** (weights, buffers, and so
-        loss and accuracy); the script fails otherwise. Better: how much lower the loss is than the checkpoint's, and by how
-        many points of a hundred the accuracy is higher; the talk has up to 24 % and 6 %.""")
+        {crashes} processes died by SIGKILL; a checkpoint every {interval} steps. Loss (nats) on data that was held back, right
+        after recovery. TranLogs brought back the uninterrupted run each time, bit for bit. Worst crash: the one that costs the
+        checkpoint most. The talk has up to 24 %.""")
     rows = []
     for name, found in models.items():
         for number in results["intervals"]:
             points = [point for point in found["points"] if point["step"] // interval == number]
-            rows.append([name, f"{number * interval} to {(number + 1) * interval - 1}", len(points), *_better(points)])
-    head = [
-        "model",
-        "crash after step",
-        "crashes",
-        "worst crash for the checkpoint",
-        "its loss",
-        "TranLogs",
-        "its accuracy",
-        "TranLogs",
-        "loss better by, all crashes",
-        "accuracy better by",
-    ]
+            better = [1 - point["tranlogs"]["loss"] / point["checkpoint"]["loss"] for point in points]
+            worst = points[better.index(max(better))]
+            losses = [f"{worst[way]['loss']:.3f}" for way in ("checkpoint", "tranlogs")]
+            steps = f"{number * interval} to {(number + 1) * interval - 1}"
+            rows.append([name, steps, *losses, f"{100 * min(better):.0f} to {100 * max(better):.0f} %"])
+    head = ["model", "crash after step", "worst crash: checkpoint", "TranLogs", "loss better by, all crashes"]
     return lines + table(head, rows)
-
-
-def _better(points: list[dict[str, Any]]) -> list[str]:
-    """The crash that costs a checkpoint's loss most, and the ranges over all."""
-    loss = [1 - point["tranlogs"]["loss"] / point["checkpoint"]["loss"] for point in points]
-    accuracy = [100 * (point["tranlogs"]["accuracy"] - point["checkpoint"]["accuracy"]) for point in points]
-    worst = points[loss.index(max(loss))]
-    ours, theirs = worst["tranlogs"], worst["checkpoint"]
-    return [
-        f"{worst['step'] - theirs['step']} steps behind it",
-        f"{theirs['loss']:.3f}",
-        f"{ours['loss']:.3f}",
-        f"{theirs['accuracy']:.1%}",
-        f"{ours['accuracy']:.1%}",
-        f"{100 * min(loss):.1f} to {100 * max(loss):.1f} %",
-        f"{min(accuracy):.1f} to {max(accuracy):.1f}",
-    ]
 
 
 def storage(results: dict[str, Any]) -> Lines:
     """Bytes under three budgets."""
-    lines = prose("""
-        A toy that logs 100 KB a step, ten steps a second, with a daemon beside it that looks once in half a second. Between two
-        looks a run lies above its budget by what it logs meanwhile; a look takes at most a twentieth of the time, so they
-        become rare where it waits long for a processor or a disk.""")
+    lines = prose("A toy that logs 1 MB a second, with a monitor beside it that looks twice a second.")
     rows = (
-        [
-            budget,
-            *(f"{found[key] / (1 << 20):.1f} MiB" for key in ("most_bytes", "last_bytes")),
-            found["looks"],
-            f"{max(found['seconds_between_looks'], default=0):.1f} s",
-        ]
-        for budget, found in _without_circumstances(results).items()
+        [budget, *(f"{found[key] / (1 << 20):.1f} MiB" for key in ("most_bytes", "last_bytes"))]
+        for budget, found in _parts(results)
     )
-    return lines + table(["budget", "on disk at most", "in the end", "looks", "longest between two"], rows)
+    return lines + table(["budget", "on disk at most", "in the end"], rows)
 
 
 def store(results: dict[str, Any]) -> Lines:
-    """Puts and gets."""
-    tell = {"objects": _objects, "training": _shipped, "lag": _lag}
-    return [line for part, told in tell.items() if part in results for line in told(results[part])]
-
-
-def _objects(rows: list[dict[str, Any]]) -> Lines:
+    """Puts and gets of one object, and recovery, by place."""
     lines = prose("""
-        Asynchronous persistence is the write type ASYNC_THROUGH: a put ends when the object is in the memory of workers;
-        durable is what it then takes until the store calls it so. Medians, one thread, all processes on one machine.""")
-    return lines + table(
-        ["store", "MiB", "put, ms", "get, ms", "durable, ms"],
-        (
-            [
-                row["store"],
-                f"{row['bytes'] / (1 << 20):g}",
-                *(f"{row[what]['median'] * 1e3:.1f}" for what in ("put", "get", "durable")),
-            ]
-            for row in rows
-        ),
+        With ASYNC_THROUGH a put ends when the object is in the memory of Alluxio's workers; durable is what it then takes until
+        the store calls it so. Medians for an object of 16 MiB; all processes on one machine.""")
+    rows = (
+        [row["store"], *(f"{row[what]['median'] * 1e3:.0f}" for what in ("put", "get", "durable"))]
+        for row in results.get("objects", [])
+        if row["bytes"] == 16 << 20
     )
-
-
-def _shipped(found: dict[str, Any]) -> Lines:
-    head = [
-        "model",
-        "shipped to",
-        "step time over that without",
-        "sent, MB/s",
-        "archived after, s",
-        "persisted after, s",
-        "read back, MB/s",
-    ]
-    rows = [
-        [
-            f"{structure}, {about['parameters'] / 1e6:.2f} M",
-            name,
-            _spread(one["ratio"]),
-            f"{one['bytes_per_second']['median'] / 1e6:.1f}",
-            f"{one['archived_seconds']['median']:.2f}",
-            f"{one['persisted_seconds']['median']:.2f}",
-            f"{one['read']['bytes_per_second']['median'] / 1e6:.1f}" if "read" in one else "",
-        ]
-        for structure, about in found.items()
-        for name, one in about["stores"].items()
-    ]
+    lines += table(["store", "put, ms", "get, ms", "durable, ms"], rows)
+    lines += prose("Recovery of a killed run, over that from the local disk:")
+    found = results.get("training", {})
+    places = list(dict.fromkeys(name for about in found.values() for name in about["recovery"]))
     recovered = (
-        [structure, name, f"{one['seconds']['median']:.2f}", _spread(one["ratio"], 1)]
-        for structure, about in found.items()
-        for name, one in about["recovery"].items()
+        [model, *(_spread(about["recovery"][place]["ratio"], 1) for place in places)] for model, about in found.items()
     )
-    again = [one["ratio"]["median"] for about in found.values() for name, one in about["stores"].items() if "noise" in name]
-    noise = (
-        prose(f"""
-        Two trainings without a store, one over the other, came out at {min(again):.2f} to {max(again):.2f}: step times within
-        that range say nothing.""")
-        if again
-        else []
-    )
-    return table(head, rows) + noise + table(["model", "recovered from", "seconds", "over local"], recovered)
+    return lines + table(["model", *places], recovered)
 
 
-def _lag(found: dict[str, Any]) -> Lines:
-    return table(
-        ["while a GPT trains, shipped to", "steps not archived", "steps not persisted"],
-        ([name, _spread(one["archived_steps"], 1), _spread(one["persisted_steps"], 1)] for name, one in found.items()),
-    )
+# Other systems.
 
 
-# TranLogs's own costs.
+def peers(results: dict[str, Any]) -> Lines:
+    """Costs, crashes, faults, T_wasted."""
+    found = results["peers"]
+    lines = prose(f"""
+        An MLP of {results["parameters"] / 1e6:.1f} M parameters, AdamW, a schedule, shuffled batches, one thread: a job whose
+        steps are short for its size, which is hard for a log. All systems are handed weights, optimizer, schedule, random
+        numbers and the place in the data, as their documentation says; a save every {_EVERY} steps. TranLogs logs each step,
+        synced. Step time: mean (99th percentile) over no saving. Steps lost: the mean of kills at random moments, and how often
+        what came back was exact. Back: seconds from the restart of the script's own work until it is behind the crash step
+        again.""")
+    rows = ([peer["title"], *_costs(peer), *_kills(peer), *_faults(peer)] for peer in found.values() if "cost" in peer)
+    head = ["system", "step time", "MB a step", "steps lost", "back, s", "a bit of the newest save flips", "disk full"]
+    lines += table(head, rows)
+    lines += prose("""
+        **T_wasted = t_ckpt + 1/(2f) + t_rtvl** (Gemini, SOSP'23), the share of time that does not go into new steps, by hours
+        between failures, each system at the best of its intervals of 1, 10 and 100 steps where nothing wrong came back:""")
+    shares = {
+        peer["title"]: [100 * min(way.share(3600 * hours) for way in ways) for hours in _HOURS]
+        for peer in found.values()
+        if (ways := ways_of(peer))
+    }
+    wasted = ([title, *(f"{share:.2f} %" for share in several)] for title, several in shares.items())
+    return lines + table(["system", *(f"{hours} h" for hours in _HOURS)], wasted)
 
 
-def keras_recovery(results: dict[str, Any]) -> Lines:
-    """Redone steps by backend; kills."""
+def _at(peer: dict[str, Any], part: str) -> dict[str, Any] | None:
+    """Return what a peer has at the interval: one that logs each step has the same at all."""
+    by_interval: dict[str, Any] = peer.get(part, {})
+    one = by_interval.get(_EVERY, next(iter(by_interval.values())) if peer.get("logs_steps") and by_interval else None)
+    return None if one is None or "error" in one else one
+
+
+def _costs(peer: dict[str, Any]) -> list[str]:
+    one = _at(peer, "cost")
+    return ["", ""] if one is None else [f"{one['mean']:.2f} ({one['p99']:.2f})", f"{one['written_per_step'] / 1e6:.1f}"]
+
+
+def _kills(peer: dict[str, Any]) -> list[str]:
+    kills, crash = _at(peer, "kills"), _at(peer, "crash")
+    said = ""
+    if kills is not None and kills["lost"]:
+        exact, tries = kills["verdicts"].get("exact", 0), sum(kills["verdicts"].values())
+        said = f"{sum(kills['lost']) / len(kills['lost']):.1f}; {exact} of {tries}"
+    return [said, f"{crash['seconds']:.2f}" if crash is not None and "seconds" in crash else ""]
+
+
+def _faults(peer: dict[str, Any]) -> list[str]:
+    return [_worst(peer.get("faults", {}).get(name, [])) for name in ("flip", "full")]
+
+
+def _worst(tries: list[dict[str, Any]]) -> str:
+    """Of several tries of a fault, the worst outcome."""
+    if not tries:
+        return ""
+    order = ("exact", "nothing on disk", "did not start", "hung", "refused", "wrong")
+    row = max(tries, key=lambda one: (order.index(one["verdict"]), one.get("lost", 0)))
+    lost = f", {row['lost']} lost" if "lost" in row else ""
+    return f"{row['verdict']}{lost}{', training stops' if any('died' in one for one in tries) else ''}"
+
+
+def trainers(results: dict[str, Any]) -> Lines:
+    """One kill under each trainer's own checkpoints, and under TranLogs."""
     lines = prose("""
-        Redone: a step in recovery over a computed one. Where that is near 1 or above, a model computes so little for each of
-        its parameters that redoing a step is not faster than computing it: what the log saves there is the steps themselves,
-        bit for bit, and no time.""")
-    rows = []
-    for backend, cases in _without_circumstances(results).items():
-        for name, case in cases.items() if backend != "kills" else ():
-            ratio, milliseconds = f"{case['redone_over_computed']:.2f}", f"{case['computed'] * 1e3:.1f}"
-            rows.append([backend, f"{name}, {case['parameters'] / 1e6:.2f} M", milliseconds, ratio])
-    lines += table(["backend", "model", "computed, ms", "redone over computed"], rows)
-    if "kills" in results:
-        lines += prose("Batches that are trained again after a SIGKILL under TensorFlow, the one that was running among them:")
-        kills = (
-            [
-                way,
-                *(
-                    ", ".join(map(str, several))
-                    for several in (told["killed_after"], told["lost"], [round(seconds, 1) for seconds in told["seconds"]])
-                ),
-            ]
-            for way, told in results["kills"].items()
-        )
-        lines += table(["saved by", "killed after batch", "batches again", "seconds to the first new batch"], kills)
-    return lines
+        60 steps, a checkpoint every ten, SIGKILL as step 38 begins; then the same script again, as the trainer's documentation
+        says. Exact: all bits of weights and optimizer in the end are those of a run that was never killed.""")
+    rows = ([row["trainer"], row["by"], row["finished_steps_lost"], "yes" if row["exact"] else "no"] for row in results["rows"])
+    return lines + table(["trainer", "saved by", "finished steps lost", "exact"], rows)
 
 
-def distributed(results: dict[str, Any]) -> Lines:
-    """By number of processes."""
+# What TranLogs costs.
+
+
+def bench(results: dict[str, Any]) -> Lines:
+    """Steps, redone steps, recovery, disk, checkpoints."""
     lines = prose("""
-        The log of a step is divided among the processes; copies: how many of them hold each share. From SIGKILL: what goes
-        by until the first new step under torchrun.""")
-    lines += table(
-        ["processes", "copies", "MB a rank and step", "ms a step", "with the log"],
-        (
-            [
-                row["world"],
-                row["copies"],
-                f"{row['bytes'] / 1e6:.2f}",
-                f"{row['seconds plain'] * 1e3:.1f}",
-                f"{row['seconds logged'] / row['seconds plain']:.2f} times",
-            ]
-            for row in results["steady"]
-        ),
-    )
-    parts = ("agent", "start", "load", "replay", "first step")
-    return lines + table(
-        ["processes", "copies", *(f"{part}, s" for part in parts), "steps lost", "exact"],
-        (
-            [row["world"], row["copies"], *(f"{row[part]:.2f}" for part in parts), row["steps lost"], row["exact"]]
-            for row in results["killed"]
-        ),
-    )
+        A logged step (`durability="machine"`) over a plain one, in steady state: median [quartiles over the rounds], mean, 99th
+        percentile. Floor: gradients are written and hashed, parameters are hashed, and nothing else is done, so that nothing
+        could be recovered; no log of gradients can cost less here.""")
+    rows: list[Sequence[object]] = []
+    for case in results.get("steps", {}).get("cases", ()):
+        threads = f"{case['threads']} thread{'s' * (case['threads'] > 1)}"
+        rows.append(_step(f"{case['case']}, {threads}", case["steady"]))
+    for part in ("trainers", "keras"):
+        rows += [_step(case["case"], case["arms"]) for case in results.get(part, {}).get("cases", ())]
+    lines += table(["case", "plain, ms", "logged", "mean", "p99", "added, ms", "floor"], rows)
+    tell = {"replay": _replay, "recovery": _recovery, "disk": _disk, "checkpoint": _checkpoint}
+    return lines + [line for part, told in tell.items() if part in results for line in told(results[part])]
 
 
-def bench_monitor(results: dict[str, Any]) -> Lines:
-    """Its parts."""
-    lines: Lines = []
-    rows = [
-        [model, name, _spread(ratio), f"{ratio['seconds'] * 1e3:.0f}", _digits(ratio["cpu_share"])]
-        for model, found in results.get("slowdown", {}).items()
-        for name, ratio in found.items()
+def _step(case: str, arms: dict[str, Any]) -> Sequence[object]:
+    logged, floor = arms[_MACHINE], arms.get(_FLOOR)
+    return [
+        case,
+        f"{arms[PLAIN]['ms']:.2f}",
+        _quartiles(logged["median"]),
+        *(f"{logged[key][0]:.2f}" for key in ("mean", "p99")),
+        f"{logged['added_ms'][0]:.2f}",
+        f"{floor['median'][0]:.2f}" if floor else "",
     ]
-    if rows:
-        lines += table(["model", "beside it", "step time over that without", "ms a step", "processors that it takes"], rows)
-    rows = [
-        [
-            f"idle, --interval {interval}",
-            f"{found['cpu_seconds_an_hour']:.1f} CPU seconds an hour, {found['memory_bytes'] / 1e6:.0f} MB",
-        ]
-        for interval, found in results.get("idle", {}).items()
-    ]
-    if "evaluation" in results:
-        found = results["evaluation"]
-        low, middle, high = found["following"]["seconds"]
-        rows.append(
-            [
-                f"an evaluation of {found['segments']:,} segments",
-                f"{middle:.2f} s [{low:.2f}-{high:.2f}]; the first {found['first']['seconds']:.1f} s",
-            ]
-        )
-    if "pruning" in results:
-        low, middle, high = (rate / 1e6 for rate in results["pruning"]["bytes_a_second"])
-        rows.append(["pruning", f"{middle:.0f} MB a second [{low:.0f}-{high:.0f}]"])
-    return lines + (table(["the daemon", "measured"], rows) if rows else [])
 
 
-def _digits(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+def _replay(found: dict[str, Any]) -> Lines:
+    lines = prose("A step that recovery redoes from the log, over the optimizer's step alone and over the computed step:")
+    rows = (
+        [f"{one['case']}, {one['form']} AdamW", f"{one['redone_ms']:.1f}", *(f"{one[key][0]:.2f}" for key in _REDONE)]
+        for one in found["replays"]
+    )
+    return lines + table(["model", "redone, ms", "over the optimizer's step", "over the computed step"], rows)
 
 
-def _without_circumstances(results: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in results.items() if key != "circumstances"}
+_REDONE = ("over_bare", "over_computed")
+
+
+def _recovery(found: dict[str, Any]) -> Lines:
+    one = found["recoveries"][0]
+    commands = {name: sorted(seconds)[len(seconds) // 2] for name, seconds in found["commands"].items()}
+    told = "; ".join(f"`{name}` {seconds:.2f} s" for name, seconds in commands.items() if name.startswith("tranlogs"))
+    return prose(f"""
+        A killed run of {found["steps"]:,} steps of 1,218 parameters, {found["run_bytes"] / 1e6:.0f} MB, is recovered in
+        {one["seconds"]:.1f} s, of which opening takes {one["open"]:.1f} s. On this run: {told}. Python with what a command
+        imports starts in {next(iter(commands.values())):.2f} s.""")
+
+
+def _disk(found: dict[str, Any]) -> Lines:
+    rows = (
+        [f"{one['case']}, {one['steps']:,} steps", *(f"{one[key] / (1 << 20):.2f}" for key in ("payload", "young", "closed"))]
+        for one in found["young"]
+    )
+    lines = prose("What a run takes on the disk, without its checkpoints, in MiB:")
+    return lines + table(["run", "payload", "while it trains", "after `close()`"], rows)
+
+
+def _checkpoint(found: dict[str, Any]) -> Lines:
+    memory = found["memory"]
+    return prose(f"""
+        A checkpoint of {found["state_bytes"] / 1e6:.0f} MB stalls the training thread by {found["stall_ms"]:.0f} ms,
+        {found["over_memcpy"]["median"]:.1f} times a memcpy of the state. Logging and checkpoints take
+        {(memory["logged_bytes"] - memory["plain_bytes"]) / 1e6:.0f} MB more memory at the peak.""")
 
 
 def gpu(results: dict[str, Any]) -> Lines:
@@ -346,15 +282,50 @@ def gpu(results: dict[str, Any]) -> Lines:
     models = [name for name in results["cost"] if f"{name}: {_RUNGS[0]}" in results["cost"]]
     return lines + table(
         ["log, durability", *models],
-        ([rung, *(_cost(results["cost"].get(f"{model}: {rung}", {})) for model in models)] for rung in _RUNGS),
+        ([rung, *(_gpu_cost(results["cost"].get(f"{model}: {rung}", {})) for model in models)] for rung in _RUNGS),
     )
 
 
 _RUNGS = tuple(f"{rung}, {durability}" for rung in ("gradients", "weights") for durability in ("machine", "process"))
 
 
-def _cost(found: dict[str, Any]) -> str:
-    if "median" not in found:
-        return "not taken"
-    middle, low, high = found["median"]
-    return f"{middle:.2f} [{low:.2f}-{high:.2f}], +{found['added_ms'][0]:.0f} ms"
+def _gpu_cost(found: dict[str, Any]) -> str:
+    return "not taken" if "median" not in found else f"{_quartiles(found['median'])}, +{found['added_ms'][0]:.0f} ms"
+
+
+def distributed(results: dict[str, Any]) -> Lines:
+    """By number of processes."""
+    lines = prose("""
+        The log of a step is divided among the processes; copies: how many of them hold each share. From SIGKILL: what goes by
+        until the first new step under torchrun.""")
+    killed = {(row["world"], row["copies"]): row for row in results["killed"]}
+    parts = ("agent", "start", "load", "replay", "first step")
+    rows = []
+    for row in results["steady"]:
+        after = killed.get((row["world"], row["copies"]))
+        cost = f"{row['seconds logged'] / row['seconds plain']:.2f} times"
+        back = f"{sum(after[part] for part in parts):.1f}" if after else ""
+        rows.append([row["world"], row["copies"], f"{row['bytes'] / 1e6:.2f}", cost, back])
+    return lines + table(["processes", "copies", "MB a rank and step", "step time with the log", "from SIGKILL, s"], rows)
+
+
+def bench_monitor(results: dict[str, Any]) -> Lines:
+    """Its parts."""
+    rows = [
+        [f"step time of a {model}, {name}", _spread(ratio)]
+        for model, found in results.get("slowdown", {}).items()
+        for name, ratio in found.items()
+    ]
+    rows += [
+        [
+            f"idle, --interval {interval}",
+            f"{found['cpu_seconds_an_hour']:.1f} CPU seconds an hour, {found['memory_bytes'] / 1e6:.0f} MB",
+        ]
+        for interval, found in results.get("idle", {}).items()
+    ]
+    if "evaluation" in results:
+        found = results["evaluation"]
+        rows.append([f"an evaluation of {found['segments']:,} segments", f"{found['following']['seconds'][1]:.2f} s"])
+    if "pruning" in results:
+        rows.append(["pruning", f"{results['pruning']['bytes_a_second'][1] / 1e6:.0f} MB a second"])
+    return table(["the monitor", "measured"], rows) if rows else []

@@ -60,11 +60,11 @@ def test_recovered_quality_is_that_of_the_uninterrupted_run(folder: Path) -> Non
 @pytest.mark.slow
 def test_report_shows_tables_pictures_and_circumstances(folder: Path) -> None:
     page = (folder / "results.md").read_text()
-    assert page.count("| MLP |") == 1 + 3 + 1
+    assert page.count("| MLP") == 2
     for name in _NAMES:
         about = _read(folder, name)["circumstances"]
         assert about["machine"]["cpus"] > 0
         assert f"| {name} | {about['at'][:10]}" in page
         assert f"](results/{name}.png)" in page
         assert (folder / "results" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert page.count("Not taken yet") >= 5
+    assert page.count("Not taken yet") >= 4

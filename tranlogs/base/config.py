@@ -89,6 +89,7 @@ class JournalConfig:
     Attributes:
         durability: "process": committed steps survive the end of the process; "machine": synced steps survive power loss, too.
         segment_bytes: size of a segment file in bytes. Segments become larger if records are large.
+        segment_bytes_first: size of the first one; the next ones grow with the log. None: all have segment_bytes.
         segment_age_seconds: age at which the open segment is sealed; None for no limit.
         writer: "direct" appends on the training thread (CPU), "thread" gives records to a writer thread (GPU).
         queue_bytes_max: maximum number of bytes in the queue of the writer thread. If it is full, the training thread waits.
@@ -96,6 +97,7 @@ class JournalConfig:
 
     durability: Literal["process", "machine"] = "machine"
     segment_bytes: int = 256 * MIB
+    segment_bytes_first: int | None = None
     segment_age_seconds: float | None = None
     writer: Literal["direct", "thread"] = "direct"
     queue_bytes_max: int = 1 * GIB

@@ -223,6 +223,9 @@ class Preallocator:
 class SegmentSizing:
     """Sets the size that a preallocator gives to the next segments.
 
+    A young run has small segments, so that a short run takes little more of the disk than its records: the next ones have room
+    for a quarter of what was logged so far.
+
     Args:
         preallocator: of the log.
         segment_bytes: the configured size.
@@ -234,20 +237,24 @@ class SegmentSizing:
     def __init__(self, preallocator: Preallocator, segment_bytes: int) -> None:
         self._preallocator, self._segment_bytes = preallocator, segment_bytes
         self.largest_record = 0
+        self._logged_bytes = 0
 
-    def after_full_segment(self) -> None:
-        """Double the size, up to the configured one, because a segment became full before it was old."""
-        preallocator = self._preallocator
-        preallocator.size = max(preallocator.size, min(2 * preallocator.size, self._segment_bytes))
+    def after_full_segment(self, used_bytes: int) -> None:
+        """Enlarge the next segments, up to the configured size or what several records need, because one became full."""
+        self._logged_bytes += used_bytes
+        size_max = max(self._segment_bytes, self._room_for(SEGMENT_RECORDS_WANTED))
+        self._preallocator.size = max(self._preallocator.size, min(whole_mib(self._logged_bytes // 4), size_max))
 
     def after_old_segment(self, used_bytes: int) -> None:
         """Shrink the next segments, because one was old when only `used_bytes` of it were used."""
         self._preallocator.size = min(max(whole_mib(2 * used_bytes), SEGMENT_BYTES_MIN), self._segment_bytes)
 
     def fit_records(self) -> None:
-        """Make the next segments large enough for several of the largest records."""
-        wanted = min(self.largest_record * SEGMENT_RECORDS_WANTED, SEGMENT_BYTES_GROWN_MAX)
-        self._preallocator.size = max(self._preallocator.size, whole_mib(wanted))
+        """Make the next segments large enough for two of the largest records."""
+        self._preallocator.size = max(self._preallocator.size, self._room_for(min(2, SEGMENT_RECORDS_WANTED)))
+
+    def _room_for(self, records: int) -> int:
+        return whole_mib(min(self.largest_record * records, SEGMENT_BYTES_GROWN_MAX))
 
 
 def whole_mib(nbytes: int) -> int:

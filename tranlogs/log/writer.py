@@ -136,9 +136,10 @@ class WriteAheadLog:
             on_idle=self._seal_old,
             demand_writer=demand_writer,
         )
-        self._preallocator = Preallocator(
-            folder, catalog, self.group.add_change, clock, config.segment_bytes, space_to_leave, on_full
-        )
+        first = config.segment_bytes
+        if config.segment_bytes_first is not None:  # A run that goes on has larger ones, and spare files of their size.
+            first = min(first, max([config.segment_bytes_first, *(row.size for row in catalog.segments())]))
+        self._preallocator = Preallocator(folder, catalog, self.group.add_change, clock, first, space_to_leave, on_full)
         self._sizing = SegmentSizing(self._preallocator, config.segment_bytes)
         try:
             self.group.start()
@@ -306,7 +307,7 @@ class WriteAheadLog:
         hit("log.roll")
         with self._lock:
             if self._segment is not None:
-                self._sizing.after_full_segment()
+                self._sizing.after_full_segment(self._segment.used_bytes)
             self.roll()
         self._sizing.fit_records()
         segment = self._preallocator.take(whole_mib(room + RECORD_SLACK_BYTES))

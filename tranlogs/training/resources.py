@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..base.config import JournalConfig
+from ..base.config import SEGMENT_BYTES_MIN, JournalConfig
 from ..base.errors import UsageError
 from ..base.quantities import format_bytes
 from ..encoding.tree import Adapt
@@ -56,8 +56,10 @@ class RunResources:
         segment_bytes: int | None = None,
     ) -> None:
         chosen: dict[str, Any] = {"durability": settings.durability, "writer": settings.writer or writer}
-        if settings.segment_bytes or segment_bytes:
-            chosen["segment_bytes"] = settings.segment_bytes or segment_bytes
+        if settings.segment_bytes:
+            chosen["segment_bytes"] = settings.segment_bytes
+        elif segment_bytes:
+            chosen |= {"segment_bytes": segment_bytes, "segment_bytes_first": SEGMENT_BYTES_MIN}
         self.config = JournalConfig(**chosen)
         _check_budget(settings, self.config.segment_bytes)
         url, is_own = shipping_store(settings.monitor, settings.store)
