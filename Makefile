@@ -14,7 +14,7 @@ EXPERIMENTS ?=
 # Of `make bench`: --quick.
 BENCH ?=
 
-.PHONY: demo test test-most test-beside test-ranks test-rest check lint alluxio bench experiments gpu-wheels soak clean
+.PHONY: demo test test-most test-beside test-ranks test-rest check lint docs alluxio bench experiments gpu-wheels soak clean
 
 demo: $(VENV)/.usable
 	$(BIN)/tranlogs demo
@@ -46,6 +46,11 @@ check lint: $(VENV)/.ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The site, into build/site. A link that leads nowhere is an error.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(VENV)/.ready
+	$(BIN)/mkdocs build --strict
+
 # A real Alluxio cluster on this machine to try things on, until Ctrl-C. It needs a JDK 17 and Maven.
 alluxio: $(VENV)/.ready
 	$(BIN)/python -m tests.alluxio.cluster
@@ -76,7 +81,7 @@ $(VENV)/.usable: setup.cfg pyproject.toml
 	touch $@
 
 $(VENV)/.ready: $(VENV)/.usable
-	$(BIN)/python -m pip install -qq -e '.[dev,keras]'
+	$(BIN)/python -m pip install -qq -e '.[dev,docs,keras]'
 	$(BIN)/python -m pip install -qq --no-deps --target $(VENV)/keras-oldest 'keras==$(OLDEST_KERAS)'
 	# Apart from the rest: where it is installed, torch and Lightning import TensorFlow.
 	$(BIN)/python -m pip install -qq --no-deps --target $(VENV)/tensorboard 'tensorboard >= 2.18'

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +71,32 @@ def test_named_files_exist(page: Path) -> None:
     named = {name.rstrip("/") for name in FILE.findall(prose(page))}
     missing = [name for name in sorted(named) if not any((ROOT / f"{name}{suffix}").exists() for suffix in ("", ".py"))]
     assert not missing
+
+
+def scripts() -> list[Any]:
+    """The Python blocks that are whole scripts: they import a framework, and recover."""
+    return [
+        pytest.param(textwrap.dedent(code), id=page.stem)
+        for page in PAGES
+        for _, language, code in FENCE.findall(page.read_text())
+        if language == "python" and code.startswith("import ") and ".recover()" in code and "    ..." not in code
+    ]
+
+
+@pytest.mark.parametrize("script", scripts())
+def test_scripts_of_the_pages_run_as_they_stand(script: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(script)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "step 0" in done.stdout
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "site" / "index.html").exists()
+    assert "LoggedOptimizer" in (tmp_path / "site" / "api" / "index.html").read_text()
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:

@@ -45,7 +45,11 @@ class LoggedOptimizer:
         fingerprint: "full" (every byte after each step), "sample", or "auto".
         segment_bytes: size of a log file; by default it fits the model.
         writer: "direct" (records are written on the training thread) or "thread".
-        monitor, budget, store, on_signal, grace_seconds: as for `TranLogsCallback`.
+        monitor: as for `TranLogsCallback`, like the next four.
+        budget: bytes of log to keep.
+        store: URL to which sealed segments and checkpoints are sent.
+        on_signal: what SIGTERM and SIGUSR1 do.
+        grace_seconds: time that sending may take after a signal.
         recheck: whether the loop computes the newest batch before a crash again, and the resume is called exact only if that
             equals the log; default: the variable TRANLOGS_RECHECK, else True.
 
