@@ -44,8 +44,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tranlogs.base.errors import UsageError
-from tranlogs_demo.model import GPT, GPTConfig
-from tranlogs_demo.training import read_topics
+from tranlogs_demo.training import GPT, GPTConfig, read_topics
 from tranlogs_torch import LoggedOptimizer
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tranlogs_demo.model import GPT, GPT_10M, GPT_TINY
-from tranlogs_demo.training import TextWindows, read_topics
+from tranlogs_demo.training import GPT, GPT_10M, GPT_TINY, TextWindows, read_topics
 
 BATCH = 16
 _RESAMPLES = 2000

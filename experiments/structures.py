@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tranlogs_demo.model import GPT, GPTConfig
+from tranlogs_demo.training import GPT, GPTConfig
 
 Loss = Callable[[], Tensor]
 """The loss over a batch that is drawn anew at each call."""

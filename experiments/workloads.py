@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from tranlogs_demo.model import GPT, GPT_SMALL, GPT_TINY
-from tranlogs_demo.training import TextWindows, read_topics
+from tranlogs_demo.training import GPT, GPT_SMALL, GPT_TINY, TextWindows, read_topics
 
 NAMES = ("MLP", "CNN", "GPT", "LSTM")
 _BLOCK = 64  # characters of a text

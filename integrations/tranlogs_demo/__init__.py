@@ -1,6 +1,6 @@
 """Demo of `tranlogs_torch`: train, die, recover, finish, and prove that nothing was lost.
 
-`model` and `training` (a small GPT on the Python documentation) serve the benchmarks, too.
+`training` (a small GPT on the Python documentation) serves the benchmarks, too.
 """
 
 from .demo import run_demo

@@ -32,8 +32,7 @@ from rich.table import Table
 from tranlogs.base.config import GIB
 from tranlogs.base.errors import TranLogsError, UsageError
 
-from .model import GPT_10M, GPT_SMALL
-from .training import THREADS, Job
+from .training import GPT_10M, GPT_SMALL, THREADS, Job
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,8 +16,7 @@ from tranlogs.base.errors import UsageError
 from tranlogs.cli import app
 from tranlogs_demo import run_demo
 from tranlogs_demo.demo import Life, ProcessFailed, commands, compare, follow, judge
-from tranlogs_demo.model import GPT_TINY, build_gpt
-from tranlogs_demo.training import Job, TextWindows, read_topics
+from tranlogs_demo.training import GPT_TINY, Job, TextWindows, build_gpt, read_topics
 
 # Text and model.
 
@@ -164,7 +163,7 @@ TINY = """
 from dataclasses import replace
 from tranlogs.cli import app
 from tranlogs_demo import demo
-from tranlogs_demo.model import GPT_TINY
+from tranlogs_demo.training import GPT_TINY
 demo.QUICK = replace(demo.QUICK, config=GPT_TINY, until=40)
 app(prog_name="tranlogs")
 """
