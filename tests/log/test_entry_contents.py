@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 
 from tests.log.entries import boundary, only_entry, whole
-from tests.support.bare_log import BareLog, append_step
-from tests.support.faults import failing
+from tests.support.bare_log import BareLog
 from tranlogs.base.config import MIB, PAYLOAD_THREAD_BYTES_MIN
-from tranlogs.base.errors import CorruptRecord, LogUnavailable
 from tranlogs.base.types import Array, Piece, SparseArray, TensorSpec, dense
 from tranlogs.log.layout import NO_TENSORS, PIECE_BYTES_MAX, SEPARATE_PIECE_BYTES_MIN, Layout, Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import HEAD, EntryKind
-from tranlogs.log.scanner import scan
 
 
 def test_many_tiny_tensors_share_a_layout_and_pieces(bare: BareLog) -> None:
@@ -211,39 +208,3 @@ def test_decoding_may_start_where_everything_is_defined_again(bare: BareLog) -> 
     assert all(np.array_equal(body["ema"], big) for body in bodies[1::2])
     assert bodies[0::2] == [{"lr": 1}] * 3
     assert values == [[step] * 5 for step in (4, 5, 6)]
-
-
-def test_a_record_that_refers_to_a_damaged_one_is_refused(bare: BareLog) -> None:
-    log = bare.open()
-    for step in (1, 2, 3):
-        log.append(EntryKind.STEP, step, Payload.of([("w", dense(np.full(5, step)))]), whole(log, {"lr": ["x"] * 50}))
-    log.close()
-    first = bare.links()[0]
-    with first.segment.path.open("r+b") as file:
-        file.seek(first.location.description_offset + 30)
-        file.write(b"\xff\xff")
-    with SegmentReader(first.segment.path) as reader:
-        for location in scan(first.segment.path, first.segment.row.number)[2:]:
-            why = rf"step {location.head.step}: the record refers to the record at byte {first.location.offset}"
-            with pytest.raises(CorruptRecord, match=why):
-                reader.decode(location)
-
-
-def test_an_aborted_record_does_not_spoil_what_later_ones_refer_to(bare: BareLog) -> None:
-    big = np.random.default_rng(0).standard_normal(20_000)
-    log = bare.open()
-    append_step(log, 1)
-    with failing("log.before_commit=enospc@1"), pytest.raises(LogUnavailable):
-        boundary(log, 1, {"ema": big, "x": 1}, new=big)
-    boundary(log, 1, {"ema": big, "x": 2}, new=big)
-    boundary(log, 1, {"ema": big, "x": 3}, new=big)
-    with failing("log.before_commit=enospc@1"), pytest.raises(LogUnavailable):
-        log.append(EntryKind.STEP, 2, Payload.of([("other", dense(big))]), whole(log, {"lr": 1}))
-    log.append(EntryKind.STEP, 2, Payload.of([("other", dense(big))]), whole(log, {"lr": 1}))
-    log.append(EntryKind.STEP, 3, Payload.of([("other", dense(big))]), whole(log, {"lr": 1}))
-    log.close()
-    for (_, _, tensors, body), n in zip(bare.contents()[2:4], (2, 3), strict=True):
-        assert tensors == {"new": big.tobytes()}
-        assert np.array_equal(body["ema"], big)
-        assert body["x"] == n
-    assert [(tensors, body) for _, _, tensors, body in bare.contents()[4:]] == 2 * [({"other": big.tobytes()}, {"lr": 1})]

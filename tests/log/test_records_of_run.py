@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,19 +27,25 @@ def open_run(run: Path) -> ToyTrainer:
     return open_toy(run, sizes=SIZES, config=config, policy=EverySteps(10**9), retention=KeepLatest(1))
 
 
-@pytest.fixture(params=["closed", "killed"])
-def run(memory_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A run of 30 steps in three segments."""
-    trainer = open_run(memory_path / "run")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 30 steps in three segments: closed, and as a kill before that leaves it."""
+    folder = tmp_path_factory.mktemp("records")
+    trainer = open_run(folder / "closed")
     trainer.recover()
     for until in (10, 20, 30):
         trainer.train(until)
         if until < 30:
             assert trainer.journal.log.wal is not None
             trainer.journal.log.wal.roll()
-    abandoned_copy(trainer.journal, memory_path / "killed")
+    abandoned_copy(trainer.journal, folder / "killed")
     trainer.journal.close()
-    return memory_path / ("run" if request.param == "closed" else "killed")
+    return folder
+
+
+@pytest.fixture(params=["closed", "killed"])
+def run(made: Path, memory_path: Path, request: pytest.FixtureRequest) -> Path:
+    return Path(shutil.copytree(made / request.param, memory_path / "run"))
 
 
 def problems_of(run: Path) -> list[Problem]:
@@ -113,7 +120,7 @@ def test_wrong_values_in_a_sound_environment_are_not_believed(run: Path, change:
     assert_survives(run, is_repaired=False)
 
 
-@pytest.mark.parametrize("left", [0, 1, 7, 25])
+@pytest.mark.parametrize("left", [0, 7, 25])
 def test_rows_behind_their_segments_are_completed_from_them(run: Path, left: int) -> None:
     """A crash came between the commit of a record and that of its row: as after each kill."""
 
@@ -161,8 +168,7 @@ def test_rows_ahead_of_their_segment_bring_back_no_step_that_they_lost(memory_pa
     trainer.journal.close()
 
 
-@pytest.mark.parametrize("count", [1, 4])
-def test_a_commit_that_fails_stops_logging_once_and_it_comes_back(memory_path: Path, count: int) -> None:
+def test_a_commit_that_fails_stops_logging_once_and_it_comes_back(memory_path: Path) -> None:
     """The records that it had are in their segments: nothing is lost, and the catalog has them in the end."""
     run = memory_path / "run"
     trainer = open_run(run)
@@ -173,8 +179,8 @@ def test_a_commit_that_fails_stops_logging_once_and_it_comes_back(memory_path: P
         trainer.train(11)
         trainer.journal.wait_synced()
         left = abandoned_copy(trainer.journal, memory_path / "left")
-        trainer.train(11 + count)
-    assert trainer.state.everything() == state_at(11 + count)
+        trainer.train(15)
+    assert trainer.state.everything() == state_at(15)
     trainer.train(40)
     trainer.journal.close()
     assert problems_of(run) == []

@@ -1,4 +1,4 @@
-"""Segment files: allocated before use, exactly sized, recycled without a trace, prepared one ahead."""
+"""Segment files: allocated before use, recycled without a trace, prepared one ahead."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import fcntl
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,39 +37,6 @@ def put(segment: files.SegmentFile, sequence: int, value: np.ndarray = VALUE) ->
     return at
 
 
-def test_all_blocks_are_allocated_before_the_first_entry(tmp_path: Path) -> None:
-    path = tmp_path / files.segment_name(1, 2)
-    segment = files.create(path, 1, 2, 3 * MIB)
-    stat = path.stat()
-    assert (stat.st_size, stat.st_blocks * 512 >= 3 * MIB) == (3 * MIB, True)
-    assert not any(path.read_bytes())
-    assert (segment.used_bytes, segment.size) == (0, 3 * MIB)
-    segment.close()
-    assert sorted(tmp_path.iterdir()) == [path]
-
-
-def test_bytes_lie_where_they_were_written(tmp_path: Path) -> None:
-    path = tmp_path / files.segment_name(1, 2)
-    segment = files.create(path, 1, 2, MIB)
-    offsets = [put(segment, sequence) for sequence in range(1, 20)]
-    segment.close()
-    raw = path.read_bytes()
-    assert len(raw) == MIB
-    assert all(offset % 64 == 0 and raw[offset + 64 :][: VALUE.nbytes] == VALUE.tobytes() for offset in offsets)
-    assert [location.offset for location in scan(path, 2)] == offsets
-
-
-@pytest.mark.parametrize("count", [1, 511, 512, 513, 1500])
-def test_many_buffers_are_written_one_after_another(tmp_path: Path, count: int) -> None:
-    """One system call takes 1,024 of them at most."""
-    segment = files.create(tmp_path / files.segment_name(1, 2), 1, 2, MIB)
-    buffers = [np.random.default_rng(i).integers(0, 256, i % 7, np.uint8) for i in range(count)]
-    segment.write(buffers, 77)
-    segment.close()
-    wanted = b"".join(buffer.tobytes() for buffer in buffers)
-    assert segment.path.read_bytes()[77:][: len(wanted)] == wanted
-
-
 @pytest.mark.parametrize("most", [1, 3, 100])
 def test_a_write_that_stops_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     segment = files.create(tmp_path / files.segment_name(1, 2), 1, 2, MIB)
@@ -83,18 +49,6 @@ def test_a_write_that_stops_short_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     segment.close()
     wanted = b"first" + bytes(range(200)) + b"last"
     assert segment.path.read_bytes()[10:][: len(wanted)] == wanted
-
-
-def test_a_write_that_writes_nothing_is_an_error_and_not_a_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    segment = files.create(tmp_path / files.segment_name(1, 2), 1, 2, MIB)
-    monkeypatch.setattr(os, "pwritev", lambda fd, views, offset: 0)
-    with pytest.raises(OSError, match="the system call wrote nothing"):
-        segment.write([b"x"], 0)
-    monkeypatch.undo()
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: 10)
-    with pytest.raises(OSError, match="a record's head was written in part only"):
-        segment.write_head(bytes(64), 0)
-    segment.close()
 
 
 def test_what_has_room_fits_and_what_has_not_makes_the_file_larger(tmp_path: Path) -> None:
@@ -118,31 +72,11 @@ def test_what_has_room_fits_and_what_has_not_makes_the_file_larger(tmp_path: Pat
     segment.close()
 
 
-def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / files.segment_name(1, 2)
-    files.create(path, 1, 2, MIB).close()
-    with pytest.raises(LogUnavailable, match="exists already"):
-        files.create(path, 1, 2, MIB)
-
-
 @pytest.mark.parametrize("error", ["enospc", "eio"])
 def test_a_failed_preparation_leaves_nothing_behind(tmp_path: Path, error: str) -> None:
     with failing(f"log.prepare={error}"), pytest.raises(LogUnavailable, match="cannot create a segment of 1048576 bytes"):
         files.create(tmp_path / files.segment_name(1, 2), 1, 2, MIB)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_names_say_ordinal_and_id() -> None:
-    name = files.segment_name(12, 0xABCDEF)
-    assert name == "0000000012-0000000000abcdef.seg"
-    assert files.parse_segment_name(name) == (12, 0xABCDEF)
-
-
-@pytest.mark.parametrize(
-    "name", ["x", "1-2.seg", "0000000012-0000000000abcdeg.seg", "0000000012-0000000000abcdef.seg-lock", "-.seg"]
-)
-def test_other_names_are_no_segments(name: str) -> None:
-    assert files.parse_segment_name(name) is None
 
 
 def used_spare(tmp_path: Path) -> Path:
@@ -152,29 +86,6 @@ def used_spare(tmp_path: Path) -> Path:
         put(segment, sequence)
     segment.close()
     return path
-
-
-def test_a_recycled_file_is_empty_and_holds_no_old_entry(tmp_path: Path) -> None:
-    bare = BareLog(tmp_path)
-    log = bare.open()
-    for step in range(1, 30):
-        append_step(log, step, 2000)
-    log.close()
-    assert bare.catalog is not None
-    (row,) = bare.catalog.segments()
-    spare, path = tmp_path / "log" / row.file, tmp_path / "log" / files.segment_name(9, 222)
-    assert len(scan(spare, row.number)) == 59
-    segment = files.recycle(spare, path, 9, 222, row.size)
-    assert segment is not None
-    assert not spare.exists()
-    assert segment.used_bytes == 0
-    assert scan(path, 222) == []
-    offsets = [put(segment, sequence) for sequence in range(1, 5)]
-    assert offsets[0] == 0
-    assert [location.offset for location in scan(path, 222)] == offsets
-    assert len(scan(path, row.number)) > 40  # the old entries are still in the file, and nobody takes them for new ones
-    segment.close()
-    bare.close()
 
 
 def test_recycling_can_be_repeated_after_a_crash_in_the_middle(tmp_path: Path) -> None:
@@ -329,15 +240,6 @@ def test_the_next_segment_is_in_the_catalog_as_ready(tmp_path: Path, catalog: Ca
     assert {row.ordinal for row in catalog.segments()} == {segment.ordinal for segment in taken}
 
 
-def test_a_segment_that_is_too_small_is_given_back(tmp_path: Path, catalog: Catalog) -> None:
-    line = pipeline(tmp_path, catalog)
-    line.take().close()
-    large = line.take(3 * MIB)
-    assert large.size == 3 * MIB
-    assert line.take().size == 3 * MIB
-    line.stop()
-
-
 def test_retired_files_are_reused_and_the_rest_deleted(tmp_path: Path, catalog: Catalog) -> None:
     rows = retired(tmp_path, catalog, SPARE_FILES_MAX + 4)
     inode = (tmp_path / rows[0].file).stat().st_ino
@@ -350,56 +252,6 @@ def test_retired_files_are_reused_and_the_rest_deleted(tmp_path: Path, catalog: 
     assert len([row for row in catalog.segments() if row.state == "retired"]) <= SPARE_FILES_MAX
 
 
-def test_as_many_files_stay_as_the_last_interval_used(
-    tmp_path: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next one takes as many again, although few are in use when the first of them is wanted."""
-    made, create = [], files.create
-    monkeypatch.setattr(files, "create", lambda *args: made.append(args) or create(*args))
-    line, count = pipeline(tmp_path, catalog), SPARE_FILES_MAX + 4
-    for _ in range(4):
-        taken = [line.take() for _ in range(count)]
-        with catalog.transaction() as tables:  # what a checkpoint does
-            for segment in taken:
-                segment.close()
-                row = tables.get(segment_key(segment.ordinal), SegmentRow)
-                assert row is not None
-                tables.put(segment_key(segment.ordinal), replace(row, state="retired"))
-    line.stop()
-    assert len(made) <= count + 2  # two are made ahead
-
-
-def test_retired_files_of_another_size_are_deleted(tmp_path: Path, catalog: Catalog) -> None:
-    rows = retired(tmp_path, catalog, 3, 2 * MIB)
-    line = pipeline(tmp_path, catalog)
-    line.take().close()
-    line.stop()
-    assert not any((tmp_path / row.file).exists() for row in rows)
-    assert not [row for row in catalog.segments() if row.state == "retired"]
-
-
-def test_a_retired_row_without_a_file_is_forgotten(tmp_path: Path, catalog: Catalog) -> None:
-    rows = retired(tmp_path, catalog, 1)
-    (tmp_path / rows[0].file).unlink()
-    line = pipeline(tmp_path, catalog)
-    line.take().close()
-    line.stop()
-    assert rows[0].ordinal not in {row.ordinal for row in catalog.segments()}
-
-
-def test_a_retired_file_that_is_read_is_passed_over(tmp_path: Path, catalog: Catalog) -> None:
-    rows = retired(tmp_path, catalog, 2)
-    fd = os.open(tmp_path / rows[0].file, os.O_RDONLY)
-    fcntl.flock(fd, fcntl.LOCK_SH)
-    inodes = [(tmp_path / row.file).stat().st_ino for row in rows]
-    line = pipeline(tmp_path, catalog)
-    taken = line.take()
-    assert taken.path.stat().st_ino == inodes[1]
-    os.close(fd)
-    line.stop()
-    taken.close()
-
-
 def test_a_failed_preparation_is_told_and_tried_again(tmp_path: Path, catalog: Catalog) -> None:
     with failing("log.prepare=enospc"):
         line = pipeline(tmp_path, catalog)
@@ -410,50 +262,6 @@ def test_a_failed_preparation_is_told_and_tried_again(tmp_path: Path, catalog: C
     line.stop()
     segment.close()
     assert [path.name for path in tmp_path.glob("*.seg")] == [segment.path.name]
-
-
-@pytest.mark.parametrize("point", ["log.recycle=eio", "log.unlink=eio"])
-def test_a_failed_recycling_loses_no_file_and_no_row(tmp_path: Path, catalog: Catalog, point: str) -> None:
-    retired(tmp_path, catalog, 4)
-    with failing(point):
-        line = pipeline(tmp_path, catalog)
-        with line._changed:
-            while line._failure is None:  # `take` might come before it and raise it, or behind it and try once more
-                line._changed.wait()
-        assert "failpoint" in str(line._failure)
-    taken = line.take()
-    line.stop()
-    taken.close()
-    ready = {row.file for row in catalog.segments() if row.state == "ready"}
-    assert taken.path.name in ready
-    assert {path.name for path in tmp_path.glob("*.seg")} <= {row.file for row in catalog.segments()}
-
-
-def test_a_failure_of_long_ago_is_not_told_when_the_disk_works_again(tmp_path: Path, catalog: Catalog) -> None:
-    with failing("log.prepare=enospc"):
-        line = pipeline(tmp_path, catalog)
-        with line._changed:
-            while line._failure is None:
-                line._changed.wait()
-    segment = line.take()
-    assert put(segment, 1) == 0
-    line.stop()
-    segment.close()
-
-
-def test_a_stopped_pipeline_hands_nothing_out(tmp_path: Path, catalog: Catalog) -> None:
-    line = pipeline(tmp_path, catalog)
-    line.stop()
-    with pytest.raises(LogUnavailable, match="closed"):
-        line.take()
-    assert list(tmp_path.glob("*.seg")) == []
-
-
-def test_bytes_of_a_segment_that_is_not_retired_are_never_deleted(tmp_path: Path, catalog: Catalog) -> None:
-    line = pipeline(tmp_path, catalog)
-    with pytest.raises(AssertionError, match="is retired in the catalog before"):
-        line._delete(SegmentRow(1, "0" * 16, "x.seg", MIB, "sealed"))
-    line.stop()
 
 
 def test_steps_logged_into_recycled_files_come_back(tmp_path: Path) -> None:

@@ -1,0 +1,202 @@
+"""Bodies of records: any sequence of them is read back, whatever they share, also what is left after a kill at any byte."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support import campaign
+from tests.support.bare_log import BareLog
+from tests.support.faults import failing
+from tranlogs.base.config import OUT_OF_LINE_BYTES_MIN
+from tranlogs.base.errors import LogUnavailable, UnencodableState
+from tranlogs.encoding import tree
+from tranlogs.encoding.tree import Fixed
+from tranlogs.log.decoded_record import Entry
+from tranlogs.log.layout import NO_TENSORS
+from tranlogs.log.reader import SegmentReader
+from tranlogs.log.record_body import BASE, BodyEncoder, PackedBody, merge_bodies, merge_part, unpack_body
+from tranlogs.log.record_format import EntryKind
+from tranlogs.log.scanner import scan
+from tranlogs.log.writer import WriteAheadLog
+from tranlogs.training import join_python, split_python
+
+LARGE = [np.random.default_rng(i).integers(0, 256, OUT_OF_LINE_BYTES_MIN + i, np.uint8) for i in range(3)]
+LARGE += [np.zeros(OUT_OF_LINE_BYTES_MIN, np.uint8)]
+FIXED = [Fixed(value) for value in ({"constant": ["x"] * 100}, 7, LARGE[0])]
+values = st.one_of(
+    st.integers(-3, 3),
+    st.sampled_from([*LARGE, *FIXED]),
+    st.lists(st.integers(0, 2), min_size=100, max_size=104),
+    st.builds(
+        lambda value, n: {"kept": Fixed({"deep": Fixed(value)}), "n": n},
+        st.sampled_from([*LARGE, 1, "text", *FIXED]),
+        st.integers(0, 1),
+    ),
+    st.dictionaries(st.sampled_from("abc"), st.sampled_from([*LARGE, 1, "text"]), max_size=3),
+)
+bodies = st.dictionaries(st.sampled_from(["ema", "loop", "data"]), values, max_size=3)
+changes = st.sampled_from(["draw", "draw", "draw all", "epoch", "array", "nothing", "roll", "checkpoint", "fault"])
+
+
+class Loop:
+    """Values of a loop: a generator that draws, an epoch, an array that changes at times, a part that comes and goes."""
+
+    def __init__(self) -> None:
+        self.step = self.epoch = 0
+        self.generator = random.Random(3)
+        self.head = Fixed({"opened": split_python(self.generator.getstate()), "epoch": 0})
+        self.array = np.arange(500.0)
+
+    def change(self, what: str) -> None:
+        """Do something between two boundaries."""
+        if what == "draw":
+            self.generator.random()
+        elif what == "draw all":
+            self.generator.randbytes(4 * 624)
+        elif what == "epoch":
+            self.epoch += 1
+            self.head = Fixed({"opened": split_python(self.generator.getstate()), "epoch": self.epoch})
+        elif what == "array":
+            self.array = self.array + 1
+
+    def body(self) -> dict[str, Any]:
+        """What a boundary has of it."""
+        body = {
+            "rng": {"python": split_python(self.generator.getstate())},
+            "position": {"loader": {"taken": self.step, "head": self.head, "worker": [Fixed(self.epoch // 2)]}},
+            "tracked": {"average": Fixed({"values": self.array, "n": self.step // 3}), "rate": Fixed(1 / (self.epoch + 1))},
+            "constant": "x" * 300,
+        }
+        return body if self.step % 4 else body | {"sometimes": Fixed(self.epoch)}
+
+
+def comparable(value: Any) -> Any:
+    if isinstance(value, Fixed):
+        return comparable(value.value)
+    if isinstance(value, np.ndarray):
+        return value.dtype.name, value.tobytes()
+    if isinstance(value, dict):
+        return {key: comparable(item) for key, item in value.items()}
+    return type(value)(map(comparable, value)) if isinstance(value, (list, tuple)) else value
+
+
+def content(entry: Entry) -> tuple[EntryKind, Any, Any]:
+    """Kind, body of the step and body of the boundary."""
+    body = None if entry.kind == EntryKind.BOUNDARY else comparable(entry.body())
+    return entry.kind, body, comparable(entry.boundary()) if entry.kind.is_boundary else None
+
+
+def append(log: WriteAheadLog, step: int, kind: EntryKind, body: Any, parts: dict[str, Any]) -> tuple[EntryKind, Any, Any]:
+    """Append a record; return what must be read of it."""
+    encoded = {} if kind == EntryKind.BOUNDARY else log.encoder.whole(body, None)
+    if kind.is_boundary:
+        encoded |= log.encoder.parts(parts, None)
+    log.append(kind, step, NO_TENSORS, encoded)
+    return kind, comparable(body) if "" in encoded else None, comparable(parts) if kind.is_boundary else None
+
+
+@given(st.lists(st.tuples(changes, bodies, values | st.none()), min_size=1, max_size=25), st.floats(0, 1))
+@settings(max_examples=campaign.examples(40), deadline=None)
+def test_records_are_read_as_they_were_written(
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[str, dict[str, Any], Any]], killed_at: float
+) -> None:
+    """Over rolls, checkpoints and records that fail; and behind a kill at any byte, of the last segment."""
+    bare, loop, written, states = BareLog(tmp_path_factory.mktemp("log")), Loop(), list[Any](), list[Any]()
+    log = bare.open()
+    for what, more, step_body in [*drawn, ("nothing", {}, 1)]:
+        loop.step += 1
+        kind = EntryKind.UNIT if step_body is not None else EntryKind.BOUNDARY
+        if kind == EntryKind.BOUNDARY:
+            written.append(append(log, loop.step, EntryKind.STEP, {"lr": loop.step % 2}, {}))
+        if what == "fault":  # what a dropped record would have defined is defined by the next one
+            with failing("log.before_commit=eio@1"), pytest.raises(LogUnavailable):
+                append(log, loop.step, kind, step_body, {**loop.body(), **more, "lost": LARGE[1]})
+        written.append(append(log, loop.step, kind, step_body, {**loop.body(), **more}))
+        states.append(loop.generator.getstate())
+        loop.change(what)
+        if what == "roll" and loop.step <= len(drawn):
+            log.roll()
+        elif what == "checkpoint":
+            log.forget_definitions()
+    assert log._segment is not None
+    path, segment_id = log._segment.path, log._segment.segment_id
+    log.close()
+    bare.close()
+    entries = list[Entry]()
+    for link in bare.links():
+        with SegmentReader(link.segment.path) as reader:
+            entries.append(entry := reader.decode(link.location))
+            assert content(entry) == written[len(entries) - 1]
+            if entry.kind.is_boundary:
+                assert join_python(entry.boundary()["rng"]["python"]) == states[entry.step - 1]
+    assert len(entries) == len(written)
+
+    places, raw = scan(path, segment_id), bytearray(path.read_bytes())
+    cut = int(killed_at * places[-1].end)
+    left = [location for location in places if location.end <= cut]
+    if len(left) < len(places):
+        raw[places[len(left)].offset : places[len(left)].payload_offset] = bytes(64)  # a head is written last
+    path.write_bytes(raw[:cut].ljust(len(raw), b"\0"))
+    assert scan(path, segment_id) == left
+    with SegmentReader(path) as reader:
+        for location in left[1:]:
+            assert content(reader.decode(location)) == written[location.head.sequence - 1]
+
+
+def test_what_cannot_be_stored_is_named_with_its_path() -> None:
+    for value in (lambda: 1, Fixed({"f": lambda: 1})):
+        with pytest.raises(UnencodableState, match=r"schedule.*function"):
+            BodyEncoder().parts({"schedule": value}, None)
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        [],
+        {1: b""},
+        {False: 64},
+        {BASE: 0},
+        {BASE: b""},
+        {"a": 0},
+        {"a": -64},
+        {"a": True},
+        {"a": "text"},
+        {"a": (b"", [])},
+        {"a": [b""]},
+        {"a": [b"", [], []]},
+        {"a": [None, []]},
+        {"a": [b"", None]},
+        {"a": [b"", [[1, 2, 3]]]},
+        {"a": [b"", [[-1, 2, 3, 0]]]},
+        {"a": [b"", [["x", 2, 3, 0]]]},
+        {"a": [b"", [[1, 2, True, 0]]]},
+        {"a": [b"", [[1 << 64, 2, 3, 0]]]},
+    ],
+)
+def test_malformed_bodies_are_refused(packed: object) -> None:
+    with pytest.raises(tree.MalformedTree):
+        unpack_body(tree.encode(packed))
+
+
+@pytest.mark.parametrize(
+    ("part", "there"),
+    [
+        (64, {}),
+        (64, {"a": 32}),
+        (64, {"a": None}),
+        ([b"", 64], {"a": b""}),
+        ([64, []], {"a": 32}),
+        ([64, 64], {"a": [b"", 32]}),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_refused(part: Any, there: PackedBody) -> None:
+    with pytest.raises(ValueError, match="does not hold the part 'a'"):
+        merge_part("a", part, lambda _: there)
+    with pytest.raises(ValueError, match="does not have all its parts"):
+        merge_bodies({BASE: 64}, {BASE: 32})
