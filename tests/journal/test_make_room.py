@@ -15,8 +15,15 @@ from tranlogs.base.config import JournalConfig
 from tranlogs.retention import EverySteps, KeepAll, KeepEvery, KeepLatest, RetentionPolicy
 
 SIZES = (7, 300)
-KEEPS = [(KeepLatest(3), True), (KeepLatest(2), True), (KeepLatest(1), False), (KeepAll(), False), (KeepEvery(5), False)]
-EACH_KEEP = pytest.mark.parametrize(("keep", "gives_up"), KEEPS, ids=[str(keep) for keep, _ in KEEPS])
+KEEPS = [  # retention, error, and whether older checkpoints are given up
+    (KeepLatest(3), "enospc", True),
+    (KeepLatest(2), "enospc", True),
+    (KeepLatest(3), "eio", False),
+    (KeepLatest(1), "enospc", False),
+    (KeepAll(), "enospc", False),
+    (KeepEvery(5), "enospc", False),
+]
+EACH_KEEP = pytest.mark.parametrize(("keep", "error", "is_room_made"), KEEPS, ids=str)
 
 
 @pytest.fixture
@@ -56,16 +63,14 @@ def end(trainer: ToyTrainer, keep: RetentionPolicy) -> None:
 
 
 @EACH_KEEP
-@pytest.mark.parametrize("error", ["enospc", "eio"])
 def test_a_checkpoint_takes_the_place_of_older_ones(
-    trainer: ToyTrainer, keep: RetentionPolicy, gives_up: bool, error: str, caplog: pytest.LogCaptureFixture
+    trainer: ToyTrainer, keep: RetentionPolicy, error: str, is_room_made: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = steps(trainer)
     with failing(f"checkpoint.state={error}@1"):
         trainer.train(41)
         trainer.journal.wait_checkpoint()
         trainer.train(42)
-    is_room_made = gives_up and error == "enospc"
     assert steps(trainer) == ([30, 40] if is_room_made else before)
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(told) == 1
@@ -74,14 +79,12 @@ def test_a_checkpoint_takes_the_place_of_older_ones(
 
 
 @EACH_KEEP
-@pytest.mark.parametrize("error", ["enospc", "eio"])
 def test_the_log_goes_on_at_once_in_the_place_of_older_checkpoints(
-    trainer: ToyTrainer, clock: FakeClock, keep: RetentionPolicy, gives_up: bool, error: str
+    trainer: ToyTrainer, clock: FakeClock, keep: RetentionPolicy, error: str, is_room_made: bool
 ) -> None:
     before, journal = steps(trainer), trainer.journal
     with failing(f"log.begin={error}@1"):
         trainer.train(40)
-    is_room_made = gives_up and error == "enospc"
     assert journal.is_suspended is not is_room_made
     assert (journal.committed, steps(trainer)) == ((40, [30, 40]) if is_room_made else (39, before))
     clock.advance(100)
