@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.clock import FakeClock
-from tests.support.faults import failing
 from tests.support.toy import ToyTrainer, open_toy, uninterrupted
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.catalog import Catalog
@@ -74,21 +73,6 @@ def test_segments_roll_when_they_are_old(memory_path: Path, clock: JumpingClock)
         catalog.close()
         assert set(steps[:-1]) <= {7, 8}
         assert sum(steps) == 40
-
-
-def test_suspended_logging_is_tried_again_when_the_time_has_passed(memory_path: Path, clock: JumpingClock) -> None:
-    trainer = open_run(memory_path / "run", clock, EverySteps(1000))
-    trainer.recover()
-    trainer.train(3)
-    with failing("log.begin=enospc"):
-        trainer.train(4)
-        assert trainer.journal.is_suspended
-    trainer.train(20)
-    assert trainer.journal.is_suspended  # hours of the day have come and gone; two seconds have not
-    clock.advance(2.1)
-    trainer.train(21)
-    assert not trainer.journal.is_suspended
-    trainer.journal.close()
 
 
 def test_the_newest_checkpoints_are_kept_and_used_whatever_their_dates_say(memory_path: Path, clock: JumpingClock) -> None:

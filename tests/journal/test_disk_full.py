@@ -202,27 +202,6 @@ def test_a_log_that_fills_the_disk_before_a_checkpoint_is_due_gives_way_to_one(
 
 
 @pytest.mark.sampled(1)
-def test_a_crash_while_the_disk_is_full_loses_only_what_was_said(
-    toy: Callable[..., ToyTrainer], disk: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer = toy()
-    trainer.recover()
-    train(trainer, 4)
-    fill(disk)
-    train(trainer, 12)
-    committed = trainer.journal.committed
-    assert trainer.journal.is_suspended
-    assert all(record.levelno <= logging.WARNING for record in caplog.records)
-    assert any(f"a crash now would go back to step {committed}" in record.getMessage() for record in caplog.records)
-    trainer.journal.close()
-    again = toy()  # the disk is still full: opening needs no space
-    assert (again.recover().step, again.state.everything() == state_at(committed)) == (committed, True)
-    train(again, 14)
-    assert again.state.everything() == state_at(14)
-    assert again.journal.is_suspended
-
-
-@pytest.mark.sampled(1)
 def test_a_new_run_on_a_full_disk_is_refused_in_words(toy: Callable[..., ToyTrainer], disk: Path) -> None:
     fill(disk)
     with pytest.raises(UsageError, match=r"cannot be (created|opened for writing).*No space left"):

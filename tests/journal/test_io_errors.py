@@ -108,6 +108,7 @@ def test_training_goes_on_and_logging_resumes(
     else:
         assert len(suspensions) == 1 or point in (AHEAD if rule == "eio@1" else COMES_BACK)
         assert suspensions or claimed == 20  # nobody was told because nothing was lost
+        assert all("a crash now would go back to step" in message for message in suspensions)
         assert all(point in message for message in suspensions)
         assert journal.is_suspended is (rule == "enospc") or point in COMES_BACK
     for until in (21, 22, 23):

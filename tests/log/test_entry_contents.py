@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
 from tests.log.entries import boundary, only_entry, whole
 from tests.support.bare_log import BareLog
-from tranlogs.base.config import MIB, PAYLOAD_THREAD_BYTES_MIN
+from tranlogs.base.config import PAYLOAD_THREAD_BYTES_MIN
 from tranlogs.base.types import Array, Piece, SparseArray, TensorSpec, dense
-from tranlogs.log.layout import NO_TENSORS, PIECE_BYTES_MAX, SEPARATE_PIECE_BYTES_MIN, Layout, Payload
+from tranlogs.log.layout import PIECE_BYTES_MAX, SEPARATE_PIECE_BYTES_MIN, Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import HEAD, EntryKind
 
@@ -129,25 +127,6 @@ def test_layouts_pieces_and_sparse_tensors_come_back(bare: BareLog) -> None:
         assert (entry.digests, entry.scalars) == (b"digests", {"loss": 0.5})
 
 
-def test_where_the_buffers_end_makes_no_difference(bare: BareLog) -> None:
-    """Small tensors gathered into one arena and large ones by reference are the same bytes as one buffer each."""
-    rng = np.random.default_rng(0)
-    raw = rng.integers(0, 256, 3 * MIB + 77, np.uint8)
-    layout = Layout([TensorSpec(f"w{i}", "uint8", (size,)) for i, size in enumerate((5, 0, 300_000, 1, 2 * MIB))])
-    raw = raw[: layout.nbytes]
-    log = bare.open()
-    for step in range(1, 12):
-        cuts = sorted({0, raw.nbytes, *rng.integers(0, raw.nbytes, step - 1).tolist()})
-        buffers = [raw[start:end] for start, end in itertools.pairwise(cuts)]
-        log.append(EntryKind.STEP, step, Payload(layout, buffers), whole(log, {}))
-    log.close()
-    links = bare.links()
-    assert len(links) == 11
-    for link in links:
-        with SegmentReader(link.segment.path) as reader:
-            assert reader.decode(link.location).read_all().tobytes() == raw.tobytes()
-
-
 def test_unchanged_parts_and_arrays_of_boundaries_are_stored_once_a_segment(bare: BareLog) -> None:
     big = np.random.default_rng(0).standard_normal(20_000)
     log = bare.open()
@@ -164,26 +143,6 @@ def test_unchanged_parts_and_arrays_of_boundaries_are_stored_once_a_segment(bare
     assert [body["n"] for body in bodies] == [*range(7), 6]
     assert [len(body.get("words", "-")) for body in bodies] == [500] * 6 + [0, 1]
     assert all(np.array_equal(body["ema"], big + (body["n"] == 6)) for body in bodies)
-
-
-def test_the_body_of_steps_is_stored_once_a_segment(bare: BareLog) -> None:
-    log = bare.open()
-    bodies = [{"groups": ["a"] * 1000}, {"groups": ["b"] * 1000}]
-    for step in range(1, 9):
-        log.append(EntryKind.STEP, step, NO_TENSORS, whole(log, bodies[step % 2]), step.to_bytes(8, "little"))
-    log.roll()
-    log.append(EntryKind.STEP, 9, NO_TENSORS, whole(log, bodies[1]))
-    log.close()
-    links = bare.links()
-    assert [body for _, _, _, body in bare.contents()] == [bodies[step % 2] for step in range(1, 10)]
-    lengths = [link.location.head.description_bytes for link in links]
-    assert min(lengths[0], lengths[1], lengths[8]) > 1000
-    assert max(lengths[2:8]) < 100
-    with SegmentReader(links[0].segment.path) as reader:
-        entries = [reader.decode(link.location) for link in links[:8]]
-    assert len({entry.body_key for entry in entries[::2]}) == len({entry.body_key for entry in entries[1::2]}) == 1
-    assert entries[0].body_key != entries[1].body_key
-    assert [int.from_bytes(entry.digests, "little") for entry in entries] == list(range(1, 9))
 
 
 def test_decoding_may_start_where_everything_is_defined_again(bare: BareLog) -> None:

@@ -189,26 +189,6 @@ def test_nothing_is_committed_between_the_flush_that_is_demanded_and_the_groups_
     log.close()
 
 
-def test_groups_are_apart_unless_somebody_waits_or_the_log_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
-    log = bare.open()
-    append_step(log, 1)
-    until(lambda: log.group.synced.step == 1)
-    catalog = bare.catalog
-    assert catalog is not None
-    until(lambda: {row.state for row in catalog.segments()} == {"open", "ready"})  # whose rows are written at once
-    monkeypatch.setattr(group_commit, "GROUP_SECONDS", 600.0)  # only now: the first group may hold the segment alone
-    append_step(log, 2)
-    time.sleep(0.05)
-    assert log.group.synced.step == 1
-    assert log.group.wait_synced(10.0)
-    assert log.group.synced.step == 2
-    append_step(log, 3)
-    log.close()
-    assert bare.contents() == expected(range(1, 4))
-    bare.close()
-
-
 def test_records_that_wait_for_the_catalog_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
     is_held, go_on, write = threading.Event(), threading.Event(), GroupCommit._write
@@ -348,23 +328,6 @@ def test_a_step_that_waits_for_its_boundary_is_closed_and_its_segment_sealed(tmp
         (EntryKind.STEP, 1, {"a": DATA.data.tobytes()}, {"n": 1}),
         (EntryKind.BOUNDARY, 1, {}, {"n": 1}),
     ]
-    bare.close()
-
-
-@pytest.mark.usefixtures("looked_at_always")
-def test_a_step_that_cannot_be_closed_ends_the_log_at_the_next_record(tmp_path: Path) -> None:
-    bare = BareLog(tmp_path, clock=Clock())
-    made = bare.open()
-    written = LogWriter(made)
-    written.append(Payload.of([("a", DATA)]), RecordContent(EntryKind.STEP, 1, {}))
-    with failing("log.before_commit=enospc"):
-        ask(bare, 0.001, Clock().now() + 60)
-        wait_until(lambda: made.group.failure is not None)
-    with pytest.raises(LogUnavailable, match=r"log\.before_commit"):
-        written.append(NO_TENSORS, RecordContent(EntryKind.BOUNDARY, 1, {}))
-    written.stop()
-    with pytest.raises(LogUnavailable):
-        made.close()
     bare.close()
 
 

@@ -12,17 +12,14 @@ from hypothesis import strategies as st
 
 from tests.support import campaign
 from tranlogs.base.config import FORMAT_VERSION, META_BYTES_MAX
-from tranlogs.base.types import ITEMSIZE, Array, Piece, SparseArray, TensorSpec, dense
+from tranlogs.base.types import ITEMSIZE, TensorSpec
 from tranlogs.encoding import tree
 from tranlogs.log.layout import (
     PIECE_BYTES_MAX,
     SEPARATE_PIECE_BYTES_MIN,
     Layout,
-    Payload,
-    SparseForm,
     cut_pieces,
     pack_layout,
-    spec_of,
     unpack_layout,
 )
 from tranlogs.log.record_format import (
@@ -224,37 +221,3 @@ def test_pieces_cover_the_payload_exactly(sizes: list[int]) -> None:
             assert start == 0 or start in ends
             assert start + size in ends
         start += size
-
-
-@given(st.lists(st.integers(0, 400_000), min_size=1, max_size=12), st.data())
-def test_absent_tensors_take_no_bytes(sizes: list[int], data: st.DataObject) -> None:
-    layout = Layout([TensorSpec(f"w{i}", "uint8", (size,)) for i, size in enumerate(sizes)])
-    absent = frozenset(data.draw(st.sets(st.integers(0, len(sizes) - 1))))
-    left = [0 if i in absent else size for i, size in enumerate(sizes)]
-    assert layout.sizes_in(absent, {}) == left
-    assert layout.pieces(absent, {}) == cut_pieces(left)
-    assert layout.pieces(frozenset(), {}) == cut_pieces(sizes)
-
-
-@given(st.integers(0, 5), st.integers(0, 3), st.integers(0, 50))
-def test_sparse_tensors_take_their_indices_and_values(dims: int, more: int, nnz: int) -> None:
-    spec = TensorSpec("w", "float32", (7,) * dims + (3,) * more)
-    layout, form = Layout([TensorSpec("a", "float32", (10,)), spec]), SparseForm(dims, nnz, False)
-    indices, values = dims * nnz * 8, nnz * 3**more * 4
-    assert layout.sparse_sizes(1, form) == (indices, values)
-    assert layout.sizes_in(frozenset(), {1: form}) == [40, indices + values]
-
-
-def test_a_payload_of_arrays_is_views_of_their_memory() -> None:
-    values = np.arange(10.0)
-    piece = Array("float32", (2,), np.zeros(8, np.uint8), whole=(8,), piece=Piece("flat", (3,), (2,)))
-    indices = dense(np.arange(4).reshape(1, 4))
-    sparse = SparseArray((9, 2), indices, dense(np.ones((4, 2), np.float32)), True)
-    payload = Payload.of([("w", dense(values)), ("none", None), ("piece", piece), ("s", sparse), ("w", dense(values[:0]))])
-    assert np.shares_memory(payload.buffers[0], values)
-    assert payload.absent == {1}
-    assert dict(payload.sparse) == {3: SparseForm(1, 4, True)}
-    assert payload.nbytes == sum(payload.layout.sizes_in(payload.absent, payload.sparse)) == 80 + 8 + 32 + 32
-    assert all(buffer.nbytes for buffer in payload.buffers)
-    assert payload.layout.tensors[2] == spec_of("piece", piece)
-    assert payload.layout.index == {"w": [0, 4], "none": [1], "piece": [2], "s": [3]}

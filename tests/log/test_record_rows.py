@@ -74,16 +74,6 @@ def test_records_come_back_by_segment_in_groups_of_any_size(catalog: Catalog) ->
     catalog.read(lambda tables: tables.check())
 
 
-def test_a_gap_in_the_file_stays_one(catalog: Catalog) -> None:
-    records = rows(1, range(10))
-    with catalog.transaction() as tables:
-        add_records(tables, records[:3])
-        add_records(tables, records[5:])
-    assert [(one.head.sequence, one.offset) for one in found(catalog, 1)] == [
-        (row.sequence, row.offset) for row in records[:3] + records[5:]
-    ]
-
-
 def test_rows_of_pruned_segments_go_and_their_pages_are_used_again(catalog: Catalog) -> None:
     for ordinal in range(1, 13):
         add(catalog, rows(ordinal, range(4000)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import struct
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support import campaign
 from tests.support.bare_log import BareLog, append_step
 from tests.support.toy import ToyTrainer, open_toy
-from tranlogs.base.config import FORMAT_VERSION, MIB, JournalConfig
+from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.errors import CorruptRecord
 from tranlogs.base.types import dense
 from tranlogs.catalog import SegmentRow
@@ -26,7 +25,7 @@ from tranlogs.log import segment_file as files
 from tranlogs.log.decoded_record import Entry
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record_format import HEAD, MAGIC, EntryKind, Location, checksum_of, pack_head
+from tranlogs.log.record_format import HEAD, EntryKind, Location, checksum_of, pack_head
 from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import parse_segment_name
 
@@ -47,25 +46,6 @@ def filled(bare: BareLog, steps: int = 10, size: int = 3000) -> tuple[Path, Segm
 
 def sequences(found: list[Location]) -> list[int]:
     return [location.head.sequence for location in found]
-
-
-def test_an_entry_being_written_and_an_aborted_one_are_not_found(bare: BareLog) -> None:
-    log = bare.open()
-    append_step(log, 1, 3000)
-    assert log._segment is not None
-    path, segment_id = log._segment.path, log._segment.segment_id
-    fields = (segment_id, 3, 2, int(EntryKind.STEP), FORMAT_VERSION, 0, 1, 0, 0, 0)
-    raw = HEAD.pack(MAGIC, 0, *fields).ljust(4096, b"\0")
-    noise = np.random.default_rng(0).standard_normal(6000)
-    writer = log.begin(Payload.of([("w", dense(noise)), ("looks like a head", dense(np.frombuffer(raw, np.uint8)))]))
-    writer.wait()
-    assert path.read_bytes().index(raw[:64]) % 64 == 0
-    assert sequences(scan(path, segment_id)) == [0, 1, 2]
-    writer.abort()
-    assert sequences(scan(path, segment_id)) == [0, 1, 2]
-    append_step(log, 2, 10)
-    assert sequences(scan(path, segment_id)) == [0, 1, 2, 3, 4]
-    log.close()
 
 
 def test_a_killed_writer_s_entry_is_not_found(bare: BareLog, tmp_path: Path) -> None:
@@ -112,16 +92,6 @@ def test_short_and_empty_files_hold_nothing(tmp_path: Path, size: int) -> None:
     assert scan(path, 1, last_sequence=7) == []
 
 
-def test_a_truncated_file_gives_what_is_left(bare: BareLog) -> None:
-    path, row = filled(bare)
-    found = scan(path, row.number)
-    for size in (found[7].end - 1, found[7].offset + HEAD.size, found[7].offset + HEAD.size - 1, found[7].offset):
-        with path.open("r+b") as file:
-            file.truncate(size)
-        left = 8 if size >= found[7].offset + HEAD.size else 7  # whose bytes are missing is for the reader to say
-        assert scan(path, row.number, last_sequence=row.last_sequence) == scan(path, row.number) == found[:left]
-
-
 def sealed_head(raw: bytes, **changes: tuple[int, str, int]) -> bytes:
     """A head with other fields, (offset, format, value) each, whose checksum holds again."""
     made = bytearray(raw)
@@ -164,23 +134,6 @@ def test_a_scan_starts_where_it_is_told(bare: BareLog) -> None:
         assert scan(path, row.number, start=location.offset, last_sequence=row.last_sequence) == found[i:]
     assert scan(path, row.number, start=found[-1].end) == []
     assert scan(path, row.number, start=1 << 40) == []
-
-
-@pytest.mark.parametrize("copied", [0, 2, 5])
-def test_copy_of_a_record_in_the_place_of_another_is_referred_to_by_none(tmp_path: Path, copied: int) -> None:
-    """A write that went to a wrong place: the copy is sound by itself, and later records refer to what lay there."""
-    kinds = [(EntryKind.STEP, 1), (EntryKind.UNIT, 1), (EntryKind.STEP, 61), (EntryKind.IMAGE, 0), (EntryKind.UNIT, 1)]
-    path, written = _written(tmp_path, kinds)
-    sound, raw = {location.head: values for location, values in written}, path.read_bytes()
-    known = [location for location, _ in written]
-    one = raw[known[copied].offset : known[copied].end]
-    for at in range(64, known[-1].end, 64):
-        path.write_bytes(raw[:at] + one + raw[at + len(one) :])
-        for locations in (scan(path, SEGMENT_ID), known):
-            for location in locations:
-                with SegmentReader(path, locations) as reader, suppress(CorruptRecord):
-                    entry = reader.decode(location)
-                    assert (entry.read_all().tobytes(), _bodies(entry)) == sound[location.head]
 
 
 @given(

@@ -5,20 +5,17 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.support.bare_log import BareLog, append_step, expected_step
-from tests.support.clock import FakeClock
 from tests.support.faults import failing
 from tranlogs.base.config import MIB, SPARE_FILES_MAX
 from tranlogs.base.errors import LogUnavailable
-from tranlogs.catalog import Catalog, SegmentRow, segment_key
+from tranlogs.catalog import SegmentRow, segment_key
 from tranlogs.log import segment_file as files
-from tranlogs.log.preallocator import Preallocator, RowChange
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import HEAD, EntryKind, extent_end, pack_head
 from tranlogs.log.scanner import scan
@@ -35,20 +32,6 @@ def put(segment: files.SegmentFile, sequence: int, value: np.ndarray = VALUE) ->
     segment.write_head(head, at)
     segment.used_bytes = extent_end(at, value.nbytes, len(description))
     return at
-
-
-@pytest.mark.parametrize("most", [1, 3, 100])
-def test_a_write_that_stops_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    segment = files.create(tmp_path / files.segment_name(1, 2), 1, 2, MIB)
-
-    def short(fd: int, views: list[memoryview], offset: int) -> int:
-        return os.pwrite(fd, b"".join(views)[:most], offset)
-
-    monkeypatch.setattr(os, "pwritev", short)
-    segment.write([b"first", b"", np.arange(200, dtype=np.uint8), b"last"], 10)
-    segment.close()
-    wanted = b"first" + bytes(range(200)) + b"last"
-    assert segment.path.read_bytes()[10:][: len(wanted)] == wanted
 
 
 def test_what_has_room_fits_and_what_has_not_makes_the_file_larger(tmp_path: Path) -> None:
@@ -86,18 +69,6 @@ def used_spare(tmp_path: Path) -> Path:
         put(segment, sequence)
     segment.close()
     return path
-
-
-def test_recycling_can_be_repeated_after_a_crash_in_the_middle(tmp_path: Path) -> None:
-    spare, path = used_spare(tmp_path), tmp_path / files.segment_name(2, 222)
-    with failing("log.recycle=eio"), pytest.raises(LogUnavailable, match="cannot recycle the file"):
-        files.recycle(spare, path, 2, 222, MIB)
-    assert spare.exists()
-    segment = files.recycle(spare, path, 2, 222, MIB)
-    assert segment is not None
-    assert put(segment, 1) == 0
-    segment.close()
-    assert sorted(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("change", ["truncated", "holes"])
@@ -199,69 +170,6 @@ def test_a_retired_file_is_deleted_unless_somebody_reads_it(tmp_path: Path) -> N
     assert files.delete(spare)
     assert not spare.exists()
     assert files.delete(spare)
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    made = Catalog.open(tmp_path, writable=True)
-    yield made
-    made.close()
-
-
-def retired(folder: Path, catalog: Catalog, count: int, size: int = MIB) -> list[SegmentRow]:
-    rows = []
-    for ordinal in range(1, count + 1):
-        path = folder / files.segment_name(ordinal, ordinal)
-        files.create(path, ordinal, ordinal, size).close()
-        rows.append(SegmentRow(ordinal, f"{ordinal:016x}", path.name, size, "retired"))
-    with catalog.transaction() as tables:
-        for row in rows:
-            tables.put(segment_key(row.ordinal), row)
-    return rows
-
-
-def pipeline(folder: Path, catalog: Catalog, size: int = MIB) -> Preallocator:
-    def change(rows: RowChange) -> None:  # as the sync thread does in its next transaction
-        with catalog.transaction() as tables:
-            rows(tables)
-
-    return Preallocator(folder, catalog, change, FakeClock(), size)
-
-
-def test_the_next_segment_is_in_the_catalog_as_ready(tmp_path: Path, catalog: Catalog) -> None:
-    line = pipeline(tmp_path, catalog)
-    taken = [line.take() for _ in range(3)]
-    rows = {row.ordinal: row for row in catalog.segments()}
-    assert [rows[segment.ordinal].file for segment in taken] == [segment.path.name for segment in taken]
-    assert {rows[segment.ordinal].state for segment in taken} == {"ready"}
-    line.stop()
-    for segment in taken:
-        segment.close()
-    assert {row.ordinal for row in catalog.segments()} == {segment.ordinal for segment in taken}
-
-
-def test_retired_files_are_reused_and_the_rest_deleted(tmp_path: Path, catalog: Catalog) -> None:
-    rows = retired(tmp_path, catalog, SPARE_FILES_MAX + 4)
-    inode = (tmp_path / rows[0].file).stat().st_ino
-    line = pipeline(tmp_path, catalog)
-    first = line.take()
-    assert first.path.stat().st_ino == inode
-    line.stop()
-    first.close()
-    assert {row.file for row in catalog.segments()} == {path.name for path in tmp_path.glob("*.seg")}
-    assert len([row for row in catalog.segments() if row.state == "retired"]) <= SPARE_FILES_MAX
-
-
-def test_a_failed_preparation_is_told_and_tried_again(tmp_path: Path, catalog: Catalog) -> None:
-    with failing("log.prepare=enospc"):
-        line = pipeline(tmp_path, catalog)
-        with pytest.raises(LogUnavailable, match="failpoint"):
-            line.take()
-    segment = line.take()
-    assert put(segment, 1) == 0
-    line.stop()
-    segment.close()
-    assert [path.name for path in tmp_path.glob("*.seg")] == [segment.path.name]
 
 
 def test_steps_logged_into_recycled_files_come_back(tmp_path: Path) -> None:
