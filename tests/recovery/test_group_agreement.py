@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -41,10 +43,6 @@ def summarize(
     return JournalSummary(rank, f"/run/rank{rank}", f"id{rank}", 3, shared, timeline, (LogRange(first, last, known),), refs)
 
 
-def lost(rank: int) -> JournalSummary:
-    return JournalSummary(rank, f"/run/rank{rank}", f"new{rank}")
-
-
 def decided(*summaries: JournalSummary, damage: Damage | None = None, step: int | None = None) -> Agreement:
     found = agree(summaries, damage or Damage(), step)
     assert found is not None
@@ -72,14 +70,152 @@ def test_each_combination_of_facts_has_one_row() -> None:
     assert used == set(WAYS)
 
 
+def lost(rank: int) -> JournalSummary:
+    return JournalSummary(rank, f"/run/rank{rank}", f"new{rank}")
+
+
+def own(rank: int, last: int, checkpoints: list[int], **more: Any) -> JournalSummary:
+    """A journal that has what no other rank has."""
+    return summarize(rank, last, checkpoints, shared=False, **more)
+
+
+def whole(rank: int, last: int, checkpoints: list[int]) -> JournalSummary:
+    """A journal that has all of each step, under DistributedDataParallel."""
+    return replace(summarize(rank, last, checkpoints), has_full_records=True)
+
+
+def kept_by(rank: int, last: int, checkpoints: list[int]) -> JournalSummary:
+    """A journal that has copies of the next rank's shares."""
+    return replace(summarize(rank, last, checkpoints), copies=2)
+
+
+TWO, THREE = [summarize(rank, 9, [0, 7]) for rank in range(2)], [summarize(rank, 9, [0, 4]) for rank in range(3)]
+NO_BOUNDARY = [replace(summarize(rank, 7, [7], first=7), checkpoints=(CheckpointRef(7, "step-7", 0, 0),)) for rank in (0, 2)]
+LATE = JournalSummary(
+    0, "/a", "a", 2, True, 1, (LogRange(0, 5, {0: 0, 5: 2}),), (CheckpointRef(0, "old", 0, 0), CheckpointRef(5, "new", 2, -1))
+)
+OF_7 = {(0, "step-7"), (1, "step-7")}
+
+
+@dataclass
+class Case:
+    """What the ranks have, and where they land: `bases` are (rank, step) of the checkpoints that are loaded, by rank."""
+
+    have: Sequence[JournalSummary]
+    step: int
+    bases: list[tuple[int, int] | None]
+    damage: Damage = field(default_factory=Damage)
+    lost: tuple[int, ...] = ()
+    equal: tuple[int, ...] = ()  # ranks that take what others have logged
+    copies: tuple[int, ...] = ()  # ranks whose shares others have kept
+    behind: tuple[int, ...] = ()
+    boundary: int = 1
+
+
+CASES = {
+    "the slowest counts": Case([summarize(0, 9, [0, 7]), summarize(1, 8, [0, 7])], 8, [(0, 7), (1, 7)]),
+    # What the others hold begins behind the old checkpoint.
+    "an old checkpoint": Case([summarize(0, 9, [4, 7], first=4), summarize(1, 9, [0])], 9, [(0, 7), (0, 7)]),
+    "ranks that differ": Case([own(0, 9, [4, 7], first=4), own(1, 8, [0])], 8, [(0, 7), (1, 0)]),
+    # Rank 0 wrote the first checkpoint after the ranks were found to differ; rank 1 died before its own was published.
+    "the end of sameness": Case([own(0, 9, [0, 7]), summarize(1, 9, [0])], 9, [(0, 7), (1, 0)]),
+    "a lost journal": Case([summarize(0, 9, [0, 7]), lost(1), summarize(2, 8, [0, 7])], 7, [(0, 7), (0, 7), (2, 7)], lost=(1,)),
+    "lost, with a checkpoint at the landing": Case(
+        [whole(0, 7, [0, 7]), lost(1), whole(2, 7, [0, 7])], 7, [(0, 7), (0, 7), (2, 7)], lost=(1,)
+    ),
+    "lost, with a checkpoint of which the log does not tell": Case(
+        [NO_BOUNDARY[0], lost(1), NO_BOUNDARY[1]], 7, [(0, 7), (0, 7), (2, 7)], lost=(1,)
+    ),
+    "lost, and one record is a share": Case(
+        [whole(0, 9, [0, 4]), lost(1), whole(2, 9, [0, 4])],
+        7,
+        [(0, 4), (0, 4), (2, 4)],
+        Damage(shards={(1, 8)}),
+        lost=(1,),
+        equal=(1,),
+    ),
+    "lost, and others are not whole": Case(
+        [whole(0, 9, [0, 4]), lost(1), summarize(2, 9, [0, 4])], 4, [(0, 4), (0, 4), (2, 4)], lost=(1,)
+    ),
+    "died before its first checkpoint": Case(
+        [own(0, 0, [0], boundary_counts={}), lost(1)], 0, [(0, 0), None], lost=(1,), boundary=0
+    ),
+    "several boundaries": Case(
+        [summarize(rank, 5, [0], boundary_counts={0: 0, 4: 1, 5: 3 - rank}) for rank in (0, 1)],
+        5,
+        [(0, 0), (1, 0)],
+        boundary=2,
+    ),
+    "a checkpoint behind the landing": Case([LATE, summarize(1, 5, [0], boundary_counts={0: 0, 5: 1})], 5, [(0, 0), (1, 0)]),
+    "a damaged checkpoint": Case(TWO, 9, [(1, 7), (1, 7)], Damage(checkpoints={(0, "step-7")})),
+    "damaged checkpoints": Case(TWO, 9, [(0, 0), (1, 0)], Damage(checkpoints=OF_7)),
+    "a damaged record": Case(TWO, 8, [(0, 7), (1, 7)], Damage(records={(1, 9)})),
+    "a damaged record before the checkpoint": Case(TWO, 9, [(0, 7), (1, 7)], Damage(records={(1, 5)})),
+    "a damaged record behind the checkpoint": Case(TWO, 7, [(0, 7), (1, 7)], Damage(records={(1, 8)})),
+    "damaged boundaries": Case(TWO, 7, [(0, 7), (1, 7)], Damage(boundaries={(0, 9), (0, 8)})),
+    "a damaged boundary on the way": Case(TWO, 7, [(0, 7), (1, 7)], Damage(boundaries={(0, 8)})),
+    "damaged record and checkpoints": Case(TWO, 7, [(0, 0), (1, 0)], Damage(records={(1, 8)}, checkpoints=OF_7)),
+    "copies": Case(
+        [kept_by(0, 9, [0, 7]), lost(1), kept_by(2, 9, [0, 7])], 9, [(0, 7), (0, 7), (2, 7)], lost=(1,), copies=(1,)
+    ),
+    "copies of rank 0": Case(
+        [lost(0), kept_by(1, 9, [0, 7]), kept_by(2, 8, [0, 7])], 8, [(2, 7), (1, 7), (2, 7)], lost=(0,), copies=(0,)
+    ),
+    "two neighbours are lost": Case(
+        [kept_by(0, 9, [0, 7]), lost(1), lost(2), kept_by(3, 9, [0, 7])],
+        7,
+        [(0, 7), (0, 7), (0, 7), (3, 7)],
+        lost=(1, 2),
+        copies=(1,),
+    ),
+    "a damaged copy": Case(
+        [kept_by(0, 9, [0, 7]), lost(1), kept_by(2, 9, [0, 7])],
+        8,
+        [(0, 7), (0, 7), (2, 7)],
+        Damage(shards={(1, 9)}),
+        lost=(1,),
+        copies=(1,),
+    ),
+    "an older journal from a store": Case(
+        [summarize(0, 9, [0, 7]), summarize(1, 5, [0]), summarize(2, 9, [0, 7])],
+        7,
+        [(0, 7), (0, 7), (2, 7)],
+        lost=(1,),
+        behind=(1,),
+    ),
+    "an older journal, and copies": Case(
+        [kept_by(0, 9, [0, 7]), summarize(1, 5, [0]), kept_by(2, 9, [0, 7])],
+        9,
+        [(0, 7), (0, 7), (2, 7)],
+        lost=(1,),
+        copies=(1,),
+        behind=(1,),
+    ),
+    "an older journal that leads further": Case(
+        [summarize(0, 9, [0, 4]), summarize(1, 5, [0]), summarize(2, 9, [0, 4])], 5, [(0, 4), (0, 4), (2, 4)]
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_where_ranks_land(what: str) -> None:
+    case = CASES[what]
+    found = decided(*case.have, damage=case.damage)
+    assert (found.step, found.boundary_number, bases(found)) == (case.step, case.boundary, case.bases)
+    assert (found.lost, found.behind) == (case.lost, case.behind)
+    assert (ranks_by(Way.EQUAL, found), ranks_by(Way.COPIES, found)) == (case.equal, case.copies)
+    assert found.is_forked or not case.behind
+
+
+def test_different_timelines_make_a_new_one() -> None:
+    found = decided(summarize(0, 5, [0], timeline=2), summarize(1, 6, [0]))
+    assert (found.step, found.timeline, found.is_forked) == (5, 2, True)
+    assert decided(summarize(0, 9, [0, 7]), lost(1)).is_forked
+    assert not decided(summarize(0, 9, [0, 7]), summarize(1, 8, [0, 7])).is_forked
+
+
 def test_nothing_anywhere_is_a_fresh_run() -> None:
     assert agree([lost(0), lost(1)], Damage()) is None
-
-
-def test_all_land_on_the_newest_step_of_the_slowest() -> None:
-    found = decided(summarize(0, 9, [0, 7]), summarize(1, 8, [0, 7]), summarize(2, 9, [0, 7]))
-    assert (found.step, found.boundary_number, found.lost, found.is_forked) == (8, 1, (), False)
-    assert bases(found) == [(0, 7), (1, 7), (2, 7)]
 
 
 def test_a_step_can_be_asked_for() -> None:
@@ -93,29 +229,6 @@ def test_a_step_can_be_asked_for() -> None:
         decided(*(summarize(rank, 9, [5], boundary_counts={5: 0, 9: 1}) for rank in (0, 1)), step=3)
 
 
-def test_a_rank_whose_checkpoint_is_old_takes_the_newer_one_of_another() -> None:
-    """What the others hold begins behind the old one."""
-    found = decided(summarize(0, 9, [4, 7], first=4), summarize(1, 9, [0], first=0))
-    assert (found.step, bases(found)) == (9, [(0, 7), (0, 7)])
-
-
-def test_ranks_that_are_not_the_same_use_their_own_checkpoints_only() -> None:
-    found = decided(summarize(0, 9, [4, 7], first=4, shared=False), summarize(1, 8, [0], shared=False))
-    assert (found.step, bases(found)) == (8, [(0, 7), (1, 0)])
-
-
-def test_a_checkpoint_behind_the_end_of_sameness_serves_its_own_rank_alone() -> None:
-    """Rank 0 wrote the first checkpoint after the ranks were found to differ; rank 1 died before its own was published."""
-    found = decided(summarize(0, 9, [0, 7], shared=False), summarize(1, 9, [0]))
-    assert (found.step, bases(found)) == (9, [(0, 7), (1, 0)])
-
-
-def test_a_lost_journal_sends_all_to_the_newest_checkpoint() -> None:
-    found = decided(summarize(0, 9, [0, 7]), lost(1), summarize(2, 8, [0, 7]))
-    assert (found.step, found.lost, found.is_forked) == (7, (1,), True)
-    assert bases(found) == [(0, 7), (0, 7), (2, 7)]
-
-
 def test_a_lost_journal_with_shards_is_named_with_what_the_others_have() -> None:
     held = [replace(summarize(rank, 9, [0, 7], shared=False), is_sharded=True) for rank in (0, 2)]
     with pytest.raises(RecoveryError, match=r"ranks 0, 2 have steps 0 to 9; .*ranks 1 are gone, and with them their shards"):
@@ -127,38 +240,12 @@ def test_a_lost_journal_of_ranks_that_are_not_the_same_cannot_be_replaced() -> N
         decided(summarize(0, 9, [0, 7], shared=False), lost(1))
 
 
-def whole(rank: int, last: int, checkpoints: list[int]) -> JournalSummary:
-    """A journal that has all of each step, under DistributedDataParallel."""
-    return replace(summarize(rank, last, checkpoints), has_full_records=True)
-
-
 def test_a_lost_journal_costs_nothing_where_others_have_all_that_it_had() -> None:
     found = decided(whole(0, 9, [0, 7]), lost(1), lost(2), whole(3, 9, [0, 7]))
     assert (found.step, found.lost, ranks_by(Way.EQUAL, found), ranks_by(Way.COPIES, found)) == (9, (1, 2), (1, 2), ())
     assert bases(found) == [(0, 7), (0, 7), (0, 7), (3, 7)]
     (note, *_) = describe_lost_journals(found)
     assert note.endswith("rank 1 is gone: the other ranks logged the same, so that no step is lost")
-
-
-def test_its_own_part_is_taken_where_there_is_one() -> None:
-    found = decided(whole(0, 7, [0, 7]), lost(1), whole(2, 7, [0, 7]))  # in a checkpoint at the landing
-    assert (found.step, ranks_by(Way.EQUAL, found), bases(found)[1]) == (7, (), (0, 7))
-    copies = [replace(whole(rank, 9, [0, 7]), copies=2) for rank in (0, 2)]
-    found = decided(copies[0], lost(1), copies[1])
-    assert (found.step, ranks_by(Way.COPIES, found), ranks_by(Way.EQUAL, found)) == (9, (1,), ())
-
-
-def test_a_checkpoint_of_which_the_log_does_not_tell_any_more_is_one_to_go_back_to() -> None:
-    held = [replace(summarize(rank, 7, [7], first=7), checkpoints=(CheckpointRef(7, "step-7", 0, 0),)) for rank in (0, 2)]
-    found = decided(held[0], lost(1), held[1])
-    assert (found.step, found.boundary_number, ranks_by(Way.EQUAL, found), bases(found)[1]) == (7, 1, (), (0, 7))
-
-
-def test_one_record_that_is_a_share_ends_what_others_have() -> None:
-    found = decided(whole(0, 9, [0, 4]), lost(1), whole(2, 9, [0, 4]), damage=Damage(shards={(1, 8)}))
-    assert (found.step, ranks_by(Way.EQUAL, found)) == (7, (1,))
-    found = decided(whole(0, 9, [0, 4]), lost(1), summarize(2, 9, [0, 4]))
-    assert (found.step, ranks_by(Way.EQUAL, found)) == (4, ())
 
 
 def test_ranks_that_came_to_other_states_do_not_stand_for_one_that_is_lost() -> None:
@@ -178,11 +265,6 @@ def test_a_lost_journal_of_ranks_that_were_seen_to_be_equal_costs_nothing() -> N
         decided(equal[0], lost(1), replace(equal[1], last_equal_step=-1))
 
 
-def test_a_rank_that_died_before_its_first_checkpoint_starts_as_it_was_built() -> None:
-    found = decided(summarize(0, 0, [0], shared=False, boundary_counts={}), lost(1))
-    assert (found.step, bases(found), found.lost) == (0, [(0, 0), None], (1,))
-
-
 def test_a_journal_that_ends_early_and_counts_is_named_with_its_step() -> None:
     """An older backup, where each rank has what no other has."""
     found = decided(summarize(0, 30, [0, 10], shared=False), summarize(1, 12, [0, 10], shared=False))
@@ -191,65 +273,6 @@ def test_a_journal_that_ends_early_and_counts_is_named_with_its_step() -> None:
         "the journal of rank 1 ends at step 12, and those of other ranks reach step 30: all ranks go back to step 12"
     ]
     assert describe_lost_journals(decided(summarize(0, 9, [0]), summarize(1, 8, [0]))) == []  # they died together
-
-
-def test_different_timelines_make_a_new_one() -> None:
-    found = decided(summarize(0, 5, [0], timeline=2), summarize(1, 6, [0]))
-    assert (found.step, found.timeline, found.is_forked) == (5, 2, True)
-
-
-def test_of_several_boundaries_at_a_step_the_last_that_all_have_is_meant() -> None:
-    found = decided(
-        summarize(0, 5, [0], boundary_counts={0: 0, 4: 1, 5: 3}), summarize(1, 5, [0], boundary_counts={0: 0, 4: 1, 5: 2})
-    )
-    assert (found.step, found.boundary_number) == (5, 2)
-
-
-def test_a_checkpoint_behind_the_landing_is_not_loaded() -> None:
-    refs = (CheckpointRef(0, "old", 0, 0), CheckpointRef(5, "new", 2, -1))
-    late = JournalSummary(0, "/a", "a", 2, True, 1, (LogRange(0, 5, {0: 0, 5: 2}),), refs)
-    found = decided(late, summarize(1, 5, [0], boundary_counts={0: 0, 5: 1}))
-    assert (found.step, found.boundary_number, bases(found)) == (5, 1, [(0, 0), (1, 0)])
-
-
-@pytest.mark.parametrize(
-    ("damage", "step", "expected"),
-    [
-        (Damage(checkpoints={(0, "step-7")}), 9, [(1, 7), (1, 7)]),
-        (Damage(checkpoints={(0, "step-7"), (1, "step-7")}), 9, [(0, 0), (1, 0)]),
-        (Damage(records={(1, 9)}), 8, [(0, 7), (1, 7)]),
-        (Damage(records={(1, 5)}), 9, [(0, 7), (1, 7)]),
-        (Damage(records={(1, 8)}), 7, [(0, 7), (1, 7)]),
-        (Damage(boundaries={(0, 9), (0, 8)}), 7, [(0, 7), (1, 7)]),
-        (Damage(boundaries={(0, 8)}), 7, [(0, 7), (1, 7)]),  # those on the way are read, too
-        (Damage(records={(1, 8)}, checkpoints={(0, "step-7"), (1, "step-7")}), 7, [(0, 0), (1, 0)]),
-    ],
-)
-def test_damage_is_worked_around(damage: Damage, step: int, expected: list[tuple[int, int]]) -> None:
-    found = decided(summarize(0, 9, [0, 7]), summarize(1, 9, [0, 7]), damage=damage)
-    assert (found.step, bases(found)) == (step, expected)
-
-
-def kept_by(rank: int, last: int, checkpoints: list[int]) -> JournalSummary:
-    """A journal that has copies of the next rank's shares."""
-    return replace(summarize(rank, last, checkpoints), copies=2)
-
-
-def test_a_lost_journal_costs_nothing_where_the_rank_before_has_copies() -> None:
-    found = decided(kept_by(0, 9, [0, 7]), lost(1), kept_by(2, 9, [0, 7]))
-    assert (found.step, found.lost, ranks_by(Way.COPIES, found), bases(found)) == (9, (1,), (1,), [(0, 7), (0, 7), (2, 7)])
-    found = decided(lost(0), kept_by(1, 9, [0, 7]), kept_by(2, 8, [0, 7]))
-    assert (found.step, ranks_by(Way.COPIES, found), bases(found)) == (8, (0,), [(2, 7), (1, 7), (2, 7)])
-
-
-def test_two_neighbours_that_are_lost_cost_the_steps_since_the_checkpoint() -> None:
-    found = decided(kept_by(0, 9, [0, 7]), lost(1), lost(2), kept_by(3, 9, [0, 7]))
-    assert (found.step, found.lost, ranks_by(Way.COPIES, found)) == (7, (1, 2), (1,))
-
-
-def test_a_damaged_copy_of_a_lost_share_is_worked_around() -> None:
-    found = decided(kept_by(0, 9, [0, 7]), lost(1), kept_by(2, 9, [0, 7]), damage=Damage(shards={(1, 9)}))
-    assert (found.step, ranks_by(Way.COPIES, found)) == (8, (1,))
 
 
 def test_a_damaged_journal_counts_as_lost_where_the_rank_before_has_copies() -> None:
@@ -285,16 +308,6 @@ def test_nobody_who_has_trained_starts_as_it_was_built() -> None:
     torn = replace(summarize(1, 9, [], first=7, shared=False), ranges=(LogRange(5, 6, {6: 1}), LogRange(7, 9, {8: 1, 9: 1})))
     with pytest.raises(RecoveryError, match="no step that all ranks can reach"):
         decided(summarize(0, 0, [0], shared=False, boundary_counts={}), replace(torn, is_sharded=True))
-
-
-def test_a_journal_that_came_from_a_store_counts_as_lost_where_that_leads_further() -> None:
-    late = summarize(1, 5, [0])
-    found = decided(summarize(0, 9, [0, 7]), late, summarize(2, 9, [0, 7]))
-    assert (found.step, found.lost, found.behind, found.is_forked) == (7, (1,), (1,), True)
-    found = decided(kept_by(0, 9, [0, 7]), late, kept_by(2, 9, [0, 7]))
-    assert (found.step, ranks_by(Way.COPIES, found), found.behind) == (9, (1,), (1,))
-    found = decided(summarize(0, 9, [0, 4]), late, summarize(2, 9, [0, 4]))
-    assert (found.step, found.lost, found.behind) == (5, (), ())
 
 
 UNIT = UnitSummary(7, 1, "sb")
