@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +29,6 @@ from tranlogs.log.record_format import EntryKind, unpack_head
 from tranlogs.log.segment_file import SegmentFile
 from tranlogs.log.writer import SegmentAgeLimit, WriteAheadLog
 from tranlogs.log.writer_thread import WriterThread
-
-
-@pytest.mark.parametrize("durability", ["process", "machine"])
-def test_a_record_is_there_for_a_scan_as_soon_as_it_is_committed(tmp_path: Path, durability: Any) -> None:
-    """And whoever opens the journal sees it, whether the catalog has it or not."""
-    bare = BareLog(tmp_path, JournalConfig(durability=durability, segment_bytes=MIB))
-    log = bare.open()
-    with failing("log.rows=eio"):  # nothing gets into the catalog
-        for step in range(1, 20):
-            try:
-                append_step(log, step)
-            except LogUnavailable:  # the sync thread has met the failing transaction
-                break
-            assert bare.contents() == expected(range(1, step + 1))
-        with suppress(LogUnavailable):
-            log.close()
-    bare.close()
 
 
 def test_segments_are_synced_before_their_rows_are_committed_and_synced_comes_last(
@@ -261,20 +244,6 @@ def test_the_shorter_of_setting_and_request_holds(
 def sealed(bare: BareLog) -> int:
     assert bare.catalog is not None
     return sum(row.state == "sealed" for row in bare.catalog.segments())
-
-
-@pytest.mark.usefixtures("looked_at_always")
-def test_nothing_is_sealed_where_nothing_was_written(tmp_path: Path) -> None:
-    bare = BareLog(tmp_path, clock=Clock())
-    made = bare.open()
-    ask(bare, 0.001, Clock().now() + 60)
-    made.append(EntryKind.BOUNDARY, 1, Payload.of([("a", DATA)]), {})
-    wait_until(lambda: sealed(bare) == 1)
-    for _ in range(50):
-        threading.Event().wait(0.002)
-    assert sealed(bare) == 1, "an empty segment is not sealed, and none is opened before it is needed"
-    made.close()
-    bare.close()
 
 
 def wait_until(is_so) -> None:  # type: ignore[no-untyped-def]

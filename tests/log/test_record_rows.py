@@ -1,18 +1,28 @@
-"""The rows of records by themselves: what is found in them, the space that they take, and how those of pruned segments go."""
+"""The rows of records: gone, wrong, behind their segments or ahead of them, no record is wrong and no step is lost."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support import disks
-from tranlogs.base.config import CATALOG_BYTES_RESERVED, MIB
+from tests.support.abandon import abandoned_copy
+from tests.support.record_rows import change_rows, forget_records, listed_steps
+from tests.support.toy import ToyTrainer, open_toy
+from tests.support.toy_steps import SIZES, state_at
+from tests.support.verify import verify_run
+from tranlogs.base.config import CATALOG_BYTES_RESERVED, MIB, JournalConfig
 from tranlogs.catalog import Catalog, SegmentRow, segment_key
 from tranlogs.catalog import catalog as catalog_module
-from tranlogs.log.record_format import EntryKind, Location, digest, extent_end, pack_head
+from tranlogs.log.record_format import EntryKind, Location, digest, extent_end, pack_head, unpack_head
 from tranlogs.log.record_rows import RecordRow, add_records, read_records, sweep_records
+from tranlogs.log.scanner import scan
+from tranlogs.recovery.journal_facts import read_facts
+from tranlogs.retention import EverySteps, KeepLatest
+from tranlogs.verify import Problem
 
 PAYLOAD = 100
 
@@ -102,3 +112,152 @@ def test_the_map_grows_beside_a_reader(tmp_path: Path, monkeypatch: pytest.Monke
     add(again, rows(1, range(20_000, 20_100)))
     assert_has(again, 1, range(20_100))
     again.close()
+
+
+def open_run(run: Path) -> ToyTrainer:
+    config = JournalConfig(durability="machine", segment_bytes=MIB)
+    return open_toy(run, sizes=SIZES, config=config, policy=EverySteps(10**9), retention=KeepLatest(1))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 30 steps in three segments: closed, and as a kill before that leaves it."""
+    folder = tmp_path_factory.mktemp("records")
+    trainer = open_run(folder / "closed")
+    trainer.recover()
+    for until in (10, 20, 30):
+        trainer.train(until)
+        if until < 30:
+            assert trainer.journal.log.wal is not None
+            trainer.journal.log.wal.roll()
+    abandoned_copy(trainer.journal, folder / "killed")
+    trainer.journal.close()
+    return folder
+
+
+@pytest.fixture(params=["closed", "killed"])
+def run(made: Path, memory_path: Path, request: pytest.FixtureRequest) -> Path:
+    return Path(shutil.copytree(made / request.param, memory_path / "run"))
+
+
+def problems_of(run: Path) -> list[Problem]:
+    return [finding for finding in verify_run(run) if isinstance(finding, Problem)]
+
+
+def assert_survives(run: Path, *, step: int = 30, is_repaired: bool = True) -> None:
+    """Readers find everything, recovery lands exactly, training goes on, and the rows are whole again."""
+    facts = read_facts(run / "rank0")
+    assert max(one.head.step for segment in facts.segments for one in segment.locations) == step
+    trainer = open_run(run)
+    assert trainer.recover().step == step
+    assert trainer.state.everything() == state_at(step)
+    trainer.train(step + 5)
+    trainer.journal.close()
+    if is_repaired and step != 30:  # rows of sealed segments are not written again
+        assert listed_steps(run / "rank0") == step + 5
+        assert problems_of(run) == []
+    trainer = open_run(run)
+    assert trainer.recover().step == step + 5
+    assert trainer.state.everything() == state_at(step + 5)
+    trainer.journal.close()
+
+
+def test_missing_rows_cost_a_scan_and_nothing_else(run: Path) -> None:
+    forget_records(run / "rank0")
+    assert problems_of(run) == []
+    assert_survives(run)
+
+
+def test_rows_of_another_run_are_not_believed(run: Path, memory_path: Path) -> None:
+    other = open_run(memory_path / "other")
+    other.recover()
+    other.train(12)
+    other.journal.close()
+    theirs: dict[str, bytes] = {}
+    change_rows(memory_path / "other" / "rank0", lambda key, value: theirs.setdefault(key, value))
+    change_rows(run / "rank0", lambda key, value: theirs.get(key, value))
+    assert any("differs from the one in" in str(problem) for problem in problems_of(run))
+    assert_survives(run, is_repaired=False)
+
+
+CHANGES = {
+    "offset": lambda key, value: (64).to_bytes(8, "little") + value[8:],
+    "head": lambda key, value: value[:28] + bytes([value[28] ^ 1]) + value[29:],
+    "last head": lambda key, value: value[:-20] + bytes([value[-20] ^ 1]) + value[-19:],
+    "cut off": lambda key, value: value[: len(value) // 2],
+    "shorter": lambda key, value: value[:-64],
+    "empty": lambda key, value: b"",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_wrong_values_in_a_sound_environment_are_not_believed(run: Path, change: str) -> None:
+    change_rows(run / "rank0", CHANGES[change])
+    assert_survives(run, is_repaired=False)
+
+
+@pytest.mark.parametrize("left", [0, 7, 25])
+def test_rows_behind_their_segments_are_completed_from_them(run: Path, left: int) -> None:
+    """A crash came between the commit of a record and that of its row: as after each kill."""
+
+    def cut(_: str, value: bytes) -> bytes | None:
+        heads = [value[at : at + 64] for at in range(8, len(value), 64)]
+        kept = [raw for raw in heads if (head := unpack_head(raw)) is not None and head.step <= left]
+        return value[:8] + b"".join(kept) if kept else None
+
+    change_rows(run / "rank0", cut)
+    assert listed_steps(run / "rank0") == left
+    assert problems_of(run) == []
+    assert_survives(run, is_repaired=False)
+
+
+def test_rows_ahead_of_their_segment_bring_back_no_step_that_they_lost(memory_path: Path) -> None:
+    """A disk that lied about a flush: the rows were committed, the segment's bytes are gone."""
+    trainer = open_run(memory_path / "run")
+    trainer.recover()
+    trainer.train(20)
+    assert trainer.journal.wait_synced()
+    assert trainer.journal.log.wal is not None
+    segment = trainer.journal.log.wal._segment
+    assert segment is not None
+    left = abandoned_copy(trainer.journal, memory_path / "left")
+    trainer.journal.close()
+    path = left / "rank0" / "log" / segment.path.name
+    lost = next(one for one in scan(path, segment.segment_id) if (one.head.kind, one.head.step) == (EntryKind.STEP, 15))
+    raw = bytearray(path.read_bytes())
+    raw[lost.offset :] = bytes(len(raw) - lost.offset)
+    path.write_bytes(raw)
+    problem, *others = problems_of(left)
+    assert all(other.what.startswith("it ends at step 14, but step ") for other in others)  # where a watermark came later
+    assert (problem.path, problem.step) == (path, 15)
+    assert f"record {lost.head.sequence} and later ones are in the catalog, but not in the file" in problem.what
+    trainer = open_run(left)
+    report = trainer.recover()
+    assert report.step == 14
+    assert trainer.state.everything() == state_at(14)
+    assert any("step 15" in note for note in report.notes)
+    trainer.train(25)
+    trainer.journal.close()
+    trainer = open_run(left)
+    assert trainer.recover().step == 25
+    assert trainer.state.everything() == state_at(25)
+    trainer.journal.close()
+
+
+def test_rows_of_pruned_segments_go(memory_path: Path) -> None:
+    run = memory_path / "run"
+    trainer = open_run(run)
+    trainer.recover()
+    for until in (10, 20, 30):
+        trainer.train(until)
+        trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+        assert trainer.journal.log.wal is not None
+        trainer.journal.log.wal.roll()
+    trainer.train(40)
+    trainer.journal.close()
+    catalog = Catalog.open(run / "rank0")
+    kept = {row.ordinal for row in catalog.segments() if row.state != "retired"}
+    listed = {int(key.split("/")[1]) for key in catalog.read(lambda tables: tables.keys("record/"))}
+    catalog.close()
+    assert listed
+    assert listed <= kept

@@ -84,14 +84,6 @@ def test_bytes_of_a_tensor_are_never_taken_for_an_entry(bare: BareLog) -> None:
     second.close()
 
 
-@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4095, 4096, 8193])
-def test_short_and_empty_files_hold_nothing(tmp_path: Path, size: int) -> None:
-    path = tmp_path / "x.seg"
-    path.write_bytes(b"\1" * size)
-    assert scan(path, 1) == []
-    assert scan(path, 1, last_sequence=7) == []
-
-
 def sealed_head(raw: bytes, **changes: tuple[int, str, int]) -> bytes:
     """A head with other fields, (offset, format, value) each, whose checksum holds again."""
     made = bytearray(raw)

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.bare_log import BareLog, append_step, expected_step
-from tests.support.faults import failing
 from tranlogs.base.config import MIB, SPARE_FILES_MAX
-from tranlogs.base.errors import LogUnavailable
 from tranlogs.catalog import SegmentRow, segment_key
 from tranlogs.log import segment_file as files
 from tranlogs.log.reader import SegmentReader
@@ -32,34 +30,6 @@ def put(segment: files.SegmentFile, sequence: int, value: np.ndarray = VALUE) ->
     segment.write_head(head, at)
     segment.used_bytes = extent_end(at, value.nbytes, len(description))
     return at
-
-
-def test_what_has_room_fits_and_what_has_not_makes_the_file_larger(tmp_path: Path) -> None:
-    segment = files.create(tmp_path / files.segment_name(1, 2), 1, 2, MIB)
-    sequence = 0
-    while segment.has_room(64 + VALUE.nbytes + 64):
-        sequence += 1
-        put(segment, sequence)
-    assert sequence > 200
-    assert segment.used_bytes <= segment.size == segment.path.stat().st_size == MIB
-    assert segment.has_room(MIB - segment.used_bytes)
-    assert not segment.has_room(MIB - segment.used_bytes + 1)
-    segment.extend(MIB)
-    assert segment.size == MIB
-    segment.extend(MIB + 100_000)
-    stat = segment.path.stat()
-    assert (segment.size, stat.st_size, stat.st_blocks * 512 >= stat.st_size) == (MIB + 100_000, MIB + 100_000, True)
-    segment.truncate()
-    assert segment.size == segment.path.stat().st_size == segment.used_bytes
-    assert len(scan(segment.path, 2)) == sequence
-    segment.close()
-
-
-@pytest.mark.parametrize("error", ["enospc", "eio"])
-def test_a_failed_preparation_leaves_nothing_behind(tmp_path: Path, error: str) -> None:
-    with failing(f"log.prepare={error}"), pytest.raises(LogUnavailable, match="cannot create a segment of 1048576 bytes"):
-        files.create(tmp_path / files.segment_name(1, 2), 1, 2, MIB)
-    assert list(tmp_path.iterdir()) == []
 
 
 def used_spare(tmp_path: Path) -> Path:
@@ -145,31 +115,21 @@ def test_a_child_forked_amid_recycling_keeps_nobody_from_reading_the_file(
             os.waitpid(child, 0)
 
 
-def test_a_file_that_somebody_reads_is_not_recycled(tmp_path: Path) -> None:
+def test_a_file_that_somebody_reads_is_neither_recycled_nor_deleted(tmp_path: Path) -> None:
     spare, path = used_spare(tmp_path), tmp_path / files.segment_name(2, 222)
     before = spare.read_bytes()
     fd = os.open(spare, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_SH)
     assert files.recycle(spare, path, 2, 222, MIB) is None
+    assert not files.delete(spare)
     assert spare.read_bytes() == before
     os.close(fd)
     segment = files.recycle(spare, path, 2, 222, MIB)
     assert segment is not None
     segment.close()
-
-
-def test_a_retired_file_is_deleted_unless_somebody_reads_it(tmp_path: Path) -> None:
-    spare = used_spare(tmp_path)
-    fd = os.open(spare, os.O_RDONLY)
-    fcntl.flock(fd, fcntl.LOCK_SH)
-    assert not files.delete(spare)
-    assert spare.exists()
-    os.close(fd)
-    with failing("log.unlink=eio"), pytest.raises(OSError, match=r"log\.unlink"):
-        files.delete(spare)
-    assert files.delete(spare)
-    assert not spare.exists()
-    assert files.delete(spare)
+    assert files.delete(path)
+    assert not path.exists()
+    assert files.delete(path)
 
 
 def test_steps_logged_into_recycled_files_come_back(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import HEAD, EntryKind, Position
 from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import SegmentFile
-from tranlogs.log.writer import WriteAheadLog
 
 
 def test_a_segment_is_closed_before_the_catalog_calls_it_sealed(bare: BareLog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,21 +89,6 @@ def test_an_entry_that_is_not_committed_leaves_no_trace(bare: BareLog) -> None:
     log.close()
     assert not writer.is_open
     assert bare.contents() == expected(range(1, 3))
-
-
-def test_the_chain_goes_on_over_segments_and_reopening(bare: BareLog) -> None:
-    log = bare.open()
-    for step in range(1, 4):
-        append_step(log, step)
-    position = log.position
-    log.close()
-    log = bare.open(position)
-    append_step(log, 4)
-    log.roll()
-    append_step(log, 5)
-    log.close()
-    assert bare.contents() == expected(range(1, 6))
-    assert len({link.segment.row.ordinal for link in bare.links()}) == 3
 
 
 @pytest.mark.parametrize("point", ["log.begin", "log.write", "log.before_commit"])
@@ -172,23 +156,6 @@ def test_the_head_is_written_last(bare: BareLog, monkeypatch: pytest.MonkeyPatch
     assert len(seen) >= 2
 
 
-def test_a_record_that_was_dropped_is_overwritten_by_the_next(bare: BareLog) -> None:
-    log = bare.open()
-    append_step(log, 1)
-    large = Payload.of([("w", dense(np.random.default_rng(1).standard_normal(200_000)))])
-    dropped = log.begin(large)
-    dropped.wait()
-    dropped.abort()
-    kept = log.begin(ONES)
-    assert kept.pieces is not None
-    assert dropped.pieces is not None
-    assert kept.pieces.offset == dropped.pieces.offset
-    log.commit(kept, EntryKind.STEP, 2, whole(log, {}))
-    log.close()
-    assert [step for _, step, _, _ in bare.contents()] == [1, 1, 2]
-    assert bare.contents()[-1][2] == {"w": np.ones(1000).tobytes()}
-
-
 def test_a_description_longer_than_the_slack_makes_the_file_larger(bare: BareLog) -> None:
     log = bare.open()
     append_step(log, 1)
@@ -229,12 +196,6 @@ def test_pieces_are_the_bytes_however_they_lie(sizes: list[int], data: st.DataOb
     buffers = [raw[start:end] for start, end in zip([0, *cuts], [*cuts, raw.nbytes], strict=True)]
     found = pieces_of(buffers, ends)
     assert [piece.tobytes() for piece in found] == [raw[start:end].tobytes() for start, end in itertools.pairwise([0, *ends])]
-
-
-def test_a_piece_that_lies_in_one_buffer_is_not_copied() -> None:
-    raw = noise(1000)
-    first, second, third = pieces_of([raw[:600], raw[600:]], [600, 700, 1000])
-    assert all(np.shares_memory(piece, raw) for piece in (first, second, third))
 
 
 def test_no_thread_to_be_had_means_this_one_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -288,27 +249,3 @@ def test_segments_roll_before_they_are_full(bare: BareLog, segment_bytes: int) -
     assert {row.state for row in rows} == {"sealed"}
     assert all(row.used_bytes <= row.size == (bare.folder / "log" / row.file).stat().st_size for row in rows)
     assert rows[-1].used_bytes == rows[-1].size  # `close` gives back what the last one does not need
-
-
-def test_an_entry_larger_than_a_segment_gets_a_larger_segment(bare: BareLog) -> None:
-    log = bare.open()
-    append_step(log, 1)
-    append_step(log, 2, 500_000)
-    append_step(log, 3)
-    log.close()
-    assert bare.contents() == expected_step(1) + expected_step(2, 500_000) + expected_step(3)
-
-
-def test_a_segment_rolls_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The thread behind the log seals old segments too, whenever it wakes up: tests/log/segments/test_segment_age.py.
-    monkeypatch.setattr(WriteAheadLog, "_seal_old", lambda log: None)
-    bare = BareLog(tmp_path, JournalConfig(durability="process", segment_bytes=MIB, segment_age_seconds=10.0))
-    log = bare.open()
-    for step in range(1, 7):
-        append_step(log, step)
-        bare.clock.advance(6.0)  # type: ignore[attr-defined]
-    log.close()
-    ordinals = [link.segment.row.ordinal for link in bare.links()]
-    assert [ordinals.count(ordinal) for ordinal in sorted(set(ordinals))] == [6, 6]
-    assert bare.contents() == expected(range(1, 7))
-    bare.close()

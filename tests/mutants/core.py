@@ -46,7 +46,7 @@ MUTANTS: tuple[Mutant, ...] = (
             definitions.written(record.payload.layout, placed, pack_place(pieces.offset, self.position.chain))
             after = self._write(record, pieces, kind, step, description, placed)
 """,
-        ("tests/log/test_bodies.py::test_records_are_read_as_they_were_written",),
+        ("tests/log/test_contents.py::test_records_are_read_as_they_were_written",),
     ),
     Mutant(
         "a scan takes records of the file's former life",
