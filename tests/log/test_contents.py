@@ -317,6 +317,18 @@ def test_records_are_read_as_they_were_written(
             assert content(reader.decode(location)) == written[location.head.sequence - 1]
 
 
+def test_a_record_that_failed_does_not_spoil_what_later_ones_refer_to(bare: BareLog) -> None:
+    big = np.random.default_rng(0).standard_normal(20_000)
+    log = bare.open()
+    with failing("log.before_commit=eio@1"), pytest.raises(LogUnavailable):
+        boundary(log, 0, {"ema": big, "x": 1}, new=big)
+    for x in (2, 3):
+        boundary(log, 0, {"ema": big, "x": x}, new=big)
+    log.close()
+    for (_, _, tensors, body), x in zip(bare.contents(), (2, 3), strict=True):
+        assert (tensors, body["x"], body["ema"].tobytes()) == ({"new": big.tobytes()}, x, big.tobytes())
+
+
 def test_what_cannot_be_stored_is_named_with_its_path() -> None:
     for value in (lambda: 1, Fixed({"f": lambda: 1})):
         with pytest.raises(UnencodableState, match=r"schedule.*function"):

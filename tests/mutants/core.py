@@ -46,7 +46,7 @@ MUTANTS: tuple[Mutant, ...] = (
             definitions.written(record.payload.layout, placed, pack_place(pieces.offset, self.position.chain))
             after = self._write(record, pieces, kind, step, description, placed)
 """,
-        ("tests/log/test_contents.py::test_records_are_read_as_they_were_written",),
+        ("tests/log/test_contents.py::test_a_record_that_failed_does_not_spoil_what_later_ones_refer_to",),
     ),
     Mutant(
         "a scan takes records of the file's former life",
@@ -56,10 +56,17 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/log/test_segments.py::test_records_of_a_former_life_end_no_scan_and_enter_none",),
     ),
     Mutant(
-        "the checksum of an uncompressed tensor is not compared",
+        "the checksums of a tensor are not compared when it is replayed",
         "tranlogs/log/payload_reader.py",
         "if checksum_of(out[at:to]) != self._sum(i):",
         "if checksum_of(out[at:to]) == -1:",
+        ("tests/recovery/test_damaged_recovery.py::test_loss_at_the_end_of_the_log_is_said_once_with_what_it_costs",),
+    ),
+    Mutant(
+        "the checksums of a tensor are not compared when it is verified",
+        "tranlogs/log/payload_reader.py",
+        "if checksum_of(into) != self._sum(i):",
+        "if checksum_of(into) == -1:",
         ("tests/verify/test_verify.py::test_damaged_tensor_is_named_with_file_step_and_name",),
     ),
     Mutant(
@@ -91,11 +98,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/recovery/test_plan.py::test_where_recovery_starts_and_lands",),
     ),
     Mutant(
-        "the segment that recovery begins in is pruned",
+        "a segment with one record behind the oldest checkpoint is retired",
+        "tranlogs/retention/prune.py",
+        "row.last_sequence <= horizon",
+        "row.last_sequence <= horizon + 1",
+        ("tests/retention/test_retention.py::test_segments_behind_the_oldest_kept_checkpoint_go",),
+    ),
+    Mutant(
+        "the monitor prunes a segment with one record behind the newest checkpoint",
         "tranlogs/retention/prune.py",
         "if row.last_sequence <= anchor.sequence:",
         "if row.last_sequence <= anchor.sequence + 1:",
-        ("tests/retention/test_retention.py",),
+        (
+            "tests/retention/test_retention.py::test_what_lies_behind_the_checkpoint_on_the_lineage_is_protected_from_the_monitor",
+        ),
     ),
     Mutant(
         "a checkpoint that failed leaves its folder",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from tranlogs.retention import (
     as_retention,
 )
 from tranlogs.retention.lost_work import estimate_lost_work, estimate_seconds_since, has_store
-from tranlogs.retention.prune import plan_retirement, retire
+from tranlogs.retention.prune import is_protected, plan_retirement, retire
 
 
 def facts(
@@ -241,6 +242,24 @@ def test_what_recovery_to_the_newest_step_needs_is_never_retired(ends: list[int]
     horizon = min(row.sequence for row in kept)
     assert all(row.last_sequence <= horizon for row in plan.segments)
     assert len(kept) >= min(latest, len({row.step for row in rows}))
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (segment(1, 10), False),  # it ends where the checkpoint is
+        (segment(2, 11), True),
+        (segment(3, 9, "open"), True),
+        (segment(4, 99, "retired"), False),
+        (segment(5, 99, timeline=3), False),  # of a timeline that was left
+        (replace(segment(6, 99, timeline=2), base_sequence=19), True),
+        (replace(segment(7, 99, timeline=2), base_sequence=20), False),  # behind the fork
+    ],
+)
+def test_what_lies_behind_the_checkpoint_on_the_lineage_is_protected_from_the_monitor(row: SegmentRow, expected: bool) -> None:
+    limits: dict[int, int | None] = {1: None, 2: 20}
+    assert is_protected(row, checkpoint(1, 10), limits) is expected
+    assert is_protected(row, None, limits) is (row.state != "retired"), "without a checkpoint all is needed"
 
 
 def test_rows_go_before_bytes(tmp_path: Path) -> None:
