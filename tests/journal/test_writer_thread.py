@@ -43,12 +43,13 @@ def test_a_full_queue_makes_the_training_thread_wait(writer_thread: WriterThread
     for thread in waiting:
         thread.start()
         thread.join(0.05)  # a queue without a bound would have taken it at once
-    assert waiting[1].is_alive()
+    is_full = waiting[1].is_alive()
     gate.set()
     for thread in waiting:
         thread.join()
     writer_thread.submit(5000, lambda: ran.append(2))
     writer_thread.drain()
+    assert is_full
     assert ran == [1, 1, 2]
 
 
