@@ -5,7 +5,7 @@
     python corruption.py FOLDER metas FIRST COUNT
 
 The first form breaks something at random. The second one breaks each region of a segment and of the catalog's file in COUNT
-ways. The third one flips COUNT bits of the two pages from which LMDB finds everything in the catalog, and then uses it.
+ways. The third one flips bit after bit of the two pages from which LMDB finds everything in the catalog, and then uses it.
 Prints a line a case: its seed, what was broken, and how it ended ("failed" with a reason, else what happened).
 A base of the name "small-..." has small tensors, several of them in one piece, and takes a third of the time.
 """
@@ -507,8 +507,7 @@ def main(folder: str, name: str, first: str, count: str) -> None:
     if name == "metas":
         train_closed(Path(folder) / "run")
         sound = (Path(folder) / "run" / "rank0" / CATALOG_NAME).read_bytes()
-        bits = 2 * META_BYTES * 8
-        for bit in range(int(first), bits, bits // int(count)):
+        for bit in cases:
             print(json.dumps(try_meta_bit(Path(folder), sound, bit)), flush=True)
         return
     if name == "regions":
