@@ -1,9 +1,13 @@
+"""A catalog that is lost, damaged, of another run or of another time is set aside, and rebuilt from the files."""
+
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,20 +36,36 @@ from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.retention.prune import retire
 from tranlogs.verify import Problem
 
+SIZES = (7, 3000, 9000)
+
 
 def open_run(run: Path) -> ToyTrainer:
-    return open_toy(run, config=JournalConfig(segment_bytes=1 << 20), policy=EverySteps(20), retention=KeepLatest(2))
+    config = JournalConfig(segment_bytes=1 << 20)
+    return open_toy(run, sizes=SIZES, config=config, policy=EverySteps(20), retention=KeepLatest(2))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with two timelines that ended at step 66; `later`, the same run at step 140; `other`, another one at step 140."""
+    folder = tmp_path_factory.mktemp("rebuild")
+    for until, step in ((55, None), (66, 50)):
+        trained(folder / "run", until, step)
+    shutil.copytree(folder / "run", folder / "later")
+    trained(folder / "later", 140)
+    trained(folder / "other", 140)
+    return folder
+
+
+def trained(run: Path, until: int, step: int | None = None) -> None:
+    trainer = open_run(run)
+    trainer.recover(step)
+    trainer.train(until)
+    trainer.journal.close()
 
 
 @pytest.fixture
-def run(memory_path: Path) -> Path:
-    """A run with two timelines, ended in order."""
-    for until, step in ((55, None), (66, 50)):
-        trainer = open_run(memory_path / "run")
-        trainer.recover(step)
-        trainer.train(until)
-        trainer.journal.close()
-    return memory_path / "run"
+def run(made: Path, memory_path: Path) -> Path:
+    return Path(shutil.copytree(made / "run", memory_path / "run"))
 
 
 def retired(folder: Path) -> set[str]:
@@ -74,7 +94,7 @@ def goes_on(run: Path, step: int) -> None:
     """Recovery lands on `step`, exactly, and training goes on from there."""
     trainer = open_run(run)
     assert trainer.recover().step == step
-    assert trainer.state.everything() == uninterrupted(step).everything()
+    assert trainer.state.everything() == uninterrupted(step, sizes=SIZES).everything()
     trainer.train(step + 5)
     trainer.journal.close()
     again = open_run(run)
@@ -99,15 +119,6 @@ def test_rebuilt_catalog_says_what_the_lost_one_said(run: Path) -> None:
     goes_on(run, 66)
 
 
-def test_damaged_catalog_is_kept_aside(run: Path) -> None:
-    catalog = run / "rank0" / CATALOG_NAME
-    catalog.write_bytes(b"\0" * 5000)
-    rebuild_catalog(run / "rank0")
-    [aside] = (run / "rank0").glob(CATALOG_NAME + ".broken-*")
-    assert aside.read_bytes() == b"\0" * 5000
-    goes_on(run, 66)
-
-
 def test_rows_that_only_the_catalog_has_survive_a_rebuild(run: Path) -> None:
     catalog = Catalog.open(run / "rank0", writable=True)
     incident = Incident(1, "disk full", 3, 1.0, 5, 2.0)
@@ -117,7 +128,7 @@ def test_rows_that_only_the_catalog_has_survive_a_rebuild(run: Path) -> None:
     before = catalog.run(), catalog.watermarks()
     catalog.close()
     raw = (run / "rank0" / CATALOG_NAME).read_bytes()
-    at = raw.rindex(b"incident/000002") + len(b"incident/000002") + 20
+    at = raw.index(b"disk full", raw.rindex(b"incident/000002"))  # what it says now can be read, and was never written
     (run / "rank0" / CATALOG_NAME).write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
     rebuild_catalog(run / "rank0")
     catalog = Catalog.open(run / "rank0")
@@ -222,30 +233,50 @@ sys.stdin.readline()
 """
 
 
+def damaged(folder: Path, change: Callable[[bytes], bytes]) -> None:
+    path = folder / CATALOG_NAME
+    path.write_bytes(change(path.read_bytes()))
+
+
+LOSSES: dict[str, Callable[[Path], object]] = {
+    "lost": lambda folder: os.unlink(folder / CATALOG_NAME),
+    "empty": lambda folder: damaged(folder, lambda raw: b""),
+    "a page": lambda folder: damaged(folder, lambda raw: raw[:4096]),
+    "truncated": lambda folder: damaged(folder, lambda raw: raw[: 5 * 4096]),
+    "zeros": lambda folder: damaged(folder, lambda raw: bytes(len(raw))),
+    "noise": lambda folder: damaged(folder, lambda raw: random.Random(0).randbytes(len(raw))),
+}
+
+
+@pytest.mark.parametrize("how", LOSSES)
+def test_a_lost_or_damaged_catalog_is_rebuilt_set_aside_and_said(run: Path, how: str) -> None:
+    journal = run / "rank0"
+    LOSSES[how](journal)
+    left = (journal / CATALOG_NAME).read_bytes() if how != "lost" else b""
+    found = recover(journal, ToyState(SIZES))
+    assert found is not None
+    assert found.position.step == 66, "whoever does not write the run reads its files"
+    trainer = open_run(run)
+    words = "the catalog is missing" if how == "lost" else "damaged"
+    assert any(words in note for note in trainer.journal.notes), trainer.journal.notes
+    trainer.journal.close()
+    assert [path.read_bytes() for path in journal.glob(CATALOG_NAME + ".broken-*")] == [left] * (how != "lost")
+    assert not [finding for finding in verify_run(run) if isinstance(finding, Problem)]
+    goes_on(run, 66)
+
+
 @pytest.mark.parametrize("of", ["another run", "a later time", "an earlier time"])
-def test_a_catalog_that_does_not_fit_the_files_is_rebuilt_from_them(run: Path, of: str) -> None:
+def test_a_catalog_that_does_not_fit_the_files_is_rebuilt_from_them(made: Path, memory_path: Path, of: str) -> None:
     """As a folder has it that was put together from copies. What such a catalog calls retired is all that the run has."""
-    journal, other = run / "rank0", run.parent / "other"
-    shutil.copytree(run, other)
-    if of == "another run":
-        shutil.rmtree(other)
-        trainer = open_run(other)
-        trainer.recover()
-        trainer.train(140)
-        trainer.journal.close()
-    else:
-        trainer = open_run(run)
-        trainer.recover()
-        trainer.train(140)
-        trainer.journal.close()
-    if of == "a later time":
-        run, other, journal = other, run, other / "rank0"
-    shutil.copy(other / "rank0" / CATALOG_NAME, journal / CATALOG_NAME)
-    before = {path.name for path in (journal / "checkpoints").iterdir()}
     step = 140 if of == "an earlier time" else 66
+    run = Path(shutil.copytree(made / ("later" if of == "an earlier time" else "run"), memory_path / "run"))
+    journal = run / "rank0"
+    donor = {"another run": "other", "a later time": "later", "an earlier time": "run"}[of]
+    shutil.copy(made / donor / "rank0" / CATALOG_NAME, journal / CATALOG_NAME)
+    before = {path.name for path in (journal / "checkpoints").iterdir()}
     with pytest.raises(CorruptCatalog, match=r"it lists .*, which is missing, and does not list"):
         read_catalog(journal)
-    found = recover(journal, ToyState())
+    found = recover(journal, ToyState(SIZES))
     assert found is not None
     assert found.position.step == step, "whoever does not write the run reads its files"
     for _ in range(2):
@@ -258,13 +289,9 @@ def test_a_catalog_that_does_not_fit_the_files_is_rebuilt_from_them(run: Path, o
     goes_on(run, step)
 
 
-def test_a_catalog_of_another_run_with_the_same_files_gives_nothing_to_the_rebuilt_one(run: Path) -> None:
+def test_a_catalog_of_another_run_with_the_same_files_gives_nothing_to_the_rebuilt_one(made: Path, run: Path) -> None:
     """Names of checkpoints tell no runs apart."""
-    other = run.parent / "other"
-    trainer = open_run(other)
-    trainer.recover()
-    trainer.train(300)
-    trainer.journal.close()
+    other = Path(shutil.copytree(made / "other", run.parent / "other"))
     for path in (run / "rank0" / "log").iterdir():
         path.unlink()
     with Catalog.open(other / "rank0", writable=True).transaction() as tables:

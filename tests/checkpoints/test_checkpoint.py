@@ -15,14 +15,23 @@ from hypothesis import strategies as st
 
 from tests.support import campaign
 from tests.support.faults import failing
-from tranlogs.base.config import FORMAT_VERSION
-from tranlogs.base.errors import CorruptCheckpoint, UnencodableState, UnknownFormat
-from tranlogs.base.types import ITEMSIZE, AnyArray, Array, SparseArray, dense
+from tranlogs.base.config import FORMAT_VERSION, JournalConfig
+from tranlogs.base.errors import CorruptCheckpoint, UnknownFormat
+from tranlogs.base.types import ITEMSIZE, AnyArray, Array, Piece, SparseArray, dense
 from tranlogs.checkpoints import Checkpoint, Snapshot, SnapshotPool, checkpoint_name, write_checkpoint
 from tranlogs.checkpoints.folder import MANIFEST, META, STATE, TEMPORARY
+from tranlogs.journal import Journal
+from tranlogs.log.layout import Payload
+from tranlogs.log.reader import SegmentReader
+from tranlogs.log.scanner import scan
+from tranlogs.log.segment_file import parse_segment_name
 
 ABOUT = {"step": 7, "sequence": 15, "chain": f"{0xFEED:016x}", "timeline": 2, "run_id": "r", "created_at": 1.0}
+
+
 NAME = checkpoint_name(7, 2, 15)
+
+
 NOT_NUMPY = [dtype for dtype in ITEMSIZE if dtype.startswith(("bfloat", "float8"))]
 
 
@@ -99,6 +108,8 @@ def test_the_safetensors_library_reads_the_same_values(tmp_path: Path) -> None:
         assert {f"{name}#{part}" for name in made if name == "sparse" for part in ("indices", "values")} <= names
         assert names - {"sparse#indices", "sparse#values"} == set(made) - {"sparse"}
         loaded = {name: file.get_tensor(name) for name in names if name.partition("/")[0] not in NOT_NUMPY}
+        kinds = {dtype: file.get_slice(f"{dtype}/(2, 3)").get_dtype() for dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2")}
+    assert kinds == {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
     for name, array in made.items():
         if isinstance(array, SparseArray) or array.dtype not in np.sctypeDict:
             continue
@@ -112,17 +123,8 @@ def test_the_safetensors_library_reads_the_same_values(tmp_path: Path) -> None:
         assert pairs.reshape(array.shape).dtype == array.dtype, name
 
 
-def test_bfloat16_and_float8_have_their_own_safetensors_dtypes(tmp_path: Path) -> None:
-    path = write(tmp_path, everything()) / STATE
-    with safetensors.safe_open(path, framework="numpy") as file:
-        kinds = {dtype: file.get_slice(f"{dtype}/(2, 3)").get_dtype() for dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2")}
-        shape = file.get_slice("bfloat16/(2, 3)").get_shape()
-    assert kinds == {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
-    assert list(shape) == [2, 3]
-
-
 @given(st.data())
-@settings(max_examples=campaign.examples(60))
+@settings(max_examples=campaign.examples(40))
 def test_any_dense_permutation_comes_back(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=5)))
     order = tuple(data.draw(st.permutations(range(len(shape)))))
@@ -161,39 +163,13 @@ def test_a_snapshot_is_a_copy(tmp_path: Path) -> None:
         assert np.array_equal(checkpoint.meta()["rng"], np.arange(1000.0))
 
 
-def test_a_pool_can_be_used_again_for_larger_and_smaller_states(tmp_path: Path) -> None:
-    pool = SnapshotPool()
-    pool.reserve(1000)
-    for i, size in enumerate((10, 5000, 7)):
-        with Checkpoint(write(tmp_path / str(i), {"w": dense(np.arange(size))}, pool=pool)) as checkpoint:
-            assert checkpoint.read("w").data.tobytes() == np.arange(size).tobytes()  # type: ignore[union-attr]
-
-
-def test_state_that_cannot_be_encoded_is_refused_by_its_path() -> None:
-    with pytest.raises(UnencodableState, match=r"\['track'\]\['x'\]"):
-        Snapshot({}, {"track": {"x": object()}}).encode(None)
-
-
 def test_the_manifest_says_what_the_checkpoint_is_of(tmp_path: Path) -> None:
     with Checkpoint(write(tmp_path, {"w": dense(np.ones(3))})) as checkpoint:
         assert (checkpoint.step, checkpoint.sequence, checkpoint.chain, checkpoint.timeline) == (7, 15, 0xFEED, 2)
         assert checkpoint.nbytes == (tmp_path / NAME / STATE).stat().st_size
         assert checkpoint.manifest["format"] == FORMAT_VERSION
-
-
-def test_another_version_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tranlogs.checkpoints.writer.FORMAT_VERSION", FORMAT_VERSION + 1)
-    folder = write(tmp_path, {"w": dense(np.ones(3))})
-    with pytest.raises(UnknownFormat, match=f"{MANIFEST}: it is in format version {FORMAT_VERSION + 1}"):
-        Checkpoint(folder)
-
-
-def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
-    with (
-        Checkpoint(write(tmp_path, {"w": dense(np.ones(3))})) as checkpoint,
-        pytest.raises(CorruptCheckpoint, match="tensor v"),
-    ):
-        checkpoint.read("v")
+        with pytest.raises(CorruptCheckpoint, match="tensor v"):
+            checkpoint.read("v")
 
 
 def read_all(folder: Path) -> dict[str, bytes]:
@@ -214,7 +190,7 @@ SMALL: dict[str, AnyArray] = {"w": dense(np.arange(300.0)), "s": everything()["s
 
 
 @given(st.sampled_from([STATE, META, MANIFEST]), st.data())
-@settings(max_examples=campaign.examples(120))
+@settings(max_examples=campaign.examples(100))
 def test_no_byte_can_change_unnoticed(tmp_path_factory: pytest.TempPathFactory, file: str, data: st.DataObject) -> None:
     folder = write(tmp_path_factory.mktemp("c"), SMALL, {"rng": np.arange(2000), "n": 1})
     sound = read_all(folder)
@@ -246,9 +222,8 @@ def test_damaged_files_are_named(tmp_path: Path, file: str, damage: str) -> None
 
 
 @pytest.mark.parametrize("point", ["state", "meta", "manifest", "publish"])
-@pytest.mark.parametrize("error", ["enospc", "eio"])
-def test_a_failed_checkpoint_publishes_nothing_and_leaves_nothing(tmp_path: Path, point: str, error: str) -> None:
-    with failing(f"checkpoint.{point}={error}"), pytest.raises(OSError, match=f"checkpoint.{point}"):
+def test_a_failed_checkpoint_publishes_nothing_and_leaves_nothing(tmp_path: Path, point: str) -> None:
+    with failing(f"checkpoint.{point}=enospc"), pytest.raises(OSError, match=f"checkpoint.{point}"):
         write(tmp_path, SMALL)
     assert list(tmp_path.iterdir()) == []
     assert read_all(write(tmp_path, SMALL))["w"] == np.arange(300.0).tobytes()
@@ -261,3 +236,49 @@ def test_a_temporary_folder_of_a_dead_process_is_written_over(tmp_path: Path) ->
     folder = write(tmp_path, SMALL)
     assert sorted(path.name for path in folder.iterdir()) == sorted([STATE, META, MANIFEST])
     assert list(tmp_path.iterdir()) == [folder]
+
+
+WHOLE = np.arange(60, dtype=np.float32).reshape(6, 10)
+
+
+PIECES = {
+    "box": (WHOLE[2:5, 4:9], Piece("box", (2, 4), (3, 5))),
+    "flat": (WHOLE.reshape(-1)[17:40], Piece("flat", (17,), (23,))),
+    "empty": (WHOLE[6:], Piece("box", (6, 0), (0, 10))),
+}
+
+
+def piece(kind: str) -> Array:
+    values, where = PIECES[kind]
+    array = dense(values)
+    array.whole, array.piece = WHOLE.shape, where
+    return array
+
+
+@pytest.mark.parametrize(("kind", "writer"), [("box", "direct"), ("flat", "thread"), ("empty", "direct")])
+def test_a_piece_comes_back_from_log_and_checkpoint_with_its_place(tmp_path: Path, kind: str, writer: str) -> None:
+    config = JournalConfig(writer=writer)  # type: ignore[arg-type]
+    journal = Journal.open(tmp_path / "run", framework="none", config=config)
+    journal.commit_step(journal.begin_step(Payload.of([("grad/w", piece(kind))])), {})
+    journal.boundary({}, lambda: Snapshot({"param/w": piece(kind)}, {}), checkpoint=True)
+    journal.wait_checkpoint()
+    (row,) = journal.catalog.checkpoints()
+    journal.close()
+    with Checkpoint(journal.paths.checkpoints / row.name) as checkpoint:
+        assert_same(checkpoint.read("param/w"), kind)
+    (path,) = journal.paths.log.glob("*.seg")
+    name = parse_segment_name(path.name)
+    assert name is not None
+    with SegmentReader(path) as reader:
+        for location in scan(path, name[1]):
+            entry = reader.decode(location)
+            if entry.kind.is_step:
+                assert_same(entry.read("grad/w"), kind)
+                assert_same(entry.read_slot(entry.slots_of("grad/w")[0]), kind)
+
+
+def assert_same(found: object, kind: str) -> None:
+    values, where = PIECES[kind]
+    assert isinstance(found, Array)
+    assert (found.piece, found.whole, found.shape) == (where, WHOLE.shape, values.shape)
+    assert found.data.tobytes() == values.tobytes()

@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as npst
 from tests.support import campaign
 from tranlogs.base.config import TREE_DEPTH_MAX
 from tranlogs.base.errors import UnencodableState
-from tranlogs.base.types import ITEMSIZE, AnyArray, Array, Extension, SparseArray, dense, is_dense
+from tranlogs.base.types import ITEMSIZE, AnyArray, Array, Extension, SparseArray, dense
 from tranlogs.encoding import tree
 
 NUMPY_DTYPES = sorted(name for name in ITEMSIZE if name in np.sctypeDict)
@@ -115,7 +115,7 @@ values = st.recursive(
 
 
 @given(values)
-@settings(max_examples=campaign.examples(400))
+@settings(max_examples=campaign.examples(200))
 @example(float("nan"))
 @example([-0.0, math.inf, -math.inf, 5e-324, complex(math.nan, -0.0)])
 @example([(1 << 63) - 1, 1 << 63, -(1 << 63), -(1 << 63) - 1, 255, -256, 1 << 4096])
@@ -123,22 +123,19 @@ values = st.recursive(
 @example("\ud800 lone surrogates \udfff")
 @example([np.array(3.5, np.float16), np.zeros((0, 3), np.bool_), np.array([True])])
 def test_every_value_comes_back_as_it_was(value: Any) -> None:
-    assert same(tree.decode(tree.encode(value)), value)
+    blob = tree.encode(value)
+    assert same(tree.decode(blob), value)
+    assert blob == tree.encode(value)
+    assert same(tree.decode(tree.encode([tree.Fixed(value)])), [value])
 
 
 @given(values)
-@settings(max_examples=campaign.examples(150))
+@settings(max_examples=campaign.examples(100))
 def test_arrays_out_of_line_come_back_in_their_places(value: Any) -> None:
     far: list[AnyArray] = []
     blob = tree.encode(value, out_of_line=far, out_of_line_bytes_min=8)
     assert all(array.nbytes >= 8 for array in far)
     assert same(tree.decode(blob, lambda index, _: far[index]), value)
-
-
-@given(values)
-@settings(max_examples=campaign.examples(100))
-def test_encoding_is_deterministic(value: Any) -> None:
-    assert tree.encode(value) == tree.encode(value)
 
 
 def test_order_of_dicts_is_kept_and_order_of_sets_does_not_matter() -> None:
@@ -213,7 +210,7 @@ def test_a_cycle_is_refused() -> None:
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=campaign.examples(1000))
+@settings(max_examples=campaign.examples(300))
 def test_random_bytes_are_a_tree_or_malformed(data: bytes) -> None:
     try:
         value = tree.decode(data)
@@ -223,7 +220,7 @@ def test_random_bytes_are_a_tree_or_malformed(data: bytes) -> None:
 
 
 @given(values, st.data())
-@settings(max_examples=campaign.examples(400))
+@settings(max_examples=campaign.examples(200))
 def test_damaged_bytes_are_a_tree_or_malformed(value: Any, data: st.DataObject) -> None:
     blob = bytearray(tree.encode(value))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -291,21 +288,10 @@ def test_an_array_out_of_line_must_have_the_layout_that_the_tree_says() -> None:
         tree.decode(blob, lambda index, layout: dense(np.zeros(5)))
 
 
-@given(tensors())
-def test_permuted_layouts_are_dense(array: Array) -> None:
-    assert array.strides is None or is_dense(array.shape, array.strides)
-
-
 def test_to_numpy_puts_values_where_the_strides_say() -> None:
     made = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     stored = Array("float32", (4, 2, 3), dense(made).data, (1, 12, 4))
     assert np.array_equal(tree.to_numpy(stored), made.transpose(2, 0, 1))
-
-
-def test_a_fixed_value_is_encoded_as_the_value_wherever_it_stands() -> None:
-    value = {"words": [1, "two"], "small": np.arange(3)}
-    fixed = tree.Fixed(value)
-    assert tree.encode({"a": fixed, "b": [fixed]}) == tree.encode({"a": value, "b": [value]})
 
 
 def test_a_fixed_value_with_arrays_out_of_line_refers_to_them_by_their_place_in_each_tree() -> None:
@@ -328,11 +314,6 @@ def test_fixed_values_are_parts_of_their_own_where_parts_are_wanted() -> None:
     assert tree.decode(blob, parts=lambda index: parts[index].value) == plain
     assert tree.decode(blob)["b"] == [Extension("part", 1), Extension("part", 2)]
     assert tree.decode(tree.encode(value)) == plain
-
-
-def test_paths_of_arrays_are_found() -> None:
-    value = {"a": [np.zeros(3), tree.Fixed({"b": np.ones(1)})]}
-    assert [where for where, _ in tree.find_arrays(value, "state", lambda one: one)] == ["state['a'][0]", "state['a'][1]['b']"]
 
 
 @pytest.mark.parametrize("array", [np.zeros(3), np.zeros((2, 3), np.float32).T, np.zeros((), np.int64), np.zeros(2, bool)])

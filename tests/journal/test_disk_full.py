@@ -19,7 +19,7 @@ from tests.support.toy import ToyTrainer, open_toy, uninterrupted
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.errors import UsageError
 from tranlogs.log import preallocator
-from tranlogs.retention import EverySteps, KeepAll, KeepEvery, KeepLatest, RetentionPolicy
+from tranlogs.retention import EverySteps, KeepAll, KeepLatest, RetentionPolicy
 
 pytestmark = [pytest.mark.disks, pytest.mark.usefixtures("small_segments")]
 
@@ -85,6 +85,7 @@ def train(trainer: ToyTrainer, until: int) -> None:
     trainer.train(until, say=lambda _: roll(trainer))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("leave", "writer", "durability"),
     campaign.each_once([0, 4096, 3 * MIB], ["direct", "thread"], ["process", "machine", "machine"]),
@@ -124,7 +125,7 @@ def test_training_goes_on_and_logging_resumes_when_there_is_space(
     assert (again.recover().step, again.state.everything() == state_at(34)) == (34, True)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("count", "leave", "writer"), campaign.each_once([2, 3, 2, 3], [0, 100 * 1024], ["direct", "thread", "thread", "direct"])
 )
@@ -186,13 +187,13 @@ def test_a_log_that_fills_the_disk_before_a_checkpoint_is_due_gives_way_to_one(
         clock.advance(1000)  # past any wait for the next try
 
     trainer.recover()
-    trainer.train(400, say=look)
+    trainer.train(200, say=look)
     if is_slow:
-        assert trainer.journal.catalog.segments()[0].ordinal > 20  # several times what the disk holds
+        assert trainer.journal.catalog.segments()[0].ordinal > 12  # several times what the disk holds
         assert trainer.journal.catalog.incidents() == []
         assert max(behind) <= 1
     is_slow = True
-    trainer.train(410, say=look)
+    trainer.train(210, say=look)
     assert 0 in behind[-10:]
     step = trainer.journal.committed
     trainer.journal.close()
@@ -200,41 +201,7 @@ def test_a_log_that_fills_the_disk_before_a_checkpoint_is_due_gives_way_to_one(
     assert (again.recover().step, again.state.everything() == state_at(step, sizes)) == (step, True)
 
 
-@pytest.mark.parametrize("keep", [KeepAll(), KeepEvery(5)], ids=str)
-def test_a_log_that_is_to_be_kept_does_not_give_way(
-    toy: Callable[..., ToyTrainer], clock: FakeClock, keep: RetentionPolicy
-) -> None:
-    sizes = (7, 100_000)
-    trainer = toy(keep=keep, sizes=sizes, every=10_000)
-    trainer.recover()
-    trainer.train(200, say=lambda _: clock.advance(1000))
-    assert trainer.journal.is_suspended
-    assert len(trainer.journal.catalog.checkpoints()) == 1
-    step = trainer.journal.committed
-    trainer.journal.close()
-    again = toy(keep=keep, sizes=sizes)
-    assert (again.recover().step, again.state.everything() == state_at(step, sizes)) == (step, True)
-
-
-def test_a_crash_while_the_disk_is_full_loses_only_what_was_said(
-    toy: Callable[..., ToyTrainer], disk: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer = toy()
-    trainer.recover()
-    train(trainer, 4)
-    fill(disk)
-    train(trainer, 12)
-    committed = trainer.journal.committed
-    assert trainer.journal.is_suspended
-    assert any(f"a crash now would go back to step {committed}" in record.getMessage() for record in caplog.records)
-    trainer.journal.close()
-    again = toy()  # the disk is still full: opening needs no space
-    assert (again.recover().step, again.state.everything() == state_at(committed)) == (committed, True)
-    train(again, 14)
-    assert again.state.everything() == state_at(14)
-    assert again.journal.is_suspended
-
-
+@pytest.mark.sampled(1)
 def test_a_new_run_on_a_full_disk_is_refused_in_words(toy: Callable[..., ToyTrainer], disk: Path) -> None:
     fill(disk)
     with pytest.raises(UsageError, match=r"cannot be (created|opened for writing).*No space left"):
@@ -247,6 +214,7 @@ def test_a_new_run_on_a_full_disk_is_refused_in_words(toy: Callable[..., ToyTrai
     assert trainer.journal.committed == 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("writer", ["direct", "thread"])
 @pytest.mark.parametrize("trial", range(campaign.rounds(6)))
 def test_space_that_comes_and_goes_costs_no_training_and_no_committed_step(
@@ -291,7 +259,7 @@ from tranlogs.retention import EverySteps
 trainer = open_toy(sys.argv[1], sizes=(7, 300), config=JournalConfig(segment_bytes=1 << 20), policy=EverySteps(3))
 trainer.recover()
 print("recovered", flush=True)
-for step in range(1, 400):
+for step in range(1, 200):
     trainer.train(trainer.journal.step + 1)
     if step % 20 == 0 and trainer.journal.log.wal is not None:
         trainer.journal.log.wal.roll()
@@ -300,6 +268,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.sampled(1)
 def test_no_signal_ends_a_process_whose_disk_fills_up_at_full_speed(disk: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(disk / "run")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -312,17 +281,7 @@ def test_no_signal_ends_a_process_whose_disk_fills_up_at_full_speed(disk: Path) 
     assert (process.returncode, out) == (0, "done\n"), err
 
 
-def test_the_journal_says_nothing_but_warnings(
-    toy: Callable[..., ToyTrainer], disk: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer = toy()
-    trainer.recover()
-    fill(disk)
-    train(trainer, 20)
-    assert free_bytes(disk) >= 0
-    assert all(record.levelno <= logging.WARNING for record in caplog.records)
-
-
+@pytest.mark.sampled(1)
 def test_a_monitor_gives_space_back_on_a_disk_without_any(disk: Path) -> None:
     config = JournalConfig(durability="machine", segment_bytes=MIB)
     trainer = open_toy(disk / "run", sizes=SIZES, config=config, policy=EverySteps(6), retention=KeepAll())

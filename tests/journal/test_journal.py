@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import BuiltinFunctionType, FrameType
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.support import campaign
 from tests.support.clock import FakeClock
 from tests.support.faults import failing
 from tests.support.toy import ToyState, ToyTrainer
 from tests.support.toy_steps import NEVER, SIZES, boundary_of, checkpoint_steps, killed, patiently, state_at, step_of
 from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.base.types import dense
-from tranlogs.catalog import segment_key
+from tranlogs.catalog import Catalog
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.journal import Journal, JournalPaths
 from tranlogs.journal.file_system import file_system_of, refuse_network_file_system
@@ -23,38 +32,6 @@ from tranlogs.log.reader import SegmentReader
 from tranlogs.recovery import recover
 from tranlogs.recovery.journal_facts import read_facts
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
-
-
-def test_a_closed_run_goes_on_where_it_stopped(toy: Callable[..., ToyTrainer]) -> None:
-    first = toy()
-    assert first.recover().checkpoint_step is None
-    first.train(12)
-    first.journal.close()
-    second = toy()
-    report = second.recover()
-    assert (report.step, report.checkpoint_step, report.replayed, report.exact) == (12, 0, 12, True)
-    assert second.state.everything() == state_at(12)
-    second.train(20)
-    assert second.state.everything() == state_at(20)
-
-
-@pytest.mark.parametrize("writer", ["direct", "thread"])
-@pytest.mark.parametrize("durability", ["process", "machine"])
-def test_a_killed_run_goes_on_at_the_last_boundary(
-    toy: Callable[..., ToyTrainer], tmp_path: Path, writer: str, durability: str
-) -> None:
-    trainer = toy(writer=writer, durability=durability, policy=EverySteps(4))
-    trainer.recover()
-    for step in (1, 2, 3, 9, 17):
-        trainer.train(step)
-        again = toy(killed(trainer, tmp_path / f"killed{step}"))
-        assert again.recover().step == step
-        assert again.state.everything() == state_at(step)
-        again.train(20)
-        assert again.state.everything() == state_at(20)
-        left = [row for row in again.journal.catalog.segments() if row.state == "sealed"]
-        assert left
-        assert all(0 < row.used_bytes <= row.size for row in left)
 
 
 @pytest.mark.parametrize("writer", ["direct", "thread"])
@@ -72,28 +49,6 @@ def test_steps_count_once_a_boundary_follows(toy: Callable[..., ToyTrainer], tmp
     boundary_of(trainer)
     again = toy(killed(trainer, tmp_path / "after"))
     assert (again.recover().step, again.state.everything() == trainer.state.everything()) == (4, True)
-
-
-def test_a_boundary_without_a_step_commits_auxiliary_state(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
-    trainer = toy()
-    trainer.recover()
-    trainer.train(2)
-    for lr in (0.5, 0.25):
-        trainer.state.lr = lr
-        boundary_of(trainer)
-    again = toy(killed(trainer, tmp_path / "killed"))
-    assert (again.recover().step, again.state.lr) == (2, 0.25)
-
-
-def test_a_record_that_is_not_committed_is_no_step(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
-    trainer = toy()
-    trainer.recover()
-    trainer.train(2)
-    assert trainer.journal.begin_step(Payload.of([("grad/w0", dense(np.ones(7)))])) is not None
-    again = toy(killed(trainer, tmp_path / "killed"))
-    assert again.recover().step == 2
-    trainer.train(4)
-    assert trainer.state.everything() == state_at(4)
 
 
 def test_a_step_whose_record_was_dropped_is_a_gap_and_no_silent_hole(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
@@ -169,9 +124,6 @@ def test_state_that_changes_after_the_boundary_is_not_what_was_committed(
     assert np.array_equal(again.state.order, np.arange(5000))
 
 
-# Checkpoints.
-
-
 def test_checkpoints_are_taken_when_they_are_due_and_the_newest_are_kept(toy: Callable[..., ToyTrainer]) -> None:
     trainer = toy(policy=EverySteps(5), retention=KeepLatest(2))
     trainer.recover()
@@ -183,19 +135,6 @@ def test_checkpoints_are_taken_when_they_are_due_and_the_newest_are_kept(toy: Ca
     trainer.journal.close()
     again = toy()
     assert (again.recover().checkpoint_step, again.journal.step) == (20, 22)
-
-
-@pytest.mark.parametrize("writer", ["direct", "thread"])
-def test_a_checkpoint_is_the_state_at_its_boundary(toy: Callable[..., ToyTrainer], writer: str) -> None:
-    trainer = toy(writer=writer, policy=EverySteps(3), retention=KeepAll())
-    trainer.recover()
-    patiently(trainer, 16)
-    assert checkpoint_steps(trainer) == [0, 3, 6, 9, 12, 15]
-    for row in trainer.journal.catalog.checkpoints():
-        state = ToyState(SIZES)
-        with Checkpoint(trainer.journal.paths.checkpoints / row.name) as checkpoint:
-            state.restore(checkpoint)
-        assert state.everything() == state_at(row.step)
 
 
 def test_a_boundary_can_ask_for_a_checkpoint_or_refuse_one(toy: Callable[..., ToyTrainer]) -> None:
@@ -244,22 +183,14 @@ def test_the_log_behind_the_kept_checkpoints_is_pruned_and_its_files_are_recycle
     assert again.state.everything() == state_at(40)
 
 
-def test_the_same_position_has_one_checkpoint(toy: Callable[..., ToyTrainer]) -> None:
-    trainer = toy()
-    trainer.recover()
-    trainer.train(3)
-    assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
-    before = [row.created_at for row in trainer.journal.catalog.checkpoints()]
-    assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
-    assert [row.created_at for row in trainer.journal.catalog.checkpoints()] == before
-
-
-def test_a_damaged_checkpoint_of_the_same_position_is_written_again(toy: Callable[..., ToyTrainer]) -> None:
+def test_the_same_position_has_one_checkpoint_unless_it_is_damaged(toy: Callable[..., ToyTrainer]) -> None:
     trainer = toy()
     trainer.recover()
     trainer.train(3)
     trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
     (row,) = [row for row in trainer.journal.catalog.checkpoints() if row.step == 3]
+    assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+    assert row in trainer.journal.catalog.checkpoints()
     path = trainer.journal.paths.checkpoints / row.name / "state.safetensors"
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
@@ -267,9 +198,6 @@ def test_a_damaged_checkpoint_of_the_same_position_is_written_again(toy: Callabl
     assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
     with Checkpoint(path.parent) as checkpoint:
         assert all(damage is None for _, damage in checkpoint.verify())
-
-
-# Going back.
 
 
 def test_going_back_starts_a_new_timeline_and_overwrites_nothing(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
@@ -304,27 +232,6 @@ def test_going_back_and_looking_only_changes_nothing(toy: Callable[..., ToyTrain
     assert [row.number for row in third.journal.catalog.timelines()] == [1]
 
 
-def test_going_back_again_and_again(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
-    trainer = toy(retention=KeepAll())
-    trainer.recover()
-    trainer.train(6)
-    expected = {step: state_at(step) for step in range(7)}
-    for i, (back, to) in enumerate([(4, 7), (5, 9), (2, 4), (3, 5), (0, 2)]):
-        trainer = toy(killed(trainer, tmp_path / f"killed{i}"), retention=KeepAll())
-        assert trainer.recover(step=back).step == back
-        assert trainer.state.everything() == expected[back]
-        trainer.state.lr = 0.01 * (i + 1)
-        boundary_of(trainer)
-        expected[back] = trainer.state.everything()
-        trainer.train(to, say=lambda step, trainer=trainer: expected.update({step: trainer.state.everything()}))
-        assert trainer.journal.timeline == i + 2
-        trainer.journal.checkpoint(trainer.state.snapshot(), wait=i % 2 == 0)
-    for step in range(3):
-        again = toy(killed(trainer, tmp_path / f"last{step}"))
-        assert again.recover(step=step).step == step
-        assert again.state.everything() == expected[step]
-
-
 def test_a_step_that_is_not_covered_is_refused_and_the_run_is_as_before(toy: Callable[..., ToyTrainer]) -> None:
     first = toy()
     first.recover()
@@ -334,49 +241,6 @@ def test_a_step_that_is_not_covered_is_refused_and_the_run_is_as_before(toy: Cal
     with pytest.raises(RecoveryError, match=r"step 9 is not covered.*; the nearest is 5"):
         second.recover(step=9)
     assert second.recover().step == 5
-
-
-def test_pruning_after_going_back_keeps_what_recovery_needs(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
-    first = toy(policy=EverySteps(5), retention=KeepLatest(2))
-    first.recover()
-    patiently(first, 23)
-    first.journal.close()
-    second = toy(policy=EverySteps(5), retention=KeepLatest(2))
-    second.recover(step=16)
-    patiently(second, 22)
-    assert checkpoint_steps(second) == [15, 20]
-    again = toy(killed(second, tmp_path / "killed"))
-    assert again.recover().step == 22
-    assert again.state.everything() == state_at(22)
-
-
-# Opening.
-
-
-def test_a_lost_catalog_is_rebuilt_and_said(toy: Callable[..., ToyTrainer]) -> None:
-    first = toy(policy=EverySteps(4))
-    first.recover()
-    patiently(first, 10)
-    first.journal.close()
-    (first.journal.paths.folder / "catalog.lmdb").unlink()
-    second = toy()
-    assert any("the catalog is missing" in note for note in second.journal.notes)
-    assert (second.recover().step, second.state.everything() == state_at(10)) == (10, True)
-
-
-def test_a_kill_between_a_segment_s_name_and_its_row_is_ordinary(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
-    first = toy()
-    first.recover()
-    first.train(6)
-    copy = killed(first, tmp_path / "killed")
-    journal = Journal.open(copy, framework="toy")
-    with journal.catalog.transaction() as tables:
-        for row in journal.catalog.segments():
-            tables.delete(segment_key(row.ordinal))
-    journal.close()
-    second = toy(copy)
-    assert second.journal.notes == []
-    assert (second.recover().step, second.state.everything() == state_at(6)) == (6, True)
 
 
 def test_what_a_crash_left_half_done_is_finished(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
@@ -411,11 +275,12 @@ def test_a_run_that_cannot_be_opened_for_writing_is_a_usage_error(
     assert trainer.recover().step == 0
 
 
-@pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.sshfs"])
-def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr("tranlogs.journal.file_system.file_system_of", lambda _: kind)
-    with pytest.raises(UsageError, match=rf"network file system \({kind}\)"):
-        refuse_network_file_system(tmp_path)
+def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert file_system_of(Path("/proc/self")) == "proc"
+    for kind in ("nfs4", "lustre", "fuse.sshfs"):
+        monkeypatch.setattr("tranlogs.journal.file_system.file_system_of", lambda _, kind=kind: kind)
+        with pytest.raises(UsageError, match=rf"network file system \({kind}\)"):
+            refuse_network_file_system(tmp_path)
 
 
 def test_a_journal_is_not_taken_for_a_run(toy: Callable[..., ToyTrainer]) -> None:
@@ -439,16 +304,6 @@ def test_a_run_of_another_framework_is_refused_by_name(toy: Callable[..., ToyTra
     assert again.recover().step == 2
 
 
-def test_the_file_system_is_known() -> None:
-    assert file_system_of(Path("/proc")) == "proc"
-    assert file_system_of(Path("/proc/self")) == "proc"
-
-
-def test_a_folder_that_holds_no_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no run is there"):
-        JournalPaths.of(tmp_path).require()
-
-
 def test_segments_and_checkpoints_say_what_they_are_of(toy: Callable[..., ToyTrainer]) -> None:
     trainer = toy(environment={"threads": 2})
     trainer.recover()
@@ -463,3 +318,97 @@ def test_segments_and_checkpoints_say_what_they_are_of(toy: Callable[..., ToyTra
     for said in (body, manifest):
         assert said["run_id"] == trainer.journal.run.run_id
         assert (said["framework"], said["rank"], said["environment"]) == ("toy", 0, {"threads": 2})
+
+
+Calls = Counter[tuple[int, str]]  # by thread and name
+
+
+_PURE = ("fspath", "strerror")  # functions of `os` that call nothing
+
+
+@contextmanager
+def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
+    """Count what threads call of `os`, and the write transactions of catalogs."""
+    calls: Calls = Counter()
+
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls[threading.get_ident(), name] += 1
+            return function(*arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name, function in vars(os).copy().items():
+            if isinstance(function, BuiltinFunctionType) and name not in _PURE:
+                patch.setattr(os, name, counted(name, function))
+        patch.setattr(Catalog, "transaction", counted("transaction", Catalog.transaction))
+        yield calls
+
+
+def units(trainer: ToyTrainer, count: int) -> None:
+    for _ in range(count):
+        step_of(trainer)
+        trainer.state.go_on(trainer.journal.step)
+        boundary_of(trainer)
+
+
+def test_a_unit_takes_two_writes_of_the_training_thread_and_no_other_call(
+    toy: Callable[..., ToyTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = toy(durability="machine")
+    trainer.recover()
+    units(trainer, 12)
+    with counting(monkeypatch) as calls:
+        units(trainer, 8)
+    assert {name: n for (thread, name), n in calls.items() if thread == threading.get_ident()} == {"pwritev": 8, "pwrite": 8}
+
+
+def test_a_group_takes_one_flush_and_one_transaction(toy: Callable[..., ToyTrainer], monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = toy(durability="machine")
+    trainer.recover()
+    units(trainer, 12)
+    assert trainer.journal.wait_synced()
+    with counting(monkeypatch) as calls:
+        for _ in range(8):
+            units(trainer, 1)
+            assert trainer.journal.wait_synced()
+    totals = Counter(name for (_, name), n in calls.items() for _ in range(n))
+    assert (totals["fdatasync"], totals["transaction"]) == (8, 8)
+
+
+def was_interrupted(work: Callable[[], None], moment: int) -> bool:
+    """KeyboardInterrupt at the given one (from 0) of the moments at which CPython looks for one: a function is entered, or one
+    of C has returned. False if the work has fewer."""
+    passed = itertools.count()
+
+    def profile(_: FrameType, event: str, __: Any) -> None:
+        if event in ("call", "c_return") and next(passed) == moment:
+            raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+@pytest.mark.parametrize("writer", ["direct", "thread"])
+def test_an_interrupted_close_can_be_called_again(toy: Callable[..., ToyTrainer], writer: str) -> None:
+    """The gate tries every fourth moment."""
+    step = 0
+    for moment in itertools.count(0 if writer == "direct" else 1, 1 if campaign.is_soak() else 4):
+        trainer = toy(writer=writer)
+        assert trainer.recover().step == step, f"an interrupt at {moment - 1}"
+        step += 1
+        trainer.train(step)
+        if not was_interrupted(trainer.journal.close, moment):
+            break
+        trainer.journal.close()
+    assert moment > 30
+    last = toy()
+    assert last.recover().step == step
+    assert last.state.everything() == state_at(step)

@@ -9,15 +9,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.toy import ToyTrainer, open_toy
-from tranlogs.base.errors import UsageError
+from tranlogs.base.errors import LogUnavailable, UsageError
 from tranlogs.catalog import Catalog, Change, CheckpointRow, CommonRow, TimelineRow, serve_requests, write_request
 from tranlogs.catalog.requests import REQUESTS_NAME
 from tranlogs.journal import change_catalog, owner_lock, read_owner
 from tranlogs.journal.owner_lock import OwnerLock
+from tranlogs.journal.pruning_holds import PruningHolds
 
 ASKER = """
 import sys
@@ -33,6 +35,8 @@ else:
     change = Change(marks=(2, 1))
 print(change_catalog(folder, "asked", change))
 """
+
+
 BRIEF_OWNER = """
 import sys
 from pathlib import Path
@@ -85,22 +89,14 @@ def test_a_change_is_made_by_the_owner_or_by_the_asker(run: ToyTrainer, is_live:
     folder = run.journal.paths.folder
     if not is_live:
         run.journal.close()
+    assert not asked(folder, "rewound"), "its ground has moved"
+    assert not is_requested(folder)
     assert asked(folder, "fitting")
     assert is_requested(folder)
     assert list((folder / REQUESTS_NAME).glob("*")) == []
     owner = read_owner(folder)
     assert owner is not None
     assert (owner.pid, owner.is_alive, owner.has_closed) == (os.getpid(), is_live, not is_live)
-
-
-@pytest.mark.parametrize("is_live", [True, False])
-def test_a_change_whose_ground_has_moved_is_refused(run: ToyTrainer, is_live: bool) -> None:
-    folder = run.journal.paths.folder
-    if not is_live:
-        run.journal.close()
-    assert not asked(folder, "rewound")
-    assert not is_requested(folder)
-    assert list((folder / REQUESTS_NAME).glob("*")) == []
 
 
 def test_watermarks_of_a_store_leave_those_of_the_log(run: ToyTrainer) -> None:
@@ -154,25 +150,20 @@ def test_a_trainer_drops_what_was_asked_of_the_one_before(run: ToyTrainer) -> No
     assert not is_requested(folder)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"\0" * 100, b"0123456789abcdef\n[]", b"{}"], ids=["empty", "zeros", "checksum", "no checksum"]
-)
-def test_a_damaged_request_is_dropped(run: ToyTrainer, content: bytes) -> None:
+def test_a_damaged_request_is_dropped_and_none_writes_what_is_no_row(run: ToyTrainer) -> None:
     folder = run.journal.paths.folder
-    path = write_request(folder, "asked", Change())
-    path.write_bytes(content)
-    serve_requests(run.journal.catalog)
-    assert not path.exists()
+    for content in (b"", b"\0" * 100, b"0123456789abcdef\n[]", b"{}"):
+        path = write_request(folder, "asked", Change())
+        path.write_bytes(content)
+        serve_requests(run.journal.catalog)
+        assert not path.exists()
+    for key in ("unknown", "segment/0000000001", "timeline/000001", "watermarks"):
+        path = write_request(folder, "asked", Change({key: {"nonsense": 1}}))
+        serve_requests(run.journal.catalog)
+        assert not path.exists()
+        found = run.journal.catalog.read(lambda tables, key=key: tables.content(key))
+        assert found is None or "nonsense" not in found
     run.train(7)
-
-
-@pytest.mark.parametrize("key", ["unknown", "segment/0000000001", "timeline/000001", "watermarks"])
-def test_a_request_cannot_write_what_is_no_row(run: ToyTrainer, key: str) -> None:
-    path = write_request(run.journal.paths.folder, "asked", Change({key: {"nonsense": 1}}))
-    serve_requests(run.journal.catalog)
-    assert not path.exists()
-    found = run.journal.catalog.read(lambda tables: tables.content(key))
-    assert found is None or "nonsense" not in found
 
 
 def test_a_change_is_all_or_nothing(run: ToyTrainer) -> None:
@@ -205,3 +196,46 @@ def test_newer_request_that_comes_while_the_older_one_is_served_is_served_next(
     assert catalog.read(lambda tables: tables.request("checkpoint")) == {"step": 9}
     assert not list((tmp_path / REQUESTS_NAME).iterdir())
     catalog.close()
+
+
+class Disk:
+    """A catalog in memory on a disk that can be full."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Any] = {}
+        self.is_full = False
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        if self.is_full:
+            raise LogUnavailable("no space left on device")
+        yield self
+
+    def read(self, look: Any) -> Any:
+        return look(self)
+
+    def put(self, name: str, row: Any) -> None:
+        self.rows[name] = row
+
+    def get(self, name: str, kind: type) -> Any:
+        return self.rows.get(name)
+
+    def delete(self, name: str) -> None:
+        del self.rows[name]
+
+
+@pytest.mark.parametrize("former", [None, CommonRow(3, 2)])
+def test_a_common_step_that_a_full_disk_has_refused_is_written_by_the_next_call(
+    former: CommonRow | None, tmp_path: Path
+) -> None:
+    disk: Any = Disk()
+    if former is not None:
+        disk.put("common", former)
+    holds = PruningHolds(disk, tmp_path, 1)
+    disk.is_full = True
+    holds.set_common_step(7, 2)
+    disk.is_full = False
+    holds.forget_former_group()
+    assert disk.rows.get("common") == former, "a process of the group keeps what the former one has left"
+    holds.set_common_step(7, 2)
+    assert disk.rows["common"] == CommonRow(7, 2)

@@ -1,13 +1,10 @@
-"""Logging is suspended and goes on: what is claimed to be safe is, and it is said once."""
+"""Logging is suspended and goes on: what is claimed to be safe is, it is said once, and older checkpoints make room."""
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +12,13 @@ import pytest
 
 from tests.support.clock import FakeClock
 from tests.support.faults import failing
-from tests.support.toy import ToyTrainer
+from tests.support.toy import ToyTrainer, open_toy, uninterrupted
 from tests.support.toy_steps import boundary_of, checkpoint_steps, killed, patiently, state_at, step_of
-from tests.support.verify import verify_run
+from tranlogs.base.config import JournalConfig
 from tranlogs.catalog import Incident
-from tranlogs.cli.reading.survey import survey
 from tranlogs.journal import read_owner
 from tranlogs.journal.shutdown import ShutdownHandler
-from tranlogs.log import group_commit
-from tranlogs.retention import CheckpointFacts, EverySteps
-from tranlogs.verify import Problem
+from tranlogs.retention import CheckpointFacts, EverySteps, KeepAll, KeepEvery, KeepLatest, RetentionPolicy
 
 
 def suspended(trainer: ToyTrainer, at: int, rule: str = "log.begin=enospc") -> None:
@@ -57,35 +51,7 @@ def test_while_suspended_committed_and_synced_stay_where_they_were(toy: Callable
     assert trainer.journal.committed == 13
 
 
-def test_an_uncommitted_step_does_not_count_as_committed_when_logging_stops(toy: Callable[..., ToyTrainer]) -> None:
-    trainer = toy()
-    trainer.recover()
-    trainer.train(5)
-    step_of(trainer)
-    with failing("log.write=enospc"):
-        boundary_of(trainer)
-    assert trainer.journal.is_suspended
-    assert trainer.journal.committed == 5
-
-
-@pytest.mark.parametrize("fault", ["checkpoint.snapshot", "checkpoint.state", "checkpoint.manifest", "checkpoint.publish"])
-def test_without_any_checkpoint_there_is_no_use_in_logging(toy: Callable[..., ToyTrainer], fault: str) -> None:
-    clock = FakeClock()
-    trainer = toy(clock=clock)
-    with failing(f"{fault}=enospc"):
-        trainer.recover()
-        assert trainer.journal.is_suspended
-        trainer.train(3)
-        assert trainer.journal.committed == 0
-    clock.advance(100)
-    trainer.train(5)
-    assert not trainer.journal.is_suspended
-    again = toy(killed(trainer, trainer.journal.paths.folder.parent.parent / "killed"))
-    assert (again.recover().step, again.state.everything() == state_at(5)) == (5, True)
-
-
-@pytest.mark.parametrize("wait", [True, False])
-def test_a_checkpoint_of_a_boundary_that_was_not_logged_is_not_taken(toy: Callable[..., ToyTrainer], wait: bool) -> None:
+def test_a_checkpoint_of_a_boundary_that_was_not_logged_is_not_taken(toy: Callable[..., ToyTrainer]) -> None:
     """Records are handed over: the boundary fails behind the training thread. Its state must not get an older name."""
     trainer = toy(writer="thread")
     trainer.recover()
@@ -94,26 +60,12 @@ def test_a_checkpoint_of_a_boundary_that_was_not_logged_is_not_taken(toy: Callab
     with failing("log.before_commit=eio"):
         step_of(trainer)
         boundary_of(trainer)
-        assert not trainer.journal.checkpoint(trainer.state.snapshot(), wait=wait)
+        assert not trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
     assert trainer.journal.is_suspended
     assert checkpoint_steps(trainer) == [0]
     trainer.journal.close()
     again = toy()
     assert (again.recover().step, again.state.everything() == state_at(4)) == (4, True)
-
-
-def test_a_failed_checkpoint_is_told_and_the_log_goes_on(
-    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer = toy(policy=EverySteps(4))
-    trainer.recover()
-    with failing("checkpoint.state=eio@1"):
-        patiently(trainer, 9)
-    assert [r.message for r in caplog.records if "could not be written" in r.message]
-    assert (trainer.journal.is_suspended, trainer.journal.committed) == (False, 9)
-    assert checkpoint_steps(trainer) == [0, 8]
-    again = toy(killed(trainer, trainer.journal.paths.folder.parent.parent / "killed"))
-    assert (again.recover().step, again.state.everything() == state_at(9)) == (9, True)
 
 
 def test_checkpoints_that_fail_and_fail_are_told_once_until_one_succeeds(
@@ -161,13 +113,17 @@ def incidents(trainer: ToyTrainer) -> list[tuple[int, int | None]]:
     return [(row.from_step, row.to_step) for row in trainer.journal.catalog.incidents()]
 
 
-def test_an_incident_lasts_until_logging_goes_on(toy: Callable[..., ToyTrainer]) -> None:
+def test_an_incident_lasts_until_logging_goes_on(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
     clock = FakeClock()
     trainer = toy(clock=clock)
     trainer.recover()
     suspended(trainer, 5)
     assert incidents(trainer) == [(5, None)]
     trainer.train(9)
+    again = toy(killed(trainer, tmp_path / "killed"))  # the next process ends what a dead one left
+    assert again.recover().step == 5
+    again.train(6)
+    assert incidents(again) == [(5, 5)]
     clock.advance(100)
     trainer.train(10)
     assert incidents(trainer) == [(5, 10)]
@@ -175,46 +131,8 @@ def test_an_incident_lasts_until_logging_goes_on(toy: Callable[..., ToyTrainer])
     assert incidents(trainer) == [(5, 10), (12, None)]
 
 
-def test_a_checkpoint_that_was_under_way_does_not_end_an_incident(
-    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = toy(clock=FakeClock())
-    trainer.recover()
-    trainer.train(4)
-    held: list[Callable[[], None]] = []
-    write = trainer.journal.checkpoints._write
-    monkeypatch.setattr(trainer.journal.checkpoints, "_write", lambda *args: held.append(lambda: write(*args)))
-    trainer.journal.checkpoint(trainer.state.snapshot())
-    suspended(trainer, 4)
-    held[0]()
-    assert checkpoint_steps(trainer) == [0, 4]
-    assert incidents(trainer) == [(4, None)]
-    assert not [r for r in caplog.records if "logging resumed" in r.message]
-
-
-def test_the_next_process_ends_an_incident_that_a_dead_one_left(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
-    trainer = toy(clock=FakeClock())
-    trainer.recover()
-    suspended(trainer, 5)
-    trainer.train(9)
-    again = toy(killed(trainer, tmp_path / "killed"))
-    assert again.recover().step == 5
-    again.train(6)
-    assert incidents(again) == [(5, 5)]
-
-
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_closing_while_suspended_says_what_is_lost(toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture) -> None:
-    trainer = toy(clock=FakeClock())
-    trainer.recover()
-    suspended(trainer, 5)
-    caplog.clear()
-    trainer.journal.close()
-    (message,) = warnings(caplog)
-    assert "closed while logging was suspended; steps after 5 are lost" in message
 
 
 @pytest.mark.parametrize(("writer", "fault"), [("direct", "log.sync"), ("direct", "log.seal"), ("thread", "log.before_commit")])
@@ -304,39 +222,7 @@ def test_a_journal_that_could_not_be_closed_does_not_count_as_closed(tmp_path: P
     assert owner.has_closed
 
 
-def test_segments_that_no_row_was_written_for_are_listed_when_logging_goes_on(
-    toy: Callable[..., ToyTrainer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The catalog is slow and then fails, while several segments are filled."""
-    clock, filled = FakeClock(), threading.Event()
-    trainer = toy(clock=clock, durability="process")
-    trainer.recover()
-    trainer.train(4)
-    trainer.journal.wait_checkpoint()
-
-    def fail(point: str) -> None:
-        if point == "log.rows":
-            assert filled.wait(60)
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(group_commit, "hit", fail)
-        trainer.train(400)
-        filled.set()
-        while not trainer.journal.is_suspended:
-            trainer.train(trainer.journal.step + 1)
-    found = survey(trainer.journal.paths.folder)
-    assert found.plan is not None
-    assert found.plan.position.step == found.watermarks.committed == trainer.journal.committed
-    clock.advance(100)
-    trainer.train(trainer.journal.step + 3)
-    assert not trainer.journal.is_suspended
-    trainer.journal.close()
-    assert [one for one in verify_run(trainer.journal.paths.folder.parent) if isinstance(one, Problem)] == []
-
-
-@pytest.mark.parametrize("step", [4, 5])
-@pytest.mark.parametrize("writer", ["direct", "thread"])
+@pytest.mark.parametrize(("writer", "step"), [("direct", 4), ("thread", 5)])
 def test_a_step_that_another_thread_could_not_log_is_not_followed_by_its_boundary(
     toy: Callable[..., ToyTrainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str, step: int
 ) -> None:
@@ -367,3 +253,107 @@ def test_a_step_that_another_thread_could_not_log_is_not_followed_by_its_boundar
     trainer.journal.log.drain()
     again = toy(killed(trainer, tmp_path / "second"))
     assert (again.recover().step, again.state.everything() == state_at(step + 3)) == (step + 3, True)
+
+
+SIZES = (7, 300)
+
+
+KEEPS = [  # retention, error, and whether older checkpoints are given up
+    (KeepLatest(3), "enospc", True),
+    (KeepLatest(2), "enospc", True),
+    (KeepLatest(3), "eio", False),
+    (KeepLatest(1), "enospc", False),
+    (KeepAll(), "enospc", False),
+    (KeepEvery(5), "enospc", False),
+]
+
+
+EACH_KEEP = pytest.mark.parametrize(("keep", "error", "is_room_made"), KEEPS, ids=str)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def trainer(memory_path: Path, clock: FakeClock, request: pytest.FixtureRequest) -> Iterator[ToyTrainer]:
+    keep = request.getfixturevalue("keep")
+    made = open_toy(
+        memory_path / "run",
+        sizes=SIZES,
+        policy=EverySteps(10),
+        retention=keep,
+        clock=clock,
+        config=JournalConfig(segment_bytes=1 << 20),
+    )
+    made.recover()
+    made.train(39, say=lambda _: made.journal.wait_checkpoint())
+    yield made
+    made.journal.close()
+
+
+def steps(trainer: ToyTrainer) -> list[int]:
+    return [row.step for row in trainer.journal.catalog.checkpoints()]
+
+
+def end(trainer: ToyTrainer, keep: RetentionPolicy) -> None:
+    """It goes on as usual, and what comes back is right."""
+    step = trainer.journal.step
+    trainer.journal.close()
+    again = open_toy(trainer.journal.paths.folder.parent, sizes=SIZES, retention=keep)
+    assert again.recover().step == step
+    assert again.state.everything() == uninterrupted(step, sizes=SIZES).everything()
+    again.journal.close()
+
+
+@EACH_KEEP
+def test_a_checkpoint_takes_the_place_of_older_ones(
+    trainer: ToyTrainer, keep: RetentionPolicy, error: str, is_room_made: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = steps(trainer)
+    with failing(f"checkpoint.state={error}@1"):
+        trainer.train(41)
+        trainer.journal.wait_checkpoint()
+        trainer.train(42)
+    assert steps(trainer) == ([30, 40] if is_room_made else before)
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(told) == 1
+    assert ("only the newest checkpoint is kept" in told[0]) is is_room_made
+    end(trainer, keep)
+
+
+@EACH_KEEP
+def test_the_log_goes_on_at_once_in_the_place_of_older_checkpoints(
+    trainer: ToyTrainer, clock: FakeClock, keep: RetentionPolicy, error: str, is_room_made: bool
+) -> None:
+    before, journal = steps(trainer), trainer.journal
+    with failing(f"log.begin={error}@1"):
+        trainer.train(40)
+    assert journal.is_suspended is not is_room_made
+    assert (journal.committed, steps(trainer)) == ((40, [30, 40]) if is_room_made else (39, before))
+    clock.advance(100)
+    trainer.train(42)
+    assert (journal.is_suspended, journal.committed) == (False, 42)
+    assert len(journal.catalog.incidents()) == 1
+    end(trainer, keep)
+
+
+@pytest.mark.parametrize("keep", [KeepLatest(3)], ids=str)
+def test_nothing_is_given_up_for_a_rewind_that_has_not_begun(
+    trainer: ToyTrainer, clock: FakeClock, keep: RetentionPolicy
+) -> None:
+    """As long as the catalog does not tell where a run goes on, its newest checkpoint is not the one that this needs."""
+    before = steps(trainer)
+    trainer.journal.close()
+    run = trainer.journal.paths.folder.parent
+    again = open_toy(run, sizes=SIZES, retention=keep, clock=clock)
+    assert again.recover(step=25).step == 25
+    with failing("catalog.before_commit=enospc@1"):
+        again.train(27)
+    assert again.journal.is_suspended
+    assert steps(again) == before
+    clock.advance(100)
+    again.train(29)
+    assert (again.journal.is_suspended, again.journal.committed) == (False, 29)
+    again.journal.close()

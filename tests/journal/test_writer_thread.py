@@ -13,10 +13,9 @@ from tests.support.bare_log import BareLog
 from tests.support.faults import failing
 from tranlogs.base.config import QUEUE_JOBS_MAX
 from tranlogs.base.errors import LogUnavailable
-from tranlogs.base.types import Array, SparseArray, TensorSpec, dense
-from tranlogs.journal.record_writers import LogWriter, RecordContent, copy_payload
+from tranlogs.base.types import Array, TensorSpec, dense
+from tranlogs.journal.record_writers import LogWriter, RecordContent
 from tranlogs.log.layout import Layout, Payload
-from tranlogs.log.payload_writer import Record
 from tranlogs.log.record_format import EntryKind
 from tranlogs.log.writer_thread import BufferPool, WriterThread
 
@@ -32,51 +31,26 @@ def values(size: int, fill: int = 0) -> Array:
     return dense(np.full(size, fill, np.uint8))
 
 
-def test_jobs_run_in_order_in_one_thread(writer_thread: WriterThread) -> None:
-    ran: list[tuple[int, int]] = []
-    for i in range(200):
-        writer_thread.submit(10, lambda i=i: ran.append((i, threading.get_ident())))
-    writer_thread.drain()
-    assert [i for i, _ in ran] == list(range(200))
-    assert len({thread for _, thread in ran} | {threading.get_ident()}) == 2
-
-
-def test_a_full_queue_makes_the_training_thread_wait(writer_thread: WriterThread) -> None:
-    gate, ran = threading.Event(), []
-    writer_thread.submit(600, gate.wait)
-    writer_thread.submit(300, lambda: ran.append(1))
-    waiting = threading.Thread(target=writer_thread.submit, args=(200, lambda: ran.append(2)))
-    waiting.start()
-    with writer_thread._changed:
-        assert writer_thread._queued_bytes == 900
-    gate.set()
-    waiting.join()
-    writer_thread.drain()
-    assert ran == [1, 2]
-
-
-def test_a_queue_of_tiny_jobs_is_bounded_in_their_number(writer_thread: WriterThread) -> None:
-    gate, started = threading.Event(), threading.Event()
-    writer_thread.submit(0, lambda: (started.set(), gate.wait()))
+@pytest.mark.parametrize(("count", "nbytes"), [(1, 901), (QUEUE_JOBS_MAX, 0)])
+def test_a_full_queue_makes_the_training_thread_wait(writer_thread: WriterThread, count: int, nbytes: int) -> None:
+    """Full by its bytes or by its jobs; a job that is larger than the queue is taken alone."""
+    gate, started, ran = threading.Event(), threading.Event(), []
+    writer_thread.submit(100, lambda: (started.set(), gate.wait()))
     started.wait()
-    for _ in range(QUEUE_JOBS_MAX):
+    for _ in range(count - (nbytes > 0)):
         writer_thread.submit(0, lambda: None)
-    waiting = threading.Thread(target=writer_thread.submit, args=(0, lambda: None))
-    waiting.start()
-    waiting.join(0.05)  # a queue without a bound would have taken it at once
-    assert waiting.is_alive()
+    waiting = [threading.Thread(target=writer_thread.submit, args=(nbytes or 1, lambda: ran.append(1))) for _ in range(2)]
+    for thread in waiting:
+        thread.start()
+        thread.join(0.05)  # a queue without a bound would have taken it at once
+    is_full = waiting[1].is_alive()
     gate.set()
-    waiting.join()
-    writer_thread.drain()
-
-
-def test_a_job_larger_than_the_queue_is_taken_alone(writer_thread: WriterThread) -> None:
-    ran: list[int] = []
-    writer_thread.submit(100, lambda: ran.append(1))
+    for thread in waiting:
+        thread.join()
     writer_thread.submit(5000, lambda: ran.append(2))
-    writer_thread.submit(5000, lambda: ran.append(3))
     writer_thread.drain()
-    assert ran == [1, 2, 3]
+    assert is_full
+    assert ran == [1, 1, 2]
 
 
 def fail() -> None:
@@ -98,30 +72,6 @@ def test_a_failed_job_latches_and_later_ones_are_dropped_until_reset(writer_thre
     assert ran == [1, 3]
 
 
-def test_stop_runs_what_is_queued() -> None:
-    writer_thread, ran = WriterThread(1000), []
-    for i in range(50):
-        writer_thread.submit(10, lambda i=i: ran.append(i))
-    writer_thread.stop()
-    assert ran == list(range(50))
-
-
-def test_a_copy_does_not_follow_its_source() -> None:
-    source = np.arange(8, dtype=np.uint8)
-    copy = BufferPool().copy(dense(source))
-    source[:] = 0
-    assert copy.data.tolist() == list(range(8))
-
-
-def test_buffers_are_used_again() -> None:
-    pool = BufferPool()
-    first = pool.copy(values(100))
-    pool.give_back(first)
-    again, other = pool.copy(values(100)), pool.copy(values(100))
-    assert again.data is first.data
-    assert other.data is not first.data
-
-
 def test_a_pool_holds_no_more_than_was_out_at_once() -> None:
     """As sparse gradients do, whose size is another one at every step."""
     pool = BufferPool()
@@ -135,45 +85,6 @@ def test_a_pool_holds_no_more_than_was_out_at_once() -> None:
         pool.give_back(array)
     assert pool.free_bytes >= 2800
     assert {id(pool.copy(values(700)).data) for _ in range(4)} == {id(array.data) for array in steady}
-
-
-def test_a_payload_is_copied_when_it_is_given_and_an_aborted_one_gives_back(writer_thread: WriterThread) -> None:
-    source = np.ones(64, np.uint8)
-    indices = dense(np.arange(4).reshape(1, 4))
-    sparse = SparseArray((9, 64), indices, dense(source.reshape(4, 16)), True)
-    given = Payload.of([("w", dense(source)), ("none", None), ("sparse", sparse)])
-    record = Record(copy_payload(writer_thread.pool, given))
-    source[:] = 2
-    payload = record.payload
-    assert (payload.layout, payload.absent, payload.sparse) == (given.layout, {1}, given.sparse)
-    first, second, third = payload.buffers
-    assert (first == 1).all()
-    assert second.tobytes() == indices.data.tobytes()
-    assert (third == 1).all()
-    record.wait()  # a copy: there is nothing to wait for
-    record.abort()
-    assert not record.is_open
-    assert writer_thread.pool.free_bytes == 64 + 32 + 64
-    record.abort()
-    assert writer_thread.pool.free_bytes == 64 + 32 + 64
-
-
-def test_a_payload_on_its_way_is_neither_copied_nor_pooled(writer_thread: WriterThread) -> None:
-    there: list[str] = []
-    buffer = np.zeros(4, np.uint8)
-    payload = Payload(
-        Layout([TensorSpec("grad/w", "uint8", (4,))]),
-        [buffer],
-        wait=lambda: there.append("arrived"),
-        release=lambda: there.append("released"),
-    )
-    record = Record(copy_payload(writer_thread.pool, payload))
-    assert record.payload is payload
-    assert there == []
-    record.abort()
-    record.abort()
-    assert there == ["released"]
-    assert writer_thread.pool.free_bytes == 0
 
 
 def test_the_writer_thread_waits_for_a_payload_on_its_way_and_releases_it_after_the_write(

@@ -1,15 +1,27 @@
-"""Heads and descriptions of records: what was packed is found, what was changed is not."""
+"""Heads, descriptions, layouts: what was packed comes back, what was changed is refused, pieces cover a payload."""
 
 from __future__ import annotations
 
 import contextlib
 import struct
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import campaign
 from tranlogs.base.config import FORMAT_VERSION, META_BYTES_MAX
+from tranlogs.base.types import ITEMSIZE, TensorSpec
+from tranlogs.encoding import tree
+from tranlogs.log.layout import (
+    PIECE_BYTES_MAX,
+    SEPARATE_PIECE_BYTES_MIN,
+    Layout,
+    cut_pieces,
+    pack_layout,
+    unpack_layout,
+)
 from tranlogs.log.record_format import (
     ALIGNMENT,
     FIXED,
@@ -17,10 +29,8 @@ from tranlogs.log.record_format import (
     MAGIC,
     Description,
     EntryKind,
-    Location,
     checksum_of,
     digest,
-    extent_end,
     pack_description,
     pack_head,
     unpack_description,
@@ -28,7 +38,11 @@ from tranlogs.log.record_format import (
 )
 
 U64 = st.integers(0, (1 << 64) - 1)
+
+
 kinds = st.sampled_from(list(EntryKind))
+
+
 sections = st.binary(max_size=40)
 
 
@@ -44,12 +58,8 @@ def test_a_head_comes_back(
     assert (head.payload_bytes, head.description_bytes) == (payload_bytes, len(description))
     assert (head.description_sum, head.version) == (checksum_of(description), FORMAT_VERSION)
     assert (head.chain, head.digest) == (chain, digest(raw))
-
-
-@given(st.integers(0, 200), st.binary(max_size=200))
-def test_a_head_is_found_anywhere_in_a_window(at: int, behind: bytes) -> None:
-    raw = pack_head(1, 2, 3, EntryKind.STEP, 5, b"description", 4)
-    assert unpack_head(bytes(at) + raw + behind, at) == unpack_head(raw)
+    assert unpack_head(bytes(7) + raw + description, 7) == head
+    assert unpack_head(raw[:-1]) is None
 
 
 @given(st.binary(min_size=HEAD.size, max_size=HEAD.size + 8))
@@ -62,12 +72,6 @@ def test_a_head_with_any_byte_changed_is_no_head(byte: int) -> None:
     raw = bytearray(pack_head(1, 2, 3, EntryKind.STEP, 100, b"description", 4))
     raw[byte] ^= 0x40
     assert unpack_head(raw) is None
-
-
-@pytest.mark.parametrize("length", [0, 1, HEAD.size - 1])
-def test_a_short_head_is_no_head(length: int) -> None:
-    raw = pack_head(1, 2, 3, EntryKind.STEP, 100, b"description", 4)
-    assert unpack_head(raw[:length]) is None
 
 
 def resealed(raw: bytes) -> bytes:
@@ -100,34 +104,14 @@ def test_the_digest_depends_on_everything(sequence: int, chain: int, payload_byt
     assert len({digest(head) for head in heads}) == len(heads)
 
 
-@given(st.integers(0, 1 << 50), st.integers(0, 1 << 50), st.integers(0, META_BYTES_MAX))
-def test_the_next_record_starts_at_the_next_multiple_of_64(block: int, payload: int, description: int) -> None:
-    offset = block * ALIGNMENT
-    end = extent_end(offset, payload, description)
-    assert end % ALIGNMENT == 0
-    assert 0 <= end - (offset + HEAD.size + payload + description) < ALIGNMENT
-
-
-def test_a_location_says_where_everything_of_a_record_lies() -> None:
-    head = unpack_head(pack_head(1, 2, 3, EntryKind.STEP, 100, b"12345", 4))
-    assert head is not None
-    location = Location(head, 640)
-    assert (location.payload_offset, location.description_offset, location.end) == (704, 804, 832)
-
-
 @given(U64, U64, U64, st.lists(sections, min_size=8, max_size=8))
 def test_a_description_comes_back(layout_at: int, body_at: int, raw_bytes: int, parts: list[bytes]) -> None:
     found = unpack_description(pack_description(Description(layout_at, body_at, raw_bytes, *parts)))
     assert found == (layout_at, body_at, raw_bytes, *parts)
-
-
-@given(st.lists(sections, min_size=8, max_size=8), st.integers(1, 400))
-def test_a_description_of_another_length_is_refused(parts: list[bytes], cut: int) -> None:
-    data = pack_description(Description(0, 0, 0, *parts))
-    with pytest.raises(ValueError, match=r"a description has at least|its sections have"):
-        unpack_description(data[: max(0, len(data) - cut)])
-    with pytest.raises(ValueError, match="its sections have"):
-        unpack_description(data + bytes(cut))
+    data = pack_description(Description(layout_at, body_at, raw_bytes, *parts))
+    for other in (data[:-1], data + b"\0"):
+        with pytest.raises(ValueError, match=r"its sections have|a description has at least"):
+            unpack_description(other)
 
 
 @given(st.binary(max_size=300))
@@ -137,10 +121,89 @@ def test_any_bytes_are_a_description_or_are_refused(data: bytes) -> None:
         assert FIXED.size + sum(len(part) for part in found[3:]) == len(data)
 
 
-def test_a_description_that_is_too_long_is_never_written() -> None:
-    class Long(bytes):
-        def __len__(self) -> int:
-            return META_BYTES_MAX + 1
+sizes_of_tensors = st.lists(
+    st.one_of(
+        st.integers(0, 100),
+        st.integers(SEPARATE_PIECE_BYTES_MIN - 2, SEPARATE_PIECE_BYTES_MIN + 2),
+        st.integers(PIECE_BYTES_MAX - 2, PIECE_BYTES_MAX + 2),
+        st.integers(0, 4 * PIECE_BYTES_MAX),
+    ),
+    max_size=30,
+)
 
-    with pytest.raises(AssertionError, match="a description of"):
-        pack_head(1, 2, 3, EntryKind.STEP, 0, Long(), 4)
+
+@st.composite
+def specs(draw: st.DrawFn) -> TensorSpec:
+    shape = tuple(draw(st.lists(st.integers(0, 9), max_size=4)))
+    strides = None
+    if shape and 0 not in shape and draw(st.booleans()):  # the dimensions in another order
+        made, step = [0] * len(shape), 1
+        for dim in draw(st.permutations(range(len(shape)))):
+            made[dim], step = step, step * shape[dim]
+        strides = tuple(made)
+    return TensorSpec(draw(st.text(max_size=8)), draw(st.sampled_from(sorted(ITEMSIZE))), shape, strides)
+
+
+@given(st.lists(specs(), max_size=12))
+def test_a_layout_comes_back_and_is_equal(tensors: list[TensorSpec]) -> None:
+    made = Layout(tensors)
+    again = unpack_layout(pack_layout(made))
+    assert again == made
+    assert hash(again) == hash(made)
+    assert again.tensors == tuple(tensors)
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        None,
+        (),
+        ("w", "float33", (1,), None, None),
+        (2, "float32", (1,), None, None),
+        ("w", "float32", 5, None, None),
+        ("w", "float32", (-1,), None, None),
+        ("w", "float32", (1.5,), None, None),
+        ("w", "float32", (2, 2), (1, 1), None),
+        ("w", "float32", (2,), (1 << 40,), None),
+        ("w", "float32", (2,), None, ("box",)),
+        ("w", "float32", (2,), None, ("box", (0,), ("x",))),
+        ("w", "float32", (8, 4), (1, 8), ("box", (4, 0), (4, 4))),
+        ("w", "float32", (1,), None),
+        ("w", "float32", (1 << 47,), None, None),
+        ("w", "float32", (True,), None, None),
+    ],
+)
+def test_a_malformed_tensor_description_is_refused(packed: object) -> None:
+    with pytest.raises(tree.MalformedTree, match="damaged description of a tensor"):
+        unpack_layout(tree.encode([packed]))
+    for data in (b"", b"\xff", tree.encode({}), tree.encode("layout"), tree.encode(3)):
+        with pytest.raises(tree.MalformedTree):
+            unpack_layout(data)
+
+
+@given(st.lists(specs(), max_size=5), st.data())
+@settings(max_examples=campaign.examples(200))
+def test_a_damaged_layout_is_refused_or_is_a_layout(tensors: list[TensorSpec], data: st.DataObject) -> None:
+    raw = bytearray(pack_layout(Layout(tensors)))
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        found = unpack_layout(bytes(raw))
+    except tree.MalformedTree:
+        return
+    assert found.nbytes == sum(spec.nbytes for spec in found.tensors) >= 0
+
+
+@given(sizes_of_tensors)
+@settings(max_examples=campaign.examples(150))
+def test_pieces_cover_the_payload_exactly(sizes: list[int]) -> None:
+    ends = cut_pieces(sizes)
+    assert ends == sorted(set(ends))
+    assert (ends[-1] if ends else 0) == sum(sizes)
+    lengths = np.diff([0, *ends])
+    assert all(0 < length <= PIECE_BYTES_MAX for length in lengths)
+    start = 0
+    for size in sizes:
+        if size >= SEPARATE_PIECE_BYTES_MIN:  # it shares no piece
+            assert start == 0 or start in ends
+            assert start + size in ends
+        start += size

@@ -1,18 +1,28 @@
-"""The rows of records by themselves: what is found in them, the space that they take, and how those of pruned segments go."""
+"""The rows of records: gone, wrong, behind their segments or ahead of them, no record is wrong and no step is lost."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support import disks
-from tranlogs.base.config import CATALOG_BYTES_RESERVED, MIB
+from tests.support.abandon import abandoned_copy
+from tests.support.record_rows import change_rows, forget_records, listed_steps
+from tests.support.toy import ToyTrainer, open_toy
+from tests.support.toy_steps import SIZES, state_at
+from tests.support.verify import verify_run
+from tranlogs.base.config import CATALOG_BYTES_RESERVED, MIB, JournalConfig
 from tranlogs.catalog import Catalog, SegmentRow, segment_key
 from tranlogs.catalog import catalog as catalog_module
-from tranlogs.log.record_format import EntryKind, Location, digest, extent_end, pack_head
-from tranlogs.log.record_rows import RecordRow, add_records, complete_records, read_records, sweep_records
+from tranlogs.log.record_format import EntryKind, Location, digest, extent_end, pack_head, unpack_head
+from tranlogs.log.record_rows import RecordRow, add_records, read_records, sweep_records
+from tranlogs.log.scanner import scan
+from tranlogs.recovery.journal_facts import read_facts
+from tranlogs.retention import EverySteps, KeepLatest
+from tranlogs.verify import Problem
 
 PAYLOAD = 100
 
@@ -50,115 +60,6 @@ def assert_has(catalog: Catalog, ordinal: int, sequences: range) -> None:
     assert [(one.head.sequence, one.offset, one.end) for one in found(catalog, ordinal)] == expected
 
 
-@pytest.mark.parametrize("group", [1, 2, 29, 30, 31, 1000])
-def test_records_come_back_by_segment_in_groups_of_any_size(catalog: Catalog, group: int) -> None:
-    for ordinal in (1, 7, 4_000_000_000):
-        add(catalog, rows(ordinal, range(1, 95)), group)
-    for ordinal in (1, 7, 4_000_000_000):
-        assert_has(catalog, ordinal, range(1, 95))
-    assert found(catalog, 2) == []
-    assert catalog.read(lambda tables: len(tables.keys("record/0000000007/"))) == 4  # 30 a row
-    catalog.read(lambda tables: tables.check())
-
-
-def test_a_group_may_end_one_segment_and_begin_the_next(catalog: Catalog) -> None:
-    add(catalog, rows(1, range(40)))
-    with catalog.transaction() as tables:
-        add_records(tables, [*rows(1, range(40, 50)), *rows(2, range(50, 60)), *rows(3, range(60, 61))])
-    for ordinal, sequences in ((1, range(50)), (2, range(50, 60)), (3, range(60, 61))):
-        assert_has(catalog, ordinal, sequences)
-
-
-def test_a_gap_in_the_file_begins_a_new_row(catalog: Catalog) -> None:
-    records = rows(1, range(10))
-    with catalog.transaction() as tables:
-        add_records(tables, records[:3])
-        add_records(tables, records[5:])
-    assert [one.head.sequence for one in found(catalog, 1)] == [0, 1, 2, 5, 6, 7, 8, 9]
-    assert [one.offset for one in found(catalog, 1)] == [row.offset for row in records[:3] + records[5:]]
-
-
-@pytest.mark.parametrize("listed", [0, 1, 21, 45, 100])
-def test_what_a_scan_has_found_completes_the_rows(catalog: Catalog, listed: int) -> None:
-    """A head is damaged in the file. Where recovery has read it from its row, the row stays."""
-    segment = SegmentRow(1, f"{1:016x}", "x", 1, "open")
-    first = pack_head(1, 0, 0, EntryKind.SEGMENT, PAYLOAD, b"", 0)
-    records = [rows(1, range(1))[0]._replace(head=first), *rows(1, range(1, 100))]
-    add(catalog, records)
-    everything = found(catalog, 1)
-    with catalog.transaction() as tables:
-        for key in tables.keys("record/"):
-            tables.delete(key)
-        add_records(tables, records[:listed])
-        complete_records(tables, segment, [*everything[:20], *everything[21:]])
-    assert found(catalog, 1) == (everything if listed > 20 else [*everything[:20], *everything[21:]])
-
-
-@pytest.mark.parametrize("wrong", ["gap", "other segment"])
-def test_rows_that_do_not_fit_are_replaced_by_what_a_scan_has_found(catalog: Catalog, wrong: str) -> None:
-    segment = SegmentRow(1, f"{2 if wrong == 'other segment' else 1:016x}", "x", 1, "open")
-    first = pack_head(1, 0, 0, EntryKind.SEGMENT, PAYLOAD, b"", 0)
-    records = [rows(1, range(1))[0]._replace(head=first), *rows(1, range(1, 100))]
-    add(catalog, records if wrong == "other segment" else [*records[:30], *records[40:]])
-    scanned = found(catalog, 1)[:25]
-    with catalog.transaction() as tables:
-        complete_records(tables, segment, scanned)
-    assert found(catalog, 1) == scanned
-
-
-def test_rows_of_pruned_segments_go_some_at_a_time(catalog: Catalog) -> None:
-    with catalog.transaction() as tables:
-        for ordinal in (3, 9):
-            tables.put(segment_key(ordinal), SegmentRow(ordinal, "0", "x", 1, "sealed"))
-        tables.put(segment_key(5), SegmentRow(5, "0", "x", 1, "retired"))
-        for ordinal in (1, 3, 5, 9, 11):
-            add_records(tables, rows(ordinal, range(7000)))
-    start: int | None = 0
-    rounds = 0
-    while start is not None:
-        with catalog.transaction() as tables:
-            start = sweep_records(tables, start)
-        rounds += 1
-    assert rounds > 3 * 7000 // 30 // 200
-    assert [len(found(catalog, one)) for one in (1, 3, 5, 9, 11)] == [0, 7000, 0, 7000, 0]
-
-
-def test_a_million_records_take_at_most_200_MB(catalog: Catalog) -> None:
-    for ordinal in range(100):
-        add(catalog, rows(ordinal, range(10_000)), 100)
-    assert catalog.path.stat().st_size < 200e6
-    assert_has(catalog, 99, range(10_000))
-
-
-def test_pages_of_forgotten_rows_are_used_again(catalog: Catalog) -> None:
-    for ordinal in range(12):
-        add(catalog, rows(ordinal, range(4000)))
-        start: int | None = 0
-        while start is not None:
-            with catalog.transaction() as tables:
-                tables.put(segment_key(ordinal), SegmentRow(ordinal, "0", "x", 1, "open"))
-                tables.delete(segment_key(ordinal - 1))
-                start = sweep_records(tables, start)
-    assert catalog.path.stat().st_size < 2 * MIB + CATALOG_BYTES_RESERVED
-
-
-def test_the_map_grows_beside_a_reader(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog_module, "CATALOG_BYTES", MIB)
-    catalog.close()
-    made = Catalog.open(tmp_path, writable=True)
-    for start in range(0, 20_000, 100):
-        add(made, rows(1, range(start, start + 100)))
-        if start % 2000 == 0:
-            assert len(found(made, 1)) == start + 100
-    assert made._map_bytes > MIB
-    made.close()
-    monkeypatch.setattr(catalog_module, "CATALOG_BYTES", MIB // 4)  # less than the file has
-    again = Catalog.open(tmp_path, writable=True)
-    add(again, rows(1, range(20_000, 20_100)))
-    assert_has(again, 1, range(20_100))
-    again.close()
-
-
 @pytest.mark.disks
 def test_records_of_a_while_have_space_reserved(memory_path: Path) -> None:
     """So that a log that goes on in recycled segments, on a full disk, is not stopped by its catalog."""
@@ -169,3 +70,194 @@ def test_records_of_a_while_have_space_reserved(memory_path: Path) -> None:
         add(made, rows(1, range(10_000, 13_000)), 3)
         assert_has(made, 1, range(13_000))
         made.close()
+
+
+def test_records_come_back_by_segment_in_groups_of_any_size(catalog: Catalog) -> None:
+    """A group may end one segment and begin the next."""
+    for ordinal, group in ((1, 1), (7, 29), (8, 30), (4_000_000_000, 31)):
+        add(catalog, rows(ordinal, range(1, 95)), group)
+    add(catalog, [*rows(9, range(1, 95)), *rows(10, range(95, 100))])
+    for ordinal in (1, 7, 8, 9, 4_000_000_000):
+        assert_has(catalog, ordinal, range(1, 95))
+    assert_has(catalog, 10, range(95, 100))
+    assert found(catalog, 2) == []
+    catalog.read(lambda tables: tables.check())
+
+
+def test_rows_of_pruned_segments_go_and_their_pages_are_used_again(catalog: Catalog) -> None:
+    for ordinal in range(1, 13):
+        add(catalog, rows(ordinal, range(4000)))
+        start: int | None = 0
+        while start is not None:  # some at a time
+            with catalog.transaction() as tables:
+                tables.put(segment_key(ordinal), SegmentRow(ordinal, "0", "x", 1, "open"))
+                tables.put(segment_key(ordinal - 1), SegmentRow(ordinal - 1, "0", "x", 1, "retired"))
+                start = sweep_records(tables, start)
+    assert [len(found(catalog, ordinal)) for ordinal in range(1, 13)] == [0] * 11 + [4000]
+    assert catalog.path.stat().st_size < 2 * MIB + CATALOG_BYTES_RESERVED
+
+
+def test_the_map_grows_beside_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a record takes at most 200 bytes of it."""
+    monkeypatch.setattr(catalog_module, "CATALOG_BYTES", MIB)
+    made = Catalog.open(tmp_path, writable=True)
+    for start in range(0, 20_000, 200):
+        add(made, rows(1, range(start, start + 200)))
+        if start % 4000 == 0:
+            assert len(found(made, 1)) == start + 200
+    assert MIB < made.path.stat().st_size < 20_000 * 200 + CATALOG_BYTES_RESERVED
+    made.close()
+    monkeypatch.setattr(catalog_module, "CATALOG_BYTES", MIB // 4)  # less than the file has
+    again = Catalog.open(tmp_path, writable=True)
+    add(again, rows(1, range(20_000, 20_100)))
+    assert_has(again, 1, range(20_100))
+    again.close()
+
+
+def open_run(run: Path) -> ToyTrainer:
+    config = JournalConfig(durability="machine", segment_bytes=MIB)
+    return open_toy(run, sizes=SIZES, config=config, policy=EverySteps(10**9), retention=KeepLatest(1))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 30 steps in three segments: closed, and as a kill before that leaves it."""
+    folder = tmp_path_factory.mktemp("records")
+    trainer = open_run(folder / "closed")
+    trainer.recover()
+    for until in (10, 20, 30):
+        trainer.train(until)
+        if until < 30:
+            assert trainer.journal.log.wal is not None
+            trainer.journal.log.wal.roll()
+    abandoned_copy(trainer.journal, folder / "killed")
+    trainer.journal.close()
+    return folder
+
+
+@pytest.fixture(params=["closed", "killed"])
+def run(made: Path, memory_path: Path, request: pytest.FixtureRequest) -> Path:
+    return Path(shutil.copytree(made / request.param, memory_path / "run"))
+
+
+def problems_of(run: Path) -> list[Problem]:
+    return [finding for finding in verify_run(run) if isinstance(finding, Problem)]
+
+
+def assert_survives(run: Path, *, step: int = 30, is_repaired: bool = True) -> None:
+    """Readers find everything, recovery lands exactly, training goes on, and the rows are whole again."""
+    facts = read_facts(run / "rank0")
+    assert max(one.head.step for segment in facts.segments for one in segment.locations) == step
+    trainer = open_run(run)
+    assert trainer.recover().step == step
+    assert trainer.state.everything() == state_at(step)
+    trainer.train(step + 5)
+    trainer.journal.close()
+    if is_repaired and step != 30:  # rows of sealed segments are not written again
+        assert listed_steps(run / "rank0") == step + 5
+        assert problems_of(run) == []
+    trainer = open_run(run)
+    assert trainer.recover().step == step + 5
+    assert trainer.state.everything() == state_at(step + 5)
+    trainer.journal.close()
+
+
+def test_missing_rows_cost_a_scan_and_nothing_else(run: Path) -> None:
+    forget_records(run / "rank0")
+    assert problems_of(run) == []
+    assert_survives(run)
+
+
+def test_rows_of_another_run_are_not_believed(run: Path, memory_path: Path) -> None:
+    other = open_run(memory_path / "other")
+    other.recover()
+    other.train(12)
+    other.journal.close()
+    theirs: dict[str, bytes] = {}
+    change_rows(memory_path / "other" / "rank0", lambda key, value: theirs.setdefault(key, value))
+    change_rows(run / "rank0", lambda key, value: theirs.get(key, value))
+    assert any("differs from the one in" in str(problem) for problem in problems_of(run))
+    assert_survives(run, is_repaired=False)
+
+
+CHANGES = {
+    "offset": lambda key, value: (64).to_bytes(8, "little") + value[8:],
+    "head": lambda key, value: value[:28] + bytes([value[28] ^ 1]) + value[29:],
+    "last head": lambda key, value: value[:-20] + bytes([value[-20] ^ 1]) + value[-19:],
+    "cut off": lambda key, value: value[: len(value) // 2],
+    "shorter": lambda key, value: value[:-64],
+    "empty": lambda key, value: b"",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_wrong_values_in_a_sound_environment_are_not_believed(run: Path, change: str) -> None:
+    change_rows(run / "rank0", CHANGES[change])
+    assert_survives(run, is_repaired=False)
+
+
+@pytest.mark.parametrize("left", [0, 7, 25])
+def test_rows_behind_their_segments_are_completed_from_them(run: Path, left: int) -> None:
+    """A crash came between the commit of a record and that of its row: as after each kill."""
+
+    def cut(_: str, value: bytes) -> bytes | None:
+        heads = [value[at : at + 64] for at in range(8, len(value), 64)]
+        kept = [raw for raw in heads if (head := unpack_head(raw)) is not None and head.step <= left]
+        return value[:8] + b"".join(kept) if kept else None
+
+    change_rows(run / "rank0", cut)
+    assert listed_steps(run / "rank0") == left
+    assert problems_of(run) == []
+    assert_survives(run, is_repaired=False)
+
+
+def test_rows_ahead_of_their_segment_bring_back_no_step_that_they_lost(memory_path: Path) -> None:
+    """A disk that lied about a flush: the rows were committed, the segment's bytes are gone."""
+    trainer = open_run(memory_path / "run")
+    trainer.recover()
+    trainer.train(20)
+    assert trainer.journal.wait_synced()
+    assert trainer.journal.log.wal is not None
+    segment = trainer.journal.log.wal._segment
+    assert segment is not None
+    left = abandoned_copy(trainer.journal, memory_path / "left")
+    trainer.journal.close()
+    path = left / "rank0" / "log" / segment.path.name
+    lost = next(one for one in scan(path, segment.segment_id) if (one.head.kind, one.head.step) == (EntryKind.STEP, 15))
+    raw = bytearray(path.read_bytes())
+    raw[lost.offset :] = bytes(len(raw) - lost.offset)
+    path.write_bytes(raw)
+    problem, *others = problems_of(left)
+    assert all(other.what.startswith("it ends at step 14, but step ") for other in others)  # where a watermark came later
+    assert (problem.path, problem.step) == (path, 15)
+    assert f"record {lost.head.sequence} and later ones are in the catalog, but not in the file" in problem.what
+    trainer = open_run(left)
+    report = trainer.recover()
+    assert report.step == 14
+    assert trainer.state.everything() == state_at(14)
+    assert any("step 15" in note for note in report.notes)
+    trainer.train(25)
+    trainer.journal.close()
+    trainer = open_run(left)
+    assert trainer.recover().step == 25
+    assert trainer.state.everything() == state_at(25)
+    trainer.journal.close()
+
+
+def test_rows_of_pruned_segments_go(memory_path: Path) -> None:
+    run = memory_path / "run"
+    trainer = open_run(run)
+    trainer.recover()
+    for until in (10, 20, 30):
+        trainer.train(until)
+        trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+        assert trainer.journal.log.wal is not None
+        trainer.journal.log.wal.roll()
+    trainer.train(40)
+    trainer.journal.close()
+    catalog = Catalog.open(run / "rank0")
+    kept = {row.ordinal for row in catalog.segments() if row.state != "retired"}
+    listed = {int(key.split("/")[1]) for key in catalog.read(lambda tables: tables.keys("record/"))}
+    catalog.close()
+    assert listed
+    assert listed <= kept

@@ -1,20 +1,29 @@
-"""The write-ahead log: what is committed is found, what is not is not, and failures latch."""
+"""What was committed is found, whatever its form; what was not is not; and failures leave the log as it was."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.log.entries import ONES, expected, whole
-from tests.support.bare_log import BareLog, append_step
+from tests.support.bare_log import BareLog, append_step, expected_step
 from tests.support.faults import failing
-from tranlogs.base.config import MIB, JournalConfig
+from tranlogs.base.config import MIB, RECORD_SLACK_BYTES, JournalConfig
 from tranlogs.base.errors import LogUnavailable, UnencodableState
+from tranlogs.base.types import Bytes, TensorSpec, dense
 from tranlogs.catalog import SegmentRow, Tables
-from tranlogs.log.layout import NO_TENSORS
-from tranlogs.log.record_format import EntryKind, Position
+from tranlogs.log import writer_thread
+from tranlogs.log.layout import NO_TENSORS, Layout, Payload
+from tranlogs.log.payload_writer import pieces_of
+from tranlogs.log.reader import SegmentReader
+from tranlogs.log.record_format import HEAD, EntryKind, Position
+from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import SegmentFile
 
 
@@ -42,20 +51,15 @@ def test_a_segment_is_closed_before_the_catalog_calls_it_sealed(bare: BareLog, m
     assert [was_closed for _, was_closed in sealed] == [True, True]
 
 
-def test_what_was_appended_is_found_in_order(bare: BareLog) -> None:
-    log = bare.open()
-    for step in range(1, 40):
-        append_step(log, step)
-    log.close()
-    assert bare.contents() == expected(range(1, 40))
-
-
-def test_an_open_segment_is_readable_beside_the_writer(bare: BareLog) -> None:
+def test_what_was_appended_is_found_in_order_beside_the_writer_and_after_it(bare: BareLog) -> None:
     log = bare.open()
     for step in range(1, 6):
         append_step(log, step)
         assert bare.contents() == expected(range(1, step + 1))
+    for step in range(6, 40):
+        append_step(log, step)
     log.close()
+    assert bare.contents() == expected(range(1, 40))
 
 
 def test_a_clean_close_seals_and_syncs_everything(tmp_path: Path) -> None:
@@ -80,70 +84,26 @@ def test_an_entry_that_is_not_committed_leaves_no_trace(bare: BareLog) -> None:
     writer.wait()
     append_step(log, 2)  # another record begins: the open one is dropped, and overwritten
     assert not writer.is_open
-    log.close()
-    assert bare.contents() == expected(range(1, 3))
-
-
-def test_closing_drops_an_open_entry(bare: BareLog) -> None:
-    log = bare.open()
-    append_step(log, 1)
     writer = log.begin(ONES)
     writer.wait()
     log.close()
     assert not writer.is_open
-    assert bare.contents() == expected(range(1, 2))
-
-
-def test_the_chain_goes_on_over_segments_and_reopening(bare: BareLog) -> None:
-    log = bare.open()
-    for step in range(1, 4):
-        append_step(log, step)
-    position = log.position
-    log.close()
-    log = bare.open(position)
-    append_step(log, 4)
-    log.roll()
-    append_step(log, 5)
-    log.close()
-    assert bare.contents() == expected(range(1, 6))
-    assert len({link.segment.row.ordinal for link in bare.links()}) == 3
-
-
-def test_another_chain_is_not_joined(bare: BareLog) -> None:
-    log = bare.open()
-    append_step(log, 1)
-    position = log.position
-    log.close()
-    log = bare.open(replace(position, chain=position.chain ^ 1))
-    append_step(log, 2)
-    log.close()
-    assert bare.contents() == expected(range(1, 2))
-
-
-def test_entries_behind_a_later_base_are_superseded(bare: BareLog) -> None:
-    log = bare.open()
-    append_step(log, 1)
-    landed = log.position
-    append_step(log, 2, size=50, boundary=False)
-    log.close()
-    log = bare.open(landed)
-    append_step(log, 2)
-    log.close()
     assert bare.contents() == expected(range(1, 3))
 
 
 @pytest.mark.parametrize("point", ["log.begin", "log.write", "log.before_commit"])
-@pytest.mark.parametrize("error", ["enospc", "eio"])
-def test_a_failed_append_leaves_the_log_as_it_was(bare: BareLog, point: str, error: str) -> None:
+@pytest.mark.parametrize("size", [100, 500_000])
+def test_a_failed_append_leaves_the_log_as_it_was(bare: BareLog, point: str, size: int) -> None:
+    """Whether the payload is written by this thread or beside it, and be it the first record or a later one."""
     log = bare.open()
-    append_step(log, 1)
-    position = log.position
-    with failing(f"{point}={error}"), pytest.raises((LogUnavailable, OSError), match=point):
-        append_step(log, 2)
-    assert log.position == position
-    append_step(log, 2)
+    for step in (1, 2):
+        position = log.position
+        with failing(f"{point}=enospc"), pytest.raises((LogUnavailable, OSError), match=point):
+            append_step(log, step, size)
+        assert log.position == position
+        append_step(log, step, size)
     log.close()
-    assert bare.contents() == expected(range(1, 3))
+    assert bare.contents() == expected(range(1, 3), size)
 
 
 def test_watermarks_wait_until_the_log_counts(bare: BareLog) -> None:
@@ -152,15 +112,6 @@ def test_watermarks_wait_until_the_log_counts(bare: BareLog) -> None:
     log.close()
     assert bare.catalog is not None
     assert bare.catalog.watermarks().committed == 0
-
-
-def test_a_segment_whose_first_entry_fails_can_be_reused(bare: BareLog) -> None:
-    log = bare.open()
-    with failing("log.before_commit=enospc@1"), pytest.raises(LogUnavailable):
-        append_step(log, 1)
-    append_step(log, 1)
-    log.close()
-    assert bare.contents() == expected(range(1, 2))
 
 
 def test_a_body_that_cannot_be_encoded_is_refused_and_the_log_goes_on(bare: BareLog) -> None:
@@ -173,3 +124,128 @@ def test_a_body_that_cannot_be_encoded_is_refused_and_the_log_goes_on(bare: Bare
     append_step(log, 2)
     log.close()
     assert bare.contents() == expected(range(1, 3))
+
+
+def head_of(segment: SegmentFile, offset: int) -> bytes:
+    return segment.path.read_bytes()[offset : offset + HEAD.size]
+
+
+@pytest.mark.parametrize("size", [100, 500_000])
+def test_the_head_is_written_last(bare: BareLog, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Until then nothing of a record is there for a scan, and behind it everything is."""
+    log, seen = bare.open(), list[bool]()
+    append_step(log, 1, size)
+    write_head = SegmentFile.write_head
+
+    def writing(segment: SegmentFile, head: bytes, offset: int) -> None:
+        before = len(scan(segment.path, segment.segment_id))
+        assert not any(head_of(segment, offset))
+        write_head(segment, head, offset)
+        found = scan(segment.path, segment.segment_id)
+        assert len(found) == before + 1
+        with SegmentReader(segment.path) as reader:
+            entry = reader.decode(found[-1])
+            entry.read_all()
+            entry.body()
+        seen.append(True)
+
+    monkeypatch.setattr(SegmentFile, "write_head", writing)
+    append_step(log, 2, size)
+    monkeypatch.undo()
+    log.close()
+    assert len(seen) >= 2
+
+
+def test_a_description_longer_than_the_slack_makes_the_file_larger(bare: BareLog) -> None:
+    log = bare.open()
+    append_step(log, 1)
+    assert log._segment is not None
+    path, size = log._segment.path, log._segment.size
+    payload = Payload.of([("w", dense(np.random.default_rng(0).integers(0, 256, size - 2 * RECORD_SLACK_BYTES, np.uint8)))])
+    record = log.begin(payload)
+    assert record.pieces is not None
+    assert record.pieces.segment.path == path
+    body = {"long": np.random.default_rng(1).bytes(3 * RECORD_SLACK_BYTES)}
+    log.commit(record, EntryKind.STEP, 2, whole(log, body))
+    assert path.stat().st_size > size
+    assert path.stat().st_blocks * 512 >= path.stat().st_size
+    append_step(log, 3)
+    log.close()
+    found = bare.contents()
+    assert found[2][3] == body
+    assert found[3:] == expected_step(3)
+    assert bare.catalog is not None
+    row = bare.catalog.segments()[0]
+    assert row.size == path.stat().st_size
+
+
+def noise(nbytes: int, seed: int = 0) -> Bytes:
+    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+
+
+def payload_of(*contents: Bytes) -> Payload:
+    return Payload(Layout([TensorSpec(f"w{i}", "uint8", (one.nbytes,)) for i, one in enumerate(contents)]), list(contents))
+
+
+@given(st.lists(st.integers(0, 50), max_size=20), st.data())
+def test_pieces_are_the_bytes_however_they_lie(sizes: list[int], data: st.DataObject) -> None:
+    raw = noise(sum(sizes))
+    cuts = sorted(data.draw(st.lists(st.integers(0, raw.nbytes), max_size=12)))
+    ends = [*sorted(set(data.draw(st.lists(st.integers(1, raw.nbytes), max_size=12)))), raw.nbytes] if raw.nbytes else []
+    ends = sorted(set(ends))
+    buffers = [raw[start:end] for start, end in zip([0, *cuts], [*cuts, raw.nbytes], strict=True)]
+    found = pieces_of(buffers, ends)
+    assert [piece.tobytes() for piece in found] == [raw[start:end].tobytes() for start, end in itertools.pairwise([0, *ends])]
+
+
+def test_no_thread_to_be_had_means_this_one_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refused(*_: object) -> threading.Thread:
+        raise LogUnavailable("no thread can be started")
+
+    monkeypatch.setattr(writer_thread, "start_thread", refused)
+    values, bare = noise(2 * MIB), BareLog(tmp_path)
+    log = bare.open()
+    log.append(EntryKind.STEP, 1, Payload.of([("w", dense(values))]), log.encoder.whole({}, None))
+    log.close()
+    assert bare.contents()[0][2] == {"w": values.tobytes()}
+    bare.close()
+
+
+@pytest.mark.parametrize("nbytes", [1000, 2 * MIB])
+def test_a_payload_is_released_once_whether_it_is_committed_or_not(tmp_path: Path, nbytes: int) -> None:
+    released, bare = list[str](), BareLog(tmp_path)
+    log = bare.open()
+
+    def begun(name: str) -> Payload:
+        made = payload_of(noise(nbytes))
+        made.release = lambda: released.append(name)
+        return made
+
+    log.commit(log.begin(begun("committed")), EntryKind.STEP, 1, log.encoder.whole({}, None))
+    aborted = log.begin(begun("aborted"))
+    aborted.abort()
+    aborted.abort()
+    log.begin(begun("dropped"))
+    with failing("log.before_commit=eio"), pytest.raises(LogUnavailable):
+        log.commit(log.begin(begun("failed")), EntryKind.STEP, 2, log.encoder.whole({}, None))
+    log.begin(begun("closed"))
+    log.close()
+    assert released == ["committed", "aborted", "dropped", "failed", "closed"]
+    bare.close()
+
+
+@pytest.mark.parametrize("segment_bytes", [MIB, 3_333_333])
+def test_segments_roll_before_they_are_full(bare: BareLog, segment_bytes: int) -> None:
+    bare.config = JournalConfig(durability="process", segment_bytes=segment_bytes)
+    log, size = bare.open(), 60_000
+    for step in range(1, 40):
+        append_step(log, step, size)
+    log.close()
+    assert len(bare.links()) == 78
+    assert bare.contents() == expected(range(1, 40), size)
+    assert bare.catalog is not None
+    rows = bare.catalog.segments()
+    assert len(rows) > 1
+    assert {row.state for row in rows} == {"sealed"}
+    assert all(row.used_bytes <= row.size == (bare.folder / "log" / row.file).stat().st_size for row in rows)
+    assert rows[-1].used_bytes == rows[-1].size  # `close` gives back what the last one does not need

@@ -26,7 +26,7 @@ from tranlogs.verify import Problem
 
 
 def open_run(run: Path, every: int = 20) -> ToyTrainer:
-    return open_toy(run, config=JournalConfig(segment_bytes=64 << 20), policy=EverySteps(every), retention=KeepLatest(2))
+    return open_toy(run, config=JournalConfig(segment_bytes=16 << 20), policy=EverySteps(every), retention=KeepLatest(2))
 
 
 def trained(run: Path, until: int, every: int = 20) -> Path:
@@ -37,6 +37,25 @@ def trained(run: Path, until: int, every: int = 20) -> Path:
         trainer.journal.wait_checkpoint()  # one that falls due while another is written comes later
     trainer.journal.close()
     return run
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sound runs: of 50 steps with checkpoints at 20 and 40; of 30 and of 29 with one at the start."""
+    folder = tmp_path_factory.mktemp("damaged")
+    for name, until, every in (("with checkpoints", 50, 20), ("alone", 30, 1000), ("short", 29, 1000)):
+        trained(folder / name, until, every)
+    return folder
+
+
+@pytest.fixture
+def with_checkpoints(made: Path, memory_path: Path) -> Path:
+    return Path(shutil.copytree(made / "with checkpoints", memory_path / "run"))
+
+
+@pytest.fixture
+def alone(made: Path, memory_path: Path) -> Path:
+    return Path(shutil.copytree(made / "alone", memory_path / "run"))
 
 
 def entries_of(run: Path) -> list[Entry]:
@@ -97,8 +116,8 @@ def recovered(run: Path, **options: Any) -> ToyTrainer:
     return trainer
 
 
-def test_damaged_checkpoint_is_replaced_by_a_longer_replay(memory_path: Path, restores: list[int]) -> None:
-    run = trained(memory_path / "run", 50)
+def test_damaged_checkpoint_is_replaced_by_a_longer_replay(with_checkpoints: Path, restores: list[int]) -> None:
+    run = with_checkpoints
     damage_state(run, 40)
     trainer = recovered(run)
     assert trainer.journal.step == 50
@@ -106,8 +125,8 @@ def test_damaged_checkpoint_is_replaced_by_a_longer_replay(memory_path: Path, re
     trainer.journal.close()
 
 
-def test_damaged_checkpoint_no_longer_counts_as_one_that_is_kept(memory_path: Path) -> None:
-    run = trained(memory_path / "run", 50)
+def test_damaged_checkpoint_no_longer_counts_as_one_that_is_kept(with_checkpoints: Path) -> None:
+    run = with_checkpoints
     name = damage_state(run, 40)
     trainer = recovered(run)
     trainer.train(55)  # takes one at 51: two sound ones are kept
@@ -120,8 +139,10 @@ def test_damaged_checkpoint_no_longer_counts_as_one_that_is_kept(memory_path: Pa
     trainer.journal.close()
 
 
-def test_landing_steps_back_over_boundaries_that_share_a_damaged_array(memory_path: Path, restores: list[int]) -> None:
-    run = trained(memory_path / "run", 29, every=1000)
+def test_landing_steps_back_over_boundaries_that_share_a_damaged_array(
+    made: Path, memory_path: Path, restores: list[int]
+) -> None:
+    run = Path(shutil.copytree(made / "short", memory_path / "run"))
     boundaries = boundary_arrays(run)
     [shared] = {offset for _, step, offsets in boundaries if step >= 20 for offset in offsets}
     invert(boundaries[-1][0], shared + 100)
@@ -140,10 +161,14 @@ def test_all_landings_damaged_falls_back_to_the_checkpoint(memory_path: Path) ->
     trainer.journal.close()
 
 
-def test_steps_behind_damage_stay_on_their_own_timeline(memory_path: Path) -> None:
-    run = trained(memory_path / "run", 30, every=1000)
+def test_steps_behind_damage_are_refused_and_stay_on_their_own_timeline(alone: Path) -> None:
+    run = alone
     [entry] = [entry for entry in entries_of(run) if entry.kind.is_step and entry.step == 25]
     invert(entry.reader.path, tensor_span(entry, "grad/w2")[0])
+    trainer = open_run(run)
+    with pytest.raises(RecoveryError, match="step 27 is not covered: the log has no sound boundary at that step"):
+        trainer.recover(step=27)
+    trainer.journal.close()
     trainer = recovered(run)
     assert trainer.journal.step == 24
     assert trainer.journal.timeline == 2
@@ -154,10 +179,8 @@ def test_steps_behind_damage_stay_on_their_own_timeline(memory_path: Path) -> No
     trainer.journal.close()
 
 
-def test_loss_at_the_end_of_the_log_is_said_once_with_what_it_costs(
-    memory_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = trained(memory_path / "run", 30, every=1000)
+def test_loss_at_the_end_of_the_log_is_said_once_with_what_it_costs(alone: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = alone
     [entry] = [entry for entry in entries_of(run) if entry.kind.is_step and entry.step == 29]
     invert(entry.reader.path, tensor_span(entry, "grad/w2")[0])
     trainer = open_run(run)
@@ -170,18 +193,8 @@ def test_loss_at_the_end_of_the_log_is_said_once_with_what_it_costs(
     trainer.journal.close()
 
 
-def test_damaged_step_is_refused_when_it_is_asked_for(memory_path: Path) -> None:
-    run = trained(memory_path / "run", 30, every=1000)
-    [entry] = [entry for entry in entries_of(run) if entry.kind.is_step and entry.step == 25]
-    invert(entry.reader.path, tensor_span(entry, "grad/w2")[0])
-    trainer = open_run(run)
-    with pytest.raises(RecoveryError, match="step 27 is not covered: the log has no sound boundary at that step"):
-        trainer.recover(step=27)
-    trainer.journal.close()
-
-
-def test_no_sound_checkpoint_is_refused_with_the_names_of_the_damaged_ones(memory_path: Path) -> None:
-    run = trained(memory_path / "run", 50)
+def test_no_sound_checkpoint_is_refused_with_the_names_of_the_damaged_ones(with_checkpoints: Path) -> None:
+    run = with_checkpoints
     names = [damage_state(run, 20), damage_state(run, 40)]
     trainer = open_run(run)
     with pytest.raises(RecoveryError, match=f"no sound checkpoint: 2 are damaged .*{', '.join(names)}") as refused:

@@ -1,8 +1,9 @@
-"""When checkpoints are taken, which are kept, and that pruning takes nothing that recovery needs."""
+"""When checkpoints are taken, which are kept, what pruning must leave, and what would be lost now."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,17 @@ from hypothesis import strategies as st
 from tests.support.faults import failing
 from tranlogs.base.config import GIB, MIB
 from tranlogs.base.errors import LogUnavailable, UsageError
-from tranlogs.catalog import Catalog, CheckpointRow, CommonRow, SegmentRow, TimelineRow, segment_key
+from tranlogs.catalog import (
+    Catalog,
+    CheckpointRow,
+    CommonRow,
+    Incident,
+    SegmentRow,
+    StoreRow,
+    TimelineRow,
+    Watermarks,
+    segment_key,
+)
 from tranlogs.retention import (
     Automatic,
     CheckpointFacts,
@@ -27,7 +38,8 @@ from tranlogs.retention import (
     as_policy,
     as_retention,
 )
-from tranlogs.retention.prune import plan_retirement, retire
+from tranlogs.retention.lost_work import estimate_lost_work, estimate_seconds_since, has_store
+from tranlogs.retention.prune import is_protected, plan_retirement, retire
 
 
 def facts(
@@ -153,9 +165,6 @@ def test_a_clean_up_strategy_deletes_what_it_says() -> None:
 def test_what_is_no_retention_is_refused(written: Any) -> None:
     with pytest.raises(UsageError, match="keep must be"):
         as_retention(written)
-
-
-def test_keep_every_zero_is_refused() -> None:
     with pytest.raises(UsageError, match="at least 1"):
         KeepEvery(0)
 
@@ -235,6 +244,24 @@ def test_what_recovery_to_the_newest_step_needs_is_never_retired(ends: list[int]
     assert len(kept) >= min(latest, len({row.step for row in rows}))
 
 
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (segment(1, 10), False),  # it ends where the checkpoint is
+        (segment(2, 11), True),
+        (segment(3, 9, "open"), True),
+        (segment(4, 99, "retired"), False),
+        (segment(5, 99, timeline=3), False),  # of a timeline that was left
+        (replace(segment(6, 99, timeline=2), base_sequence=19), True),
+        (replace(segment(7, 99, timeline=2), base_sequence=20), False),  # behind the fork
+    ],
+)
+def test_what_lies_behind_the_checkpoint_on_the_lineage_is_protected_from_the_monitor(row: SegmentRow, expected: bool) -> None:
+    limits: dict[int, int | None] = {1: None, 2: 20}
+    assert is_protected(row, checkpoint(1, 10), limits) is expected
+    assert is_protected(row, None, limits) is (row.state != "retired"), "without a checkpoint all is needed"
+
+
 def test_rows_go_before_bytes(tmp_path: Path) -> None:
     catalog = Catalog.open(tmp_path, writable=True)
     rows = [checkpoint(1, 10), checkpoint(2, 20)]
@@ -283,3 +310,72 @@ def test_retiring_revives_no_row_that_was_deleted_meanwhile(tmp_path: Path) -> N
     assert [row.step for row in catalog.checkpoints()] == [9]
     assert catalog.read(lambda tables: tables.keys("checkpoint/")) == ["checkpoint/step-9"]
     catalog.close()
+
+
+MARKS = Watermarks(committed=100, synced=90, archived=60, persisted=40)
+
+
+def steps(marks: Watermarks, checkpoint_step: int = 0) -> list[tuple[int, int]]:
+    """The newest step that is left and how many are gone, for the process, the machine and the site."""
+    return [(one.safe_step, one.steps) for one in estimate_lost_work(marks, checkpoint_step=checkpoint_step)]
+
+
+@pytest.mark.parametrize(
+    ("marks", "checkpoint_step", "expected"),
+    [
+        (MARKS, 0, [(100, 0), (90, 10), (40, 60)]),
+        (MARKS, 95, [(100, 0), (95, 5), (40, 60)]),  # a checkpoint is on disk whatever was synced
+        (Watermarks(100, 0), 80, [(100, 0), (80, 20), (0, 100)]),  # durability="process"
+        (Watermarks(100, 100, 60, 0), 0, [(100, 0), (100, 0), (60, 40)]),  # the store calls nothing durable
+        (Watermarks(99, 99), 100, [(99, 0), (99, 0), (0, 99)]),  # the catalog trails the checkpoint
+        (Watermarks(), 0, [(0, 0), (0, 0), (0, 0)]),
+    ],
+)
+def test_steps_that_would_be_lost(marks: Watermarks, checkpoint_step: int, expected: list[tuple[int, int]]) -> None:
+    assert steps(marks, checkpoint_step) == expected
+
+
+def test_without_a_store_the_site_takes_everything() -> None:
+    assert not has_store(Watermarks(100, 100))
+    assert has_store(Watermarks(100, 100, 1))
+    process, machine, site = estimate_lost_work(Watermarks(100, 99))
+    assert process.describe() == "no finished step"
+    assert machine.describe() == "1 step"
+    assert site.describe() == "everything: there is no store"
+    store = StoreRow("file:///there", "me")
+    assert has_store(Watermarks(100, 99), store)
+    assert estimate_lost_work(Watermarks(100, 99), store=store)[2].describe() == "everything: the store has no step yet"
+    assert estimate_lost_work(Watermarks(100, 99, 90, 80), store=store)[2].describe() == "20 steps"
+
+
+def test_a_run_in_memory_goes_with_the_machine() -> None:
+    _, machine, site = estimate_lost_work(Watermarks(100, 99), checkpoint_step=50, in_memory=True)
+    assert machine.describe() == "everything: the run lies in memory (tmpfs)"
+    assert site.describe() == "everything: there is no store"
+    assert estimate_lost_work(Watermarks(100, 99, 90, 80), in_memory=True)[1].describe() == "20 steps"
+
+
+def test_seconds_are_of_training_and_not_of_waiting() -> None:
+    history = [(0.0, 0), (10.0, 50), (20.0, 100), (500.0, 100)]  # nothing has been trained since 20
+    _, machine, site = estimate_lost_work(MARKS, history=history)
+    assert machine.seconds == pytest.approx(2.0)
+    assert machine.describe() == "10 steps (about 2.0 s)"
+    assert site.seconds == pytest.approx(12.0)
+    assert site.describe() == "60 steps (about 12 s)"
+
+
+def test_after_a_rewind_only_what_came_since_counts() -> None:
+    history = [(0.0, 0), (10.0, 100), (20.0, 60), (30.0, 80)]
+    assert estimate_seconds_since(history, 70) == pytest.approx(5.0)
+    assert estimate_seconds_since(history, 50) is None, "the history does not reach back so far on this timeline"
+    assert estimate_seconds_since([], 0) is None
+    assert estimate_seconds_since([(7.0, 5)], 5) == 0.0
+
+
+def test_suspended_logging_loses_more_than_can_be_counted() -> None:
+    suspended = [Incident(1, "No space left on device", 100, 0.0)]
+    process, machine, _ = estimate_lost_work(MARKS, incidents=suspended)
+    assert process.describe() == "all steps after 100"
+    assert machine.describe() == "at least 10 steps"
+    over = [Incident(1, "No space left on device", 50, 0.0, 60, 1.0)]
+    assert estimate_lost_work(MARKS, incidents=over)[0].describe() == "no finished step"

@@ -1,9 +1,11 @@
 """Runs in a process of its own for test_corruption.py: breaks copies of a run and looks what becomes of them.
 
     python corruption.py FOLDER BASE FIRST COUNT
+    python corruption.py FOLDER regions FIRST COUNT
     python corruption.py FOLDER metas FIRST COUNT
 
-The second form flips bit after bit of the two pages from which LMDB finds everything in the catalog, and then uses it.
+The first form breaks something at random. The second one breaks each region of a segment and of the catalog's file in COUNT
+ways. The third one flips bit after bit of the two pages from which LMDB finds everything in the catalog, and then uses it.
 Prints a line a case: its seed, what was broken, and how it ended ("failed" with a reason, else what happened).
 A base of the name "small-..." has small tensors, several of them in one piece, and takes a third of the time.
 """
@@ -21,7 +23,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,9 +32,19 @@ from tests.support import damage
 from tests.support.record_rows import change_rows
 from tests.support.toy import ToyState, ToyTrainer, open_toy
 from tests.support.verify import verify_run
+from tests.verify.regions import HARMLESS, lmdb_regions, segment_regions
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import TranLogsError
-from tranlogs.catalog import CATALOG_NAME, Catalog, Incident, Tables
+from tranlogs.catalog import (
+    CATALOG_NAME,
+    Catalog,
+    CommonRow,
+    Incident,
+    PrunedRow,
+    ShippedRow,
+    StoreRow,
+    Tables,
+)
 from tranlogs.catalog.lineage import trace_lineage
 from tranlogs.checkpoints.folder import MANIFEST
 from tranlogs.log import record_format
@@ -81,11 +94,34 @@ def train_forked(run: Path) -> None:
     _in_child(run, lambda trainer: trainer.train(LAST, _keeping_log(run, trainer)), step=50)
 
 
+def train_with_all_rows(run: Path) -> None:
+    """A run that died, whose newest steps have all kinds of records, and whose catalog has all kinds of rows and of pages."""
+
+    def roll(trainer: ToyTrainer, step: int) -> None:
+        trainer.journal.wait_checkpoint()
+        if step in (62, 64) and trainer.journal.log.wal is not None:
+            trainer.journal.log.wal.roll()
+
+    _in_child(run, lambda trainer: trainer.train(LAST, partial(roll, trainer)))
+    catalog = Catalog.open(run / "rank0", writable=True)
+    for number in range(1, 120):  # in several transactions, so that pages become free
+        with catalog.transaction() as tables:
+            tables.put(f"incident/{number:06d}", Incident(number, "why" * (1000 if number % 20 == 0 else 20), 0, 0.0, 1, 1.0))
+    with catalog.transaction() as tables:
+        tables.put("common", CommonRow(0))
+        tables.put("pruned", PrunedRow())
+        tables.put("store", StoreRow("file:///nowhere", "me"))
+        tables.put("shipped/none", ShippedRow("none", {}))
+        tables.put_request("seal", {"age_seconds": 1000.0, "until": 0.0})
+    catalog.close()
+
+
 BASES: dict[str, Callable[[Path], None]] = {
     "closed": train_closed,
     "killed": train_killed,
     "resumed": train_resumed,
     "forked": train_forked,
+    "all-rows": train_with_all_rows,
 }
 
 
@@ -174,6 +210,9 @@ class Place:
         self.interesting += [at for at, _ in arrays]
 
 
+Choice = Callable[[Base, Path, random.Random], tuple[list[Path], str, int]]
+
+
 def files_of(run: Path) -> list[Path]:
     return sorted(path for path in run.rglob("*") if path.is_file())
 
@@ -184,7 +223,7 @@ def choose(base: Base, run: Path, rnd: random.Random) -> tuple[list[Path], str, 
     files = files_of(run)
     segments = [path for path in files if path.suffix == ".seg"]
     checkpoints = [path for path in files if "checkpoints" in path.parts]
-    catalog = run / "rank0" / "catalog.lmdb"
+    catalog = run / "rank0" / CATALOG_NAME
     kinds, weights = (
         ("segment", "checkpoint", "catalog", "records", "owner", "folder", "swap", "older"),
         (40, 16, 20, 8, 4, 4, 6, 8),
@@ -281,6 +320,35 @@ def stale_file(run: Path, rnd: random.Random, catalog: Path) -> tuple[list[Path]
     return [catalog], f"{catalog.name} replaced by the one of step {LAST}, {until - LAST} steps ago", until
 
 
+WAYS = (damage.flip_bit, damage.garble_range, damage.zero_range)
+
+
+def regions_of(base: Base) -> list[tuple[Path, str, Sequence[damage.Span]]]:
+    """Each region of the catalog's file and of the segments, with its places in one file."""
+    catalog = base.run / "rank0" / CATALOG_NAME
+    found = [(catalog, region, spans) for region, spans in lmdb_regions(catalog).items()]
+    newest = max(row.sequence for row in base.catalog.checkpoints)
+    for segment in read_facts(base.run / "rank0").segments:
+        needed = [one for one in segment.locations if one.head.sequence > newest or one.head.kind == EntryKind.SEGMENT]
+        if needed[-1].head.sequence > newest:
+            found += [(segment.path, region, spans) for region, spans in segment_regions(segment.path, needed).items()]
+    return sorted({region: (path, region, spans) for path, region, spans in found}.values())
+
+
+def break_region(
+    base: Base, run: Path, rnd: random.Random, path: Path, region: str, spans: Sequence[damage.Span], how: damage.Damage
+) -> tuple[list[Path], str, int]:
+    """Break a region; where it stands and what it costs at most, as `choose` does."""
+    target, before = run / path.relative_to(base.run), path.read_bytes()
+    start, end = rnd.choice(spans)
+    done = how(target, rnd, (start, end))
+    raw = bytearray(target.read_bytes())
+    raw[:start], raw[end:] = before[:start], before[end:]  # what has hit the neighbours, too
+    target.write_bytes(raw)
+    is_harmless = path.suffix != ".seg" or region in HARMLESS
+    return [target], f"{region}: {done}", LAST if is_harmless else base.checkpoints[0]
+
+
 def must_be_named(base: Base, run: Path, touched: list[Path]) -> bool:
     """Whether bytes that matter differ now."""
     return any(_matters(base, base.run / path.relative_to(run), path) for path in touched)
@@ -354,18 +422,19 @@ def recover_and_go_on(base: Base, run: Path) -> tuple[str, float]:
     return f"recovered to step {report.step}", seconds
 
 
-def try_case(base: Base, run: Path, seed: int) -> dict[str, Any]:
+def try_case(base: Base, run: Path, seed: int, choose: Choice) -> dict[str, Any]:
     rnd = random.Random(seed)
     shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(base.run, run, copy_function=_copy_sparse)
     case: dict[str, Any] = {"seed": seed}
     try:
         touched, case["damage"], least = choose(base, run, rnd)
+        case["is_changed"] = any(not path.is_file() or path.read_bytes() != _sound_bytes(base, run, path) for path in touched)
         problems = [finding for finding in verify_run(run) if isinstance(finding, Problem)]
         named = {problem.path.name for problem in problems} | {problem.path.parent.name for problem in problems}
         if must_be_named(base, run, touched):
             assert named & {path.name for path in touched}, f"verify names {sorted(map(str, problems))}"
-        if not any(problem.path.name == "catalog.lmdb" for problem in problems) and "ago" not in case["damage"]:
+        if not any(problem.path.name == CATALOG_NAME for problem in problems) and "ago" not in case["damage"]:
             assert read_catalog(run / "rank0") == base.catalog, "the catalog says something else, and verify is silent"
         case["problems"] = [str(problem) for problem in problems]
         case["outcome"], case["seconds"] = recover_and_go_on(base, run)
@@ -378,6 +447,11 @@ def try_case(base: Base, run: Path, seed: int) -> dict[str, Any]:
     except BaseException:
         case["failed"] = traceback.format_exc()
     return case
+
+
+def _sound_bytes(base: Base, run: Path, path: Path) -> bytes | None:
+    sound = base.run / path.relative_to(run)
+    return sound.read_bytes() if sound.is_file() else None
 
 
 def try_meta_bit(folder: Path, sound: bytes, bit: int) -> dict[str, Any]:
@@ -436,9 +510,18 @@ def main(folder: str, name: str, first: str, count: str) -> None:
         for bit in cases:
             print(json.dumps(try_meta_bit(Path(folder), sound, bit)), flush=True)
         return
+    if name == "regions":
+        base = Base("small-all-rows", Path(folder) / "small-all-rows")
+        for number, (path, region, spans) in enumerate(regions_of(base)):
+            for seed in cases:
+                how = WAYS[(number + seed) % len(WAYS)]
+                broken = partial(break_region, path=path, region=region, spans=spans, how=how)
+                case = try_case(base, base.run.with_name("case"), 1000 * number + seed, broken)
+                print(json.dumps({"region": region, **case}), flush=True)
+        return
     base = Base(name, Path(folder) / name)
     for seed in cases:
-        print(json.dumps(try_case(base, Path(folder) / name / "case", seed)), flush=True)
+        print(json.dumps(try_case(base, Path(folder) / name / "case", seed, choose)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,46 +1,34 @@
-"""What is synced when: segments before their rows in the catalog, the watermark last, and never more than was synced."""
+"""What is synced and sealed when: segments before their rows in the catalog, the watermark last."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.log.entries import expected
 from tests.support.bare_log import BareLog, append_step
+from tests.support.clock import FakeClock
 from tests.support.faults import failing
 from tranlogs.base.clock import Clock
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.errors import CatalogUnavailable, LogUnavailable
-from tranlogs.log import group_commit
+from tranlogs.base.types import Array, dense
+from tranlogs.journal.record_writers import LogWriter, RecordContent
+from tranlogs.log import group_commit, writer
 from tranlogs.log.group_commit import GroupCommit
-from tranlogs.log.layout import NO_TENSORS
+from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.record_format import EntryKind, unpack_head
 from tranlogs.log.segment_file import SegmentFile
-from tranlogs.log.writer import WriteAheadLog
-
-
-@pytest.mark.parametrize("durability", ["process", "machine"])
-def test_a_record_is_there_for_a_scan_as_soon_as_it_is_committed(tmp_path: Path, durability: Any) -> None:
-    """And whoever opens the journal sees it, whether the catalog has it or not."""
-    bare = BareLog(tmp_path, JournalConfig(durability=durability, segment_bytes=MIB))
-    log = bare.open()
-    with failing("log.rows=eio"):  # nothing gets into the catalog
-        for step in range(1, 20):
-            try:
-                append_step(log, step)
-            except LogUnavailable:  # the sync thread has met the failing transaction
-                break
-            assert bare.contents() == expected(range(1, step + 1))
-        with suppress(LogUnavailable):
-            log.close()
-    bare.close()
+from tranlogs.log.writer import SegmentAgeLimit, WriteAheadLog
+from tranlogs.log.writer_thread import WriterThread
 
 
 def test_segments_are_synced_before_their_rows_are_committed_and_synced_comes_last(
@@ -160,47 +148,6 @@ def test_a_failure_behind_the_training_thread_latches(tmp_path: Path, point: str
     bare.close()
 
 
-def test_synced_trails_committed_and_reaches_it(tmp_path: Path) -> None:
-    bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
-    log = bare.open()
-    for step in range(1, 60):
-        append_step(log, step)
-        assert log.group.synced.step <= log.group.boundary.step == step
-    assert log.group.wait_synced()
-    assert log.group.synced == log.group.boundary
-    log.close()
-    bare.close()
-
-
-def test_synced_never_claims_a_segment_that_was_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sync thread looks while `close` hands over the last segment."""
-    bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
-    log, held, flushed, claims = bare.open(), threading.Event(), list[str](), list[tuple[bool, bool]]()
-    commit, sync = GroupCommit._commit_group, SegmentFile.sync
-
-    def flushing(segment: SegmentFile) -> None:
-        sync(segment)
-        flushed.append(segment.path.name)
-
-    def watched(self: GroupCommit) -> bool:
-        held.wait()
-        before, count = self.synced.sequence, len(flushed)
-        is_last = commit(self)
-        claims.append((self.synced.sequence > before, len(flushed) > count))
-        return is_last
-
-    monkeypatch.setattr(SegmentFile, "sync", flushing)
-    monkeypatch.setattr(GroupCommit, "_commit_group", watched)
-    append_step(log, 1)
-    closing = threading.Thread(target=log.close)
-    closing.start()
-    held.set()
-    closing.join()
-    assert log.group.synced.step == 1
-    assert all(was_flushed for advances, was_flushed in claims if advances)
-    bare.close()
-
-
 def test_nothing_is_committed_between_the_flush_that_is_demanded_and_the_groups_that_are_synced_behind_it(
     bare: BareLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,66 +170,6 @@ def test_nothing_is_committed_between_the_flush_that_is_demanded_and_the_groups_
     assert log.group.wait_synced()
     assert log.group.synced.step == 2
     log.close()
-
-
-def test_groups_are_apart_unless_somebody_waits_or_the_log_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
-    log = bare.open()
-    append_step(log, 1)
-    until(lambda: log.group.synced.step == 1)
-    catalog = bare.catalog
-    assert catalog is not None
-    until(lambda: {row.state for row in catalog.segments()} == {"open", "ready"})  # whose rows are written at once
-    monkeypatch.setattr(group_commit, "GROUP_SECONDS", 600.0)  # only now: the first group may hold the segment alone
-    append_step(log, 2)
-    time.sleep(0.05)
-    assert log.group.synced.step == 1
-    assert log.group.wait_synced(10.0)
-    assert log.group.synced.step == 2
-    append_step(log, 3)
-    log.close()
-    assert bare.contents() == expected(range(1, 4))
-    bare.close()
-
-
-def test_a_waiter_that_gives_up_does_not_make_another_one_wait_for_a_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB), Clock())
-    log, go_on, results, pauses = bare.open(), threading.Event(), dict[str, bool](), list[float]()
-    append_step(log, 1)
-    until(lambda: log.group.synced.step == 1)
-    until(lambda: is_idle(log))
-    monkeypatch.setattr(group_commit, "GROUP_SECONDS", 600.0)
-    write, wait = GroupCommit._write, log._lock.wait
-
-    def writing(group: GroupCommit, *arguments: Any, **options: Any) -> None:
-        go_on.wait()
-        write(group, *arguments, **options)
-
-    def waiting(seconds: float) -> bool:
-        pauses.append(seconds)
-        return bool(wait(seconds))
-
-    def wait_as(name: str, timeout: float) -> None:
-        results[name] = log.group.wait_synced(timeout)
-
-    monkeypatch.setattr(GroupCommit, "_write", writing)
-    monkeypatch.setattr(log._lock, "wait", waiting)
-    patient = threading.Thread(target=wait_as, args=("patient", 60.0))
-    append_step(log, 2)
-    patient.start()
-    wait_as("hasty", 0.05)
-    assert results == {"hasty": False}
-    pauses.clear()
-    append_step(log, 3)  # the patient one waits for this step, too, and it takes another group
-    go_on.set()
-    patient.join()
-    assert results == {"hasty": False, "patient": True}
-    assert log.group.synced.step == 3
-    assert max(pauses) < 1.0
-    log.close()
-    bare.close()
 
 
 def test_records_that_wait_for_the_catalog_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,3 +196,127 @@ def test_records_that_wait_for_the_catalog_are_bounded(tmp_path: Path, monkeypat
     log.close()
     assert bare.contents() == expected(range(1, 4))
     bare.close()
+
+
+DATA = dense(np.arange(5000, dtype=np.float32))
+
+
+@pytest.fixture
+def looked_at_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "CATALOG_SECONDS", 0.0)
+    monkeypatch.setattr(group_commit, "CATALOG_SECONDS", 0.001)
+
+
+def ask(bare: BareLog, age: float, until: float) -> None:
+    assert bare.catalog is not None
+    with bare.catalog.transaction() as tables:
+        tables.put_request("seal", {"age_seconds": age, "until": until})
+
+
+@pytest.mark.parametrize(
+    ("setting", "request_", "seconds", "age"),
+    [
+        (None, {"age_seconds": 10.0, "until": 60.0}, 0, 10.0),
+        (None, {"age_seconds": 10.0, "until": 60.0}, 61, None),  # it lapses
+        (30.0, {"age_seconds": 10.0, "until": 60.0}, 0, 10.0),
+        (30.0, {"age_seconds": 100.0, "until": 60.0}, 0, 30.0),
+        (None, {"age_seconds": "soon", "until": 1e12}, 0, None),
+        (None, {"until": 1e12}, 0, None),
+        (None, {"age_seconds": -1.0, "until": 1e12}, 0, None),
+    ],
+)
+def test_the_shorter_of_setting_and_request_holds(
+    tmp_path: Path, setting: float | None, request_: dict[str, object], seconds: float, age: float | None
+) -> None:
+    bare = BareLog(tmp_path, clock=FakeClock(0.0))
+    bare.open().close()
+    assert bare.catalog is not None
+    with bare.catalog.transaction() as tables:
+        tables.put_request("seal", request_)
+    found = SegmentAgeLimit(bare.catalog, clock := FakeClock(0.0), setting)
+    found.read_request()
+    clock.advance(seconds)
+    found.read_request()
+    assert found.age_seconds == age
+    bare.close()
+
+
+def sealed(bare: BareLog) -> int:
+    assert bare.catalog is not None
+    return sum(row.state == "sealed" for row in bare.catalog.segments())
+
+
+def wait_until(is_so) -> None:  # type: ignore[no-untyped-def]
+    for _ in range(5000):
+        if is_so():
+            return
+        threading.Event().wait(0.002)
+    raise AssertionError("it does not come")
+
+
+@contextmanager
+def sealing(log: WriteAheadLog, seal: Callable[[], None]) -> Iterator[None]:
+    """Let a second thread seal at every moment."""
+    done = threading.Event()
+
+    def work() -> None:
+        while not done.is_set():
+            seal()
+            with log._lock:
+                log._lock.notify_all()
+
+    sealer = threading.Thread(target=work)
+    sealer.start()
+    try:
+        yield
+    finally:
+        done.set()
+        sealer.join()
+
+
+@pytest.mark.usefixtures("looked_at_always")
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_a_step_that_waits_for_its_boundary_is_closed_and_its_segment_sealed(tmp_path: Path, is_queued: bool) -> None:
+    """A long evaluation between a step and the end of its unit does not hold up whoever waits for the segment."""
+    bare = BareLog(tmp_path, clock=Clock())
+    made, thread = bare.open(), WriterThread(1 << 20)
+    written = LogWriter(made, thread if is_queued else None)
+    buffer = DATA.data.copy()
+    written.append(NO_TENSORS, RecordContent(EntryKind.BOUNDARY, 0, {"n": 0}))
+    record = written.begin(Payload.of([("a", Array("float32", (5000,), buffer))]))
+    written.commit(record, RecordContent(EntryKind.STEP, 1, {"n": 1}))
+    buffer[:] = 0  # the training goes on
+    ask(bare, 0.001, Clock().now() + 60)
+    wait_until(lambda: sealed(bare) == 1)
+    assert not record.is_open
+    written.append(NO_TENSORS, RecordContent(EntryKind.BOUNDARY, 1, {"n": 1}))
+    thread.stop()
+    made.close()
+    assert bare.contents() == [
+        (EntryKind.BOUNDARY, 0, {}, {"n": 0}),
+        (EntryKind.STEP, 1, {"a": DATA.data.tobytes()}, {"n": 1}),
+        (EntryKind.BOUNDARY, 1, {}, {"n": 1}),
+    ]
+    bare.close()
+
+
+@pytest.mark.usefixtures("looked_at_always")
+def test_steps_that_are_closed_from_behind_are_in_order(tmp_path: Path) -> None:
+    """One thread trains, another one closes the step and seals at every moment in between."""
+    bare = BareLog(tmp_path, config=JournalConfig(durability="process", segment_bytes=MIB), clock=Clock())
+    made = bare.open()
+    written = LogWriter(made)
+    with sealing(made, made.seal_now):
+        for step in range(1, 201):
+            record = written.begin(Payload.of([("a", DATA)]))
+            written.commit(record, RecordContent(EntryKind.STEP, step, {"n": step}))
+            if step % 3 == 0:
+                threading.Event().wait(0.001)
+            written.append(NO_TENSORS, RecordContent(EntryKind.BOUNDARY, step, {"n": -step}))
+    written.stop()
+    made.close()
+    ends = [link for link in bare.links() if link.kind.is_boundary]
+    assert [link.step for link in ends] == list(range(1, 201))
+    steps = [link.step for link in bare.links() if link.kind in (EntryKind.STEP, EntryKind.UNIT)]
+    assert steps == list(range(1, 201)), "each step once, whether it has its boundary or not"
+    assert {EntryKind.STEP, EntryKind.BOUNDARY} <= {link.kind for link in bare.links()}
