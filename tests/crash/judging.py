@@ -14,7 +14,7 @@ from tests.crash import tally
 
 CHILD = Path(__file__).with_name("power_child.py")
 
-Judge = Callable[[Path, int], dict[str, Any]]  # run, the step where recovery must land at least -> verdict
+Judge = Callable[..., dict[str, Any]]  # run, the step where recovery must land at least, steps to train on -> verdict
 
 
 @contextmanager
@@ -25,8 +25,8 @@ def judging(fault: str | None = None) -> Iterator[Judge]:
     assert stdin is not None
     assert stdout is not None
 
-    def judge(run: Path, least: int) -> dict[str, Any]:
-        print(run, least, file=stdin, flush=True)
+    def judge(run: Path, least: int, more: int = 20) -> dict[str, Any]:
+        print(run, least, more, file=stdin, flush=True)
         line = stdout.readline()
         assert line, f"the judge ended with {process.wait()}"
         verdict: dict[str, Any] = json.loads(line)

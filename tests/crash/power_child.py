@@ -1,7 +1,7 @@
 """Child processes of test_power_cut.py.
 
 python power_child.py train RUN DURABILITY UNTIL     trains, and prints `synced committed` after each step
-python power_child.py judge                          reads `RUN STEP` lines; recovers each run, at least to that step
+python power_child.py judge                          reads `RUN STEP [MORE]` lines; recovers each run, at least to that step
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Judge:
             self.sums.append(self.sum_of(self.state))
         return self.sums[step]
 
-    def judge(self, run: str, least: int) -> dict[str, Any]:
+    def judge(self, run: str, least: int, more: int = 20) -> dict[str, Any]:
+        """Recover a run, train `more` steps, and recover it again."""
         start = time.monotonic()
         self.said.clear()
         first = open_run(run)
@@ -74,11 +75,11 @@ class Judge:
         seconds = time.monotonic() - start
         assert report.step >= least, f"step {least} was synced, and recovery landed on {report.step}: {report.notes}"
         assert self.sum_of(first.state) == self.expected(report.step), f"the state at step {report.step} is WRONG"
-        first.train(report.step + 20)
+        first.train(report.step + more)
         first.journal.close()
         again = open_run(run)
         second = again.recover()
-        assert second.step == report.step + 20, f"trained to {report.step + 20}, came back to {second.step}: {self.said}"
+        assert second.step == report.step + more, f"trained to {report.step + more}, came back to {second.step}: {self.said}"
         assert self.sum_of(again.state) == self.expected(second.step), f"the state at step {second.step} is WRONG"
         again.journal.close()
         problems = [str(finding) for finding in verify_run(run) if isinstance(finding, Problem)]
@@ -91,9 +92,9 @@ def main() -> None:
         return
     judge = Judge()
     for line in sys.stdin:
-        run, step = line.split()
+        run, *numbers = line.split()
         try:
-            verdict = judge.judge(run, int(step))
+            verdict = judge.judge(run, *map(int, numbers))
         except BaseException:
             verdict = {"failed": traceback.format_exc(), "files": sorted(map(str, Path(run).rglob("*")))}
         print(json.dumps(verdict), flush=True)

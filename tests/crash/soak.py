@@ -32,7 +32,7 @@ CORE = ("base", "catalog", "checkpoints", "encoding", "format", "journal", "log"
 ALONE = (
     "test_mixed_kills.py",
     "test_power_cut.py",
-    "test_torn_pages.py",
+    "test_every_sync.py",
     "test_system_calls.py",
     "test_optimizer_machine.py",
     "test_long_runs.py",
@@ -81,7 +81,7 @@ def parts(kills: int) -> list[Part]:
         Part("forks", ("forks of",), share(300), [f"{crash}/test_surroundings.py", "-k", "forks"], 30),
         Part("threads", ("SIGKILL, and another number",), share(200), [f"{crash}/test_surroundings.py", "-k", "threads"], 15),
         Part("tiny steps", ("10,000 tiny steps",), share(20), [f"{crash}/test_surroundings.py", "-k", "tiny"], 4),
-        Part("pages", ("writes since",), share(400), [f"{crash}/test_torn_pages.py"]),
+        Part("pages", ("writes since",), share(400), [f"{crash}/test_every_sync.py"]),
         Part("calls", ("one of several system calls",), share(300), [f"{crash}/test_system_calls.py", "-k", "several"], 15),
         Part("each call", ("SIGKILL at a system call",), share(1000), [f"{crash}/test_system_calls.py", "-k", "not several"]),
         Part("machine", ("a sequence",), share(300), [f"{crash}/test_optimizer_machine.py"], 5),

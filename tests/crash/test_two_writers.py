@@ -20,6 +20,7 @@ from tests.crash.power_child import SIZES
 from tests.support.toy import open_toy, uninterrupted
 from tests.support.verify import verify_run
 from tranlogs.base.errors import UsageError
+from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.verify import Finding, Problem
 
 pytestmark = pytest.mark.crash
@@ -293,6 +294,30 @@ def test_a_run_whose_files_are_deleted_is_logged_again(tmp_path: Path, start: St
         assert "a crash now would lose what was logged since the last checkpoint that is left" in said
     assert "logging resumed from a fresh checkpoint" in said
     assert_recovers(run, int(answer))
+
+
+def test_checkpoint_that_is_retired_while_it_is_looked_for_was_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that writes checkpoints publishes the next one, and retires this one, in that very moment."""
+    trainer = open_toy(tmp_path / "run", sizes=SIZES, policy=EverySteps(1000), retention=KeepLatest(1))
+    trainer.recover()
+    checkpoints = trainer.journal.checkpoints
+    look, looked_for = checkpoints._is_at_place, list[str]()
+
+    def look_late(name: str) -> bool:
+        looked_for.append(name)
+        if len(looked_for) == 1:
+            trainer.train(trainer.journal.step + 1)
+            assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+        return look(name)
+
+    monkeypatch.setattr(checkpoints, "_is_at_place", look_late)
+    checkpoints.demand_newest()
+    assert not (tmp_path / "run" / "rank0" / "checkpoints" / looked_for[0]).exists()
+    trainer.train(4)
+    trainer.journal.close()
+    assert_recovers(tmp_path / "run", 4)
 
 
 def test_a_script_may_change_its_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
