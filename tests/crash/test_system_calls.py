@@ -8,6 +8,7 @@ import re
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from tests.crash import tally
-from tests.crash.judging import Judge, judging
-from tests.crash.power_child import Judge as Toy
+from tests.crash.processes import Judge
 from tests.crash.system_calls import Outcome, Trainers, demand_strace
+from tests.crash.toy_trainers import expected
 from tests.support import campaign
 
 pytestmark = [pytest.mark.crash, pytest.mark.root]
@@ -115,14 +116,9 @@ def trainers() -> Iterator[Trainers]:
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    with judging() as made:
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
+    with closing(Judge(tmp_path_factory.mktemp("judge"), None)) as made:
         yield made
-
-
-@cache
-def state_sum(step: int) -> int:
-    return Toy().expected(step)
 
 
 @dataclass(frozen=True)
@@ -158,7 +154,7 @@ def passed(trainers: Trainers, folder: Path, life: str, writer: str, left: Left)
     """How often at most a thread makes each call, in a run that nothing happens to."""
     run = folder / f"{life}-{writer}"
     outcome = trained(trainers, run, life=life, writer=writer, left=left)
-    assert (outcome.status, outcome.end) == (0, ["False", str(END), str(state_sum(END))])
+    assert (outcome.status, outcome.end) == (0, ["False", str(END), str(expected(END))])
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for thread, call in re.findall(r"^(\d+) +(\w+)\(", run.with_suffix(".trace").read_text(), re.MULTILINE):
         counts[call][thread] += 1
@@ -205,10 +201,9 @@ def sample(counts: dict[str, int], attach: str, call: str, *about: object) -> It
 
 def assert_nothing_is_lost(judge: Judge, run: Path, said: int, fault: str, tries: int) -> None:
     """`tries`: how often the fault truly happened."""
-    verdict = judge(run, said)
-    tally.note(fault, tries, losses="failed" in verdict or bool(verdict["problems"]), seconds=verdict.get("seconds", 0.0))
-    assert "failed" not in verdict, verdict["failed"]
-    assert verdict["problems"] == []
+    with tally.trying(fault):
+        verdict = judge(run, said)
+    tally.note(fault, tries, seconds=verdict["seconds"])
 
 
 def killed_at(sampler: Sampler, folder: Path, call: str, nth: int, life: str, writer: str) -> tuple[Path, Outcome]:
@@ -255,7 +250,7 @@ def test_a_kill_at_a_system_call_loses_nothing_committed(
 def assert_training_went_on(outcome: Outcome, end: int) -> None:
     assert not outcome.failed
     assert outcome.status == 0
-    assert outcome.end == ["False", str(end), str(state_sum(end))]
+    assert outcome.end == ["False", str(end), str(expected(end))]
 
 
 @pytest.mark.sampled(15)
