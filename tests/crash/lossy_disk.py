@@ -149,7 +149,7 @@ class LossyDisk:
         """Take images now."""
         with self._lock:
             self._look()
-            self._cut("rest")
+            self.images += self._cut("rest")[0]
 
     # What the calls of the process tell.
 
@@ -199,12 +199,12 @@ class LossyDisk:
             inode = about.st_ino if about.st_dev == self._device else -1
             file, folder = self._files.get(inode), self._folders.get(inode)
             if file is not None:
-                self._cut(file.kind)
+                self.images += self._cut(file.kind)[0]
                 content = file.now()
                 call()
                 file.disk = content
             elif folder is not None:
-                self._cut("names")
+                self.images += self._cut("names")[0]
                 call()
                 folder.synced, folder.changes = folder.seen, []
             else:
@@ -217,7 +217,8 @@ class LossyDisk:
             self._look()
             file = self._files[inode]
             before = file.now()
-            torn = self._cut(file.kind).get(inode)
+            images, places = self._cut(file.kind)
+            torn = places.get(inode)
             yield
             now = file.now()
             if torn is not None:
@@ -226,6 +227,7 @@ class LossyDisk:
                 content = self._chance.choice([now, old, *3 * [self._torn(file, file.disk, old, share)]])
                 write_sparse(torn, content)
             file.disk = now
+            self.images += images  # whole only now
 
     # Looking at the files, and taking images of them.
 
@@ -258,22 +260,22 @@ class LossyDisk:
         self._files[os.fstat(fd).st_ino] = File(fd, "catalog" if path.name == CATALOG_NAME else kind)
         return inode in self._files
 
-    def _cut(self, kind: str) -> dict[int, Path]:
-        """Take both images; return where the files of the second one lie."""
+    def _cut(self, kind: str) -> tuple[list[Image], dict[int, Path]]:
+        """Take both images; return them, and where the files of the second one lie."""
         self.syncs[kind] += 1
         if self._chance.random() < WRITES_BACK:
             files = [file for file in self._files.values() if file.kind != "catalog"]  # that has an order of its own
             if files:
                 file = self._chance.choice(files)
                 file.disk = self._torn(file, file.disk, file.now(), 0.5)
-        self._take(kind, 0.0)
-        return self._take(kind, self._chance.choice((0.1, 0.5, 0.9)))
+        nothing, _ = self._take(kind, 0.0)
+        some, places = self._take(kind, self._chance.choice((0.1, 0.5, 0.9)))
+        return [nothing, some], places
 
-    def _take(self, kind: str, share: float) -> dict[int, Path]:
-        """Make an image that keeps a share of what no sync covered; return where its files lie."""
+    def _take(self, kind: str, share: float) -> tuple[Image, dict[int, Path]]:
+        """Make an image that keeps a share of what no sync covered; return it, and where its files lie."""
         number = sum(self.syncs.values())
         image = Image(self._target / f"{number}-{share}", self.synced(), number, kind, share)
-        self.images.append(image)
 
         def is_kept() -> bool:
             found = self._chance.random() < share
@@ -295,7 +297,7 @@ class LossyDisk:
                 write_sparse(path, file.disk)
             else:
                 write_sparse(path, self._torn(file, file.disk, file.now(), share))
-        return places
+        return image, places
 
     def _torn(self, file: File, before: bytes, now: bytes, share: float) -> bytes:
         """Return content of pages old and new.
