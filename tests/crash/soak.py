@@ -1,5 +1,6 @@
-"""`make soak`: the crash tests again and again with new seeds, until each fault was tried often enough or the time is over, and all
-that the gate leaves out of other tests, once.
+"""`make soak`: the crash tests again and again with new seeds, until each fault was tried often enough or the time is over.
+
+What the gate leaves out of all other tests runs once.
 
     python -m tests.crash.soak [--minutes 60] [--kills 1000] [--only kills,damage] [--folder soak]
     python -m tests.crash.soak --report soak/tally.jsonl ... [--json docs/soak.json]
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -66,10 +68,10 @@ def parts(kills: int) -> list[Part]:
         Part("kills", ("SIGKILL of a trainer",), kills, [f"{crash}/test_mixed_kills.py"], min(2, kills / 60)),
         Part("power", ("power cut",), share(300), [power, "-k", "power_cuts"]),
         Part("read-only", ("the file system turns", "the disk dies"), share(100), [power, "-k", "turns_read_only"], 4),
-        Part("full disks", ("disk full",), share(300), [lives, "-k", "fills"], 10),
-        Part("errors", ("I/O errors",), share(300), [lives, "-k", "errors"], 15),
-        Part("clock", ("the clock",), share(300), [lives, "-k", "clock"], 30),
-        Part("forks", ("forks of",), share(300), [lives, "-k", "forks"], 30),
+        Part("full disks", ("disk full",), share(300), [lives, "-k", "fills"], 4),
+        Part("errors", ("I/O errors",), share(300), [lives, "-k", "errors"], 5),
+        Part("clock", ("the clock",), share(300), [lives, "-k", "clock"], 8),
+        Part("forks", ("forks of",), share(300), [lives, "-k", "forks"], 8),
         Part("threads", ("SIGKILL, and another number",), share(200), [f"{crash}/test_kill_torch.py"], 4),
         Part("pages", ("writes since",), share(2000), [f"{crash}/test_every_sync.py"]),
         Part("calls", ("one of several system calls",), share(300), [f"{crash}/test_system_calls.py", "-k", "several"], 15),
@@ -151,12 +153,14 @@ class Soak:
             process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=printed, stderr=printed, start_new_session=True
             )
-            try:
-                status: int | None = process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                status = None
+            status: int | None = None
+            with suppress(subprocess.TimeoutExpired):
+                try:
+                    status = process.wait(seconds)
+                finally:
+                    if status is None:  # also after Ctrl-C
+                        os.killpg(process.pid, signal.SIGKILL)
+                        process.wait()
             printed.seek(0)
             return status, printed.read()
 

@@ -50,11 +50,4 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         ("tests/crash/test_two_writers.py::test_a_child_that_outlives_the_trainer_does_not_keep_the_run",),
     ),
-    Mutant(
-        "the sync of a group does not look whether the journal is still this process's",
-        "tranlogs/log/group_commit.py",
-        "        self._demand_writer()  # also without records: a deleted lock file is made again while training pauses\n",
-        "",
-        ("tests/crash/test_two_writers.py::test_a_trainer_keeps_its_run_although_the_files_of_its_locks_are_deleted",),
-    ),
 )
