@@ -50,4 +50,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         ("tests/crash/test_two_writers.py::test_a_child_that_outlives_the_trainer_does_not_keep_the_run",),
     ),
+    Mutant(
+        "the owner does not lock the folder, only a file that can be deleted",
+        "tranlogs/journal/owner_lock.py",
+        'if self._role != "owner" or _lock_folder(folder_fd, fcntl.LOCK_EX) else -1',
+        "if True else -1",
+        ("tests/crash/test_two_writers.py::test_a_trainer_keeps_its_run_although_the_files_of_its_locks_are_deleted",),
+    ),
 )
