@@ -29,6 +29,13 @@ MUTANTS: tuple[Mutant, ...] = (
         EVERY_SYNC,
     ),
     Mutant(
+        "a segment's row says that the file was cut before that is on the disk",
+        "tranlogs/log/segment_file.py",
+        "            if sync:\n                os.fsync(self._fd)\n",
+        "",
+        EVERY_SYNC,
+    ),
+    Mutant(
         "the head of a record is written before the rest of it",
         "tranlogs/log/writer.py",
         'hit("log.before_commit")\n        segment.write_head(head, offset)  # commit point for a killed process',
