@@ -211,7 +211,7 @@ def main() -> int:
         given.seed,
     )
     soak.run()
-    report([given.folder / "tally.jsonl"], None, given.folder / "soak.json")
+    report([given.folder / "tally.jsonl"], given.folder / "soak.json")
     for log in soak.failed:
         print("FAILED:", log)
     return 1 if soak.failed else 0
