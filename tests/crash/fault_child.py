@@ -16,8 +16,8 @@ import traceback
 from typing import Any
 
 import numpy.random  # noqa: F401  (it is imported lazily)
-from power_child import SIZES, Judge
 
+from tests.crash.toy_trainers import SIZES, state_sum
 from tests.support.clock import FakeClock
 from tests.support.forking import serve
 from tests.support.toy import ToyTrainer, open_toy
@@ -89,7 +89,7 @@ def train(job: dict[str, Any]) -> None:
         journal.wait_checkpoint()  # one that is still being written: logging does not resume before it is done
         trainer.train(step)
     journal.wait_synced()
-    say("end", journal.is_suspended, journal.committed, Judge.sum_of(trainer.state))
+    say("end", journal.is_suspended, journal.committed, state_sum(trainer.state))
     journal.close()
 
 

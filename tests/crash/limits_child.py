@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy.random  # noqa: F401  (it is imported lazily)
-from power_child import SIZES, Judge
 
+from tests.crash.toy_trainers import SIZES, expected, state_sum
 from tests.support.clock import FakeClock
 from tests.support.toy import ToyTrainer, open_toy
 from tranlogs.base.config import JournalConfig
@@ -89,7 +89,7 @@ def main(run: str, what: str, seed: str) -> None:
         if chance.random() < 0.3 and trainer.journal.config.writer == "direct" and trainer.journal.log.wal is not None:
             trainer.journal.log.wal.roll()
 
-    trainer, judge, wrong = opened(), Judge(), []
+    trainer, wrong = opened(), []
     trainer.recover()
     for turn in range(ROUNDS):
         with scarce(leaves[0] if turn == 0 else chance.choice(leaves)):
@@ -102,7 +102,7 @@ def main(run: str, what: str, seed: str) -> None:
         step = trainer.journal.step
         if trainer.journal.is_suspended or trainer.journal.committed != step:
             wrong.append(f"logging does not go on at step {step}")
-        if Judge.sum_of(trainer.state) != judge.expected(step):
+        if state_sum(trainer.state) != expected(step):
             wrong.append(f"the state at step {step} is WRONG")
         if chance.random() < 0.3:
             trainer.journal.close()

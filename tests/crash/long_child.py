@@ -1,7 +1,7 @@
 """Trains for long, or large, or with many tensors, and says what the process takes meanwhile.
 
-python long_child.py train RUN STEPS TENSORS ELEMENTS   a line of JSON: what it took at each tenth of the way; then it waits
-python long_child.py recover RUN STEPS TENSORS ELEMENTS   a line of JSON: what came back
+python long_child.py train RUN WRITER STEPS TENSORS ELEMENTS   a line of JSON: what it took at each tenth of the way; it waits
+python long_child.py recover RUN WRITER STEPS TENSORS ELEMENTS   a line of JSON: what came back
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy.random  # noqa: F401  (it is imported lazily)
 import xxhash
@@ -52,8 +53,8 @@ def taken(run: Path) -> dict[str, int]:
     }
 
 
-def opened(run: Path, steps: int, tensors: int, elements: int) -> ToyTrainer:
-    config = JournalConfig(durability="process", segment_bytes=1 << 20)
+def opened(run: Path, writer: Any, steps: int, tensors: int, elements: int) -> ToyTrainer:
+    config = JournalConfig(durability="process", segment_bytes=1 << 20, writer=writer)
     return open_toy(run, sizes=(elements,) * tensors, config=config, policy=EverySteps(max(steps // 200, 2)))
 
 
@@ -68,14 +69,22 @@ def state_sum(trainer: ToyTrainer) -> int:
 
 def train(run: Path, steps: int, trainer: ToyTrainer) -> None:
     trainer.recover()
-    found, start = [], time.monotonic()
+    found, at_risk, start = [], 0, time.monotonic()
     for tenth in range(1, TENTHS + 1):
         trainer.train(steps * tenth // TENTHS)
+        at_risk = max(at_risk, trainer.journal.step - trainer.journal.committed)
         trainer.journal.wait_checkpoint()  # a snapshot that is being written has its memory
         found.append(taken(run))
     seconds = time.monotonic() - start
     assert not trainer.journal.is_suspended
-    said = {"committed": trainer.journal.committed, "sum": state_sum(trainer), "taken": found, "seconds": seconds}
+    trainer.journal.wait_synced()
+    said: dict[str, Any] = {
+        "committed": trainer.journal.committed,
+        "sum": state_sum(trainer),
+        "taken": found,
+        "seconds": seconds,
+    }
+    said["at risk"] = at_risk
     print(json.dumps(said), flush=True)
     sys.stdin.readline()
 
@@ -87,9 +96,9 @@ def recover(trainer: ToyTrainer, start: float) -> None:
     trainer.journal.close()
 
 
-def main(what: str, run: str, steps: str, tensors: str, elements: str) -> None:
+def main(what: str, run: str, writer: str, steps: str, tensors: str, elements: str) -> None:
     start = time.monotonic()
-    trainer = opened(Path(run), int(steps), int(tensors), int(elements))
+    trainer = opened(Path(run), writer, int(steps), int(tensors), int(elements))
     if what == "train":
         train(Path(run), int(steps), trainer)
     else:

@@ -1,105 +1,73 @@
-"""Real training processes under SIGKILL at random moments: every loop ends with the bits of a run that nobody killed."""
+"""Real training processes under SIGKILL at random moments, each with another number of threads: all bits come back."""
 
 from __future__ import annotations
 
 import multiprocessing
-import signal
+from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pytest
 
-from tests.crash.torch_child import BATCHES, KILLS, LOOPS, train
+from tests.crash import tally
+from tests.crash.torch_child import Said, sums, train
 from tests.support import campaign
 
 pytestmark = pytest.mark.crash
 
-OPTIONS: list[dict[str, Any]] = [{}, {"durability": "machine"}, {"writer": "thread"}, {"checkpoint_every": 1000}]
+LIVES, UNTIL = 8, 120
+FAULT = "SIGKILL, and another number of threads behind it"
 _context = multiprocessing.get_context("forkserver")  # imports torch once; each child is forked from there
-_context.set_forkserver_preload(
-    ["torch", "torch._dynamo", "torch.optim.swa_utils", "tranlogs_torch", "tests.crash.torch_child"]
-)
+_context.set_forkserver_preload(["torch", "torch._dynamo", "tranlogs_torch", "tests.crash.torch_child"])
 
 
-class Child:
-    """A process that trains; it is gone at the end of the block."""
+@cache
+def right(threads: int) -> list[int]:
+    """The sums of a run without a log, in a process of its own."""
+    with _context.Pool(1) as pool:
+        return pool.apply(sums, (threads, UNTIL))
 
-    def __init__(self, name: str, run: Path | None, hurries_for: int = BATCHES, **options: Any) -> None:
-        self.said: list[tuple[str, Any]] = []
-        self._pipe, theirs = _context.Pipe(duplex=False)
-        self.process = _context.Process(target=train, args=(theirs, name, run, options, hurries_for))
-        self.process.start()
-        theirs.close()
 
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.kill()
-        self._pipe.close()
-
-    def hear(self, kind: str, count: int = 1) -> None:
-        """Listen until it has said so many things of a kind, or ends."""
+def lived(run: Path, threads: int, wanted: int, seconds: float, options: dict[str, Any]) -> list[Said]:
+    """What a process says that is killed some seconds after so many words, or ends."""
+    receiver, sender = _context.Pipe(duplex=False)
+    process = _context.Process(target=train, args=(sender, str(run), threads, UNTIL, options))
+    process.start()
+    sender.close()
+    said = list[Said]()
+    with receiver:
         try:
-            while len(self.all(kind)) < count:
-                self.said.append(self._pipe.recv())
+            while True:
+                if len(said) == wanted:
+                    process.join(seconds)
+                    process.kill()
+                said.append(receiver.recv())
         except (EOFError, ConnectionResetError):
-            self.process.join()
-
-    def kill(self) -> None:
-        """SIGKILL, and hear what was still on its way."""
-        self.process.kill()
-        self.process.join()
-        self.hear("nothing more")
-
-    def all(self, kind: str) -> list[Any]:
-        """What it has said of a kind."""
-        return [content for said, content in self.said if said == kind]
+            process.join()
+    print(threads, process.exitcode, said)
+    return said
 
 
-def trained(name: str, run: Path | None, **options: Any) -> Child:
-    """A child that trained to the end."""
-    with Child(name, run, **options) as child:
-        child.hear("done")
-        child.process.join()
-        assert child.process.exitcode == 0, f"the child ended with {child.process.exitcode}"
-    return child
-
-
-def assert_nothing_is_lost(child: Child, begun: int, lost_at_most: int) -> None:
-    """It took the run up behind all batches that were done when another had begun, on verified bits."""
-    for report in child.all("recovered"):
-        assert report.exact is not False, report
-        assert report.batch or report.step >= begun - lost_at_most, f"batch {begun} had begun; recovery landed on {report}"
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", LOOPS)
-def test_killed_run_ends_with_the_bits_of_one_that_was_not(name: str, tmp_path: Path) -> None:
-    chance, run, begun, kills = campaign.dice(name), tmp_path / "run", 0, 0
-    options = chance.choice(OPTIONS)
-    lost_at_most = 1000 if "writer" in options else LOOPS[name][2]  # a queue dies with its process
-    print(options)
-    for _ in range(KILLS):
-        heard = chance.randrange(1, 10)
-        with Child(name, run, hurries_for=heard + 2, **options) as child:
-            if chance.random() < 0.2:  # in its start, in recovery, or in the first batches
-                child.process.join(chance.random() * 0.3)
-            else:
-                child.hear("recovered")
-                child.hear("batch", heard)
-                child.process.join(chance.random() * 0.005)
-            child.kill()
-        kills += child.process.exitcode == -signal.SIGKILL
-        assert_nothing_is_lost(child, begun, lost_at_most)
-        begun = max([begun, *child.all("batch")])
-    last, right = trained(name, run, **options), trained(name, None)
-    assert_nothing_is_lost(last, begun, lost_at_most)
-    (state, _), (right_state, right_batches) = last.all("done")[0], right.all("done")[0]
-    assert [path for path in right_state if state.get(path) != right_state[path]] == []
-    for line in Path(f"{run}.seen").read_text().splitlines():
-        number, _, digest = line.partition(" ")
-        assert not digest or right_batches[int(number)] == int(digest), f"batch {number} differs"
-    assert kills >= KILLS // 2, "most children ended before they were killed: train longer"
-    print(kills, "kills")
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("seed", campaign.seeds(1), ids=str)
+@pytest.mark.parametrize("options", [{"writer": "thread"}, {"durability": "machine"}, {"log": "weights"}], ids=str)
+def test_killed_runs_that_go_on_with_other_threads_are_exact(memory_path: Path, options: dict[str, Any], seed: int) -> None:
+    chance, committed = campaign.dice(seed, str(options)), 0
+    first = chance.randrange(1, 4)
+    expected, said = right(first), list[Said]()
+    assert expected[-1] != right(first + 1)[-1], "the number of threads does not matter to this script"
+    for life in range(LIVES):
+        threads = first if life == 0 else chance.choice([number for number in range(1, 5) if number != first])
+        # In its start, in recovery, or behind some steps; the last one trains to the end.
+        wanted, seconds = (0, 0.5) if life and chance.random() < 0.2 else (chance.randrange(1, 12), 0.01)
+        with tally.trying(FAULT):
+            said = lived(memory_path / "run", threads, wanted if life < LIVES - 1 else -1, chance.random() * seconds, options)
+            if not said:
+                continue
+            # The newest unit is computed again, in the loop.
+            assert said[0].step >= committed - 1, f"step {committed} was committed, {said[0].step} came back"
+            assert said[0].exact is not False
+            assert [one for one in said if one.sum != expected[one.step]] == []
+        committed = max(committed, said[-1].step)
+        tally.note(FAULT, int(life > 0), seconds=said[0].seconds if life else 0)
+    assert (said[-1].step, said[-1].exact) == (UNTIL, True)

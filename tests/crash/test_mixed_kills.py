@@ -5,32 +5,36 @@ then the whole machine is lost, and the run comes back from the store.
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from tests.crash import tally
-from tests.crash.timelines import Line, after, checkpoints
-from tests.crash.toy_trainers import Outcome, Trainers
+from tests.crash.toy_trainers import SIZES, Outcome, Trainers, state_sum
 from tests.monitor.monitors import Monitors
 from tests.shipping.ships import marks, ship
 from tests.support import campaign
+from tests.support.toy import ToyState
 from tests.support.verify import verify_run
 from tranlogs.base.config import MIB
 from tranlogs.base.errors import NotARun
 from tranlogs.base.failpoints import POINTS
+from tranlogs.catalog import Catalog
+from tranlogs.catalog.lineage import is_on_lineage, trace_lineage
 from tranlogs.shipping import pull
 from tranlogs.stores.local import LocalStore
 from tranlogs.verify import Problem
 
 pytestmark = pytest.mark.crash
 
-SEED, KILLS = campaign.seed(), campaign.rounds(20)
+SEED, KILLS = campaign.seed(), campaign.rounds(60)
 LIVES = 14
 PLACES = {  # where a trainer is killed -> the fault points there
     "in a step or at a boundary": [
@@ -84,6 +88,102 @@ ERRORS = (
 )
 
 
+# Where a run may be that is wound back, killed, and brought back from a store.
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Where a timeline left its parent, and what its learning rate was multiplied with."""
+
+    parent: int
+    step: int
+    factor: float
+
+
+Forks = dict[int, Fork]
+
+
+def expected(forks: Forks, timeline: int, step: int) -> int:
+    """The state that a run has which did the same without dying."""
+    way: dict[int, float] = {}
+    limit = step
+    while timeline in forks:
+        fork = forks[timeline]
+        if fork.step < limit:
+            way[fork.step] = fork.factor
+        limit = min(limit, fork.step)
+        timeline = fork.parent
+    state = ToyState(SIZES)
+    for number in range(1, step + 1):
+        state.lr *= way.get(number - 1, 1.0)
+        state.take_step(number)
+    return state_sum(state)
+
+
+def checkpoints(run: Path) -> set[int]:
+    """The steps of the checkpoints that the run can be wound back to."""
+    catalog = Catalog.open(run / "rank0")
+    try:
+        limits = trace_lineage(catalog.timelines(), max(row.number for row in catalog.timelines()))
+        return {row.step for row in catalog.checkpoints() if is_on_lineage(row, limits)}
+    finally:
+        catalog.close()
+
+
+@dataclass(frozen=True)
+class Line:
+    """A place where the run may be: at a step of a timeline, or behind it."""
+
+    timeline: int = 1
+    step: int = 0
+    forks: Forks = field(default_factory=dict)
+
+    def landed(self, timeline: int, step: int, state: int) -> Line | None:
+        """The same after a recovery to a step, if it can have come from here."""
+        if timeline != self.timeline or step < self.step or state != expected(self.forks, timeline, step):
+            return None
+        fork = self.forks.get(timeline)
+        if fork is None or step > fork.step:
+            return replace(self, step=step)
+        return replace(self, step=step, forks=self.forks | {timeline: replace(fork, factor=1.0)})  # its first step is yet to be
+
+    def ancestors(self, least: int) -> list[Line]:
+        """Itself and the timelines that led to it, each from a step on: what a store may hold."""
+        found, timeline = [replace(self, step=least)], self.timeline
+        while timeline in self.forks:
+            timeline = self.forks[timeline].parent
+            found.append(replace(self, timeline=timeline, step=least))
+        return found
+
+
+def distinct(lines: list[Line]) -> list[Line]:
+    """Each place once, with the forks that led to it: those that lead elsewhere are of timelines that it is not on."""
+    found: list[Line] = []
+    for line in lines:
+        way, timeline = Forks(), line.timeline
+        while timeline in line.forks:
+            way[timeline] = line.forks[timeline]
+            timeline = way[timeline].parent
+        if (bare := replace(line, forks=way)) not in found:
+            found.append(bare)
+    return found
+
+
+def after(lines: list[Line], outcome: Outcome, rewind: int | None, factor: float) -> list[Line]:
+    """Where a run may be that was at one of `lines`, after a life that recovered; none if that cannot be."""
+    assert outcome.recovered is not None
+    if rewind is None:
+        landed = [line.landed(outcome.timeline, outcome.recovered, outcome.state) for line in lines]
+        return distinct([replace(line, step=max(line.step, outcome.committed)) for line in landed if line is not None])
+    (line,) = lines
+    if outcome.recovered != rewind or outcome.state != expected(line.forks, line.timeline, rewind):
+        return []
+    begun = Line(
+        outcome.timeline, max(rewind, outcome.committed), line.forks | {outcome.timeline: Fork(line.timeline, rewind, factor)}
+    )
+    return [begun] if outcome.committed > rewind else [line, begun]
+
+
 @pytest.fixture(scope="module")
 def trainers() -> Iterator[Trainers]:
     with closing(Trainers(compares=False)) as made:
@@ -94,7 +194,7 @@ class Run:
     """One run and what is known of it.
 
     Attributes:
-        kills: of trainers, so far.
+        kills, rewinds: of trainers, so far.
         lines: where it may be.
         story: what happened, for whoever looks for a loss.
     """
@@ -106,7 +206,7 @@ class Run:
         self._is_watched = chance.random() < 0.6
         self._ships = chance.random() < 0.6
         self._writer = chance.choice(["direct", "thread"])
-        self.lines, self.kills, self.story = [Line()], 0, list[str]()
+        self.lines, self.kills, self.rewinds, self.story = [Line()], 0, 0, list[str]()
         self._faults: set[str] = set()  # since the last recovery
 
     def live(self) -> None:
@@ -169,6 +269,7 @@ class Run:
         if outcome.was_suspended:
             self._note("logging suspended by an error, in a run that is killed")
         if rewind is not None and outcome.recovered is not None:
+            self.rewinds += 1
             self._note("a rewind, in a run that is killed")
         if outcome.was_killed:
             self.kills += 1
@@ -238,8 +339,8 @@ class Run:
 
 @pytest.mark.timeout(3600)
 def test_kills_of_all_kinds_lose_nothing(trainers: Trainers, monitors: Monitors, memory_path: Path) -> None:
-    kills = 0
-    for seed in range(SEED, SEED + KILLS):
+    kills = rewinds = 0
+    for seed in itertools.count(SEED):
         folder = memory_path / f"seed{seed}"
         folder.mkdir()
         run = Run(folder, random.Random(seed), trainers, monitors)
@@ -248,14 +349,12 @@ def test_kills_of_all_kinds_lose_nothing(trainers: Trainers, monitors: Monitors,
                 run.live()
                 if run._chance.random() < 0.1:
                     run.lose_machine()
-                if kills + run.kills >= KILLS:
-                    break
             run.end()
         except BaseException:
             tally.note("SIGKILLs of all kinds in one run", 0, losses=1)
             print(f"repeat with TRANLOGS_SEED={seed}", *run.story, sep="\n  ")
             raise
-        kills += run.kills
+        kills, rewinds = kills + run.kills, rewinds + run.rewinds
         shutil.rmtree(folder)
-        if kills >= KILLS:
+        if kills >= KILLS and rewinds:
             return

@@ -3,22 +3,29 @@ that was said to be safe is lost, and what comes back is what an uninterrupted r
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
 import re
 import shutil
+import signal
+import socket
+import subprocess
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.crash import tally
-from tests.crash.judging import Judge, judging
-from tests.crash.power_child import Judge as Toy
-from tests.crash.system_calls import Outcome, Trainers, demand_strace
+from tests.crash.processes import Judge
+from tests.crash.toy_trainers import expected
 from tests.support import campaign
+from tests.support.forking import REAP, ForkServer
 
 pytestmark = [pytest.mark.crash, pytest.mark.root]
 
@@ -98,12 +105,138 @@ CHANGE_NOTHING = {  # on the disk
     "tgkill",
     "geteuid",
 }
+CHILD = Path(__file__).with_name("fault_child.py")
 UNTIL, END = 30, 40
-SEED, CALLS_EACH = campaign.seed(), campaign.rounds(3)  # calls of each kind that are hit: TRANLOGS_SOAK=1000 takes them all
+CALLS_EACH = campaign.rounds(3)  # calls of each kind that are hit: TRANLOGS_SOAK=1000 takes them all
+PLACES_MAX = 10**6 if campaign.is_soak() else 2  # of a call, in a test
 WRITERS = ("direct", "thread")
 SEVERAL = "one of several system calls that fail in turn, or SIGKILL at one, in several lives of a run"
 OPENING = "a system call fails while a run is opened and recovered"
 UNREAD = "a read fails while a run is opened: an older step came back, and it was said"
+
+
+def demand_strace() -> None:
+    """Skip the test where there is no strace, or fail it where nothing may be skipped."""
+    if shutil.which("strace") is not None:
+        return
+    if os.environ.get("TRANLOGS_REQUIRE_ALL") == "1":
+        pytest.fail("TRANLOGS_REQUIRE_ALL=1, and this test needs strace")
+    pytest.skip("needs strace")
+
+
+@contextmanager
+def attached(pid: int, *options: str) -> Iterator[None]:
+    """strace follows a process and the threads that it will have, until the end of the block."""
+    tracer = subprocess.Popen(["strace", "-f", "-p", str(pid), *options], stderr=subprocess.PIPE, text=True)
+    assert tracer.stderr is not None
+    try:
+        first = tracer.stderr.readline()
+        assert "attached" in first, first
+        yield
+    finally:
+        tracer.send_signal(signal.SIGINT)  # it detaches, and the process goes on
+        tracer.communicate()
+
+
+@dataclass
+class Outcome:
+    """What a trainer said before it ended."""
+
+    status: int = 0
+    recovered: int | None = None
+    synced: int = 0
+    committed: int = 0
+    warnings: list[str] = field(default_factory=list)
+    refused: str = ""
+    failed: str = ""
+    hit: set[str] = field(default_factory=set)  # the calls that strace let fail
+    is_half: bool = False  # it came to the end of what it was to do under strace
+    end: list[str] = field(default_factory=list)  # whether logging is suspended, what is committed, the state's sum
+
+    def note(self, word: str, rest: str) -> None:
+        """Take down a line."""
+        if word == "recovered":
+            self.recovered = self.committed = self.synced = int(rest)
+        elif word == "step":
+            self.synced, self.committed = map(int, rest.split())
+        elif word == "warning":
+            self.warnings.append(rest)
+        elif word in ("refused", "failed"):
+            setattr(self, word, rest)
+        elif word == "half":
+            self.is_half = True
+        elif word == "end":
+            self.end = rest.split()
+
+    @property
+    def was_killed(self) -> bool:
+        return self.status == -signal.SIGKILL
+
+
+class Trainers:
+    """Forks trainers and attaches strace to them."""
+
+    def __init__(self) -> None:
+        here, there = socket.socketpair()
+        with there:
+            self._server = ForkServer(CHILD, stdout=there)
+        self._said = here.makefile("rb")
+        here.close()
+
+    def stop(self) -> None:
+        """End the server."""
+        self._server.close()
+        self._said.close()
+
+    def run(
+        self,
+        run: Path,
+        *options: str,
+        until: int,
+        end: int,
+        attach: str = "training",
+        writer: str = "direct",
+        durability: str = "machine",
+        settles: bool = True,
+    ) -> Outcome:
+        """Train in a child under strace.
+
+        Args:
+            run: the run's folder.
+            options: of strace, but for its output, which is beside the run.
+            until: the last step under strace.
+            end: the last step.
+            attach: whether strace is there from "opening" the run on, from "training" on, or while it is "closing".
+            writer: of the journal.
+            durability: of the journal.
+            settles: whether all threads are idle between steps.
+        """
+        job: dict[str, Any] = {"run": str(run), "until": until, "end": end, "attach": attach, "writer": writer}
+        self._server.tell({**job, "durability": durability, "settles": settles})
+        outcome, trace = Outcome(), run.with_suffix(".trace")
+        pid = int(self._listen(outcome, "pid"))
+        if attach != "opening":
+            self._listen(outcome, "trained")
+        with attached(pid, *options, "-o", str(trace)):
+            self._server.tell({})
+            self._listen(outcome, "half", "done")
+        if outcome.is_half:
+            self._server.tell({})
+            self._listen(outcome, "done")
+        self._server.tell(REAP)
+        outcome.status = int(self._listen(outcome, "exit"))
+        failed = re.findall(r"^\d+ +(?:<\.\.\. )?(\w+).*\(INJECTED\)$", trace.read_text(), re.MULTILINE)
+        outcome.hit = set(failed)
+        return outcome
+
+    def _listen(self, outcome: Outcome, *words: str) -> str:
+        """Note what the trainer says, up to one of the words; gives what follows it."""
+        for line in self._said:
+            word, _, rest = line.decode().rstrip("\n").partition(" ")
+            outcome.note(word, rest)
+            if word in words:
+                return rest
+        raise AssertionError("the server has ended")
 
 
 @pytest.fixture(scope="module")
@@ -115,14 +248,9 @@ def trainers() -> Iterator[Trainers]:
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    with judging() as made:
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
+    with closing(Judge(tmp_path_factory.mktemp("judge"), None)) as made:
         yield made
-
-
-@cache
-def state_sum(step: int) -> int:
-    return Toy().expected(step)
 
 
 @dataclass(frozen=True)
@@ -158,7 +286,7 @@ def passed(trainers: Trainers, folder: Path, life: str, writer: str, left: Left)
     """How often at most a thread makes each call, in a run that nothing happens to."""
     run = folder / f"{life}-{writer}"
     outcome = trained(trainers, run, life=life, writer=writer, left=left)
-    assert (outcome.status, outcome.end) == (0, ["False", str(END), str(state_sum(END))])
+    assert (outcome.status, outcome.end) == (0, ["False", str(END), str(expected(END))])
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for thread, call in re.findall(r"^(\d+) +(\w+)\(", run.with_suffix(".trace").read_text(), re.MULTILINE):
         counts[call][thread] += 1
@@ -168,6 +296,15 @@ def passed(trainers: Trainers, folder: Path, life: str, writer: str, left: Left)
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("counted")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A call that is hit: the n-th of its kind in a part of a life. It is the first thread to make so many."""
+
+    life: str
+    nth: int
+    writer: str
 
 
 @dataclass(frozen=True)
@@ -188,8 +325,20 @@ class Sampler:
         """How often at most a thread makes each call in a part of its life."""
         return passed(self.trainers, self.folder, life, writer, self.left)
 
-    def __call__(self, life: str, call: str, *about: object) -> Iterator[tuple[int, str]]:
-        return sample({writer: self.counts(life, writer).get(call, 0) for writer in WRITERS}, life, call, *about)
+    def places(self, call: str, lives: Sequence[str], *about: object) -> Iterator[Place]:
+        """Some places of a call: in the gate in two parts of a life, in a soak in all that make it."""
+        chance = campaign.dice(call, *about)
+        for life in chance.sample(lives, len(lives)):
+            counts = {writer: self.counts(life, writer).get(call, 0) for writer in WRITERS}
+            every = [Place(life, nth, writer) for writer in WRITERS for nth in range(1, counts[writer] + 1)]
+            yield from chance.sample(every, min(CALLS_EACH, len(every)))
+
+    def run(self, run: Path, call: str, place: Place, what: str) -> Outcome:
+        """A life in which something happens at a call, as strace is told to inject it."""
+        options = ("-e", f"trace={call}", "-e", f"inject={call}:{what}")
+        outcome = trained(self.trainers, run, *options, life=place.life, writer=place.writer, left=self.left)
+        print(call, what, place, outcome)
+        return outcome
 
 
 @pytest.fixture(scope="module")
@@ -197,33 +346,11 @@ def sampler(trainers: Trainers, counted: Path, left: Left) -> Sampler:
     return Sampler(trainers, counted, left)
 
 
-def sample(counts: dict[str, int], attach: str, call: str, *about: object) -> Iterator[tuple[int, str]]:
-    """Which calls are hit, and how records are handed over. It is the first thread to make so many."""
-    every = [(nth, writer) for writer, count in counts.items() for nth in range(1, count + 1)]
-    yield from campaign.dice(attach, call, *about).sample(every, min(CALLS_EACH, len(every)))
-
-
 def assert_nothing_is_lost(judge: Judge, run: Path, said: int, fault: str, tries: int) -> None:
     """`tries`: how often the fault truly happened."""
-    verdict = judge(run, said)
-    tally.note(fault, tries, losses="failed" in verdict or bool(verdict["problems"]), seconds=verdict.get("seconds", 0.0))
-    assert "failed" not in verdict, verdict["failed"]
-    assert verdict["problems"] == []
-
-
-def killed_at(sampler: Sampler, folder: Path, call: str, nth: int, life: str, writer: str) -> tuple[Path, Outcome]:
-    """A run that was killed at the n-th call, or, where it makes fewer than the counted one did, at an earlier one."""
-    while True:
-        run = folder / f"run-{nth}-{writer}"
-        inject = f"inject={call}:signal=KILL:when={nth}"
-        outcome = trained(
-            sampler.trainers, run, "-e", f"trace={call}", "-e", inject, life=life, writer=writer, left=sampler.left
-        )
-        print(f"{inject} {writer}: {outcome}")
-        assert not outcome.failed
-        if outcome.was_killed or nth == 1:
-            return run, outcome
-        nth //= 2
+    with tally.trying(fault):
+        verdict = judge(run, said)
+    tally.note(fault, tries, seconds=verdict["seconds"])
 
 
 def test_every_call_that_changes_a_file_is_hit(sampler: Sampler) -> None:
@@ -240,14 +367,15 @@ def test_every_call_that_changes_a_file_is_hit(sampler: Sampler) -> None:
     assert {"pwrite64", "fdatasync", "ftruncate"} <= made["closing"]
 
 
-@pytest.mark.sampled(35)
-@pytest.mark.parametrize("life", LIVES)
 @pytest.mark.parametrize("call", [*CALLS, *KILLS_ONLY])
-def test_a_kill_at_a_system_call_loses_nothing_committed(
-    sampler: Sampler, judge: Judge, memory_path: Path, call: str, life: str
-) -> None:
-    for nth, writer in sampler(life, call):
-        run, outcome = killed_at(sampler, memory_path, call, nth, life, writer)
+def test_a_kill_at_a_system_call_loses_nothing_committed(sampler: Sampler, judge: Judge, memory_path: Path, call: str) -> None:
+    for place in itertools.islice(sampler.places(call, LIVES), PLACES_MAX):
+        nth, outcome = place.nth, Outcome()
+        while not outcome.was_killed and nth:  # it may make fewer than the counted one did
+            run = memory_path / f"run-{place.life}-{nth}-{place.writer}"
+            outcome = sampler.run(run, call, place, f"signal=KILL:when={nth}")
+            assert not outcome.failed
+            nth //= 2
         assert outcome.was_killed or call in VARIES
         assert_nothing_is_lost(judge, run, outcome.committed, "SIGKILL at a system call", int(outcome.was_killed))
 
@@ -255,58 +383,35 @@ def test_a_kill_at_a_system_call_loses_nothing_committed(
 def assert_training_went_on(outcome: Outcome, end: int) -> None:
     assert not outcome.failed
     assert outcome.status == 0
-    assert outcome.end == ["False", str(end), str(state_sum(end))]
+    assert outcome.end == ["False", str(end), str(expected(end))]
 
 
-@pytest.mark.sampled(15)
-@pytest.mark.parametrize(
-    ("call", "life", "error", "onwards"),
-    campaign.pairwise(CALLS, ["training", "closing"], ["ENOSPC", "EIO"], [False, True]),
-)
-def test_training_goes_on_when_a_system_call_fails(
-    sampler: Sampler, judge: Judge, memory_path: Path, call: str, life: str, error: str, onwards: bool
+@pytest.mark.parametrize(("call", "onwards"), campaign.each_once(CALLS, [False, True]))
+def test_a_system_call_that_fails_loses_nothing(
+    sampler: Sampler, judge: Judge, memory_path: Path, call: str, onwards: bool
 ) -> None:
-    """And when it works again, logging resumes; a run that could not be closed in order is opened and gone on with."""
-    for nth, writer in sampler(life, call, error, onwards):
-        run = memory_path / f"run-{nth}-{writer}"
-        inject = f"inject={call}:error={error}:when={nth}" + ("+" if onwards else "")
-        outcome = trained(
-            sampler.trainers, run, "-e", f"trace={call}", "-e", inject, life=life, writer=writer, left=sampler.left
-        )
-        print(f"{inject} {writer}: {outcome}")
-        assert_training_went_on(outcome, END)
-        assert_nothing_is_lost(judge, run, END, "a system call fails while training", len(outcome.hit))
+    """Training goes on, and when the call works again, logging resumes; a run that could not be closed in order is opened.
 
-
-@pytest.mark.sampled(15)
-@pytest.mark.parametrize("onwards", [False, True], ids=["once", "for good"])
-@pytest.mark.parametrize("error", ["ENOSPC", "EIO"] if campaign.is_soak() else ["either"])
-@pytest.mark.parametrize("call", CALLS)
-def test_a_system_call_that_fails_while_a_run_is_opened_loses_nothing(
-    sampler: Sampler, judge: Judge, memory_path: Path, call: str, error: str, onwards: bool
-) -> None:
-    """A run that a killed trainer left is opened, recovered and gone on with; if it is refused, then in words."""
-    if error == "either":
-        error = campaign.dice(call, onwards).choice(["ENOSPC", "EIO"])
-    killed = sampler.left
-    for nth, writer in sampler("recovering", call, error, onwards, "left"):
-        run = memory_path / f"run-{nth}-{writer}"
-        inject = f"inject={call}:error={error}:when={nth}" + ("+" if onwards else "")
-        outcome = trained(
-            sampler.trainers, run, "-e", f"trace={call}", "-e", inject, life="recovering", writer=writer, left=killed
-        )
-        print(f"{killed}\n{inject} {writer}: {outcome}")
+    A run that is opened while the call fails is recovered and gone on with, or is refused in words.
+    """
+    chance, left = campaign.dice(call, onwards), sampler.left
+    for place in itertools.islice(sampler.places(call, LIVES[1:], onwards), PLACES_MAX // 2):
+        run, error = memory_path / f"run-{place.life}-{place.nth}-{place.writer}", chance.choice(["ENOSPC", "EIO"])
+        outcome = sampler.run(run, call, place, f"error={error}:when={place.nth}{'+' if onwards else ''}")
+        fault = OPENING if place.life == "recovering" else "a system call fails while training"
         if outcome.refused:
+            assert place.life == "recovering"
             assert not outcome.failed
-            assert_nothing_is_lost(judge, run, killed.committed, OPENING, len(outcome.hit))
+            assert_nothing_is_lost(judge, run, left.committed, fault, len(outcome.hit))
             continue
-        assert outcome.recovered is not None
-        if outcome.recovered < killed.committed:  # what the disk cannot read is damage: said, and worked around
-            assert call in READS
-            said = ("had been committed, but the readable log", "cannot be read", "can be found", "cannot be opened")
-            assert any(word in warning for warning in outcome.warnings for word in said)
+        if place.life == "recovering":
+            assert outcome.recovered is not None
+            if outcome.recovered < left.committed:  # what the disk cannot read is damage: said, and worked around
+                assert call in READS
+                said = ("had been committed, but the readable log", "cannot be read", "can be found", "cannot be opened")
+                assert any(word in warning for warning in outcome.warnings for word in said)
+                fault = UNREAD
         assert_training_went_on(outcome, END)
-        fault = UNREAD if outcome.recovered < killed.committed else OPENING
         assert_nothing_is_lost(judge, run, END, fault, len(outcome.hit))
 
 

@@ -248,8 +248,9 @@ class JournalCheckpoints:
         Raises:
             RunLost: it was deleted.
         """
-        if self._newest and not self._is_at_place(self._newest):
-            name, self._newest = self._newest, ""
+        name = self._newest
+        if name and not self._is_at_place(name) and name == self._newest:  # else a newer one was published, and it was retired
+            self._newest = ""
             raise RunLost(
                 f"{self._opened.paths.checkpoints / name} was deleted while the run was written",
                 "no files of the run are deleted",

@@ -265,7 +265,7 @@ class GroupCommit:
             self._write([*changes, *(partial(record_size, segment=segment) for segment in complete)], records)
             changes, records = [], []
             for segment in complete:
-                segment.truncate()
+                segment.truncate(sync=syncs)
         for segment in complete:
             hit("log.seal")
             segment.close()

@@ -121,11 +121,13 @@ class SegmentFile:
                 loss="what was logged since the last checkpoint that is left",
             )
 
-    def truncate(self) -> None:
-        """Give unused space at the end of the file back to the file system."""
+    def truncate(self, *, sync: bool = False) -> None:
+        """Give unused space at the end of the file back to the file system; with `sync`, before its row says so."""
         with suppress(OSError):  # The space is freed when the segment is pruned.
             os.ftruncate(self._fd, self.used_bytes)
             self.size = self.used_bytes
+            if sync:
+                os.fsync(self._fd)
 
     def close(self) -> None:
         """Close the file without flushing it."""
