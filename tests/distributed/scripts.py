@@ -41,7 +41,7 @@ from tranlogs_torch.elastic.shard_loading import Assembly
 EPOCHS, BATCHES, BATCH = 2, 8, 4  # of each rank
 STEPS = EPOCHS * BATCHES
 EVERY = 5  # steps between checkpoints
-SAMPLES = 48  # of an epoch of `resized`, whatever the number of processes is
+SAMPLES = 72  # of an epoch of `resized`, whatever the number of processes is
 DIFFER_FROM = 6  # the step in which rank 1 begins to have gradients of its own
 THAWED_FROM = 3  # the step from which on a layer trains
 
@@ -161,6 +161,7 @@ def train(job: Job, *, kind: str = "ddp", odd: str = "") -> None:
             settles: checkpoints are there before training goes on.
             started: the script loads weights.
             stores: what is logged is shipped before a rank dies.
+            tight: each step has a file of the log, so that the log behind an old checkpoint goes with it.
             undivided: gradients differ, so that each rank logs all of its own.
             unequal: those of rank 1 differ from some step on.
     """
@@ -206,12 +207,14 @@ def train(job: Job, *, kind: str = "ddp", odd: str = "") -> None:
         loader.sampler.set_epoch(int(epoch))
         for number, (x, y) in epoch.enumerate():
             step = int(epoch) * BATCHES + number
+            if "stores" in words and job.death and step == 11:
+                _wait_until(lambda: optimizer.training_run.journal.catalog.watermarks().archived >= 10)
             if "settles" in words:
                 if job.run:
                     optimizer.training_run.journal.wait_checkpoint()
                 job.at("begin")  # no rank goes beyond this step if one dies here
-            if "stores" in words and job.death and step == 11:
-                _wait_until(lambda: optimizer.training_run.journal.catalog.watermarks().archived >= 10)
+            if "tight" in words and job.run:
+                optimizer.training_run.journal.log.wal.roll()
             if "ahead" in words and job.death and step == 1:
                 _wait_until((job.folder.parent / "ahead").exists)
             if "ahead" in words and rank == 1 and step == STEPS - 1:

@@ -80,9 +80,9 @@ def test_all_ranks_set_back_their_records_where_one_differs(groups: Groups, tmp_
     script, group = partial(scripts.train, odd="draws"), groups(2)
     twin = finish(script, tmp_path / "twin", launcher=group)
     expected = Expected(
-        exact=False, because="rank 1: the last batch before the crash (step 8) was computed again, and rng.", is_equal=None
+        exact=False, because="rank 1: the last batch before the crash (step 9) was computed again, and rng.", is_equal=None
     )
-    for rank, life in enumerate(prove_deaths(script, tmp_path, twin, [Death("batch", number=9)], expected, launcher=group)):
+    for rank, life in enumerate(prove_deaths(script, tmp_path, twin, [Death("batch", number=10)], expected, launcher=group)):
         assert life.differences(twin[rank]) == [], "the recorded state was set back, and with it what was drawn"
 
 

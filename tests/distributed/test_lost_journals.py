@@ -206,7 +206,7 @@ def test_a_lost_disk_comes_back_from_the_store(kind: str, groups: Groups, twins:
     shutil.rmtree(run / "rank1")
     lives = group.ends(script, tmp_path, **options)
     assert "rank1: fetched from" in group.all_said()
-    assert {life.step for life in lives} >= {10}, "the newest checkpoint is that of step 10"
+    assert min(life.step for life in lives) >= 9, "steps up to 10 at least were shipped, and the last one is computed again"
     demand_equal(lives, twins(2, kind=kind))
     shutil.rmtree(run)
     again = group.ends(script, tmp_path, **options)

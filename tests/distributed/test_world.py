@@ -120,7 +120,7 @@ def test_ddp_goes_on_with_other_numbers_of_processes(groups: Groups, cli: Cli, t
     assert "4 processes recorded the run, and 2 processes continue it from step 2" in notes
     assert "summed in another order" in notes
     assert "those of ranks 2 to 3 end" in notes
-    assert "the 16 samples of the epoch that 4 processes had not consumed are divided among 2" in notes
+    assert "the 40 samples of the epoch that 4 processes had not consumed are divided among 2" in notes
     assert "rank 2 continues with the buffers of rank 0, and with new random numbers" in notes
     demand_that_commands_read(found, cli, tmp_path, world=3, stopped=[3])
 
@@ -177,7 +177,7 @@ def test_killed_after_the_change_it_ends_with_the_bits_of_one_that_was_not(group
     for one in (*lives, *right):
         one.printed.clear()  # of rank 0 those of the one process, too
     demand_equal(lives, right)
-    assert [life.exact for life in lives] == [True, True]
+    assert [life.exact for life in lives] == [True, True], lives[0].notes
 
 
 def test_ranks_that_are_not_equal_are_taken_up_by_as_many_only(groups: Groups, tmp_path: Path) -> None:
