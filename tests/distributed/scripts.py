@@ -153,14 +153,16 @@ def train(job: Job, *, kind: str = "ddp", odd: str = "") -> None:
             ahead: rank 0 begins its second batch when rank 1 is at its last one.
             draws: rank 1 draws a random number in the first batch of each process, so that it cannot resume exactly.
             far: each rank's folder lies on a disk of its own machine; of a rank it is below `node` and its number.
+            fixed: there are as many samples, whatever the number of processes is.
             frozen: a layer stops to train when DistributedDataParallel counts on it already.
             hook: gradients are summed as 16 bits.
             hurried: a step of redo takes longer than the group's time limit.
             kept: gradients stay where they are, as zeros.
-            own: each rank has parameters for itself, and a layer trains from some step on.
+            own: each rank has parameters for itself.
             settles: checkpoints are there before training goes on.
             started: the script loads weights.
             stores: what is logged is shipped before a rank dies.
+            thawed: a layer, of which DistributedDataParallel does not know, trains from some step on.
             tight: each step has a file of the log, so that the log behind an old checkpoint goes with it.
             undivided: gradients differ, so that each rank logs all of its own.
             unequal: those of rank 1 differ from some step on.
@@ -178,7 +180,7 @@ def train(job: Job, *, kind: str = "ddp", odd: str = "") -> None:
     if "started" in words:
         seed(77)
         inside.load_state_dict(Net().state_dict())
-    if "own" in words:
+    if "thawed" in words:
         inside.into.requires_grad_(False)
         model = DistributedDataParallel(inside)
     if "hook" in words:
@@ -186,7 +188,7 @@ def train(job: Job, *, kind: str = "ddp", odd: str = "") -> None:
 
         model.register_comm_hook(None, fp16_compress_hook)
     seed(100 + rank)
-    loader = loader_of(BATCHES * BATCH * dist.get_world_size())
+    loader = loader_of(SAMPLES if "fixed" in words else BATCHES * BATCH * dist.get_world_size())
     inner, own = torch.optim.AdamW(model.parameters(), lr=1e-2), nn.Linear(5, 5)
     if "own" in words:
         inner.add_param_group({"params": list(own.parameters())})
@@ -213,13 +215,13 @@ def train(job: Job, *, kind: str = "ddp", odd: str = "") -> None:
                 if job.run:
                     optimizer.training_run.journal.wait_checkpoint()
                 job.at("begin")  # no rank goes beyond this step if one dies here
-            if "tight" in words and job.run:
+            if "tight" in words and job.run and optimizer.training_run.journal.log.wal is not None:
                 optimizer.training_run.journal.log.wal.roll()
             if "ahead" in words and job.death and step == 1:
                 _wait_until((job.folder.parent / "ahead").exists)
             if "ahead" in words and rank == 1 and step == STEPS - 1:
                 (job.folder.parent / "ahead").touch()
-            if "own" in words:
+            if "thawed" in words:
                 inside.into.requires_grad_(step >= THAWED_FROM)
             if "tp" in kind:  # ranks that share a model have the same batches
                 dist.broadcast(x, 0), dist.broadcast(y, 0)

@@ -167,7 +167,7 @@ def test_ranges_are_sent_where_a_process_cannot_read_the_former_journal(kind: st
 
 
 def test_killed_after_the_change_it_ends_with_the_bits_of_one_that_was_not(groups: Groups, tmp_path: Path) -> None:
-    script, group = partial(scripts.train), groups(2)
+    script, group = partial(scripts.train, odd="fixed"), groups(2)
     options = {"checkpoint_every": EVERY}
     groups(1).dies(script, tmp_path / "run", Death("batch", number=4), **options)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
