@@ -125,7 +125,7 @@ def test_what_lightnings_modules_and_callbacks_do_not_keep_is_named(lightning: L
     }
     options = {"counts": True, "keeps": True, "scheduled": True, "averages": True, "kind": "Forgetful"}
     whole = lightning.run("train", run=str(tmp_path / "fresh"), folder=str(tmp_path / "whole"), **options)
-    found = lightning.prove_exact(tmp_path / "run", [[0, "batch", 12]], exact=None, **options)
+    found = lightning.prove_exact(tmp_path / "run", [[0, "batch", 13]], exact=None, **options)
     for notes in (whole[0]["report"]["notes"], found[0]["report"]["notes"]):
         over = [note.partition(". Keep")[0] for note in notes if " over " in note and "averaged" not in note]
         assert (set(over), len(over)) == (texts, 3)
