@@ -1,16 +1,22 @@
-"""The structure of the product: no module and no package imports another in a circle."""
+"""The structure of the product: no circles of imports, no framework in the core, and all packages in setup.cfg."""
 
 from __future__ import annotations
 
+import configparser
+import functools
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 
 import pytest
 
-from experiments.structure_picture import imports_of, read_modules
+import tranlogs
+from experiments.structure_picture import PAGE, ROOT, SOURCE_ROOTS, draw, imports_of, read_graph, read_modules, with_picture
 
 Graph = Mapping[str, set[str]]
 
 
+@functools.cache
 def read_imports() -> dict[str, set[str]]:
     """Return which modules each module imports; imports inside functions and under TYPE_CHECKING count."""
     modules = read_modules()
@@ -76,3 +82,29 @@ def test_no_package_imports_another_in_a_circle(depth: int) -> None:
         return f"{box} itself" if box == name and name in packages else box  # its __init__ names what others in it define
 
     assert circles(merged(graph, box_of)) == []
+
+
+def test_picture_of_the_packages_is_current() -> None:
+    page = PAGE.read_text()
+    assert with_picture(page, draw(read_graph())) == page, "run `python experiments/structure_picture.py`"
+
+
+def test_setup_cfg_lists_every_package_that_is_on_disk() -> None:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    inits = [(root, init) for root in SOURCE_ROOTS for init in root.glob("tranlogs*/**/__init__.py")]
+    found = {".".join(init.parent.relative_to(root).parts) for root, init in inits}
+    assert set(parser["options"]["packages"].split()) == found
+
+
+def test_importing_the_core_imports_no_framework() -> None:
+    code = (
+        "import sys, tranlogs, tranlogs.journal, tranlogs.recovery, tranlogs.verify;"
+        "print([m for m in ('torch', 'tensorflow', 'keras', 'matplotlib') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_public_names_are_sorted_and_there() -> None:
+    assert list(tranlogs.__all__) == sorted(tranlogs.__all__)
+    assert all(hasattr(tranlogs, name) for name in tranlogs.__all__)

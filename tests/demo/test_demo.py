@@ -1,55 +1,23 @@
-"""The demo: its model and text, its comparison, and the quick one whole in processes that really die."""
+"""The demo: its samples, its comparison, and what it says of folders and children. tests/test_wheel.py runs it whole."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support import campaign
 from tranlogs.base.errors import UsageError
-from tranlogs.cli import app
 from tranlogs_demo import run_demo
-from tranlogs_demo.demo import Life, ProcessFailed, commands, compare, follow, judge
-from tranlogs_demo.training import GPT_TINY, Job, TextWindows, build_gpt, read_topics
-
-# Text and model.
+from tranlogs_demo.demo import Life, ProcessFailed, compare, follow, judge
+from tranlogs_demo.training import GPT_TINY, Job, TextWindows
 
 
 def test_sample_is_followed_by_itself_moved_on() -> None:
     windows = TextWindows("hello world", block=3)
     read = [["".join(windows.alphabet[int(i)] for i in part) for part in windows[sample]] for sample in range(len(windows))]
     assert read == [["hel", "ell"], ["lo ", "o w"], ["wor", "orl"]]
-
-
-def test_text_is_real() -> None:
-    text = read_topics()
-    assert len(text) > 100_000
-    assert "assert_stmt" in text
-
-
-def test_score_depends_on_no_later_character() -> None:
-    model = build_gpt(GPT_TINY, alphabet=11, seed=1).eval()
-    text = torch.randint(11, (2, 20), generator=torch.Generator().manual_seed(2))
-    later = text.clone()
-    later[:, 12:] = (later[:, 12:] + 1) % 11
-    before, after = model(text), model(later)
-    torch.testing.assert_close(before[:, :12], after[:, :12])
-    assert not torch.allclose(before[:, 12:], after[:, 12:])
-
-
-def test_first_weights_depend_on_the_seed_alone() -> None:
-    one, same, other = (build_gpt(GPT_TINY, 11, seed).state_dict() for seed in (1, 1, 2))
-    assert not compare("weights", "{}", one, same).differences
-    assert compare("weights", "{}", one, other).differences
-
-
-# The comparison.
 
 
 def test_one_other_bit_is_found_and_named() -> None:
@@ -126,20 +94,12 @@ def test_what_differs_is_not_exact(facts: dict[str, Any], difference: str, tmp_p
     assert difference in figures["differences"]
 
 
-# The whole.
-
-
-def test_folder_that_no_demo_made_is_refused_and_kept(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_the_demos_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(UsageError, match="no demo made"):
-        run_demo(tmp_path, quick=True, seed=1, as_json=True)
+    for folder, why in ((tmp_path, "no demo made"), (tmp_path / "thesis.txt" / "demo", "cannot work there")):
+        with pytest.raises(UsageError, match=why):
+            run_demo(folder, quick=True, seed=1, as_json=True)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
-
-
-def test_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="cannot work there"):
-        run_demo(tmp_path / "file" / "demo", quick=True, seed=1, as_json=True)
 
 
 def test_child_that_fails_is_told_in_one_sentence(tmp_path: Path) -> None:
@@ -148,6 +108,7 @@ def test_child_that_fails_is_told_in_one_sentence(tmp_path: Path) -> None:
         follow(job)
 
 
+@pytest.mark.soak
 def test_a_child_that_was_killed_behind_its_last_batch_ends_with_the_loss_of_the_run(tmp_path: Path) -> None:
     """It has nothing left to train. (Seen once on a slow machine: IndexError, and a demo that failed.)"""
     ends = []
@@ -157,48 +118,3 @@ def test_a_child_that_was_killed_behind_its_last_batch_ends_with_the_loss_of_the
     assert ends[1].landed == 3
     assert ends[1].digests == []
     assert ends[1].finished["loss"] == ends[0].finished["loss"]
-
-
-TINY = """
-from dataclasses import replace
-from tranlogs.cli import app
-from tranlogs_demo import demo
-from tranlogs_demo.training import GPT_TINY
-demo.QUICK = replace(demo.QUICK, config=GPT_TINY, until=40)
-app(prog_name="tranlogs")
-"""
-
-
-def demand_exact(figures: dict[str, Any], *, rechecked: int) -> None:
-    """Demand of what a demo found that its recovery is exact, and that its counts fit each other.
-
-    Args:
-        figures: what the demo found.
-        rechecked: number of finished batches that were computed again, and are not lost.
-    """
-    assert figures["is_exact"], figures["differences"]
-    assert figures["differences"] == []
-    assert set(figures["compared"].values()) == {True}
-    assert figures["steps_lost"] <= 1
-    landed = figures["checkpoint_step"] + figures["steps_replayed"]
-    assert landed + rechecked + figures["steps_lost"] == figures["killed_in_batch"]
-
-
-@pytest.mark.crash
-@pytest.mark.slow
-@pytest.mark.soak  # the gate runs it from the wheel (tests/test_wheel.py), with the same demands and the same commands
-def test_quick_demo_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "demo"
-    python = [sys.executable, "-m", "tranlogs"] if campaign.is_soak() else [sys.executable, "-c", TINY]
-    command = [*python, "demo", "--quick", "--json", "--seed", "20", "--folder", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    figures = json.loads(done.stdout)
-    demand_exact(figures, rechecked=0)
-    assert Path(figures["curves"]).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    monkeypatch.chdir(tmp_path)
-    for words in commands(figures["run"], figures["batches"]):
-        with pytest.raises(SystemExit) as end:  # in processes of their own, tests/test_wheel.py calls the same
-            app(words.split(), prog_name="tranlogs")
-        assert not end.value.code, words
-    assert (tmp_path / "state.pt").is_file()

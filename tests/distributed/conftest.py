@@ -1,10 +1,10 @@
-"""Groups of processes under torchrun's agent, what they were killed by, and what came out of them."""
+"""Groups of processes under torchrun's agent: their scripts' twins, and runs that are read."""
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,96 +12,110 @@ import pytest
 import torch
 
 from tests.cli.conftest import cli
-from tests.support import launcher as launchers
-from tests.support.launcher import ROOT, environment
+from tests.distributed import scripts
+from tests.kills.job import Death, Script, Start
+from tests.kills.judge import Life, finish, killed
+from tests.kills.launchers import Torchrun
+from tests.support.launcher import Launcher
 
-__all__ = ["ROOT", "cli", "environment"]
-
-_SEGFAULT = "Fatal Python error: Segmentation fault"
-_SEGFAULTS_MAX = {"sparse sgd": 2}  # torch's sparse gradients over gloo do, without a log, too: 1 run in 50
-
-Outcome = list[dict[str, Any]]  # by rank
+__all__ = ["cli"]
 
 if not torch.distributed.is_available():
     pytest.skip("this torch has no torch.distributed", allow_module_level=True)
-
 
 _MODULES = (
     "torch.optim.swa_utils",
     "torch.distributed.elastic.multiprocessing.api",
     "torch.distributed.algorithms.ddp_comm_hooks",
-    "tests.distributed.child",
-    "tests.distributed.sharded",
-    "tests.distributed.rechecked",
+    "torch.distributed.checkpoint.state_dict",
     "tests.distributed.scripts",
 )
 
 
-class Launcher(launchers.Launcher):
-    """Trains loops in groups of processes under torchrun's agent."""
+_CHANGES_NOTHING = ("settles", "stores", "far", "hurried", "ahead", "tight")  # of what a script without a log comes to
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, *_MODULES, TOLD=str(folder / "told"))
-        self._references: dict[tuple[int, str], Outcome] = {}
 
-    def run(self, world: int, name: str, run: Path | None, kills: list[Any] | None = None) -> Outcome:
-        """Train one of child.py's loops to its end; what each rank came to.
+class Group(Torchrun):
+    """Processes that train together, again and again."""
 
-        Args:
-            world: how many ranks.
-            name: of the loop.
-            run: folder of the run; None trains without a log.
-            kills: for each start, who dies when.
-        """
-        out = self.folder / "out"
-        for rank in range(world):
-            Path(f"{out}.{rank}").unlink(missing_ok=True)
-        arguments = [name, "-" if run is None else str(run), str(out), json.dumps(kills or [])]
-        job = {"world": world, "restarts": len(kills or []), "arguments": arguments}
-        failure = self.ask(job)
-        for seen in range(_SEGFAULTS_MAX.get(name, 0)):  # nothing else is tried again
-            if failure and self.said().count(_SEGFAULT) > seen:
-                failure = self.ask(job, goes_on=True)
-        assert not failure, f"{failure}\n{self.said()[-6000:]}"
-        return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(world)]
+    def dies(self, script: Script, folder: Path, *deaths: Death, **options: Any) -> None:
+        """Let the group live until it dies, once for each death."""
+        for death in deaths:
+            status = killed(script, folder, death, launcher=self, **options)
+            assert status < 0, f"a life was to end at {death}; its exit status is {status}\n{self.said()}"
 
-    def ask(self, job: dict[str, Any], *, goes_on: bool = False) -> str:
-        """Run {"world", "restarts", "arguments"} of child.py; says what went wrong. What was told stays if it goes on."""
-        if not goes_on:
-            (self.folder / "told").unlink(missing_ok=True)
-        about = {"is_alone": False, "function": "tests.distributed.child.start", "arguments": {"arguments": job["arguments"]}}
-        return super().ask(job | about, goes_on=goes_on)
+    def ends(self, script: Script, folder: Path, **options: Any) -> list[Life]:
+        """Let the group train to the end of the run in a folder."""
+        return finish(script, folder, folder / "run", launcher=self, **options)
 
-    def told(self) -> list[dict[str, Any]]:
-        """What rank 0 told of each recovery of the last job, in a file: what many processes print may be mixed up."""
-        path = self.folder / "told"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    def refuses(self, script: Script, folder: Path, **options: Any) -> str:
+        """Start the group, which must end with an error; return what it printed."""
+        assert self.run(Start(self.job, script, folder, folder / "run", None, options, {})) == 1
+        return self.all_said()
 
-    def reference(self, world: int, name: str) -> Outcome:
-        """What comes out of a loop without a log and without kills."""
-        if (world, name) not in self._references:
-            self._references[world, name] = self.run(world, name, None)
-        return self._references[world, name]
+    def calls(self, function: str, **arguments: Any) -> str:
+        """Let each process call a function, which must return; return what they printed."""
+        job = {"world": self.world, "restarts": 0, "is_alone": False, "function": function, "arguments": arguments}
+        failure = self._launcher.ask(job)
+        assert not failure, f"{failure}\n{self.said()}"
+        return self.all_said()
+
+    def all_said(self) -> str:
+        """Return all that the last life printed."""
+        return self._launcher.said()
+
+
+Groups = Callable[[int], Group]
+Twins = Callable[..., list[Life]]
 
 
 @pytest.fixture(scope="session")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    found = Launcher(tmp_path_factory.mktemp("launcher"))
+def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Groups]:
+    """Groups of any number of processes, all started by one warm process that has torchrun's agent."""
+    launcher = Launcher(tmp_path_factory.mktemp("launcher"), *_MODULES)
     try:
-        yield found
+        yield partial(Group, launcher)
     finally:
-        found.close()
+        launcher.close()
 
 
 @pytest.fixture(scope="session")
-def divided(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three ranks that went to its end; to be read only."""
-    run = tmp_path_factory.mktemp("divided") / "run"
-    launcher.run(3, "plain", run)
-    return run
+def twins(groups: Groups, tmp_path_factory: pytest.TempPathFactory) -> Twins:
+    """What each rank of a script comes to without a log and without kills. Each script lives once."""
+    found: dict[str, list[Life]] = {}
+
+    def twin(world: int, **arguments: Any) -> list[Life]:
+        odd = " ".join(word for word in arguments.pop("odd", "").split() if word not in _CHANGES_NOTHING)
+        arguments = {"kind": "ddp", "odd": odd} | arguments
+        name = repr((world, sorted(arguments.items())))
+        if name not in found:
+            script = partial(scripts.train, **arguments)
+            found[name] = finish(script, tmp_path_factory.mktemp("twin") / "life", launcher=groups(world))
+        return found[name]
+
+    return twin
+
+
+def demand_equal(lives: list[Life], right: list[Life]) -> None:
+    """Demand that what ranks came to, what they printed and what they wrote is that of their twins."""
+    assert [life.differences(twin) for life, twin in zip(lives, right, strict=True)] == [[]] * len(right)
+
+
+@pytest.fixture(scope="session")
+def trained(groups: Groups, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a run of three ranks under DDP or FSDP2 that went to its end, by kind; to be read only."""
+    found: dict[str, Path] = {}
+
+    def train(kind: str) -> Path:
+        if kind not in found:
+            found[kind] = tmp_path_factory.mktemp(kind)
+            groups(3).ends(partial(scripts.train, kind=kind, odd="settles"), found[kind], checkpoint_every=scripts.EVERY)
+        return found[kind]
+
+    return train
 
 
 @pytest.fixture
-def copied(divided: Path, tmp_path: Path) -> Path:
+def copied(trained: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
     """A copy of it, to be damaged."""
-    return Path(shutil.copytree(divided, tmp_path / "run"))
+    return lambda kind: Path(shutil.copytree(trained(kind), tmp_path / f"copied {kind}"))

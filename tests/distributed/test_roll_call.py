@@ -1,19 +1,21 @@
-"""Processes that do not come: who they are is said in time, and who is slow is waited for."""
+"""Processes that do not come are named in time, and who is slow is waited for; groups that cannot be logged are refused."""
 
 from __future__ import annotations
 
-import json
 import logging
-import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from tests.distributed.conftest import Launcher
 from tranlogs.base.config import MISSING_SECONDS_MAX, MISSING_SECONDS_WARNED
 from tranlogs.base.errors import UsageError
+from tranlogs_torch import LoggedOptimizer
 from tranlogs_torch.ddp.divergence_check import Likeness
 from tranlogs_torch.distributed import group_messages as boards
 from tranlogs_torch.distributed.group_messages import NoteBoard
@@ -103,9 +105,49 @@ def test_one_that_is_ahead_leaves_the_step_before_unknown(store: dist.HashStore,
     assert [mine.look(12, "c"), mine.look(20, "b"), mine.look(21, "d"), ahead.look(21, "d")] == [-1, -1, 20, 20]
 
 
-@pytest.mark.crash
-def test_a_process_without_a_logged_optimizer_is_named(launcher: Launcher, tmp_path: Path) -> None:
-    arguments = ["without one", str(tmp_path / "run"), str(launcher.folder / "out"), json.dumps([])]
-    assert launcher.ask({"world": 2, "restarts": 0, "arguments": arguments})
-    assert "UsageError: waiting for other processes for 3 s: rank 1 has created no LoggedOptimizer" in launcher.said()
-    assert os.listdir(tmp_path / "run") == ["rank0"]
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_what_keeps_its_shards_to_itself_is_refused_by_name(alone: None, tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    redundancy = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
+    with pytest.raises(UsageError, match=r"ZeroRedundancyOptimizer is not logged: .*fully_shard"):
+        LoggedOptimizer(redundancy, tmp_path / "run", model)
+    options: dict[str, Any] = {"sharding_strategy": ShardingStrategy.NO_SHARD, "device_id": torch.device("cpu")}
+    wrapped = FullyShardedDataParallel(model, use_orig_params=True, **options)
+    with pytest.raises(UsageError, match=r"FullyShardedDataParallel is not logged: .*fully_shard"):
+        LoggedOptimizer(torch.optim.AdamW(wrapped.parameters()), tmp_path / "run", wrapped)
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_a_process_group_it_is_refused_before_a_journal_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    model = torch.nn.Linear(2, 2)
+    for rank in (None, 1):
+        with pytest.raises(UsageError, match="WORLD_SIZE is 2, but"):
+            LoggedOptimizer(torch.optim.AdamW(model.parameters()), tmp_path / "run", model, rank=rank)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("start", ["recover", "step"])
+def test_a_process_group_that_came_later_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str) -> None:
+    model = torch.nn.Linear(2, 2)
+    with LoggedOptimizer(torch.optim.AdamW(model.parameters()), tmp_path / "run", model, rank=1) as optimizer:
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
+        with pytest.raises(UsageError, match="initialized after LoggedOptimizer"):
+            getattr(optimizer, start)()
+
+
+def test_copies_are_refused_where_there_is_nothing_to_copy(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(UsageError, match="copies=2 needs several processes"):
+        LoggedOptimizer(torch.optim.AdamW(model.parameters()), tmp_path / "one", model, copies=2)
+    with pytest.raises(UsageError, match="copies must be 1 or 2"):
+        LoggedOptimizer(torch.optim.AdamW(model.parameters()), tmp_path / "one", model, copies=3)

@@ -1,156 +1,187 @@
-"""A run that goes on with another number of processes: the state is theirs bit for bit, and what is not is said."""
+"""A run that goes on with another number of processes, or another mesh: each start lands bit for bit on what was there before.
+
+What was there is told by the former processes, and by a replay of the folder without the script.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import xxhash
 
 from tests.cli.conftest import Cli
-from tests.distributed.child import DIES, EPOCHS, SAMPLES
-from tests.distributed.conftest import Launcher
-from tests.distributed.test_kills import differences
+from tests.distributed import scripts
+from tests.distributed.conftest import Group, Groups, demand_equal
+from tests.distributed.scripts import EPOCHS, EVERY, SAMPLES
+from tests.kills.job import Death
 from tests.support import campaign
+from tranlogs_torch.offline.run import OfflineRun
 
 pytestmark = pytest.mark.crash
 
-CHAIN = [(4, 9), (2, 23), (3, 31), (1, 50), (3, None)]  # so many processes, until one dies as that step begins
+Step = dict[str, Any]
 
 
-def crash(launcher: Launcher, world: int, run: Path, step: int, name: str = "resized") -> None:
-    """Train until a rank dies at the beginning of a step, and all with it."""
-    kill = [[world - 1, step, 0]]
-    assert launcher.ask(
-        {"world": world, "restarts": 0, "arguments": [name, str(run), str(launcher.folder / "out"), json.dumps(kill)]}
-    )
-    assert DIES in launcher.said(), launcher.said()[-3000:]
-
-
-def seen(run: Path, world: int) -> dict[int, list[Any]]:
-    """By step: epoch, samples and states of all ranks, as the loop told them."""
-    found: dict[int, list[Any]] = {}
-    for rank in range(world):
-        path = Path(f"{run}.seen{rank}")
-        for step, epoch, samples, state in map(json.loads, path.read_text().splitlines()):
-            found.setdefault(step, []).append((epoch, samples, state))
-        path.unlink()
-    return found
-
-
-def landed(run: Path, world: int) -> list[Any]:
-    """Of each rank: the step on which it landed, and a digest of what it came to."""
-    return [json.loads(Path(f"{run}.landed{rank}").read_text()) for rank in range(world)]
+def replayed(run: Path) -> tuple[int, dict[str, str]]:
+    """Return where a run would land, and digests of whole parameters and whole optimizer state there."""
+    offline = OfflineRun(run / "rank0")
+    report = offline.replay()
+    assert report.exact is True, report
+    found = {}
+    for name, p in offline.state.parameters.items():
+        kept = offline.state.optimizers["main"].state[p]
+        for key, value in {"": p.detach(), **{key: one for key, one in kept.items() if torch.is_tensor(one)}}.items():
+            found[f"{name} {key}"] = xxhash.xxh3_64_hexdigest(value.numpy().tobytes())
+    return report.step, found
 
 
 class Chain:
-    """A run that went through `CHAIN`: what was told at each change, and what it came to."""
+    """A run that goes from one number of processes to the next, and is compared at each start.
 
-    def __init__(self, launcher: Launcher, run: Path) -> None:
-        self.run = run
-        self.reports: list[dict[str, Any]] = []
-        self.steps: dict[int, list[Any]] = {}
-        before = 0
-        for world, step in CHAIN:
-            if step is None:
-                self.outcome = launcher.run(world, "resized", run)
+    Attributes:
+        told: what rank 0 said of each start that landed.
+        landings: how many ranks were compared.
+        steps: what the ranks told of each step, those of the last who took it.
+    """
+
+    def __init__(self, groups: Groups, folder: Path, **arguments: Any) -> None:
+        self.folder, self.run = folder, folder / "run"
+        self._groups, self._arguments = groups, arguments
+        self.told: list[dict[str, Any]] = []
+        self.landings = 0
+        self.steps: dict[int, dict[int, Step]] = {}
+
+    def go_on(self, world: int, kind: str, *deaths: Death | None) -> None:
+        """Start so many processes for each death; None goes to the end."""
+        for death in deaths:
+            before = replayed(self.run) if self.steps else (0, {})
+            group: Group = self._groups(world)
+            script = partial(scripts.resized, kind=kind, **self._arguments)
+            if death is None:
+                group.ends(script, self.folder, checkpoint_every=EVERY, keep=1)
             else:
-                crash(launcher, world, run, step)
-            self.reports += launcher.told()
-            self.landings = landed(run, world)
-            if before:
-                assert len({state for _, _, state in self.steps[before]}) == 1
-                assert self.landings == [[before, self.steps[before][0][2]]] * world
-            self.steps |= seen(run, world)
-            before = step or 0
+                group.dies(script, self.folder, death, checkpoint_every=EVERY, keep=1)
+            found: dict[int, dict[int, Step]] = {}
+            for rank, folder in enumerate(group.folders(self.folder)):
+                lines = (folder / "printed").read_text().splitlines() if (folder / "printed").exists() else []
+                for about in map(json.loads, lines):
+                    if "landed" in about:
+                        self._compare(rank, about, before)
+                        self.told += [about["landed"] | {"step": about["step"]}] if rank == 0 else []
+                    else:
+                        found.setdefault(about["step"], {})[rank] = about
+                (folder / "printed").unlink(missing_ok=True)
+            self.steps |= found
+
+    def _compare(self, rank: int, landed: Step, before: Any) -> None:
+        """Demand that a rank began with what was there."""
+        if not landed["step"]:
+            return
+        self.landings += 1
+        was = self.steps[landed["step"]]
+        assert {str(one["whole"]) for one in was.values()} == {str(landed["whole"])}
+        if landed["step"] == before[0]:
+            assert landed["whole"] == before[1]
+        if rank in was:
+            assert landed["own"] == was[rank]["own"], f"what was rank {rank}'s own at step {landed['step']}"
+
+    def demand_each_sample_once(self) -> None:
+        """Demand that each sample of an epoch came once over all changes."""
+        for epoch in range(EPOCHS):
+            told = [about for ranks in self.steps.values() for about in ranks.values() if about["epoch"] == epoch]
+            samples = [x for about in told for x in about["samples"]]
+            assert len(set(samples)) == SAMPLES
+            assert len(samples) - SAMPLES < 4  # so that all ranks have as many
 
 
-@pytest.fixture(scope="module")
-def chain(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Chain:
-    return Chain(launcher, tmp_path_factory.mktemp("chain") / "run")
+def dies(number: int, rank: int = 0) -> Death:
+    """Return the death of a rank in a batch of its process: as many steps less one are finished then."""
+    return Death("begin", number=number, rank=rank)
 
 
-def test_the_state_is_that_of_the_others_bit_for_bit(chain: Chain) -> None:
-    """Which was compared at each change."""
-    assert [report["step"] for report in chain.reports] == [0, 9, 23, 31, 50]
-    assert [report["timeline"] for report in chain.reports] == [1, 2, 3, 4, 5]
-    assert [report["exact"] for report in chain.reports] == [True, None, None, None, None]
+def test_ddp_goes_on_with_other_numbers_of_processes(groups: Groups, cli: Cli, tmp_path: Path) -> None:
+    found = Chain(groups, tmp_path)
+    found.go_on(4, "ddp", dies(3, 3))
+    found.go_on(2, "ddp", Death("changing", rank=1), dies(6, 1))
+    found.go_on(3, "ddp", dies(2, 2))
+    found.go_on(1, "ddp", dies(3))
+    found.go_on(3, "ddp", None)
+    assert [report["step"] for report in found.told] == [0, 2, 7, 8, 10]
+    assert [report["exact"] for report in found.told] == [True, None, None, None, None]
+    assert found.landings == 2 + 3 + 1 + 3
+    found.demand_each_sample_once()
+    notes = " ".join(found.told[1]["notes"] + found.told[2]["notes"])
+    assert "4 processes recorded the run, and 2 processes continue it from step 2" in notes
+    assert "summed in another order" in notes
+    assert "those of ranks 2 to 3 end" in notes
+    assert "the 40 samples of the epoch that 4 processes had not consumed are divided among 2" in notes
+    assert "rank 2 continues with the buffers of rank 0, and with new random numbers" in notes
+    demand_that_commands_read(found, cli, tmp_path, world=3, stopped=[3])
 
 
-def test_what_is_not_as_it_was_is_said_by_name(chain: Chain) -> None:
-    notes = chain.reports[1]["notes"]
-    assert any("4 processes recorded the run, and 2 processes continue it from step 9" in note for note in notes)
-    assert any("summed in another order" in note for note in notes)
-    assert any("those of ranks 2 to 3 end" in note for note in notes)
-    assert any("the 60 samples of the epoch that 4 processes had not consumed are divided among 2" in note for note in notes)
-    assert any(
-        "rank 2 continues with the buffers of rank 0, and with new random numbers" in note for note in chain.reports[2]["notes"]
-    )
+def demand_that_commands_read(found: Chain, cli: Cli, folder: Path, *, world: int, stopped: list[int]) -> None:
+    """Demand that the commands know who trains and who was left behind, and that all logs lead to what they came to."""
+    newest = max(found.steps)
+    group = cli("status", found.run, "--json").json["group"]
+    assert group == {"world": world, "step": newest, "lost": [], "stopped": stopped, "problems": []}
+    assert "trained before the run continued with" in " ".join(cli("status", found.run).out.split())
+    assert replayed(found.run) == (newest, found.steps[newest][0]["whole"])
+    assert cli("replay", found.run / f"rank{stopped[-1]}", "--out", folder / "left.pt", "--json").code == 0
+    checked = cli("verify", found.run, "--replay", "--json")
+    assert checked.code == 0, checked.json["problems"]
+    assert all(report["exact"] for rank in checked.json["ranks"] for report in rank["replays"])
 
 
-def test_each_sample_of_an_epoch_comes_once_over_all_changes(chain: Chain) -> None:
-    for epoch in range(EPOCHS):
-        samples = [x for ranks in chain.steps.values() for number, xs, _ in ranks if number == epoch for x in xs]
-        assert len(set(samples)) == SAMPLES
-        assert len(samples) - SAMPLES < 4  # so that all ranks have as many
+def test_shards_go_on_over_other_processes_and_meshes(groups: Groups, cli: Cli, tmp_path: Path) -> None:
+    """From DDP to FSDP2, with and without tensor parallelism, that alone, and one process; with deaths amid the changes."""
+    found = Chain(groups, tmp_path)
+    found.go_on(2, "ddp cut", dies(3, 1))
+    found.go_on(3, "fsdp cut", Death("reading", rank=2), dies(3, 1))
+    found.go_on(2, "fsdp cut", Death("compacting"), dies(3, 1))
+    found.go_on(4, "fsdp tp", Death("changing", rank=3), dies(3, 2))
+    found.go_on(2, "tp", dies(2, 1))
+    found.go_on(1, "whole", dies(2))
+    found.go_on(1, "whole", None)
+    assert [report["step"] for report in found.told] == [0, 2, 4, 6, 8, 9, 9]
+    assert [report["exact"] for report in found.told] == [True, None, None, None, None, None, None]
+    assert found.landings == 3 + 2 + 4 + 2 + 1 + 1
+    found.demand_each_sample_once()
+    demand_that_commands_read(found, cli, tmp_path, world=1, stopped=[1, 2, 3])
+    assert not list(found.run.glob("rank*/peers"))
 
 
-def test_commands_know_who_trains_and_who_was_left_behind(chain: Chain, cli: Cli, tmp_path: Path) -> None:
-    newest = max(chain.steps)
-    found = cli("status", chain.run, "--json")
-    assert found.json["group"] == {"world": 3, "step": newest, "lost": [], "stopped": [3], "problems": []}
-    assert "rank 3: trained before the run continued with 3" in " ".join(cli("status", chain.run).out.split())
-    found = cli("replay", chain.run, "--out", tmp_path / "newest.pt", "--json")
-    assert (found.json["step"], found.json["exact"]) == (newest, True)
-    weights = torch.load(tmp_path / "newest.pt", weights_only=True)["model"]
-    assert all(weights[name].tolist() == values for name, values in chain.outcome[0]["weights"].items())
-    found = cli("replay", chain.run / "rank3", "--out", tmp_path / "left.pt", "--json")
-    assert found.code == 0, found.err
-    published = chain.run.glob("rank3/checkpoints/step-*/manifest.json")  # the rank may have died while it wrote another one
-    names = (path.parent.name for path in published)
-    own = max(int(name.split("-")[1]) for name in names)
-    assert found.json["step"] in (own, 9)  # to its checkpoint, where the others have pruned their shares since
-    found = cli("verify", chain.run, "--replay", "--json")
-    assert found.code == 0, found.json["problems"]
-    assert all(report["exact"] for rank in found.json["ranks"] for report in rank["replays"])
+@pytest.mark.parametrize("kind", ["fsdp cut", campaign.in_soak("ddp")])
+def test_ranges_are_sent_where_a_process_cannot_read_the_former_journal(kind: str, groups: Groups, tmp_path: Path) -> None:
+    found = Chain(groups, tmp_path, far=True)
+    found.go_on(2, kind, dies(3, 1))
+    found.go_on(3, kind, dies(3))
+    assert [report["step"] for report in found.told] == [0, 2]
+    assert found.landings == 3
+    assert replayed(found.run) == (4, found.steps[4][0]["whole"])
 
 
-@pytest.mark.parametrize(("before", "now"), [campaign.in_soak(4, 2), (1, 3)])
-def test_killed_after_the_change_it_ends_with_the_bits_of_one_that_was_not(
-    launcher: Launcher, tmp_path: Path, before: int, now: int
-) -> None:
-    crash(launcher, before, tmp_path / "run", 9)
-    right = launcher.run(now, "resized", Path(shutil.copytree(tmp_path / "run", tmp_path / "copy")))
-    kills = [[now - 1, -1, 150], [0, 9, 0], [now - 1, 30, 2]]
-    found = launcher.run(now, "resized", tmp_path / "run", kills)
-    print(launcher.told())
-    assert differences(found, right) == [[]] * now
-    assert [report["exact"] for report in launcher.told()][-1] is True
+def test_killed_after_the_change_it_ends_with_the_bits_of_one_that_was_not(groups: Groups, tmp_path: Path) -> None:
+    script, group = partial(scripts.train, odd="fixed"), groups(2)
+    options = {"checkpoint_every": EVERY}
+    groups(1).dies(script, tmp_path / "run", Death("batch", number=4), **options)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    right = group.ends(script, tmp_path / "copy", **options)
+    group.dies(script, tmp_path / "run", Death("backward", number=2, rank=1), Death("batch", number=4), **options)
+    lives = group.ends(script, tmp_path / "run", **options)
+    for one in (*lives, *right):
+        one.printed.clear()  # of rank 0 those of the one process, too
+    demand_equal(lives, right)
+    assert [life.exact for life in lives] == [True, True], lives[0].notes
 
 
-def test_a_change_that_was_cut_short_never_was(launcher: Launcher, tmp_path: Path) -> None:
-    crash(launcher, 3, tmp_path / "run", 9)
-    right = launcher.run(2, "resized", Path(shutil.copytree(tmp_path / "run", tmp_path / "copy")))
-    found = launcher.run(2, "resized torn", tmp_path / "run", [[-1, -1, 0]])
-    assert [(report["step"], report["timeline"]) for report in launcher.told()] == [(9, 3)]
-    assert DIES in launcher.said()
-    assert differences(found, right) == [[]] * 2
-
-
-def test_journals_on_other_machines_are_taken_up_too(launcher: Launcher, tmp_path: Path) -> None:
-    crash(launcher, 3, tmp_path / "run", 9, "far resized")
-    state = seen(tmp_path / "run", 3)[9][0][2]
-    right = launcher.run(2, "resized", Path(shutil.copytree(tmp_path / "run", tmp_path / "copy")))
-    found = launcher.run(2, "far resized", tmp_path / "run")
-    assert landed(tmp_path / "run", 2) == [[9, state]] * 2
-    assert differences(found, right) == [[]] * 2
-
-
-def test_ranks_that_are_not_equal_are_taken_up_by_as_many_only(launcher: Launcher, tmp_path: Path) -> None:
-    crash(launcher, 2, tmp_path / "run", 9, "undivided")
-    arguments = ["undivided", str(tmp_path / "run"), str(launcher.folder / "out"), json.dumps([])]
-    assert launcher.ask({"world": 3, "restarts": 0, "arguments": arguments})
-    assert "2 processes recorded the run, now there are 3, and each of them logged all of its gradients" in launcher.said()
+def test_ranks_that_are_not_equal_are_taken_up_by_as_many_only(groups: Groups, tmp_path: Path) -> None:
+    script = partial(scripts.train, odd="undivided")
+    groups(2).dies(script, tmp_path, Death("batch", number=4))
+    words = "2 processes recorded the run, now there are 3, and each of them logged all of its gradients"
+    assert words in groups(3).refuses(script, tmp_path)

@@ -1,12 +1,13 @@
-"""`tranlogs rehearse`, called in a process of its own on a script of this folder."""
+"""`tranlogs rehearse`, called in a process that is forked off, on a script of this folder or one of `SCRIPTS`."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
-import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,97 @@ from typing import Any
 
 import pytest
 
+from tests.kills.launchers import forked, wait_for
 from tests.support.launcher import environment
+from tranlogs.cli import app
+from tranlogs.rehearsal import arms
 
-SCRIPTS = Path(__file__).with_name("scripts")
+SCRIPTS = {
+    "daemon.py": """\
+'''Puts itself into the background, as daemons do.'''
+
+import os
+import time
+
+if os.fork():
+    os._exit(0)
+os.setsid()
+if os.fork():
+    os._exit(0)
+print(f"daemon {os.getpid()}", flush=True)
+time.sleep(300)
+""",
+    "fills_disk.py": """\
+'''Writes more than the rehearsal may.'''
+
+import time
+
+with open("large.bin", "wb") as file:
+    file.write(bytes(4 << 20))
+time.sleep(300)
+""",
+    "never_steps.py": """\
+'''Never takes a step, and ignores every signal that it can; it would use tranlogs_torch if it came to that.'''
+
+import signal
+import time
+
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_IGN)
+while True:
+    time.sleep(1)
+""",
+    "sleeps.py": """\
+'''Starts a process in a session of its own, and sleeps.'''
+
+import subprocess
+import time
+
+subprocess.Popen(["sleep", "300"], start_new_session=True)
+open("started", "w").close()
+time.sleep(300)
+""",
+    "waits.py": """\
+'''Waits for input.'''
+
+name = input("name of the experiment: ")
+print(name)
+""",
+    "fails_again.py": """\
+'''Cannot be started twice: its output folder must not exist.'''
+
+import os
+
+import torch
+
+from tranlogs_torch import LoggedOptimizer
+
+os.mkdir("output")
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+optimizer = LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), run="runs/again", model=model)
+optimizer.recover()
+for _ in optimizer.steps(until=100, stateless=True):
+    optimizer.zero_grad()
+    model(torch.randn(4, 2)).square().mean().backward()
+    optimizer.step()
+optimizer.close()
+""",
+    "not_wrapped.py": """\
+'''A loop that does not use the library: it saves what it has learned, and never loads it.'''
+
+import time
+
+weight = 0.0
+for step in range(60):
+    weight += 0.1 * (1 - weight)
+    time.sleep(0.02)
+    print(f"step {step}: weight {weight:.6f}")
+    if step % 10 == 0:
+        with open("model.pt", "w") as file:
+            print(weight, file=file)
+""",
+}
 
 
 @dataclass(frozen=True)
@@ -56,23 +145,42 @@ def rehearse(tmp_path: Path) -> Rehearse:
     def call(script: str, *options: str, start: tuple[str, ...] = ()) -> Rehearsed:
         folder.mkdir()
         scratch.mkdir()
-        shutil.copy(SCRIPTS / script, folder)
+        if script in SCRIPTS:
+            (folder / script).write_text(SCRIPTS[script])
+        else:
+            shutil.copy(Path(__file__).parent / "scripts" / script, folder)
         before = sorted(folder.iterdir())
         command = ["--seed", "3", "--json", *options, "--", sys.executable, *start, script]
-        called = subprocess.run(
-            [sys.executable, "-m", "tranlogs", "rehearse", *command],
-            cwd=folder,
-            env=environment() | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TMPDIR": str(scratch)},
-            capture_output=True,
-            text=True,
-        )
-        assert called.stdout, called.stderr
-        print(called.stdout, called.stderr)
+        code = wait_for(begin(folder, scratch, command, tmp_path / "said"))
+        said = (tmp_path / "said").read_text()
+        assert said, (tmp_path / "said.err").read_text()
+        print(said, (tmp_path / "said.err").read_text())
         assert sorted(folder.iterdir()) == before, "the rehearsal has written into the script's folder"
         assert not list(scratch.glob("tranlogs-*"))
-        return Rehearsed(called.returncode, json.loads(called.stdout), folder, find_processes(scratch))
+        return Rehearsed(code, json.loads(said), folder, find_processes(scratch))
 
     return call
+
+
+def begin(folder: Path, scratch: Path, command: list[str], said: Path) -> int:
+    """Begin `tranlogs rehearse` with these words in a folder; return the id of its process, which writes into two files."""
+
+    def work() -> None:
+        os.environ.update(environment() | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TMPDIR": str(scratch)})
+        arms._HARMLESS = tuple(name for name in arms._HARMLESS if name != tempfile.gettempdir())
+        tempfile.tempdir = None  # as it is in a new process
+        logging.getLogger().handlers.clear()  # those of pytest
+        for number, path in ((1, said), (2, said.with_name(f"{said.name}.err"))):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        os.chdir(folder)
+        try:
+            app(["rehearse", *command], prog_name="tranlogs")
+        except SystemExit as end:
+            sys.stdout.flush()
+            os._exit(int(end.code or 0))
+
+    return forked(work)
 
 
 def find_processes(scratch: Path) -> list[int]:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.support import campaign
-from tests.support.launcher import environment
-
-from .conftest import SCRIPTS, Rehearse, find_processes
+from tests.kills.launchers import wait_for
+from tests.rehearsal.conftest import SCRIPTS, Rehearse, begin, find_processes
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
@@ -30,7 +27,7 @@ def test_script_that_tracks_everything_resumes_exactly(rehearse: Rehearse) -> No
     assert found.verdict["differences"] == [] == found.left
 
 
-@pytest.mark.sampled(0)
+@pytest.mark.soak
 def test_counter_that_is_not_tracked_is_named_at_the_first_step_it_changes(rehearse: Rehearse) -> None:
     found = rehearse("counter.py", "--kills", "1", "--units", "8")
     assert (found.code, found.verdict["outcome"]) == (1, "not exact")
@@ -46,7 +43,7 @@ def test_counter_that_is_not_tracked_is_named_at_the_first_step_it_changes(rehea
     ]
 
 
-@pytest.mark.sampled(0)
+@pytest.mark.soak
 def test_variables_that_start_over_are_named_with_the_line_that_keeps_them(rehearse: Rehearse) -> None:
     """The units resume exactly, and reach the end of an epoch, where the variables change. One is 0 there, as before."""
     found = rehearse("early_stopping.py", "--kills", "1", "--units", "14")
@@ -64,7 +61,7 @@ def test_variables_that_start_over_are_named_with_the_line_that_keeps_them(rehea
     ]
 
 
-@pytest.mark.sampled(0)
+@pytest.mark.soak
 def test_units_that_are_too_few_for_the_end_of_an_epoch_are_said(rehearse: Rehearse) -> None:
     """What changes there only is not known."""
     found = rehearse("early_stopping.py", "--kills", "1", "--units", "6")
@@ -89,19 +86,20 @@ def test_script_with_a_checkpoint_of_its_own_is_told_what_it_loses(rehearse: Reh
 
 
 def test_rehearsal_that_is_ended_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "scratch").mkdir()
-    shutil.copy(SCRIPTS / "sleeps.py", tmp_path)
-    command = ["rehearse", "--scratch", str(tmp_path / "scratch"), "--", sys.executable, "sleeps.py"]
-    rehearsal = subprocess.Popen([sys.executable, "-m", "tranlogs", *command], cwd=tmp_path, env=environment())
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (tmp_path / "sleeps.py").write_text(SCRIPTS["sleeps.py"])
+    pid = begin(tmp_path, scratch, ["--scratch", str(scratch), "--", sys.executable, "sleeps.py"], tmp_path / "said")
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("scratch/*/twin/files/started")) and time.monotonic() < deadline:
+    while not list(scratch.glob("*/twin/files/started")) and time.monotonic() < deadline:
         time.sleep(0.05)
-    rehearsal.send_signal(signal.SIGTERM)
-    assert rehearsal.wait(60) == 128 + signal.SIGTERM
-    assert find_processes(tmp_path / "scratch") == []
-    assert list((tmp_path / "scratch").iterdir()) == []
+    os.kill(pid, signal.SIGTERM)
+    assert wait_for(pid) == 128 + signal.SIGTERM
+    assert find_processes(scratch) == []
+    assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.soak
 def test_script_that_cannot_be_started_twice_does_not_resume(rehearse: Rehearse) -> None:
     found = rehearse("fails_again.py", "--kills", "1", "--units", "6")
     assert found.code == 1
@@ -137,13 +135,15 @@ def test_disk_limit_ends_the_rehearsal(rehearse: Rehearse) -> None:
     assert "1.0 MiB on disk (--disk)" in found.verdict["headline"]
 
 
-def test_keras_fit_resumes_exactly(rehearse: Rehearse) -> None:
-    found = rehearse("keras_fit.py", "--kills", "1", "--units", "9")
+@pytest.mark.soak
+@pytest.mark.parametrize("script", ["keras_fit.py", "light.py"])
+def test_trainers_resume_exactly(script: str, rehearse: Rehearse) -> None:
+    found = rehearse(script, "--kills", "1", "--units", "9")
     assert (found.code, found.verdict["differences"]) == (0, [])
     assert "printed lines" in found.verdict["compared"]
 
 
-@pytest.mark.sampled(0)
+@pytest.mark.soak
 def test_two_processes_under_torchrun_resume_exactly(rehearse: Rehearse) -> None:
     start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     found = rehearse("ddp.py", "--kills", "1", "--units", "10", start=start)
@@ -152,31 +152,15 @@ def test_two_processes_under_torchrun_resume_exactly(rehearse: Rehearse) -> None
     assert found.left == []
 
 
-@pytest.mark.soak
-def test_lightning_resumes_exactly(rehearse: Rehearse) -> None:
-    found = rehearse("light.py", "--kills", "1", "--units", "8")
-    assert (found.code, found.verdict["differences"]) == (0, [])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        campaign.in_soak(["--units", "1", "--", "python", "x.py"], "--units must be at least 2"),
+def test_wrong_usage_is_said_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("open('ran', 'w')")
+    for options, message in (
+        (["--units", "1", "--", "python", "x.py"], "--units must be at least 2"),
         (["--kills", "0", "--", "python", "x.py"], "--kills must be at least 1"),
         (["--", "python", "missing.py"], "missing.py: no such file"),
-        campaign.in_soak(["--", "no-such-command"], "no-such-command: no such command"),
-        campaign.in_soak(["--scratch", "nowhere", "--", "python", "x.py"], "--scratch nowhere: no such folder"),
-    ],
-)
-def test_wrong_usage_is_said_before_anything_runs(options: list[str], message: str, tmp_path: Path) -> None:
-    (tmp_path / "x.py").write_text("open('ran', 'w')")
-    called = subprocess.run(
-        [sys.executable, "-m", "tranlogs", "rehearse", "--json", *options],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
-    assert called.returncode == 2
-    assert message in json.loads(called.stdout)["error"]["message"]
+        (["--", "no-such-command"], "no-such-command: no such command"),
+        (["--scratch", "nowhere", "--", "python", "x.py"], "--scratch nowhere: no such folder"),
+    ):
+        assert wait_for(begin(tmp_path, tmp_path, ["--json", *options], tmp_path / "said")) == 2
+        assert message in json.loads((tmp_path / "said").read_text())["error"]["message"]
     assert not (tmp_path / "ran").exists()

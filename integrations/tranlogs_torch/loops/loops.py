@@ -92,6 +92,7 @@ class Loops:
         self.end = ""
         self._backup: StateBackup | None = None  # made before code per epoch runs again
         self._between: StateBackup | None = None  # made before code between finished loops runs again
+        self._epoch: tuple[LoaderPosition, int] | None = None  # which the script takes the batches of
         self._read_hooks: list[RemovableHandle] = []  # while that code runs
         self._watched_step = -1
         self._has_named_read = False
@@ -196,8 +197,12 @@ class Loops:
             self._parts.report.name_restarts(describe_weights_read(), is_logged=True)
 
     def note_set_back(self) -> None:
-        """End the running loop if the run was brought back to a later one: the unit that was computed again ended there."""
-        if self._parts.auxiliary.sequence.is_over:
+        """End the running loop or epoch if the run was set back to a later one: the unit that was computed again ends there.
+
+        The script's code until that place runs again, and what it does is undone.
+        """
+        position, number = self._epoch or (None, 0)
+        if self._parts.auxiliary.sequence.is_over or (position is not None and position.is_set_back(number)):
             self._parts.auxiliary.wait()
             self._between = StateBackup(self._parts.state, self._parts.auxiliary, has_optimizers=True)
 
@@ -301,9 +306,15 @@ class Loops:
                 number = position.epoch
                 self._enter_epoch(position)
                 self.end = f"in epoch {number - first + 1} of {count}"
+                self._epoch = position, number
                 yield Epoch.of(position, number - first)
+                self._epoch = None
                 if position.is_stopped:
                     break
+                if position.is_set_back(number) and not sequence.is_over:
+                    self._undo_code_between()
+                    auxiliary.open_loop()
+                    continue
                 self._leave_epoch(position, number, number - first)
                 self._parts.restarts.note_end(of_loop=position.epoch - first >= count)
                 self._boundaries.boundary()  # the epoch's own code ran

@@ -201,9 +201,12 @@ class LoaderPosition:
         self.is_in_pass = False
         if self.iteration.live is not None:  # `break` left the loop before this one; its last batch is complete now
             self._on_boundary(self)
+        number = self.epoch
         while not self.is_stopped and (data := self.take()) is not END:
             yield data
             self._on_boundary(self)  # all that the body did belongs to this unit
+            if self.is_set_back(number):
+                return
         if not self.is_stopped:
             self.end_epoch()
 
@@ -242,6 +245,10 @@ class LoaderPosition:
     def is_pending(self) -> bool:
         """True if a recorded position waits for its loop."""
         return self._resume is not None
+
+    def is_set_back(self, number: int) -> bool:
+        """Return True if the run was set back to the end of a unit that lies behind the epoch of this number, which runs."""
+        return self.is_pending and self.epoch > number
 
     # Passes that another loop asks for batches (loops/companions.py)
 

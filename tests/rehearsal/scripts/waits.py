@@ -1,4 +1,0 @@
-"""Waits for input."""
-
-name = input("name of the experiment: ")
-print(name)
