@@ -291,8 +291,10 @@ def test_script_comes_back_to_the_bit(script: Callable[[Attempt], None], die_at:
     prove_exact(script, tmp_path / "run", die_at, checkpoint_every=1000)
 
 
-def test_clipping_crosswise_comes_back_to_the_bit(tmp_path: Path) -> None:
-    prove_exact(clipped_crosswise, tmp_path / "run", (12, 4), checkpoint_every=1000, recheck=False)
+@pytest.mark.parametrize("writer", ["direct", "thread"])
+@pytest.mark.parametrize("die_at", [12, 15], ids=["behind a step", "behind a batch without a step"])
+def test_clipping_crosswise_comes_back_to_the_bit(die_at: int, writer: str, tmp_path: Path) -> None:
+    prove_exact(clipped_crosswise, tmp_path / "run", (die_at,), checkpoint_every=1000, writer=writer)
 
 
 def test_step_that_raises_leaves_nothing_behind(tmp_path: Path) -> None:
