@@ -236,6 +236,17 @@ def test_an_error_of_the_device_comes_to_the_writer_and_frees_the_space(twin: Tw
     assert_holds(read(staging.stage(layout, [torch.zeros(64)]))[0], torch.zeros(64))
 
 
+def test_a_buffer_is_overwritten_only_after_its_transfers(twin: Twin) -> None:
+    """Nobody waits on the host, so only the device's own waits make it do any transfer at all."""
+    staging = Staging(devices(twin), StagingLimits(transfer_bytes=48))
+    layout = layout_of([torch.empty(30)])
+    payloads = [staging.stage(layout, [torch.full((30,), float(step))]) for step in range(6)]
+    assert len(twin.allocated) == 2
+    assert twin.waited_in == []
+    for step, payload in enumerate(payloads):
+        assert_holds(read(payload)[0], torch.full((30,), float(step)))
+
+
 @settings(max_examples=campaign.examples(150), deadline=None)
 @given(st.data(), st.integers(400, 3000))
 def test_any_order_that_streams_and_events_allow_is_right(data: st.DataObject, free: int) -> None:
