@@ -4,4 +4,71 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-MUTANTS: tuple[Mutant, ...] = ()
+CAPTURE: tuple[Mutant, ...] = (
+    Mutant(
+        "the bytes of weights are not compared for writes that leave no trace",
+        "integrations/tranlogs_torch/capture/foreign_writes.py",
+        "return set() if now.tobytes() == known.tobytes() else set(np.flatnonzero(now != known).tolist())",
+        "return set()",
+        ("tests/torch/capture/test_foreign_writes.py::test_write_is_noticed_in_every_way_of_logging",),
+    ),
+    Mutant(
+        "the fingerprint of a redone step is not compared after the first step",
+        "tranlogs/training/redo.py",
+        "if entry.digests and divergence is None:",
+        "if entry.digests and done == 1:",
+        ("tests/training/test_redo.py::test_records_are_applied_by_kind_and_compared",),
+    ),
+    Mutant(
+        "a draw from torch's generator is not noticed",
+        "integrations/tranlogs_torch/data/rng.py",
+        "is_same = own == self._torch and all(",
+        "is_same = all(",
+        ("tests/torch/data/test_positions.py::test_each_draw_is_noticed_and_nothing_else",),
+    ),
+    Mutant(
+        "a sparse momentum is measured like a dense one",
+        "integrations/tranlogs_torch/loops/recovery/landed_tensors.py",
+        "(local(tensor) for tensor in tensors if tensor.layout is torch.strided)",
+        "(local(tensor) for tensor in tensors)",
+        ("tests/torch/replay/test_exact_matrix.py::test_sparse_momentum_comes_back_to_the_bit",),
+    ),
+    Mutant(
+        "a hyper-parameter that is written in place is not copied again",
+        "integrations/tranlogs_torch/state/group_values.py",
+        "if self._is_immutable and sizes == self._sizes",
+        "if sizes == self._sizes",
+        ("tests/torch/state/test_parts.py::test_hyper_parameters_that_were_written_are_in_the_next_copy",),
+    ),
+    Mutant(
+        "a device buffer is filled again before its transfer",
+        "integrations/tranlogs_torch/capture/staging_plan.py",
+        "training.wait_event(buffer.read)",
+        "pass",
+        ("tests/torch/device/test_staging.py::test_a_buffer_is_overwritten_only_after_its_transfers",),
+    ),
+    Mutant(
+        "pinned memory is given out that a payload still holds",
+        "integrations/tranlogs_torch/device/staging_ring.py",
+        "if self.used_bytes + size > self.capacity:",
+        "if self.used_bytes >= self.capacity:",
+        (
+            "tests/torch/device/test_parts_of_staging.py::test_regions_that_are_held_never_overlap_and_what_was_released_is_used_again",
+        ),
+    ),
+    Mutant(
+        "a file that does not read back is published",
+        "integrations/tranlogs_torch/tensors/equality.py",
+        "if differing:",
+        "if False:",
+        ("tests/torch/offline/test_offline.py::test_a_full_disk_and_what_does_not_read_back_leave_nothing",),
+    ),
+    Mutant(
+        "a unit that is computed again is compared with the record of another optimizer",
+        "tranlogs/training/recheck/recheck.py",
+        "if one.entry.layout.names == names), expected)",
+        "), expected)",
+        ("tests/torch/test_optimizer.py::test_clipping_crosswise_comes_back_to_the_bit",),
+    ),
+)
+MUTANTS: tuple[Mutant, ...] = (*CAPTURE,)

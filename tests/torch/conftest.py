@@ -30,6 +30,13 @@ def _no_workers_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         iterator._shutdown_workers()
 
 
+@pytest.fixture(autouse=True)
+def _rechecks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute the newest unit again after a crash, as for users; tests of loops and of examples choose themselves."""
+    if request.path.parent.name != "loops" and request.path.name != "test_examples.py":
+        monkeypatch.setenv("TRANLOGS_RECHECK", "1")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if collect_ignore:
         terminalreporter.write_line("tests/torch/test_cuda.py was not run: it needs a CUDA GPU")

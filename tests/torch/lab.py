@@ -82,10 +82,16 @@ def uninterrupted(script: Script) -> Attempt:
 
 
 def prove_exact(
-    script: Script, run: Path, die_at: Sequence[int] = (), *, is_exact: bool | None = True, **options: Any
+    script: Script,
+    run: Path,
+    die_at: Sequence[int] = (),
+    *,
+    is_exact: bool | None = True,
+    right: Attempt | None = None,
+    **options: Any,
 ) -> Attempt:
-    """Die at each of these ticks (of each attempt), finish, and compare with the uninterrupted run."""
-    right = uninterrupted(script)
+    """Die at each of these ticks (of each attempt), finish, and compare with the run that is right: else the unlogged one."""
+    right = right or uninterrupted(script)
     for tick in die_at:
         status = in_child(lambda tick=tick: script(Attempt(run, tick, **options)))
         assert status == -signal.SIGKILL, f"the child was to die at tick {tick}; its exit status is {status}"

@@ -217,3 +217,25 @@ def own_loop(attempt: Attempt, *, batches: int = 20, is_compiled: bool = False) 
         attempt.tick()
     attempt.keep(model=model, optimizer=optimizer, scheduler=scheduler)
     optimizer.close()
+
+
+def simple(
+    attempt: Attempt,
+    model: nn.Module,
+    inner: torch.optim.Optimizer,
+    *,
+    turns: int = 9,
+    width: int = 5,
+    change: Callable[[int, Any], None] = lambda number, optimizer: None,
+) -> None:
+    """The plainest script: one step a turn, on numbers that depend on the turn; `change` runs before each."""
+    optimizer = attempt.wrap(inner, model)
+    attempt.start(optimizer)
+    for number in optimizer.steps(turns, stateless=True):
+        change(number, optimizer)
+        model(torch.full((3, width), 0.1 * number)).square().mean().backward()
+        attempt.tick()
+        optimizer.step()
+        optimizer.zero_grad()
+    attempt.keep(model=model, optimizer=optimizer)
+    optimizer.close()

@@ -114,7 +114,7 @@ def test_weights_and_sampled_fingerprints(options: dict[str, str], tmp_path: Pat
     prove(tmp_path / "run", options, "adamw fused")
 
 
-# Staging and digests on the device itself; their logic is tested on the twin (capture/test_staging.py, device/test_digests.py).
+# Staging and digests on the device itself; their logic is tested on the twin (device/test_staging.py).
 
 
 def test_staging_under_load_brings_what_the_gradients_were() -> None:

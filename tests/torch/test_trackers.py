@@ -14,8 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from tests.cli.conftest import Cli, cli
 from tests.support.examples import shortened
+from tranlogs_torch import LoggedOptimizer
+
+__all__ = ["cli"]
 
 pytestmark = pytest.mark.crash
 
@@ -236,3 +241,20 @@ def test_mlflow_has_one_run_with_each_step_once_after_three_kills(tmp_path: Path
     assert [step for step, _ in script["points"]] == list(range(1, 19))
     assert [step for step, _ in fit["points"]] == list(range(8))
     assert [value for _, value in fit["points"]] == json.loads(fit["losses"])
+
+
+def test_the_id_is_known_at_once_and_stays_on_another_timeline(tmp_path: Path, cli: Cli) -> None:
+    seen = []
+    for step in (None, None, 2):
+        parameter = torch.nn.Parameter(torch.ones(2))
+        with LoggedOptimizer(torch.optim.SGD([parameter], lr=0.1), tmp_path / "run", segment_bytes=1 << 20) as optimizer:
+            before = optimizer.run_id
+            report = optimizer.recover(step)
+            for _ in optimizer.steps(4):
+                parameter.grad = torch.ones(2)
+                optimizer.step()
+            seen.append((before, optimizer.run_id, report.timeline))
+        assert optimizer.run_id == before, "after close(), too"
+    assert {one for before, after, _ in seen for one in (before, after)} == {seen[0][0]}
+    assert [timeline for *_, timeline in seen] == [1, 1, 2]
+    assert cli("status", tmp_path / "run", "--json").json["ranks"][0]["run_id"] == seen[0][0]

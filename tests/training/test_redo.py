@@ -1,18 +1,27 @@
-"""The redo driver and the comparison of environments, with a target that knows no framework."""
+"""The redo driver with a target that knows no framework, elements that a script has set, and what a difference is called."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from tranlogs.base.errors import CorruptRecord
 from tranlogs.log.record_format import EntryKind
-from tranlogs.training import StateDigests, compare_environments, decode_entries, redo_in_order
+from tranlogs.training import (
+    StateDigests,
+    compare_environments,
+    decode_entries,
+    describe_difference,
+    find_changed_elements,
+    is_set_as_a_whole,
+    redo_in_order,
+)
+from tranlogs.training.recheck.comparison import Difference, Kind
 
 
 @dataclass
@@ -41,25 +50,32 @@ def record(step: int, *digests: int, kind: EntryKind = EntryKind.STEP, of: str =
     return entry, {"record": of}
 
 
-def test_records_are_applied_by_kind_and_compared() -> None:
-    target, ticks = Target(), []
-    records = [record(1, 1, 2), record(1, kind=EntryKind.IMAGE, of="image"), record(2, 1, 2, of="weights")]
-    assert redo_in_order(target, records, ticks.append) is None
-    assert target.done == ["step 1", "digests 1", "image 1", "image 2", "digests 2"]
-    assert ticks == [1, 2, 3]
+IMAGE = EntryKind.IMAGE
 
 
-def test_the_first_difference_is_named_and_later_steps_are_applied_without_comparison() -> None:
-    target = Target()
-    found = redo_in_order(target, [record(1, 1, 2), record(2, 1, 3), record(3, 9, 9)], lambda done: None)
-    assert (found.step, found.tensor) == (2, "b") if found else False
-    assert target.done[-2:] == ["digests 2", "step 3"]
-
-
-def test_another_number_of_tensors_is_a_difference() -> None:
-    found = redo_in_order(Target(compared="variables"), [record(4, 1)], lambda done: None)
-    assert found is not None
-    assert found.tensor == "the number of variables"
+@pytest.mark.parametrize(
+    ("records", "done", "differs"),
+    [
+        (
+            [record(1, 1, 2), record(1, kind=IMAGE, of="image"), record(2, 1, 2, of="weights")],
+            ["step 1", "digests 1", "image 1", "image 2", "digests 2"],
+            None,
+        ),
+        # Later steps are applied without comparison.
+        (
+            [record(1, 1, 2), record(2, 1, 3), record(3, 9, 9)],
+            ["step 1", "digests 1", "step 2", "digests 2", "step 3"],
+            (2, "b"),
+        ),
+        ([record(4, 1)], ["step 4", "digests 4"], (4, "the number of parameters")),
+    ],
+)
+def test_records_are_applied_by_kind_and_compared(records: list[Any], done: list[str], differs: Any) -> None:
+    target, ticks = Target(), list[int]()
+    found = redo_in_order(target, records, ticks.append)
+    assert target.done == done
+    assert ticks == list(range(1, len(records) + 1))
+    assert (None if found is None else (found.step, found.tensor)) == differs
 
 
 def test_a_record_of_unknown_kind_is_refused() -> None:
@@ -68,23 +84,62 @@ def test_a_record_of_unknown_kind_is_refused() -> None:
 
 
 def test_a_body_that_entries_share_is_decoded_once() -> None:
-    reader = object()
+    reader, calls = object(), list[Any]()
     entries: list[Any] = [SimpleNamespace(reader=reader, body_key=key) for key in (7, 7, 8)]
-    calls: list[Any] = []
-
-    def decode(entry: Any) -> dict[str, Any]:
-        calls.append(entry)
-        return {}
-
-    decoded = decode_entries(decode, entries)
+    decoded = decode_entries(lambda entry: calls.append(entry) or {}, entries)
     assert calls == [entries[0], entries[2]]
     assert decoded[0][1] is decoded[1][1]
 
 
 def test_only_labelled_keys_of_an_environment_are_compared() -> None:
-    recorded, now = {"torch": "1", "threads": 2}, {"torch": "2", "threads": 3}
-    found = compare_environments(recorded, now, {"torch": "torch version"})
-    assert found == [
-        "torch version differs: the run was recorded with '1', now it is '2'; "
-        "what is computed from here on can round differently"
-    ]
+    (found,) = compare_environments({"torch": "1", "threads": 2}, {"torch": "2", "threads": 3}, {"torch": "torch version"})
+    assert found.startswith("torch version differs: the run was recorded with '1', now it is '2'")
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize(
+    ("before", "now", "changed", "is_whole"),
+    [
+        ([0.0, 1.0, NAN, 4.0], [-0.0, 1.0, NAN, 4.0], [True, False, False, False], False),  # bits count, not values
+        ([0.0, 0.0, 0.0, 4.0], [0.0, 0.0, 0.0, 0.0], [False, False, False, True], True),  # zero_()
+        ([0.0, 2.0, 3.0, 4.0], [0.0, 5.0, 6.0, 4.0], [False, True, True, False], True),  # half of them
+        ([7.0], [8.0], [True], True),
+    ],
+)
+def test_elements_that_a_script_has_set(
+    before: list[float], now: list[float], changed: list[bool], is_whole: bool, dtype: str
+) -> None:
+    some, other = (np.array(values, dtype) for values in (before, now))
+    found = find_changed_elements(some.view(np.uint8), other.view(np.uint8), other.itemsize)
+    assert found.tolist() == changed
+    assert is_set_as_a_whole(other.view(np.uint8), found, other.itemsize) is is_whole
+
+
+REMEMBERED = "tracked.remember(...).values."
+
+
+@pytest.mark.parametrize(
+    ("difference", "words"),
+    [
+        *((Difference(1507, kind, "grad/h.11.weight", "differs", ratio=0.2), "optimizer.") for kind in get_args(Kind)),
+        (Difference(73, "state", f"{REMEMBERED}it", "is 1, and 73 in the record"), "The script assigns it after recover()"),
+        (Difference(73, "state", f"{REMEMBERED}seen[1][0].a", "is 1.5", ratio=0.1), "optimizer.remember_times(seen=...)"),
+        (
+            Difference(6, "state", f"{REMEMBERED}it", "is 8", ratio=0.1, is_outside=True),
+            "Change state.it after optimizer.step()",
+        ),
+        (Difference(3, "gradients", "grad/a", "differs", ratio=1e-7), "torch.use_deterministic_algorithms(True)"),
+        (Difference(3, "state", "tracked.a", "is 2.1", may_be_time=True), "a measured time is never the same twice"),
+        (Difference(3, "state", "tracked.batch_time.val", "is 0.1"), "leave out of track(...) what measures times"),
+    ],
+)
+def test_a_difference_of_the_unit_that_was_computed_again_is_told_with_the_line_to_write(
+    difference: Difference, words: str
+) -> None:
+    text = describe_difference(difference)
+    assert text.startswith(f"the last batch before the crash (step {difference.step}) was computed again, and ")
+    assert text.endswith("The recorded state holds, so no finished step is lost")
+    assert words in text

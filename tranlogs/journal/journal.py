@@ -84,6 +84,7 @@ class Journal:
         self.log = JournalLog(opened, config, clock, self.holds, self.checkpoints)
         self._requests = RequestService(catalog)
         self._recheck_writer: Writer | None = None  # takes the records while a unit is computed again
+        self._rechecked: StepRecord | None = None  # the last record that it has begun
         atexit.register(self.close)
 
     @classmethod
@@ -245,10 +246,15 @@ class Journal:
         if writer is None:
             return None
         try:
-            return writer.begin(payload)
+            record = writer.begin(payload)
         except SUSPENDING_ERRORS as error:
             self._suspend(error)
             return None
+        if writer is self._recheck_writer and self.log.has_one_open_record:
+            if self._rechecked is not None:
+                self._rechecked.abort()  # as the log did when the unit was recorded
+            self._rechecked = record
+        return record
 
     @gated
     def wait_step(self, record: StepRecord) -> None:

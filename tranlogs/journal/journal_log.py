@@ -179,6 +179,11 @@ class JournalLog:
 
     # Writing.
 
+    @property
+    def has_one_open_record(self) -> bool:
+        """True if a record that is begun drops the one before, unless that is finished."""
+        return self._config.writer != "thread"
+
     def drain(self) -> BaseException | None:
         """Wait until the writer thread has written all its records; return its error, or None."""
         if self.thread is None:

@@ -6,18 +6,16 @@ import itertools
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from tranlogs.base.types import Array, Piece
 from tranlogs.checkpoints import Snapshot
 from tranlogs.log.record_format import Position
-from tranlogs.recovery.group.reshard import choose_owner, write_snapshot
-from tranlogs_torch.elastic import transfer_plan
+from tranlogs.recovery.group.reshard import write_snapshot
 from tranlogs_torch.elastic.former_checkpoint import FormerCheckpoint
 from tranlogs_torch.elastic.shard_loading import Target
-from tranlogs_torch.elastic.transfer_plan import StoredBox, bundles, pieces
+from tranlogs_torch.elastic.transfer_plan import StoredBox, pieces
 from tranlogs_torch.sharding.overlap import cut
 from tranlogs_torch.tensors.arrays import adapt, to_array
 from tranlogs_torch.tensors.placement import Place
@@ -44,15 +42,6 @@ def test_rows_over_other_rows() -> None:
         assert target.clash is None
 
 
-def test_columns_over_rows() -> None:
-    target = target_at(torch.full((3, 5), -1.0), (4, 0))
-    put(target, 0, (0, 7), (0, 3))
-    assert not target.is_whole
-    put(target, 1, (0, 7), (3, 5))
-    assert torch.equal(target.tensor, WHOLE[4:])
-    assert target.is_whole
-
-
 def test_a_part_that_is_there_twice_must_be_the_same() -> None:
     target = target_at(torch.full((7, 5), -1.0), (0, 0))
     put(target, 0, (0, 4))
@@ -63,16 +52,6 @@ def test_a_part_that_is_there_twice_must_be_the_same() -> None:
     put(target, 3, (4, 7), change=1.0)
     assert target.clash == (1, 3)
     assert torch.equal(target.tensor, WHOLE)
-
-
-def test_numbers_without_dimensions_and_parts_without_elements() -> None:
-    number = target_at(torch.tensor(-1.0), ())
-    number.put(0, (), torch.tensor(3.0))
-    number.put(1, (), torch.tensor(3.0))
-    assert (number.tensor.item(), number.is_whole, number.clash) == (3.0, True, None)
-    empty = target_at(torch.empty(0, 5), (7, 0))
-    put(empty, 0, (0, 7))
-    assert empty.is_whole
 
 
 @pytest.mark.parametrize("shape", [(7,), (5, 4), (3, 4, 5), (2, 3, 2, 2), (1, 1, 6), (4, 0), ()])
@@ -109,30 +88,6 @@ def checkpoint_of(folder: Path, tensors: dict[str, torch.Tensor], places: dict[s
     return FormerCheckpoint(folder)
 
 
-@pytest.mark.parametrize("bundle_bytes", [1, 40, 1 << 20])
-def test_a_process_reads_what_it_wants_and_no_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bundle_bytes: int) -> None:
-    """Rows of before over columns of now; a number without dimensions; a part without elements, on either side."""
-    monkeypatch.setattr(transfer_plan, "_BUNDLE_BYTES", bundle_bytes)
-    parts = {"a": (WHOLE[:3], (0, 0)), "b": (WHOLE[3:], (3, 0)), "d": (WHOLE[7:], (7, 0))}
-    places = {name: Place((7, 5), Piece("box", offset, tuple(part.shape))) for name, (part, offset) in parts.items()}
-    tensors = {name: part.contiguous() for name, (part, _) in parts.items()} | {"c": torch.tensor(3.0)}
-    columns = torch.full((7, 2), -1.0)
-    targets = {name: Target(columns, [((0, 3), columns)]) for name in parts} | {"c": target_at(torch.tensor(-1.0), ())}
-    wanted = {f"param/{name}": target.boxes for name, target in targets.items()}
-    with checkpoint_of(tmp_path / "former", tensors, places) as checkpoint:
-        stored = [StoredBox(*one) for one in checkpoint.describe({}, with_body=True)["tensors"]]
-        found = list(bundles(stored, wanted))
-        for bundle in found:
-            assert len(bundle) == 1 or sum(piece.nbytes for piece in bundle) <= bundle_bytes
-            for piece in bundle:
-                values = checkpoint.read_piece(piece).view(np.float32).reshape(piece.length)
-                targets[piece.box.name.removeprefix("param/")].put(0, piece.offset, torch.from_numpy(values.copy()))
-        assert not list(bundles(stored, {"param/a": [((2, 5), (3, 0))]}))
-    assert torch.equal(columns, WHOLE[:, 3:])
-    assert targets["c"].tensor.item() == 3.0
-    assert sum(piece.nbytes for bundle in found for piece in bundle) == 7 * 2 * 4 + 4
-
-
 @pytest.mark.parametrize("shape", [(7,), (5, 4), (3, 4, 5)])
 def test_a_stored_range_is_read_into_rows(tmp_path: Path, shape: tuple[int, ...]) -> None:
     """The parts of FullyShardedDataParallel, of which the boxes lie one after another in the file."""
@@ -149,8 +104,3 @@ def test_a_stored_range_is_read_into_rows(tmp_path: Path, shape: tuple[int, ...]
                 target.put(rank, piece.offset, values.reshape(piece.length))
     assert target.is_whole
     assert torch.equal(target.tensor, whole)
-
-
-def test_a_journal_is_compacted_by_its_own_process_or_by_one_that_can_read_it() -> None:
-    assert [choose_owner(rank, able, 3) for rank, able in enumerate([[0], [1], [1, 2], [0, 1, 2]])] == [0, 1, 2, 0]
-    assert choose_owner(3, [1], 2) == 1

@@ -55,15 +55,15 @@ def logged(run: Path, last: int, kill: int, out: Path, own: Path | None = None) 
         model.load_state_dict(content["model"])
         inner.load_state_dict(content["optimizer"])
         scheduler.load_state_dict(content["scheduler"])
+    first = scheduler.last_epoch  # steps that were taken before the run began
     optimizer = LoggedOptimizer(inner, run, model, segment_bytes=1 << 20, checkpoint_every=4, durability="process")
-    report = optimizer.track(scheduler=scheduler).recover()
-    assert report.exact is True, report
-    first = scheduler.last_epoch - report.step  # steps that were taken before the run began
+    optimizer.track(scheduler=scheduler).recover()
     for number in optimizer.steps(last - first, stateless=True):
         if first + number == kill:
             os.kill(os.getpid(), signal.SIGKILL)
         train(first + number, model, optimizer, scheduler)
     optimizer.close()
+    assert optimizer.report.exact is True, optimizer.report
     tell(str(out), model, inner, scheduler)
 
 

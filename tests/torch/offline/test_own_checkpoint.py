@@ -19,7 +19,7 @@ from tests.torch.offline.own_checkpoint_child import logged
 
 __all__ = ["cli"]
 
-LAST = 20
+LAST = 16
 
 pytestmark = pytest.mark.crash
 

@@ -87,7 +87,7 @@ class Recheck:
     def begin(self, payload: Payload) -> RecheckRecord:
         """Compare the gradients of the next step with the record. The step may still be dropped."""
         start = time.perf_counter()
-        record, expected = RecheckRecord(), self._expected()
+        record, expected = RecheckRecord(), self._expected_for(payload)
         if expected is not None and expected.kind == EntryKind.STEP and expected.body()["record"] == "gradients":
             if payload.nbytes >= _ASIDE_BYTES:
                 record.comparison = self._recorded.aside(_compare, payload, expected, "gradients")
@@ -115,6 +115,14 @@ class Recheck:
     def _expected(self) -> RecordedEntry | None:
         """Return the record that is next; None once something differed."""
         return None if self.difference is not None or self.is_over else self._records[self._next]
+
+    def _expected_for(self, payload: Payload) -> RecordedEntry | None:
+        """Return the record of a step that is begun: two optimizers may both clip before the first one steps."""
+        expected, names = self._expected(), payload.layout.names
+        if expected is None:
+            return None
+        steps = (one for one in self._records[self._next :] if one.kind == EntryKind.STEP)
+        return next((one for one in steps if one.entry.layout.names == names), expected)
 
     def _compare(self, payload: Payload | None, content: RecordContent, found: Difference | None) -> None:
         start, record, kind = time.perf_counter(), self._expected(), content.kind

@@ -62,13 +62,18 @@ class LandedTensors:
         self._state = state
         now = _read(state)
         tensors = [value for value in now.values() if isinstance(value, torch.Tensor)]
-        self._is_copied = sum(local(tensor).nbytes for tensor in tensors) <= _COPIED_BYTES_MAX
+        strided = (local(tensor) for tensor in tensors if tensor.layout is torch.strided)
+        self._is_copied = sum(tensor.nbytes for tensor in strided) <= _COPIED_BYTES_MAX
         self._was = {place: self._keep(value) for place, value in now.items()}
 
     def _keep(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return copy.deepcopy(value)
-        return _to_host(value) if self._is_copied else _digest(value)
+        return _to_host(value) if self._keeps_copy_of(value) else _digest(value)
+
+    def _keeps_copy_of(self, tensor: torch.Tensor) -> bool:
+        """A sparse tensor, as SGD's momentum of an embedding is, has no single memory to digest."""
+        return self._is_copied or tensor.layout is not torch.strided
 
     def find_changes(self) -> list[TensorChange]:
         """Return what differs from what recovery has restored, bit for bit."""
@@ -83,7 +88,7 @@ class LandedTensors:
     def _compare(self, place: Place, was: Any, now: Any) -> TensorChange | None:
         if not isinstance(now, torch.Tensor):
             return None if _is_same(was, now) else TensorChange(place, copy.deepcopy(now), None)
-        if not self._is_copied:
+        if not self._keeps_copy_of(now):
             return None if was == _digest(now) else TensorChange(place, now.detach().clone(), None)
         held = _to_host(now)
         if not isinstance(was, torch.Tensor) or not _are_alike(was, held):
@@ -109,7 +114,7 @@ class LandedTensors:
         if not isinstance(now, torch.Tensor):
             return not _is_same(was, now)
         if not isinstance(was, torch.Tensor):
-            return not isinstance(was, int) or was != _digest(now)
+            return self._keeps_copy_of(now) or was != _digest(now)
         held = _to_host(now)
         if not _are_alike(was, held):
             return True

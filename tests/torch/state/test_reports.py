@@ -1,24 +1,31 @@
-"""A script that was changed between two starts: what is noticed, and what holds."""
+"""What a report says of a script: what was changed between two starts, what is not tracked, and the line to write."""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
+import torch._dynamo  # the first step imports it, which would take every life a second
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, StepLR
+from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UsageError
+from tranlogs.training import Face
 from tranlogs_torch import LoggedOptimizer
+from tranlogs_torch.state.advice import Case, advise
 
 Change = Callable[[LoggedOptimizer, Any], None]
 
+# Changed between two starts
 
-@pytest.fixture(autouse=True, params=["1", "0"], ids=["recheck", "no recheck"])
+
+@pytest.fixture(params=["1", "0"], ids=["recheck", "no recheck"])
 def rechecks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANLOGS_RECHECK", request.param)
 
@@ -50,6 +57,7 @@ def start(
         return optimizer.report, rates
 
 
+@pytest.mark.usefixtures("rechecks")
 def test_another_dropout_is_noticed_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = tmp_path / "run"
     assert start(run, 3)[0].exact is True
@@ -64,6 +72,7 @@ def test_another_dropout_is_noticed_once(tmp_path: Path, caplog: pytest.LogCaptu
     assert text in caplog.text
 
 
+@pytest.mark.usefixtures("rechecks")
 def test_another_length_of_a_schedule_is_noticed_and_the_runs_own_holds(tmp_path: Path) -> None:
     whole = start(tmp_path / "whole", 8)[1]
     run, rates = tmp_path / "run", []
@@ -85,6 +94,7 @@ def set_both(optimizer: LoggedOptimizer, scheduler: Any) -> None:
     scheduler.base_lrs[0] = 0.7
 
 
+@pytest.mark.usefixtures("rechecks")
 def test_a_learning_rate_that_a_lambda_would_overrule_is_refused_by_name(tmp_path: Path) -> None:
     def make(optimizer: Any) -> Any:
         return LambdaLR(optimizer, lambda step: 1.0)
@@ -98,9 +108,82 @@ def test_a_learning_rate_that_a_lambda_would_overrule_is_refused_by_name(tmp_pat
     assert start(run, 6, make=make)[1] == [0.7]
 
 
+@pytest.mark.usefixtures("rechecks")
 def test_a_learning_rate_set_after_recovery_is_kept_where_a_scheduler_scales_it(tmp_path: Path) -> None:
     def make(optimizer: Any) -> Any:
         return StepLR(optimizer, 100)
 
     start(tmp_path / "run", 3, make=make)
     assert start(tmp_path / "run", 5, make=make, change=set_rate)[1] == [0.7, 0.7]
+
+
+# Schedulers that are not tracked are found by what they do to their optimizer
+
+
+class Prepared(torch.optim.Optimizer):
+    """Keeps another optimizer, as accelerate's does."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.param_groups, self.defaults = optimizer, optimizer.param_groups, optimizer.defaults
+
+    def step(self, closure: Any = None) -> None:
+        self.optimizer.step()
+
+
+def by_hand(optimizer: LoggedOptimizer) -> None:
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+
+
+def resumed_report(run: Path, make: Callable[[LoggedOptimizer], Any], *, tracks: bool = False) -> Any:
+    for count in (3, 4):
+        parameter = torch.nn.Linear(2, 1)
+        loader = DataLoader(torch.ones(4, 2))  # type: ignore[arg-type]  # a tensor has rows
+        optimizer = LoggedOptimizer(torch.optim.SGD(parameter.parameters(), lr=0.1), run, parameter, durability="process")
+        made = make(optimizer)
+        optimizer.track(**({"scheduler": made} if tracks else {}))
+        report = optimizer.recover()
+        for x in optimizer.batches(loader, until=count):
+            parameter(x).sum().backward()
+            optimizer.step()
+        optimizer.close()
+    return report
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: StepLR(optimizer, 2),
+        lambda optimizer: LambdaLR(optimizer.inner, lambda step: 1.0),
+        lambda optimizer: StepLR(Prepared(optimizer), 2),
+    ],
+    ids=["on the wrapper", "on the inner optimizer", "on an optimizer around it"],
+)
+def test_a_scheduler_that_is_not_tracked_is_named(make: Callable[[LoggedOptimizer], Any], tmp_path: Path) -> None:
+    report = resumed_report(tmp_path / "run", make)
+    assert report.exact is None
+    assert any("a scheduler was created" in note for note in report.notes), report.notes
+    assert resumed_report(tmp_path / "tracked", make, tracks=True).exact is True
+
+
+def test_learning_rates_that_are_computed_by_hand_are_no_scheduler(tmp_path: Path) -> None:
+    """As modded-nanogpt and timm compute them: `initial_lr` is in the groups, and nothing counts steps."""
+    report = resumed_report(tmp_path / "run", by_hand)
+    assert report.exact is True, report.notes
+
+
+# Advice is in the words of the face through which the run is used
+
+LINES: dict[Face, tuple[str, ...]] = {  # objects that a line to add may use
+    "script": ("optimizer.", "epoch.", "track("),
+    "accelerate": ("log.", "epoch.", "track("),
+    "callback": (),
+}
+OBJECTS = re.compile(r"\b(optimizer|log|epoch)\.(?=\w+\()|\btrack\(|LoggedOptimizer\(|log_prepared\(")
+
+
+@pytest.mark.parametrize("face", get_args(Face))
+@pytest.mark.parametrize("case", get_args(Case))
+def test_a_line_to_add_uses_what_the_face_has(face: Face, case: Case) -> None:
+    used = {found.group() for found in OBJECTS.finditer(advise(case, face))}
+    assert used <= set(LINES[face])

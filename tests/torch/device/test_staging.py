@@ -1,11 +1,14 @@
-"""Staging on the twin of a GPU (`twin.py`): what is logged is what the gradients were, whatever order the device works in."""
+"""Staging on the twin of a GPU (`twin.py`): what is logged is what the gradients were, whatever order the device works in.
+
+Training that is staged there is recovered exactly, and goes on where staging fails.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import campaign
-from tests.torch.capture.payloads import contents_of
-from tests.torch.device.twin import Twin, devices
+from tests.torch import nets
+from tests.torch.device.twin import UNWRITTEN, Twin, devices
+from tests.torch.lab import Attempt, prove_exact
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.types import AnyArray, Array, DeviceArray, SparseArray, TensorSpec
 from tranlogs.checkpoints import Snapshot, SnapshotPool
 from tranlogs.log.layout import Layout, Payload
 from tranlogs_torch.capture.staging import Staging
 from tranlogs_torch.capture.staging_plan import StagingLimits
+from tranlogs_torch.loops import training_run
 from tranlogs_torch.tensors import arrays
 from tranlogs_torch.tensors.arrays import from_array, spec_of
 
@@ -33,6 +38,34 @@ TINY = StagingLimits(
 
 def layout_of(tensors: Sequence[torch.Tensor]) -> Layout:
     return Layout(spec_of(f"t{i}", tensor) for i, tensor in enumerate(tensors))
+
+
+def contents_of(payload: Payload) -> Iterator[tuple[str, AnyArray | None]]:
+    """Yield the tensors of a payload by name, as copies; None stands for an absent one."""
+    if payload.wait is not None:
+        payload.wait()
+    data = np.concatenate(payload.buffers) if payload.buffers else np.empty(0, np.uint8)
+    at = 0
+    for i, spec in enumerate(payload.layout.tensors):
+        if i in payload.absent:
+            yield spec.name, None
+            continue
+        form = payload.sparse.get(i)
+        if form is None:
+            array = Array(spec.dtype, spec.local_shape, data[at : at + spec.nbytes], spec.strides)
+            if spec.piece is not None:
+                array.piece, array.whole = spec.piece, spec.shape
+            yield spec.name, array
+            at += spec.nbytes
+            continue
+        first, second = payload.layout.sparse_sizes(i, form)
+        indices = Array("int64", (form.dims, form.nnz), data[at : at + first])
+        values = Array(spec.dtype, (form.nnz, *spec.shape[form.dims :]), data[at + first : at + first + second])
+        yield spec.name, SparseArray(spec.shape, indices, values, form.is_coalesced)
+        at += first + second
+    assert at == data.nbytes, f"the buffers hold {data.nbytes} bytes, the layout wants {at}"
+    if payload.release is not None:
+        payload.release()
 
 
 def read(payload: Payload) -> list[AnyArray | None]:
@@ -62,33 +95,19 @@ def twin() -> Twin:
 
 
 def test_gradients_that_are_overwritten_after_staging_are_logged_as_they_were(twin: Twin) -> None:
-    staging = Staging(devices(twin))
-    gradients = [torch.randn(7, 5), torch.randn(3), torch.randn(1000)]
+    """The training thread waits for nothing, nothing has come before the writer waits, and transfers are bounded."""
+    staging = Staging(devices(twin), StagingLimits(transfer_bytes=1000))
+    gradients = [torch.randn(n) for n in (1, 3, 700, 5)]
     before = [g.clone() for g in gradients]
     payload = staging.stage(layout_of(gradients), gradients)
     for gradient in gradients:
         gradient.zero_()
-    assert twin.waited_in == []  # the training thread waited for nothing
+    assert twin.waited_in == []
+    (buffer,) = payload.buffers  # of one dtype
+    assert set(buffer.tolist()) == {UNWRITTEN}
     for content, was in zip(read(payload), before, strict=True):
         assert_holds(content, was)
-
-
-def test_nothing_has_come_before_the_writer_waits(twin: Twin) -> None:
-    gradients = [torch.randn(100)]
-    payload = Staging(devices(twin)).stage(layout_of(gradients), gradients)
-    assert set(payload.buffers[0].tolist()) == {0xA5}
-    assert payload.wait is not None
-    payload.wait()
-    assert payload.buffers[0].tobytes() == gradients[0].numpy().tobytes()
-
-
-def test_one_dtype_makes_one_buffer_and_transfers_are_bounded(twin: Twin) -> None:
-    staging = Staging(devices(twin), StagingLimits(transfer_bytes=1000))
-    gradients = [torch.randn(n) for n in (1, 3, 700, 5)]
-    payload = staging.stage(layout_of(gradients), gradients)
-    assert len(payload.buffers) == 1
     assert twin.transfers == [1000, 1000, 836]
-    assert payload.nbytes == 2836
 
 
 @pytest.mark.parametrize(
@@ -145,16 +164,6 @@ def test_absent_sparse_and_near_tensors_lie_among_the_others(twin: Twin) -> None
         assert_holds(content, tensor)
 
 
-def test_without_a_device_all_is_copied_at_once() -> None:
-    tensors = [torch.randn(2, 3).t(), torch.randn(4).to_sparse()]
-    payload = Staging().stage(layout_of(tensors), tensors)
-    assert payload.wait is None
-    was = [t.clone() for t in tensors]
-    tensors[0].zero_()
-    for content, tensor in zip(read(payload), was, strict=True):
-        assert_holds(content, tensor)
-
-
 def test_another_form_than_the_layout_says_is_refused_and_other_strides_are_not(twin: Twin) -> None:
     staging = Staging(devices(twin))
     first = [torch.randn(4, 6), torch.randn(3)]
@@ -173,118 +182,16 @@ def test_another_form_than_the_layout_says_is_refused_and_other_strides_are_not(
 # Many payloads.
 
 
-def test_payloads_wrap_around_the_ring_and_may_be_released_out_of_order(twin: Twin) -> None:
-    staging = Staging(devices(twin), TINY)
-    layout = layout_of([torch.empty(25)])  # 100 bytes, 128 of the ring; two fit into 256
-    waiting: list[tuple[Payload, torch.Tensor]] = []
-    seen_split = False
-    for step in range(40):
-        gradient = torch.randn(25)
-        payload = staging.stage(layout, [gradient])
-        seen_split |= len(payload.buffers) > 1
-        waiting.append((payload, gradient.clone()))
-        gradient.zero_()
-        if len(waiting) == 2:
-            for payload, was in waiting if step % 3 else reversed(waiting):
-                assert_holds(read(payload)[0], was)
-            waiting.clear()
-    assert not seen_split  # an empty ring begins anew
-    assert twin.pinned == [256]
-    assert staging.statistics.payloads == 40
-    assert staging.statistics.nbytes == 4000
-    assert staging.statistics.waits == 0
-
-
-def test_a_payload_may_go_on_at_the_beginning_of_the_ring(twin: Twin) -> None:
-    staging = Staging(devices(twin), StagingLimits(ring_bytes_min=256, ring_bytes_max=256))
-    small, large = torch.randn(32), torch.randn(40)  # with the second, 192 of 256 bytes; then 160
-    first = staging.stage(layout_of([small]), [small])
-    second = staging.stage(layout_of([small[:16]]), [small[:16]])
-    read(first)
-    third = staging.stage(layout_of([large]), [large])
-    assert [buffer.nbytes for buffer in third.buffers] == [64, 96]
-    assert_holds(read(third)[0], large)
-    assert_holds(read(second)[0], small[:16])
-    assert twin.pinned == [256]
-
-
-def test_a_full_ring_waits_for_a_slow_writer_and_says_so(twin: Twin) -> None:
-    limits = StagingLimits(ring_bytes_min=64, ring_bytes_max=128, ring_seconds_max=60.0)
-    staging = Staging(devices(twin), limits)
-    layout = layout_of([torch.empty(32)])  # the ring holds one
-    payload = staging.stage(layout, [torch.ones(32)])
-    go = threading.Event()
-
-    def writer() -> None:
-        go.wait()
-        assert_holds(read(payload)[0], torch.ones(32))
-
-    thread = threading.Thread(target=writer, name="tranlogs-writer")
-    thread.start()
-    waits = _WaitsNoted(staging, go)
-    second = waits.stage(layout, [torch.zeros(32)])
-    thread.join()
-    assert twin.waited_in == ["tranlogs-writer"]
-    assert_holds(read(second)[0], torch.zeros(32))
-    assert staging.statistics.waits == 1
-    assert staging.statistics.wait_seconds > 0
-
-
-class _WaitsNoted:
-    """Lets a writer go on only once the training thread waits for it."""
-
-    def __init__(self, staging: Staging, go: threading.Event) -> None:
-        self._staging, self._go = staging, go
-
-    def stage(self, layout: Layout, tensors: list[torch.Tensor]) -> Payload:
-        ring: Any = self._staging._ring
-        wait = ring._lock.wait
-
-        def waiting(seconds: float) -> bool:
-            self._go.set()
-            return bool(wait(seconds))
-
-        ring._lock.wait = waiting
-        return self._staging.stage(layout, tensors)
-
-
-def test_a_writer_that_hangs_makes_the_log_unavailable(twin: Twin) -> None:
-    staging = Staging(devices(twin), TINY)
-    layout = layout_of([torch.empty(64)])
-    kept = staging.stage(layout, [torch.ones(64)])
-    with pytest.raises(LogUnavailable, match="did not free"):
-        staging.stage(layout, [torch.ones(64)])
-    assert_holds(read(kept)[0], torch.ones(64))
-    read(staging.stage(layout, [torch.ones(64)]))
-
-
-def test_a_payload_that_is_dropped_gives_its_space_back(twin: Twin) -> None:
+def test_a_writer_that_hangs_makes_the_log_unavailable_and_one_that_drops_does_not(twin: Twin) -> None:
     staging = Staging(devices(twin), TINY)
     layout = layout_of([torch.empty(64)])
     for _ in range(5):
+        staging.stage(layout, [torch.ones(64)])  # is dropped, and gives its space back
+    kept = staging.stage(layout, [torch.full((64,), 3.0)])
+    with pytest.raises(LogUnavailable, match="did not free"):
         staging.stage(layout, [torch.ones(64)])
-    last = staging.stage(layout, [torch.full((64,), 3.0)])
-    assert_holds(read(last)[0], torch.full((64,), 3.0))
-
-
-def test_a_larger_payload_gets_a_larger_ring_while_the_old_one_is_in_use(twin: Twin) -> None:
-    staging = Staging(devices(twin), TINY)
-    small, large = torch.randn(10), torch.randn(1000)
-    first = staging.stage(layout_of([small]), [small])
-    second = staging.stage(layout_of([large]), [large])
-    third = staging.stage(layout_of([small]), [small])
-    assert twin.pinned == [128, 4096]
-    assert staging.statistics.ring_bytes == 4096
-    for payload, tensor in ((third, small), (first, small), (second, large)):
-        assert_holds(read(payload)[0], tensor)
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "ring"),
-    [(0, 64), (16, 64), (33, 128), (100, 256), (128, 256), (129, 256), (256, 256), (257, 512), (1000, 1024)],
-)
-def test_size_of_the_ring(nbytes: int, ring: int) -> None:
-    assert TINY.ring_bytes(nbytes) == ring
+    assert_holds(read(kept)[0], torch.full((64,), 3.0))
+    read(staging.stage(layout, [torch.ones(64)]))
 
 
 def test_a_device_with_little_memory_gets_small_buffers_and_rounds() -> None:
@@ -400,23 +307,85 @@ def test_snapshots_come_through_windows_in_c_order(sizes: list[int], data: st.Da
     assert all(nbytes <= TINY.fetch_bytes for nbytes in twin.transfers)
 
 
-@pytest.mark.parametrize("every_step", [True, False])
-def test_after_images(every_step: bool, twin: Twin) -> None:
-    staging = Staging(devices(twin), TINY)
-    tensors = [
-        torch.randn(4, 6).t(),
-        torch.randn(70),
-        torch.randn(3, 4)[:, ::2],
-        torch.tensor(3.0),
-        torch.arange(24.0).reshape(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
-    ]
-    sparse = torch.randn(4).to_sparse()
-    named = [(f"t{i}", staging.to_array(tensor)) for i, tensor in enumerate([*tensors, sparse])]
-    payload = staging.after_image([*named[:2], ("none", None), *named[2:]], every_step=every_step)
-    expected = Payload.of([(f"t{i}", arrays.to_array(tensor)) for i, tensor in enumerate([*tensors, sparse])])
-    assert [spec for spec in payload.layout.tensors if spec.name != "none"] == list(expected.layout.tensors)
-    if payload.wait is not None:
-        payload.wait()
-    assert np.concatenate(payload.buffers).tobytes() == np.concatenate(expected.buffers).tobytes()
-    assert payload.absent == {2}
-    assert (payload.wait is not None) == every_step
+# Training.
+
+
+class Twins:
+    """The twin of each session."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Twin, Staging]] = []
+        self.fails_at: int | None = None  # payload of each staging whose transfers fail
+
+    def make(self) -> Staging:
+        twin = Twin()
+        limits = StagingLimits(ring_bytes_min=1024, ring_bytes_max=2048, transfer_bytes=256, fetch_bytes=512)
+        staging = _Failing(twin, limits, self.fails_at)
+        self.made.append((twin, staging))
+        return staging
+
+
+class _Failing(Staging):
+    def __init__(self, twin: Twin, limits: StagingLimits, fails_at: int | None) -> None:
+        super().__init__(devices(twin), limits)
+        self._twin, self._fails_at = twin, fails_at
+
+    def stage(self, *arguments: Any) -> Payload:
+        payload = super().stage(*arguments)
+        if self.statistics.payloads == self._fails_at:
+
+            def lost() -> None:
+                raise LogUnavailable("the copy failed on the device")
+
+            payload.wait = lost
+        return payload
+
+
+@pytest.fixture
+def twins(monkeypatch: pytest.MonkeyPatch) -> Iterator[Twins]:
+    found = Twins()
+    monkeypatch.setattr(training_run, "Staging", found.make)
+    yield found
+    for twin, _ in found.made:
+        twin.finish()
+
+
+def training(
+    attempt: Attempt, *, clips: bool = False, sparse: bool = False, clamps: bool = False, log: str = "gradients"
+) -> None:
+    nets.seed()
+    model = nets.Mixed(sparse=sparse)
+    optimizer = attempt.wrap((torch.optim.SGD if sparse else torch.optim.AdamW)(model.parameters(), 0.05), model, log=log)
+    attempt.keep(model=model, optimizer=optimizer)
+    attempt.start(optimizer)
+    for batch in optimizer.batches(nets.tokens(), until=14):
+        optimizer.zero_grad(set_to_none=False)  # writes to the gradients whose copies may be under way
+        nets.loss_of(model, batch).backward()
+        if clips:
+            optimizer.clip_grad_norm_(0.1)
+        attempt.tick()
+        optimizer.step()
+        if clamps:
+            model.hidden.weight.data.clamp_(-0.1, 0.1)
+    optimizer.close()
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"clips": True}, {"sparse": True}, {"clamps": True}, {"log": "weights"}],
+    ids=["plain", "clipped", "sparse", "written between steps", "weights"],
+)
+def test_a_run_comes_back_exactly(options: dict[str, Any], twins: Twins, tmp_path: Path) -> None:
+    prove_exact(partial(training, **options), tmp_path / "run", [9], writer="thread")
+    twin, staging = twins.made[-1]
+    assert staging.statistics.payloads > 0
+    assert max(twin.transfers) <= 512
+
+
+def test_a_device_that_fails_suspends_logging_and_training_goes_on(
+    twins: Twins, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    twins.fails_at = 4
+    prove_exact(training, tmp_path / "run", writer="thread")
+    assert [r.getMessage() for r in caplog.records if "the copy failed on the device" in r.getMessage()]

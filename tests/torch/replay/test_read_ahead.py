@@ -1,0 +1,151 @@
+"""How gradients of the log are read: ahead or at once, of optimizers in turns, with damage that recovery lands before."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.torch.lab import Attempt, differences, flatten, prove_exact
+from tests.torch.nets import seed
+from tranlogs.log.reader import SegmentReader
+from tranlogs.log.scanner import scan
+from tranlogs.log.segment_file import parse_segment_name
+from tranlogs_torch.replay import gradient_reader, redo
+
+
+@pytest.fixture(params=[False, True], ids=["at once", "ahead"])
+def is_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Gradients are read ahead, or none is."""
+    monkeypatch.setattr(gradient_reader.os, "sched_getaffinity", lambda pid: range(64))
+    monkeypatch.setattr(gradient_reader, "_AHEAD_BYTES_MIN", 0 if request.param else 1 << 30)
+    return bool(request.param)
+
+
+def in_turns(attempt: Attempt, *, shared: str, until: int = 12) -> None:
+    """Three optimizers: one steps at every batch, one twice at every third, one in the first batches only."""
+    seed()
+    model = nn.ModuleList([nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 2)])
+    optimizers = [
+        torch.optim.AdamW(model[0].parameters(), 1e-2),
+        torch.optim.SGD(model[1].parameters(), 1e-2, momentum=0.9),
+        torch.optim.RMSprop(model[2].parameters(), 1e-2),
+    ]
+    if shared == "memory":
+        optimizers[1].add_param_group({"params": [nn.Parameter(model[0].bias.data)]})
+        model[1].register_parameter("shared", optimizers[1].param_groups[1]["params"][0])
+    if shared == "parameter":
+        optimizers[1].add_param_group({"params": [model[0].bias]})
+    first = attempt.wrap(optimizers[0], model)
+    logged = [first, *(attempt.add_optimizer(first, inner, f"number {i}") for i, inner in enumerate(optimizers[1:], 1))]
+    attempt.start(first)
+    attempt.keep(model=model, **{f"optimizer{i}": optimizer for i, optimizer in enumerate(optimizers)})
+    for turn in first.steps(until, stateless=True):
+        value = torch.randn(3, 6)
+        for layer in model:
+            value = torch.tanh(layer(value))
+        value.square().sum().backward()
+        for p in [p for group in optimizers[1].param_groups for p in group["params"] if p.grad is None]:
+            p.grad = torch.randn_like(p)
+        first.clip_grad_norm_(0.5)
+        for i in [0, *([1, 1] if turn % 3 == 1 else []), *([2] if turn < 4 else [])]:
+            logged[i].step()
+            attempt.tick()
+        model[0].zero_grad()
+    first.close()
+
+
+@pytest.mark.parametrize("shared", ["nothing", "memory", "parameter"])
+def test_optimizers_that_step_in_turns_come_back_to_the_bit(shared: str, is_ahead: bool, tmp_path: Path) -> None:
+    """Also where they train the same parameter or memory: then the order of their updates counts."""
+    last = prove_exact(partial(in_turns, shared=shared), tmp_path / "run", (9,), checkpoint_every=1000)
+    again = Attempt(tmp_path / "run", recheck=False)  # resumes at the end: nothing is left to train
+    in_turns(again, shared=shared)
+    assert (again.reports[0].replayed, again.reports[0].exact) == (24, True)
+    assert differences(again.outcome(), last.outcome()) == []
+
+
+@pytest.mark.parametrize("is_read_at_once", [False, True])
+@pytest.mark.parametrize("odd", [1, 505])
+def test_dtypes_that_put_each_other_out_of_place_come_back_to_the_bit(
+    odd: int, is_read_at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An odd number of bfloat16 lies before float32 in each record."""
+
+    def train(attempt: Attempt) -> None:
+        seed()
+        shapes = [(odd, torch.bfloat16), (90_000, torch.float32), (40, torch.float32), (7, torch.float64)]
+        model = torch.nn.ParameterList([torch.randn(count).to(dtype) for count, dtype in shapes])
+        optimizer = attempt.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model)
+        attempt.start(optimizer)
+        for _ in optimizer.steps(5, stateless=True):
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+        attempt.keep(model=model, optimizer=optimizer)
+        optimizer.close()
+
+    trained, again = (Attempt(tmp_path / "run", checkpoint_every=1000, recheck=False) for _ in range(2))
+    train(trained)
+    if not is_read_at_once:
+        monkeypatch.setattr(gradient_reader.GradientMemory, "_over", lambda memory, entry: None)
+    train(again)
+    assert (again.reports[0].replayed, again.reports[0].exact) == (5, True)
+    assert differences(again.outcome(), trained.outcome()) == []
+
+
+# Damage
+
+
+def flip_a_bit_of(run: Path, name: str, step: int) -> None:
+    for path in sorted((run / "rank0" / "log").glob("*.seg")):
+        named = parse_segment_name(path.name)
+        assert named is not None
+        with SegmentReader(path) as reader:
+            for entry in reader.entries(scan(path, named[1])):
+                if entry.head.step == step and name in entry.tensor_names():
+                    at = entry.location.payload_offset + entry.starts()[entry.slots_of(name)[0]]
+                    with open(path, "r+b") as file:
+                        file.seek(at)
+                        (byte,) = file.read(1)
+                        file.seek(at)
+                        file.write(bytes([byte ^ 16]))
+                    return
+    raise AssertionError("nothing was damaged")
+
+
+@pytest.mark.parametrize(("tensor", "step"), [("0.weight", 16), ("1.weight", 18)])
+def test_recovery_lands_before_a_damaged_gradient_and_says_so(tensor: str, step: int, is_ahead: bool, tmp_path: Path) -> None:
+    """Turn 7 has the steps 16, of the first optimizer, and 17 and 18, of the second one."""
+    in_turns(Attempt(tmp_path / "run", checkpoint_every=1000), shared="nothing", until=10)
+    flip_a_bit_of(tmp_path / "run", f"grad/{tensor}", step)
+    again, right = Attempt(tmp_path / "run", recheck=False), Attempt()
+    in_turns(again, shared="nothing", until=0)
+    in_turns(right, shared="nothing", until=7)
+    report = again.reports[0]
+    assert (report.step, report.exact) == (15, True)
+    assert any(f"grad/{tensor}" in note and f"step {step}" in note for note in report.notes), report.notes
+    assert differences(flatten(again.outcome()), flatten(right.outcome())) == []
+
+
+def test_a_redo_that_comes_to_another_result_is_told_by_tensor_and_step(
+    is_ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_turns(Attempt(tmp_path / "run", checkpoint_every=1000), shared="nothing", until=10)
+    apply: Any = redo._Target.apply_gradients
+
+    def otherwise(target: Any, entry: Any, body: Any) -> None:
+        apply(target, entry, body)
+        if entry.step == 18:
+            target._state.parameters["1.weight"].data[0, 0] += 1.0
+
+    monkeypatch.setattr(redo._Target, "apply_gradients", otherwise)
+    again = Attempt(tmp_path / "run", recheck=False)
+    in_turns(again, shared="nothing", until=0)
+    report = again.reports[0]
+    assert (report.exact, report.first_divergent_step) == (False, 18)
+    assert any("1.weight" in note and "step 18" in note for note in report.notes)

@@ -1,0 +1,92 @@
+"""When all bytes are looked at for writes that leave no trace, and what a run says it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tranlogs.base.config import MIB
+from tranlogs.retention import Automatic, EveryBytes, EverySeconds, EverySteps, KeepAll, KeepLatest, RecoveryTime
+from tranlogs.training import ExpectedWrites, forecast_writes
+from tranlogs.training.write_forecast import FIRST_UNITS, ScanSchedule
+
+DEAR, STEP = 0.0005, 0.01  # seconds: a look costs a twentieth of a step
+
+
+def after(looks: ScanSchedule, units: int) -> list[int]:
+    """Go on for some units; those at whose boundaries a full look was taken, counted from now."""
+    full = []
+    for unit in range(units):
+        looks.count_unit()
+        if looks.is_full_scan_due("at a boundary", DEAR, STEP):
+            full.append(unit)
+    return full
+
+
+def test_the_first_looks_are_full_and_later_ones_cost_a_share() -> None:
+    looks = ScanSchedule()
+    assert after(looks, FIRST_UNITS - 1) == list(range(FIRST_UNITS - 1))
+    assert after(looks, 100) == [9, 19, 29, 39, 49, 59, 69, 79, 89, 99]
+    for _ in range(20):  # a cheap look is always full
+        looks.count_unit()
+        assert looks.is_full_scan_due("before a step", 10e-6, STEP)
+        assert looks.is_full_scan_due("at a boundary", 0.0045 * STEP, STEP)
+
+
+@pytest.mark.parametrize(
+    ("units", "more", "is_old"),
+    [(10, 0, False), (FIRST_UNITS - 1 + 20, 10, True), (FIRST_UNITS - 1 + 24, 0, True)],
+    ids=["in the unit after a full look", "by a rare look", "by a partial look"],
+)
+def test_a_place_where_a_write_was_found_is_looked_at_each_time(units: int, more: int, is_old: bool) -> None:
+    """What a rare or a partial look finds may be older than the last unit."""
+    looks = ScanSchedule()
+    after(looks, units)
+    after(looks, more)
+    assert looks.note_write("at a boundary") is is_old
+    assert after(looks, 30) == list(range(30))
+    assert not looks.note_write("at a boundary")
+
+
+class Mine:
+    def is_due(self, facts: Any) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("policy", "more", "says"),
+    [
+        (Automatic(), {}, "next checkpoint after about 47 steps (47.1 MiB of log)"),
+        (
+            Automatic(),
+            {"at_epoch_ends": True},
+            "next checkpoint at the end of the epoch, or after about 47 steps (47.1 MiB of log)",
+        ),
+        (EveryBytes(10 * MIB), {}, "next checkpoint after about 9 steps (9.0 MiB of log)"),
+        (EveryBytes(1), {}, "next checkpoint after about 1 step (1.0 MiB of log)"),
+        (EverySteps(1500), {}, "next checkpoint after 1,500 steps (1.5 GiB of log)"),
+        (EverySeconds(600), {}, "next checkpoint after 10.0 min"),
+        (RecoveryTime(30), {}, "next checkpoint when a recovery would take 30 s"),
+        (Mine(), {}, "next checkpoint when Mine says so"),
+    ],
+)
+def test_a_run_says_what_it_writes_and_when_its_next_checkpoint_comes(
+    policy: Any, more: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    expected = ExpectedWrites(MIB, 3 * MIB, **more)
+    assert forecast_writes(policy, tmp_path, expected) == f"about 1.0 MiB of log a step; {says}"
+
+
+@pytest.mark.parametrize(
+    ("retention", "says"),
+    [
+        (KeepLatest(2), "; at most about 122.2 MiB on disk without crashes"),
+        (KeepLatest(1), "; at most about 72.1 MiB on disk without crashes"),
+        (KeepAll(), " of log)"),
+    ],
+)
+def test_a_run_says_how_much_disk_space_it_takes_where_that_is_bounded(retention: Any, says: str, tmp_path: Path) -> None:
+    said = forecast_writes(Automatic(), tmp_path, ExpectedWrites(MIB, 3 * MIB, 3 * MIB), retention)
+    assert said.endswith(says), said
