@@ -25,11 +25,12 @@ from tranlogs.training import UNKNOWN_DATA
 OF_AN_EPOCH = "in the epoch of a crash, the batches before it"
 RESTARTS = "over at each start"
 EXAMPLES = {
-    "nanogpt_style": {"STEPS": 24},
-    "digits_epochs": {"EPOCHS": 2, "TRAINED": 500},
-    "gan": {"BATCHES": 60},
-    "actor_critic": {"EPISODES": 24},
-    "language_model": {"EPOCHS": 3, "LETTERS": 16_000},
+    "pytorch_minimal": {"BATCHES": 20},
+    "nanogpt_style": {"STEPS": 20},
+    "digits_epochs": {"EPOCHS": 2, "TRAINED": 320},
+    "gan": {"BATCHES": 30},
+    "actor_critic": {"EPISODES": 20},
+    "language_model": {"EPOCHS": 2, "LETTERS": 8_000},
 }
 SCRIPTS: dict[str, tuple[Script, Expected]] = {
     **{name: (partial(example, name=name, constants=constants), Expected()) for name, constants in EXAMPLES.items()},
@@ -48,7 +49,7 @@ FORGETFUL: dict[str, tuple[Script, Expected]] = {
         partial(example, name="language_model", constants=EXAMPLES["language_model"], remembers=False),
         Expected(exact=False, because="was computed again", is_equal=False, warns=(RESTARTS, OF_AN_EPOCH)),
     ),
-    # The unit that is computed again with a wrong batch draws the next batch: once the recorded state is set back, all is right.
+    # The unit that is computed again with a wrong batch draws the next one: all is right once the recorded state is set back.
     "nanogpt_style": (
         partial(example, name="nanogpt_style", constants=EXAMPLES["nanogpt_style"], remembers=False),
         Expected(exact=False, because="was computed again", is_equal=None, warns=(RESTARTS,)),
@@ -72,7 +73,9 @@ def test_a_killed_script_ends_with_the_bits_of_its_twin(name: str, tmp_path: Pat
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("name", ["language_model", "imagenet, with a first epoch of its own", *map(in_soak, ["nanogpt_style", "ppo"])])
+@pytest.mark.parametrize(
+    "name", ["language_model", "imagenet, with a first epoch of its own", *map(in_soak, ["nanogpt_style", "ppo"])]
+)
 def test_what_a_script_does_not_give_to_the_run_is_named_and_never_called_exact(name: str, tmp_path: Path) -> None:
     script, expected = FORGETFUL[name]
     prove(script, tmp_path / name.replace(" ", "-"), expected)

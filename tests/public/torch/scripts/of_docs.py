@@ -20,6 +20,7 @@ from tests.torch.nets import seed
 from tranlogs.training import Remembered
 from tranlogs_torch import RecoveryReport
 
+NOTHING = SimpleNamespace(batch=0)  # the report of a plain optimizer
 KEPT = (torch.nn.Module, torch.optim.Optimizer, LRScheduler, Remembered, SimpleNamespace)
 
 
@@ -61,14 +62,15 @@ def wrapper(job: Job) -> Callable[..., Any]:
 
 def with_plain_methods(optimizer: Any) -> Any:
     """Give a plain optimizer the methods that a Job calls for other scripts."""
-    loaders: list[Any] = []
-    epochs = optimizer.epochs
+    loaders, losses, steps, epochs = list[Any](), list[float](), list[int](), optimizer.epochs
 
     def track(**tracked: Any) -> Any:
         loaders.extend(thing for thing in tracked.values() if isinstance(thing, torch.utils.data.DataLoader))
         return optimizer
 
-    optimizer.track, optimizer.recover = track, lambda: None
+    optimizer.track, optimizer.recover = track, lambda: NOTHING
+    optimizer.log_scalars = lambda loss: (losses.append(loss.item()), steps.append(len(losses)))
+    optimizer.scalars = {"loss": (steps, losses)}
     optimizer.epochs = lambda count: epochs(count, *loaders)
     optimizer.add_optimizer = lambda other, **_: other
     return optimizer
@@ -80,7 +82,7 @@ def printer(job: Job) -> Callable[..., None]:
     def write(*values: Any, flush: bool = False) -> None:
         if isinstance(values[0], RecoveryReport):
             job.tell(values[0])
-        elif values[0] is not None:  # so says a plain optimizer that recovers
+        elif values[0] is not NOTHING:
             job.print(*values)
 
     return write
