@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.campaign import in_soak
 from tests.torch.lab import Attempt, differences, in_child, prove_exact, uninterrupted
 from tranlogs.base.errors import UsageError
 
@@ -178,18 +179,27 @@ def folds(attempt: Attempt) -> None:
     optimizer.close()
 
 
-SEQUENCES: dict[str, tuple[Callable[[Attempt], None], list[tuple[int, ...]]]] = {
-    "two phases": (two_phases, [(6, 3, 2), (8, 3), (15,)]),
-    "folds": (folds, [(8, 6, 4), (13,)]),
-    "of different kinds": (mixed, [(4, 5, 3), (8, 9, 6), (21,)]),
-    "state of their own": (state_of_its_own, [(7, 5), (9, 2, 4)]),
-}
+SEQUENCES = {"two phases": two_phases, "folds": folds, "of different kinds": mixed, "state of their own": state_of_its_own}
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize(("name", "die_at"), [(name, die_at) for name, (_, each) in SEQUENCES.items() for die_at in each])
+@pytest.mark.parametrize(
+    ("name", "die_at"),
+    [
+        ("two phases", (6, 3, 2)),
+        ("two phases", (8, 9)),
+        ("folds", (8, 6, 4)),
+        ("of different kinds", (4, 5, 3, 4, 9)),
+        ("state of their own", (9, 2, 4)),
+        in_soak("two phases", (15,)),
+        in_soak("folds", (13,)),
+        in_soak("of different kinds", (8, 9, 6)),
+        in_soak("of different kinds", (21,)),
+        in_soak("state of their own", (7, 5)),
+    ],
+)
 def test_loops_and_the_code_between_them_come_back(name: str, die_at: tuple[int, ...], tmp_path: Path) -> None:
-    prove_exact(SEQUENCES[name][0], tmp_path / "run", die_at)
+    prove_exact(SEQUENCES[name], tmp_path / "run", die_at)
 
 
 def test_report_counts_in_the_loop_that_runs(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 from tests.crash.test_signals import sealed
 from tests.monitor.test_beside import ROOT, evaluations, is_running, is_watched, wait_until
 from tests.torch.lab import in_child
-from tranlogs.base.errors import CorruptObject, StoreRefused, StoreUnavailable, UsageError
+from tranlogs.base.errors import CorruptObject, StoreUnavailable, UsageError
 from tranlogs.catalog import Catalog
 from tranlogs.catalog.rows import Watermarks
 from tranlogs.journal import read_owner
@@ -159,12 +159,6 @@ def test_a_store_that_is_away_holds_up_no_run_that_is_here(
     train(run, store, 9)
     shutil.rmtree(run)
     assert same(train(run, store, 12), train(tmp_path / "other", None, 12))
-
-
-def test_a_wrong_address_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    with pytest.raises(StoreRefused, match="nothing://"):
-        train(tmp_path / "run", "nothing://there", 3)
-    assert not (tmp_path / "run").exists()
 
 
 # Signals
@@ -323,13 +317,6 @@ def test_a_recovery_to_a_step_holds_monitors_off_until_training_goes_on(
     train(optimizer, model, 5)
     assert not held(optimizer)
     optimizer.close()
-
-
-def test_wrong_settings_are_refused_before_the_run_is_made(tmp_path: Path) -> None:
-    inner = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
-    with pytest.raises(UsageError, match="needs a monitor"):
-        LoggedOptimizer(inner, tmp_path / "run", budget="1GiB")
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_budget_below_one_log_file_is_refused_with_one_that_will_do(tmp_path: Path) -> None:

@@ -237,27 +237,6 @@ def test_a_loop_goes_on_where_the_state_was_set_back_at_the_end_of_an_epoch(tmp_
     assert outcome["['batch']"] == ("int", str(scripts.TURNS))
 
 
-def test_a_resume_without_a_unit_to_compute_again_is_not_called_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tranlogs.recovery.history._UNITS_MAX", 0)
-    run = tmp_path / "run"
-
-    def script(attempt: Attempt) -> None:
-        model, optimizer, loader = scripts.begin(attempt)
-        attempt.start(optimizer)
-        for number, batch in optimizer.batches(loader, until=scripts.TURNS, enumerate=True):
-            attempt.tick()
-            if number < 6:
-                scripts.step(attempt, model, optimizer, batch)
-        optimizer.close()
-
-    kill(script, run, 16)
-    attempt = Attempt(run)
-    script(attempt)
-    report = attempt.final_report()
-    assert (report.recheck, report.exact) == ("", None)
-    assert any("is not proven" in note for note in report.notes)
-
-
 def test_change_of_the_optimizer_that_is_made_twice_is_told(tmp_path: Path) -> None:
     """What cannot be undone is not passed over in silence."""
 

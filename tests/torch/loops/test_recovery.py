@@ -19,7 +19,7 @@ from tests.torch.loops import scripts
 from tests.torch.nets import Mixed, loss_of, tokens
 from tests.torch.small import Model, everything, logged, one_step, small
 from tranlogs.base import failpoints
-from tranlogs.base.errors import NotRecovered, RecoveryError, StateMismatch, UnencodableState, UsageError
+from tranlogs.base.errors import NotRecovered, RecoveryError, StateMismatch, UsageError
 from tranlogs_torch import LoggedOptimizer
 
 
@@ -172,24 +172,6 @@ def test_hyper_parameters_of_the_run_hold_and_a_change_in_the_script_is_told(tmp
     assert script(0.5)[1] == ()
 
 
-def test_scheduler_tracked_after_recovery_is_back_and_not_told_to_be_missing(tmp_path: Path) -> None:
-    for early in (True, False):
-        model = small()
-        with logged(model, tmp_path / "run") as optimizer:
-            if not early:
-                optimizer.recover()
-            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-            optimizer.track(scheduler=scheduler)
-            if early:
-                optimizer.recover()
-            assert optimizer.report.exact is True
-            assert optimizer.report.notes == ()
-            assert scheduler.last_epoch == (0 if early else 5)
-            for _ in optimizer.steps(5, stateless=True):
-                one_step(model, optimizer)
-                scheduler.step()
-
-
 def test_scalars_have_neither_gaps_nor_doubles(tmp_path: Path) -> None:
     def script(attempt: Attempt) -> None:
         model = small()
@@ -306,16 +288,6 @@ class Keeping:
 
     def load_state_dict(self, content: Any) -> None:
         self.content = content
-
-
-def test_state_that_cannot_be_stored_is_refused_by_its_path(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with logged(small(), tmp_path / "run") as optimizer:
-        with pytest.raises(UnencodableState, match=r"track\['ema'\]\['deep'\]\[1\] is a builtins.object"):
-            optimizer.track(ema=Keeping({"deep": [1, object()]}))
-        with pytest.raises(UsageError, match="a list has no state_dict"):
-            optimizer.track(things=[1])
-        optimizer.track(empty=Keeping({}))
-        assert "track(empty=...): its state_dict is empty" in caplog.text
 
 
 def test_tracked_after_recover_comes_back_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

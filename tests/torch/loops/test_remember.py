@@ -311,24 +311,6 @@ def test_the_namespace_has_the_faces_of_a_plain_one(tmp_path: Path) -> None:
     optimizer.close()
 
 
-def test_the_number_of_an_epoch_is_a_number(tmp_path: Path) -> None:
-    loader = torch.utils.data.DataLoader(torch.ones(4, 3))
-    optimizer, model = logged(tmp_path / "run")
-    state = optimizer.remember(epoch=-1)
-    optimizer.track(loader=loader).recover()
-    for epoch in optimizer.epochs(2):
-        state.epoch = epoch
-        for batch in epoch:
-            model(batch).sum().backward()
-            optimizer.step()
-    optimizer.close()
-    optimizer, model = logged(tmp_path / "run")
-    state = optimizer.remember(epoch=-1)
-    optimizer.recover()
-    optimizer.close()
-    assert (state.epoch, type(state.epoch)) == (1, int)
-
-
 # What cannot be stored is refused, and what does not come back is named.
 
 

@@ -23,20 +23,6 @@ from tranlogs_torch import LoggedOptimizer, RecoveryReport
 from tranlogs_torch.state.caveats import IMPLICIT
 
 
-class Average:
-    """Weights, averaged by a class of the script's own."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"decay": 0.9, "shadow": self.shadow}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.shadow = state["shadow"]
-
-
 class Position:
     """State of the script's own: the position in its data, or the best score. Nobody but the script knows which."""
 
@@ -50,27 +36,12 @@ class Position:
         self.place = state["place"]
 
 
-class TimmScheduler:
-    """A scheduler with nothing of torch's."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"base_values": [0.1]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
-
-
 Make = Callable[[nn.Module, LoggedOptimizer], Any]
 TELLS_NOTHING: dict[str, Make] = {
     "scheduler": lambda model, optimizer: lr_scheduler.StepLR(optimizer, 3),
-    "timm": lambda model, optimizer: TimmScheduler(optimizer.inner),
     "scaler": lambda model, optimizer: torch.amp.GradScaler("cpu", enabled=False),
     "averaged": lambda model, optimizer: AveragedModel(model),
     "score": lambda model, optimizer: Position(),
-    "average": lambda model, optimizer: Average(model),
     "module": lambda model, optimizer: nn.Linear(2, 2),
     "optimizer": lambda model, optimizer: torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1),
     "torch_generator": lambda model, optimizer: torch.Generator().manual_seed(1),

@@ -20,8 +20,13 @@ from tests.torch.nets import seed
 from tranlogs.training import Remembered
 from tranlogs_torch import RecoveryReport
 
-NOTHING = SimpleNamespace(batch=0)  # the report of a plain optimizer
 KEPT = (torch.nn.Module, torch.optim.Optimizer, LRScheduler, Remembered, SimpleNamespace)
+
+
+class Nothing:
+    """The report of a plain optimizer."""
+
+    batch = 0
 
 
 def example(job: Job, *, name: str, constants: dict[str, int], remembers: bool = True) -> None:
@@ -68,7 +73,7 @@ def with_plain_methods(optimizer: Any) -> Any:
         loaders.extend(thing for thing in tracked.values() if isinstance(thing, torch.utils.data.DataLoader))
         return optimizer
 
-    optimizer.track, optimizer.recover = track, lambda: NOTHING
+    optimizer.track, optimizer.recover = track, Nothing
     optimizer.log_scalars = lambda loss: (losses.append(loss.item()), steps.append(len(losses)))
     optimizer.scalars = {"loss": (steps, losses)}
     optimizer.epochs = lambda count: epochs(count, *loaders)
@@ -82,7 +87,7 @@ def printer(job: Job) -> Callable[..., None]:
     def write(*values: Any, flush: bool = False) -> None:
         if isinstance(values[0], RecoveryReport):
             job.tell(values[0])
-        elif values[0] is not NOTHING:
+        elif not isinstance(values[0], Nothing):
             job.print(*values)
 
     return write
