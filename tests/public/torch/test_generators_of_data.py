@@ -123,7 +123,7 @@ def script(job: Job, make: Any) -> None:
 def test_generator_that_no_pass_moves_is_no_reason_to_doubt(which: str, tmp_path: Path) -> None:
     made = partial(script, make=LOADERS[which])
     twin = finish(made, tmp_path / "twin")
-    last = prove_deaths(made, tmp_path / "killed", twin, [Death("batch", number=6)], Expected())
+    last = prove_deaths(made, tmp_path / "killed", twin, [Death("batch", number=7)], Expected())  # amid an epoch
     assert last[0].heard.warnings == []
 
 

@@ -111,7 +111,7 @@ def test_a_trainer_that_is_killed_and_whose_disk_is_lost_goes_on_from_the_store(
     shutil.rmtree(run)
     landed: list[int] = []
     found = train(run, store, 25, lambda optimizer, step: landed.append(step))
-    assert 17 <= landed[0] - 1 <= 20, "the store was hardly behind"
+    assert 16 <= landed[0] - 1 <= 19, "the store was hardly behind, and the newest unit is computed again"
     assert same(found, train(tmp_path / "other", None, 25))
 
 
@@ -217,7 +217,6 @@ def run_child(script: str, *arguments: object) -> subprocess.CompletedProcess[st
 
 def test_what_was_sealed_at_the_signal_is_shipped_before_the_process_ends(tmp_path: Path) -> None:
     run, store = tmp_path / "run", tmp_path / "store"
-    store.mkdir()
     found = run_child(IN_C, run, store)
     assert found.returncode == -signal.SIGTERM, found.stderr
     marks = watermarks(tmp_path / "run")
@@ -226,7 +225,7 @@ def test_what_was_sealed_at_the_signal_is_shipped_before_the_process_ends(tmp_pa
     shutil.rmtree(run)  # with the machine
     landed: list[int] = []
     again = train(run, str(store), 15, lambda optimizer, step: landed.append(step - 1))
-    assert landed[0] == marks.committed
+    assert landed[0] == marks.committed - 1, "and the newest unit is computed again"
     assert same(again, train(tmp_path / "other", None, 15))
 
 
