@@ -17,14 +17,7 @@ LOOPS: tuple[Mutant, ...] = (
         "tranlogs/training/loop_sequence.py",
         'return "running" if number == recorded.count and recorded.is_open else "finished"',
         'return "running" if recorded.is_open else "finished"',
-        ("tests/torch/loops/test_loop_sequence.py::test_report_counts_in_the_loop_that_runs",),
-    ),
-    Mutant(
-        "the proof compares no arrays of the state that a unit leaves",
-        "tranlogs/training/recheck/comparison.py",
-        "    return all(np.array_equal(a.data, b.data) for a, b in zip(ours.arrays, arrays, strict=True))",
-        "    return True",
-        ("tests/torch/loops/test_starts_over.py::test_a_counter_that_is_not_in_the_state_dict_of_a_tracked_object_is_named",),
+        ("tests/training/test_loop_sequence.py::test_decisions",),
     ),
     Mutant(
         "a learning rate that the script sets after recover() is lost with the unit that is not computed again",
