@@ -17,12 +17,13 @@ from torch.utils.data import DataLoader, TensorDataset, random_split
 from tranlogs_torch import LoggedOptimizer
 
 EPOCHS = 14
+TRAINED = 1500
 LOGGED_EVERY = 20
 
 torch.manual_seed(1)
 digits = load_digits()
 images, labels = torch.tensor(digits.images / 16, dtype=torch.float32).unsqueeze(1), torch.tensor(digits.target)
-train_data, test_data = random_split(TensorDataset(images, labels), [1500, len(labels) - 1500])
+train_data, test_data = random_split(TensorDataset(images, labels), [TRAINED, len(labels) - TRAINED])
 train_loader = DataLoader(train_data, batch_size=32, shuffle=True)
 test_loader = DataLoader(test_data, batch_size=100)
 

@@ -17,12 +17,13 @@ from torch.utils.data import DataLoader
 from tranlogs_torch import LoggedOptimizer
 
 EPOCHS = 6
+LETTERS = 72000
 ROWS, LENGTH, WIDTH = 16, 32, 96
 
 torch.manual_seed(4)
 text = torch.tensor(list("".join(topics.values()).encode("ascii", "replace")))
-train_text = text[:72_000].view(ROWS, -1).t().contiguous()
-val_text = text[-16_000:].view(ROWS, -1).t().contiguous()
+train_text = text[:LETTERS].view(ROWS, -1).t().contiguous()
+val_text = text[-LETTERS // 4 :].view(ROWS, -1).t().contiguous()
 loader = DataLoader(range(0, len(train_text) - 1 - LENGTH, LENGTH), batch_size=None)  # places in the text
 
 Hidden = tuple[torch.Tensor, torch.Tensor]

@@ -28,7 +28,7 @@ train_data, val_data = data[:-40_000], data[-40_000:]
 def get_batch(data: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     places = torch.randint(len(data) - BLOCK, (BATCH,))
     rows = torch.stack([torch.from_numpy(data[i : i + BLOCK + 1].astype(np.int64)) for i in places])
-    return rows[:, :-1], rows[:, 1:]
+    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
 def get_lr(step: int) -> float:

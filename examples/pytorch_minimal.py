@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tranlogs_torch import LoggedOptimizer
 
+BATCHES = 3000
+
 text = "".join(topics.values())
 alphabet = sorted(set(text))
 number = {character: i for i, character in enumerate(alphabet)}
@@ -28,12 +30,12 @@ model = nn.Sequential(
 optimizer = LoggedOptimizer(
     torch.optim.AdamW(model.parameters(), lr=3e-3), run="runs/minimal", model=model, checkpoint_every="100MiB"
 )
-scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3000)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, BATCHES)
 optimizer.track(scheduler=scheduler, loader=loader)
 report = optimizer.recover()
 print(report, flush=True)
 
-for batch, (before, following) in enumerate(optimizer.batches(loader, until=3000), start=report.batch + 1):
+for batch, (before, following) in enumerate(optimizer.batches(loader, until=BATCHES), start=report.batch + 1):
     loss = nn.functional.cross_entropy(model(before), following)
     loss.backward()
     optimizer.step()

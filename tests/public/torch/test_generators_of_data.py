@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from tests.kills.pytorch import Death, Job, finished, prove
-from tests.torch.lab import in_child
+from tests.kills.judge import finish, prove_deaths
+from tests.kills.pytorch import Death, Expected, Job, finished, killed
 from tests.torch.nets import seed
 
 SAMPLES = torch.randn(24, 3, generator=torch.Generator().manual_seed(1))
@@ -89,18 +89,13 @@ class Ordered(Sampler[int]):
 
 LOADERS: dict[str, Any] = {
     "used by __init__ alone": lambda: DataLoader(Split(), 4, shuffle=True),
-    "used by __init__ alone, in workers": lambda: DataLoader(Split(), 4, shuffle=True, num_workers=2),
-    "in a stream": lambda: DataLoader(Stream(""), 4),
     "in a stream, copied": lambda: DataLoader(Stream("copied"), 4),
     "in a stream, made in each pass": lambda: DataLoader(Stream("anew"), 4),
-    "in a stream, in workers": lambda: DataLoader(Stream("copied"), 4, num_workers=2),
     "of a sampler": lambda: DataLoader(Split(), 4, sampler=Ordered()),
 }
 MOVED: dict[str, Any] = {
     "numpy": lambda: DataLoader(Noisy(np.random.default_rng(2)), 4),
     "Python": lambda: DataLoader(Noisy(random.Random(2)), 4),
-    "of the system": lambda: DataLoader(Noisy(random.SystemRandom()), 4),
-    "in workers": lambda: DataLoader(Noisy(np.random.default_rng(2)), 4, num_workers=1),
     "made with the first sample": lambda: DataLoader(Later(), 4),
     "in a stream": lambda: DataLoader(Stream("moved"), 4),
 }
@@ -123,19 +118,21 @@ def script(job: Job, make: Any) -> None:
     optimizer.close()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.crash
 @pytest.mark.parametrize("which", LOADERS)
 def test_generator_that_no_pass_moves_is_no_reason_to_doubt(which: str, tmp_path: Path) -> None:
-    options = {"worker_seeds": "batch"} if "workers" in which else {}  # what workers draw globally is another doubt
-    prove(partial(script, make=LOADERS[which]), tmp_path, **options)
+    made = partial(script, make=LOADERS[which])
+    twin = finish(made, tmp_path / "twin")
+    last = prove_deaths(made, tmp_path / "killed", twin, [Death("batch", number=7)], Expected())  # amid an epoch
+    assert last[0].heard.warnings == []
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.crash
 @pytest.mark.parametrize("which", MOVED)
 def test_generator_that_a_pass_moves_is_named_in_each_later_process(which: str, tmp_path: Path) -> None:
     moved = partial(script, make=MOVED[which])
-    for after in (6, 2):  # in the second epoch; and there again
-        in_child(lambda after=after: Job(tmp_path, tmp_path / "run", Death("batch", after)).live(moved))
+    for number in (6, 2):  # in the second epoch; and there again
+        assert killed(moved, tmp_path, Death("batch", number=number)) < 0
     last = finished(moved, tmp_path, tmp_path / "run")
     assert last.exact is not True
     assert any("loader.dataset.rng is a random generator that belongs to the dataset" in note for note in last.notes), last

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,15 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.campaign import in_soak
 from tests.torch.lab import Attempt, differences, in_child, prove_exact, uninterrupted
 from tranlogs.base.errors import UsageError
 
 Body = Callable[[torch.Tensor], None]
-
-
-@pytest.fixture(autouse=True)
-def recheck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRANLOGS_RECHECK", "1")
 
 
 def begin(attempt: Attempt) -> tuple[Any, Any, Any, Body]:
@@ -148,11 +142,6 @@ def state_of_its_own(attempt: Attempt) -> None:
     optimizer.close()
 
 
-@pytest.mark.parametrize("die_at", [(7,), (10,), (9, 2, 4)])
-def test_what_optimizer_and_module_keep_by_themselves_is_not_changed_twice(die_at: tuple[int, ...], tmp_path: Path) -> None:
-    prove_exact(state_of_its_own, tmp_path / "run", die_at)
-
-
 def left_by_chance(attempt: Attempt, *, leaves: bool) -> None:
     """The first loop is left at a batch that only this process knows of; ticks: 2, 1 between, 3."""
     _, loader, optimizer, train = begin(attempt)
@@ -179,11 +168,6 @@ def test_a_loop_that_had_been_left_ends_where_the_log_has_the_next_one(tmp_path:
     assert any("was computed again, and" in note for note in report.notes)
 
 
-@pytest.mark.parametrize("die_at", [(6,), (7,), (8,), (9,), (10,), (12,), (15,), (9, 2, 3, 4)])
-def test_code_between_two_loops_and_the_second_loop_come_back(die_at: tuple[int, ...], tmp_path: Path) -> None:
-    prove_exact(two_phases, tmp_path / "run", die_at)
-
-
 def folds(attempt: Attempt) -> None:
     """Train a model anew in each fold. Ticks: 6 a fold."""
     model, loader, optimizer, train = begin(attempt)
@@ -195,16 +179,27 @@ def folds(attempt: Attempt) -> None:
     optimizer.close()
 
 
-@pytest.mark.parametrize("die_at", [(8,), (9,), (12,), (13,), (14,), (15,)])
-def test_what_each_fold_sets_before_its_loop_is_that_of_the_fold_in_which_the_run_stood(
-    die_at: tuple[int, ...], tmp_path: Path
-) -> None:
-    prove_exact(folds, tmp_path / "run", die_at)
+SEQUENCES = {"two phases": two_phases, "folds": folds, "of different kinds": mixed, "state of their own": state_of_its_own}
 
 
-@pytest.mark.parametrize("die_at", [(4,), (6,), (7,), (8,), (10,), (12,), (17,), (18,), (21,)])
-def test_loops_of_different_kinds_follow_each_other(die_at: tuple[int, ...], tmp_path: Path) -> None:
-    prove_exact(mixed, tmp_path / "run", die_at)
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    ("name", "die_at"),
+    [
+        ("two phases", (6, 3, 2)),
+        ("two phases", (8, 9)),
+        ("folds", (8, 6, 4)),
+        ("of different kinds", (4, 5, 3, 4, 9)),
+        ("state of their own", (9, 2, 4)),
+        in_soak("two phases", (15,)),
+        in_soak("folds", (13,)),
+        in_soak("of different kinds", (8, 9, 6)),
+        in_soak("of different kinds", (21,)),
+        in_soak("state of their own", (7, 5)),
+    ],
+)
+def test_loops_and_the_code_between_them_come_back(name: str, die_at: tuple[int, ...], tmp_path: Path) -> None:
+    prove_exact(SEQUENCES[name], tmp_path / "run", die_at)
 
 
 def test_report_counts_in_the_loop_that_runs(tmp_path: Path) -> None:
@@ -242,24 +237,6 @@ def test_a_last_loop_may_become_shorter_while_something_is_left(tmp_path: Path) 
     told = [note for note in optimizer.report.notes if "had 5 epochs, and now has 1, of which nothing is left" in note]
     assert len(told) == 1
     assert two_loops(Attempt(tmp_path / "run"), 3) == [2]
-
-
-def test_another_loop_in_the_place_of_one_is_refused(tmp_path: Path) -> None:
-    assert in_child(partial(two_phases, Attempt(tmp_path / "run", 10))) == -signal.SIGKILL
-    attempt = Attempt(tmp_path / "run")
-    _, loader, optimizer, _ = begin(attempt)
-    with pytest.raises(UsageError, match=r"loop 1 of the run was optimizer.epochs\(...\) in train_epochs\(\), and is now"):
-        next(optimizer.batches(loader, 3))
-    optimizer.close()
-
-
-def test_loop_that_is_put_before_the_others_is_refused(tmp_path: Path) -> None:
-    assert in_child(partial(two_phases, Attempt(tmp_path / "run", 10))) == -signal.SIGKILL
-    attempt = Attempt(tmp_path / "run")
-    _, loader, optimizer, train = begin(attempt)
-    with pytest.raises(UsageError, match=r"loop 1 of the run, optimizer.epochs.* had 2 epochs, and now has 1"):
-        list(train_epochs(optimizer, loader, train, 1))
-    optimizer.close()
 
 
 @pytest.mark.parametrize(("die_at", "last"), [(10, "in which the run stood"), (15, "which is finished, too")])
@@ -325,17 +302,15 @@ def left_early(attempt: Attempt, *, limit: int, kind: str) -> tuple[int, list[in
     return state.count, epochs
 
 
-@pytest.mark.parametrize("rechecks", ["1", "0"])
 @pytest.mark.parametrize("kind", ["epochs", "batches"])
 def test_loop_that_is_left_at_once_after_a_crash_loses_no_step_and_the_next_one_trains_whole_epochs(
-    kind: str, rechecks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path
 ) -> None:
     """The condition to leave differs from the run before the crash, which stood in the middle of an epoch."""
-    monkeypatch.setenv("TRANLOGS_RECHECK", rechecks)
     assert in_child(partial(left_early, Attempt(tmp_path / "run", 6), limit=9, kind=kind)) == -signal.SIGKILL
     last = Attempt(tmp_path / "run")
     assert left_early(last, limit=2, kind=kind) == (5, [0, 1])
-    assert last.final_report().exact is (None if rechecks == "1" else True)
+    assert last.final_report().exact is None
     assert not differences(last.outcome(), uninterrupted(partial(left_early, limit=5, kind=kind)).outcome())
 
 
@@ -348,40 +323,3 @@ def test_step_before_a_break_is_committed_when_the_next_loop_begins(tmp_path: Pa
     assert [report.step for report in last.reports] == [4]  # and step 5 is the unit that is computed again
     assert (last.final_report().exact, last.final_report().recheck) == (True, "equal")
     assert not differences(last.outcome(), uninterrupted(script).outcome())
-
-
-PHASES = """
-import os, sys, time, torch
-from tranlogs_torch import LoggedOptimizer
-def main(run, kill):
-    torch.manual_seed(0)
-    model, loader = torch.nn.Linear(4, 1), torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=4, shuffle=True)
-    optimizer = LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), run=run, model=model)
-    state = optimizer.track(loader=loader).remember(steps=0)
-    optimizer.recover()
-    started, scores = str(time.time_ns()), []
-    def train():
-        for epoch in optimizer.epochs(2):
-            for batch in epoch:
-                model(batch).sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                state.steps += 1
-                if state.steps == kill:
-                    os.kill(os.getpid(), 9)
-    train()
-    scores.append(time.time_ns())
-    train()
-    optimizer.close()
-    print([note.partition(":")[0] for note in optimizer.report.notes], bool(started))
-main(sys.argv[1], int(sys.argv[2]))
-"""
-
-
-def test_what_each_process_sets_before_its_first_loop_comes_from_no_code_between_loops(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(PHASES)
-    command = [sys.executable, str(script), str(tmp_path / "run")]
-    assert subprocess.run([*command, "10"], capture_output=True).returncode == -signal.SIGKILL
-    found = subprocess.run([*command, "0"], capture_output=True, text=True, check=True)
-    assert found.stdout.splitlines()[-1] == "['scores'] True"

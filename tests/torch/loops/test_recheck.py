@@ -11,39 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.support import campaign
 from tests.support.damage import tensor_span
 from tests.torch.lab import Attempt, Outcome, differences, in_child, uninterrupted
-from tests.torch.loops import recheck_scripts as scripts
-from tests.torch.loops.recheck_scripts import Script
+from tests.torch.loops import scripts
+from tests.torch.loops.scripts import Script
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import EntryKind
 from tranlogs.recovery import read_facts
 from tranlogs.training import PENDING
+from tranlogs_torch.loops.recovery.unit_verdict import UnitOutcome, conclude
 
 pytestmark = pytest.mark.crash
-
-UNTRACKED: dict[str, Script] = {
-    script.__name__: partial(script, tracks=False)
-    for script in (scripts.gan, scripts.prefetched, scripts.rated, scripts.episodes, scripts.forward_forward)
-}
-VARIABLES = {  # that start over
-    "gan": ("state.number",),
-    "prefetched": ("state.number", "state.x", "state.y"),
-    "rated": ("state.rate",),
-    "episodes": ("state.place", "state.reward"),
-    "forward_forward": ("state.layer", "state.turn"),
-}
-OUTSIDE = ("prefetched", "forward_forward")  # take no loop of the optimizer, so that the resume is not verified
-KILLS = campaign.rounds(50) if campaign.is_soak() else 5
-RUNS = campaign.rounds(50) if campaign.is_soak() else 1  # of tests that kill or damage a recheck
-
-
-@pytest.fixture(autouse=True)
-def rechecks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRANLOGS_RECHECK", "1")
 
 
 def resume(script: Script, run: Path, **options: Any) -> tuple[dict[str, Any], dict[str, Any], Outcome]:
@@ -56,60 +35,6 @@ def resume(script: Script, run: Path, **options: Any) -> tuple[dict[str, Any], d
 def kill(script: Script, run: Path, tick: int, **options: Any) -> None:
     status = in_child(lambda: script(Attempt(run, tick, **options)))
     assert status == -signal.SIGKILL, f"the child was to die at tick {tick}; its exit status is {status}"
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", scripts.PROVEN)
-def test_a_loop_whose_state_is_in_the_run_is_proven_at_every_kill(name: str, tmp_path: Path) -> None:
-    script = scripts.PROVEN[name]
-    right = uninterrupted(script)
-    chance = campaign.dice(name)
-    for number in range(KILLS):
-        tick = chance.randrange(3, right.ticks + 1)
-        run = tmp_path / str(number)
-        kill(script, run, tick)
-        begun, ended, outcome = resume(script, run)
-        where = f"killed at {tick}"
-        assert (begun["recheck"], begun["exact"]) == ("pending", None), where
-        assert PENDING in begun["notes"], where
-        assert (ended["recheck"], ended["exact"]) == ("equal", True), f"{where}: {ended}"
-        assert not ended["notes"], where
-        assert ended["rechecked"] >= 1, where
-        assert differences(outcome, right.outcome()) == [], where
-        shutil.rmtree(run)
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", UNTRACKED)
-def test_a_loop_whose_state_is_not_in_the_run_is_named_at_every_kill(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    script = UNTRACKED[name]
-    right = uninterrupted(script)
-    chance = campaign.dice(name, "untracked")
-    has_differed = False
-    for number in range(KILLS):
-        tick = chance.randrange(right.ticks // 2, right.ticks + 1)
-        run = tmp_path / str(number)
-        kill(script, run, tick)
-        caplog.clear()
-        _, ended, outcome = resume(script, run)
-        has_differed |= bool(differences(outcome, right.outcome()))
-        said = " ".join(note.partition(" start")[0] for note in ended["notes"] if "over at each start" in note)
-        assert all(variable in said for variable in VARIABLES[name]), f"killed at {tick}: {ended}"
-        shutil.rmtree(run)
-        if ended["recheck"] == "equal":  # a counter that begins anew where it would have come to a multiple: it is in step
-            assert (
-                differences(outcome, right.outcome()) == [] or ended["exact"] is None
-            )  # or how many turns are left is not known
-            continue
-        exact = None if name in OUTSIDE else False
-        assert (ended["recheck"], ended["exact"]) == ("different", exact), f"killed at {tick}: {ended}"
-        told = [record.getMessage() for record in caplog.records if "was computed again" in record.getMessage()]
-        assert len(told) == 1, told
-        advice = ("optimizer.track(", "optimizer.remember(")
-        assert any("was computed again" in note and any(word in note for word in advice) for note in ended["notes"])
-    assert has_differed
 
 
 def last_entry(run: Path, kind: EntryKind) -> Any:
@@ -128,38 +53,31 @@ def last_entry(run: Path, kind: EntryKind) -> Any:
 
 def test_a_recheck_that_is_killed_is_done_again(tmp_path: Path) -> None:
     """Each of these processes dies in the unit that it computes again, or in the one behind."""
-    script = scripts.epochs
-    right, chance = uninterrupted(script), campaign.dice("killed")
-    for number in range(RUNS):
-        run, tick = tmp_path / str(number), chance.choice([3, 4, 8, 9, 10, 14, 15, 16])  # amid an epoch
-        kill(script, run, tick)
-        before = last_entry(run, EntryKind.BOUNDARY)[0].head
-        for _ in range(3):
-            kill(script, run, 1)
-            assert last_entry(run, EntryKind.BOUNDARY)[0].head == before, "nothing is logged while a unit is computed again"
-        kill(script, run, 2)
-        begun, ended, outcome = resume(script, run)
-        assert begun["step"] == before.step - 1, tick
-        assert (ended["recheck"], ended["exact"]) == ("equal", True), tick
-        assert differences(outcome, right.outcome()) == [], tick
-        shutil.rmtree(run)
+    script, run = scripts.epochs, tmp_path / "run"
+    kill(script, run, 9)
+    before = last_entry(run, EntryKind.BOUNDARY)[0].head
+    for _ in range(2):
+        kill(script, run, 1)
+        assert last_entry(run, EntryKind.BOUNDARY)[0].head == before, "nothing is logged while a unit is computed again"
+    kill(script, run, 2)
+    begun, ended, outcome = resume(script, run)
+    assert (begun["step"], begun["recheck"], begun["exact"]) == (before.step - 1, "pending", None)
+    assert PENDING in begun["notes"]
+    assert (ended["recheck"], ended["exact"], ended["notes"]) == ("equal", True, ())
+    assert ended["rechecked"] >= 1
+    assert differences(outcome, uninterrupted(script).outcome()) == []
 
 
 @pytest.mark.parametrize("kind", [EntryKind.STEP, EntryKind.BOUNDARY])
 def test_a_damaged_unit_is_not_compared_with(kind: EntryKind, tmp_path: Path) -> None:
     """Recovery goes back before the damage, and the unit before is computed again."""
-    script = partial(scripts.batches, fingerprint="full")
-    right, chance = uninterrupted(scripts.batches), campaign.dice("damaged", kind)
-    after_checkpoint = 9  # the newest checkpoint lies directly before the damaged unit
-    for number in range(1 + RUNS):
-        run, tick = tmp_path / str(number), chance.randrange(5, scripts.TURNS) if number else after_checkpoint
-        kill(script, run, tick)
-        damage_last(run, kind)
-        begun, ended, outcome = resume(script, run)
-        assert (begun["step"], ended["recheck"], ended["exact"]) == (tick - 3, "equal", True), tick
-        assert any("committed" in note or "damaged" in note or "checksum" in note for note in ended["notes"]), ended["notes"]
-        assert differences(outcome, right.outcome()) == [], tick
-        shutil.rmtree(run)
+    script, run, tick = partial(scripts.batches, fingerprint="full"), tmp_path / "run", 13
+    kill(script, run, tick)
+    damage_last(run, kind)
+    begun, ended, outcome = resume(script, run)
+    assert (begun["step"], ended["recheck"], ended["exact"]) == (tick - 3, "equal", True)
+    assert any("committed" in note or "damaged" in note or "checksum" in note for note in ended["notes"]), ended["notes"]
+    assert differences(outcome, uninterrupted(scripts.batches).outcome()) == []
 
 
 def damage_last(run: Path, kind: EntryKind) -> None:
@@ -176,7 +94,7 @@ def test_the_recorded_state_is_set_back_where_the_unit_differs(tmp_path: Path) -
     steps: dict[int, Outcome] = {}
 
     def script(attempt: Attempt, *, rate: float = 0.01) -> None:
-        model, optimizer, loader = scripts._begin(attempt)
+        model, optimizer, loader = scripts.begin(attempt)
         attempt.start(optimizer)
         for batch in optimizer.batches(loader, until=scripts.TURNS):
             attempt.kept = {}
@@ -184,7 +102,7 @@ def test_the_recorded_state_is_set_back_where_the_unit_differs(tmp_path: Path) -
             steps.setdefault(optimizer.watermarks["step"] if attempt.run else attempt.ticks, attempt.outcome())
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            scripts._step(attempt, model, optimizer, batch)
+            scripts.step(attempt, model, optimizer, batch)
         if attempt.run is not None:
             assert optimizer.scalars["loss"][0] == list(range(1, scripts.TURNS + 1))
         optimizer.close()
@@ -201,7 +119,19 @@ def test_the_recorded_state_is_set_back_where_the_unit_differs(tmp_path: Path) -
 
 
 def test_a_deviation_is_told_by_later_processes_too(tmp_path: Path) -> None:
-    script, run = UNTRACKED["rated"], tmp_path / "run"
+    run = tmp_path / "run"
+
+    def script(attempt: Attempt) -> None:
+        model, optimizer, loader = scripts.begin(attempt)
+        rate = 0.01
+        attempt.start(optimizer)
+        for epoch in optimizer.epochs(scripts.EPOCHS, loader):
+            rate *= 0.3
+            for batch in epoch:
+                optimizer.param_groups[0]["lr"] = rate
+                scripts.step(attempt, model, optimizer, batch)
+        optimizer.close()
+
     kill(script, run, 9)
     kill(script, run, 4)
     _, ended, _ = resume(script, run)
@@ -237,21 +167,21 @@ def test_a_unit_that_is_known_to_come_out_otherwise_is_not_computed_again(tmp_pa
     assert any("was not logged" in note for note in ended["notes"])
 
 
-@pytest.mark.parametrize("declared", ["before recover()", "after recover()", ""])
+@pytest.mark.parametrize("declared", ["after recover()", ""])
 def test_a_measured_time_is_left_out_if_it_is_declared(
     declared: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
 
     def script(attempt: Attempt) -> None:
-        model, optimizer, loader = scripts._begin(attempt)
+        model, optimizer, loader = scripts.begin(attempt)
         remember = optimizer.remember_times if declared else optimizer.remember
-        state = remember(elapsed=0.0) if declared != "after recover()" else None
+        state = None if declared else remember(elapsed=0.0)
         attempt.start(optimizer)
         state = state or remember(elapsed=0.0)
         for batch in optimizer.batches(loader, until=scripts.TURNS):
             start = time.perf_counter()
-            scripts._step(attempt, model, optimizer, batch)
+            scripts.step(attempt, model, optimizer, batch)
             state.elapsed += time.perf_counter() - start
         attempt.keep(elapsed=state.elapsed)
         optimizer.close()
@@ -267,29 +197,6 @@ def test_a_measured_time_is_left_out_if_it_is_declared(
         assert any("give it to optimizer.remember_times(elapsed=...)" in note for note in ended["notes"]), ended["notes"]
 
 
-def test_an_exception_is_no_end(tmp_path: Path) -> None:
-    """The loop is left amid a turn, as by a lack of memory: the turn before is computed again."""
-
-    def script(attempt: Attempt) -> None:
-        model, optimizer, loader = scripts._begin(attempt)
-        attempt.start(optimizer)
-        try:
-            for batch in optimizer.batches(loader, until=scripts.TURNS):
-                scripts._step(attempt, model, optimizer, batch)
-                if attempt.ticks == attempt.die_at:
-                    raise MemoryError
-        finally:
-            optimizer.close()
-
-    attempt = Attempt(tmp_path / "run", die_at=0)
-    attempt.tick = lambda: setattr(attempt, "ticks", attempt.ticks + 1)  # type: ignore[method-assign]
-    attempt.die_at = 7
-    with pytest.raises(MemoryError):
-        script(attempt)
-    _, ended, _ = resume(script, tmp_path / "run")
-    assert (ended["recheck"], ended["exact"]) == ("equal", True)
-
-
 def test_a_script_that_does_not_train_is_told_that_its_state_is_one_unit_behind(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -297,7 +204,7 @@ def test_a_script_that_does_not_train_is_told_that_its_state_is_one_unit_behind(
     kill(scripts.batches, run, 10)
 
     def evaluate(attempt: Attempt) -> None:
-        model, optimizer, _ = scripts._begin(attempt)
+        model, optimizer, _ = scripts.begin(attempt)
         attempt.start(optimizer)
         attempt.keep(model=model)
         optimizer.close()
@@ -309,47 +216,15 @@ def test_a_script_that_does_not_train_is_told_that_its_state_is_one_unit_behind(
     assert (ended["step"], ended["recheck"], ended["exact"]) == (8, "equal", True)
 
 
-@pytest.mark.parametrize("what", ["weight decay", "weights", "dropout"])
-def test_what_the_script_changes_on_purpose_holds_and_is_not_undone(what: str, tmp_path: Path) -> None:
-    """Nothing is computed again: the unit would come out otherwise, and the change would be set back with it."""
-    run = tmp_path / "run"
-
-    def script(attempt: Attempt, *, changes: bool) -> None:
-        model, optimizer, loader = scripts._begin(attempt)
-        if changes and what == "dropout":
-            model[2].p = 0.5
-        attempt.start(optimizer)
-        if changes and what == "weight decay":
-            optimizer.param_groups[0]["weight_decay"] = 0.5
-        elif changes and what == "weights":
-            torch.nn.init.constant_(model[4].weight, 0.25)
-        weights = []
-        for batch in optimizer.batches(loader, until=scripts.TURNS):
-            weights.append(model[4].weight.flatten().tolist())
-            scripts._step(attempt, model, optimizer, batch)
-        attempt.keep(decay=optimizer.param_groups[0]["weight_decay"], weights=weights[0])
-        optimizer.close()
-
-    kill(partial(script, changes=False), run, 10)
-    attempt = Attempt(run)
-    script(attempt, changes=True)
-    report = attempt.final_report()
-    assert (report.recheck, report.exact, report.step) == ("", None, 9), report
-    if what == "weight decay":
-        assert attempt.kept["decay"] == 0.5
-    elif what == "weights":
-        assert set(attempt.kept["weights"]) == {0.25}
-
-
 def test_a_loop_goes_on_where_the_state_was_set_back_at_the_end_of_an_epoch(tmp_path: Path) -> None:
     """The unit that is computed again runs into the next epoch, and its record ends with the last batch of one."""
     run = tmp_path / "run"
 
     def script(attempt: Attempt) -> None:
-        model, optimizer, loader = scripts._begin(attempt)
+        model, optimizer, loader = scripts.begin(attempt)
         attempt.start(optimizer)
         for number, batch in enumerate(optimizer.batches(loader, until=scripts.TURNS), start=1):  # it starts anew
-            (scripts._loss(model, batch) / 3).backward()
+            (scripts.loss(model, batch) / 3).backward()
             attempt.tick()
             if number % 3 == 0 or number == scripts.BATCHES:
                 optimizer.step()
@@ -362,22 +237,102 @@ def test_a_loop_goes_on_where_the_state_was_set_back_at_the_end_of_an_epoch(tmp_
     assert outcome["['batch']"] == ("int", str(scripts.TURNS))
 
 
-def test_a_resume_without_a_unit_to_compute_again_is_not_called_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tranlogs.recovery.history._UNITS_MAX", 0)
-    run = tmp_path / "run"
+def test_change_of_the_optimizer_that_is_made_twice_is_told(tmp_path: Path) -> None:
+    """What cannot be undone is not passed over in silence."""
 
     def script(attempt: Attempt) -> None:
-        model, optimizer, loader = scripts._begin(attempt)
+        model, optimizer, loader = scripts.begin(attempt)
         attempt.start(optimizer)
-        for number, batch in optimizer.batches(loader, until=scripts.TURNS, enumerate=True):
-            attempt.tick()
-            if number < 6:
-                scripts._step(attempt, model, optimizer, batch)
+        for epoch in optimizer.epochs(scripts.EPOCHS, loader):
+            optimizer.state.clear()
+            for batch in epoch:
+                scripts.step(attempt, model, optimizer, batch)
         optimizer.close()
 
-    kill(script, run, 16)
-    attempt = Attempt(run)
-    script(attempt)
-    report = attempt.final_report()
-    assert (report.recheck, report.exact) == ("", None)
-    assert any("is not proven" in note for note in report.notes)
+    kill(script, tmp_path / "run", 8)
+    _, ended, _ = resume(script, tmp_path / "run")
+    assert ended["exact"] is False
+    assert any("epoch.batch == 0" in note for note in ended["notes"])
+
+
+class Counter:
+    """An object with a state."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+def counting(attempt: Attempt, *, remembers: tuple[str, ...] = (), tracks: bool = False) -> None:
+    model, optimizer, loader = scripts.begin(attempt)
+    state = optimizer.remember(**dict.fromkeys(remembers, 0)) if remembers else None
+    counter = Counter()
+    attempt.start(optimizer, **({"counter": counter} if tracks else {}))
+    for epoch in optimizer.epochs(scripts.EPOCHS, loader):
+        for batch in epoch:
+            scripts.step(attempt, model, optimizer, batch)
+            counter.count += 1
+            for name in remembers:
+                setattr(state, name, getattr(state, name) + 1)
+    attempt.keep(model=model)
+    optimizer.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"remembers": ("best",), "tracks": True}),
+        ({"remembers": ("best", "bad"), "tracks": True}, {"remembers": ("best",)}),
+    ],
+    ids=["more", "less"],
+)
+def test_a_name_that_only_the_run_has_or_only_the_script_makes_no_resume_wrong(
+    before: dict[str, Any], after: dict[str, Any], tmp_path: Path
+) -> None:
+    """As a note of the report advises: a script begins to track or to remember while its run goes on, or ends that."""
+    run = tmp_path / "run"
+    kill(partial(counting, **before), run, 8)
+    for die_at in (2, 4):  # in the first unit that the script with the other names logs, and later
+        kill(partial(counting, **after), run, die_at)
+        shutil.copytree(run, tmp_path / f"copy {die_at}")
+        _, ended, _ = resume(partial(counting, **after), tmp_path / f"copy {die_at}")
+        assert ended["recheck"] == "equal", ended["notes"]
+        assert ended["exact"] is not False, ended["notes"]
+    assert ended["exact"] is True, ended["notes"]
+
+
+UNDERWAY, EQUAL = UnitOutcome(False), UnitOutcome(True)
+ROUNDED, WRONG = UnitOutcome(True, "it rounds otherwise", False), UnitOutcome(False, "it has another batch", True)
+MANY = [EQUAL, *[UnitOutcome(True, f"differs {n}", n == 3) for n in range(1, 6)]]
+CHANGED = "the script has changed weights, hyper-parameters or other state before its loop on rank 1"
+UNFINISHED = "rank 1 has not come to the end of its unit"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kind", "texts", "is_wrong"),
+    [
+        ([EQUAL] * 3, "equal", (), False),
+        ([EQUAL, WRONG], "different", ("rank 1: it has another batch",), True),
+        ([ROUNDED, EQUAL], "different", ("rank 0: it rounds otherwise",), False),
+        ([WRONG] * 4, "different", ("it has another batch",), True),
+        (MANY, "different", ("rank 1: differs 1", "rank 2: differs 2", "3 more ranks differ from their records, too"), True),
+        ([WRONG, UnitOutcome(True, "differs", True, is_changed=True)], "dropped", (CHANGED,), None),
+        ([EQUAL, UNDERWAY], "different", (UNFINISHED,), None),
+    ],
+)
+def test_what_follows_for_all_ranks(ranks: list[UnitOutcome], kind: str, texts: tuple[str, ...], is_wrong: bool | None) -> None:
+    verdict = conclude(ranks)
+    assert verdict is not None
+    assert verdict.kind == kind
+    assert len(verdict.texts) == len(texts)
+    assert all(text in found for text, found in zip(texts, verdict.texts, strict=True))
+    assert is_wrong is None or verdict.is_wrong is is_wrong
+
+
+def test_nothing_is_concluded_in_the_middle_of_a_unit() -> None:
+    assert conclude([UNDERWAY, UNDERWAY]) is None

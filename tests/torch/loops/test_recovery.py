@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
-from tests.torch.lab import Attempt, contents, differences, flatten, in_child, uninterrupted
+from tests.support.campaign import in_soak
+from tests.torch.lab import Attempt, contents, differences, flatten, in_child
+from tests.torch.loops import scripts
 from tests.torch.nets import Mixed, loss_of, tokens
-from tests.torch.scripts import validating
-from tests.torch.small import everything, logged, one_step, small
+from tests.torch.small import Model, everything, logged, one_step, small
 from tranlogs.base import failpoints
-from tranlogs.base.errors import NotRecovered, RecoveryError, RunInUse, StateMismatch, UsageError
+from tranlogs.base.errors import NotRecovered, RecoveryError, StateMismatch, UsageError
+from tranlogs_torch import LoggedOptimizer
 
 
 def test_model_that_does_not_fit_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
@@ -114,21 +117,6 @@ def test_recover_after_the_first_step_is_refused_and_twice_is_once(tmp_path: Pat
         assert optimizer.recover() == report
 
 
-def test_second_trainer_is_refused_and_told_who_has_the_run(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with logged(small(), run) as optimizer:
-        optimizer.recover()
-
-        def second() -> None:
-            with pytest.raises(RunInUse, match=rf"process {os.getppid()} on host"):
-                logged(small(), run)
-
-        assert in_child(second) == 0
-        with pytest.raises(RunInUse):
-            logged(small(), run)
-        one_step(small(), optimizer)
-
-
 def test_older_step_starts_a_new_timeline(tmp_path: Path) -> None:
     run = tmp_path / "run"
     model = small()
@@ -161,14 +149,6 @@ def test_older_step_starts_a_new_timeline(tmp_path: Path) -> None:
         assert differences(everything(model, optimizer), states[0]) == []
 
 
-def test_note_wants_numbers_and_names_what_is_none(tmp_path: Path) -> None:
-    with logged(small(), tmp_path / "run") as optimizer:
-        optimizer.log_scalars(loss=torch.tensor(1.5), rate=float("nan"))
-        for wrong in ("high", torch.zeros(2), None):
-            with pytest.raises(UsageError, match=r"log_scalars\(grade=\.\.\.\): expected one number"):
-                optimizer.log_scalars(grade=wrong)  # type: ignore[arg-type]
-
-
 def test_hyper_parameters_of_the_run_hold_and_a_change_in_the_script_is_told(tmp_path: Path) -> None:
     """Compared with what the script gave at the beginning: a scheduler's changes are none of the script's."""
 
@@ -192,24 +172,6 @@ def test_hyper_parameters_of_the_run_hold_and_a_change_in_the_script_is_told(tmp
     assert script(0.5)[1] == ()
 
 
-def test_scheduler_tracked_after_recovery_is_back_and_not_told_to_be_missing(tmp_path: Path) -> None:
-    for early in (True, False):
-        model = small()
-        with logged(model, tmp_path / "run") as optimizer:
-            if not early:
-                optimizer.recover()
-            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-            optimizer.track(scheduler=scheduler)
-            if early:
-                optimizer.recover()
-            assert optimizer.report.exact is True
-            assert optimizer.report.notes == ()
-            assert scheduler.last_epoch == (0 if early else 5)
-            for _ in optimizer.steps(5, stateless=True):
-                one_step(model, optimizer)
-                scheduler.step()
-
-
 def test_scalars_have_neither_gaps_nor_doubles(tmp_path: Path) -> None:
     def script(attempt: Attempt) -> None:
         model = small()
@@ -224,37 +186,12 @@ def test_scalars_have_neither_gaps_nor_doubles(tmp_path: Path) -> None:
         optimizer.close()
 
     run = tmp_path / "run"
-    for tick in (9, 5, 4):
+    for tick in (9, 7):
         assert in_child(lambda tick=tick: script(Attempt(run, tick, checkpoint_every=3))) == -signal.SIGKILL
     last = Attempt(run)
     script(last)
     assert last.kept["scalars"]["loss"] == (list(range(1, 12)), [0.5 * n for n in range(11)])
     assert last.kept["scalars"]["rate"] == (list(range(1, 12)), [0.1] * 11)
-
-
-def test_older_step_goes_on_as_the_run_itself_did(tmp_path: Path) -> None:
-    """Same data, same random numbers: the new timeline repeats the old one."""
-    run = tmp_path / "run"
-    validating(Attempt(run, keep=100))
-    again = Attempt(run, keep=100)
-    again.recover_at = 11
-    validating(again)
-    assert again.reports[0].timeline == 2
-    assert differences(again.outcome(), uninterrupted(validating).outcome()) == []
-
-
-def test_threads_are_set_back_to_those_of_the_run(tmp_path: Path) -> None:
-    run, before = tmp_path / "run", torch.get_num_threads()
-    try:
-        torch.set_num_threads(before + 1)
-        validating(Attempt(run))
-        torch.set_num_threads(before)
-        again = Attempt(run)
-        validating(again)
-        assert torch.get_num_threads() == before + 1
-        assert any("thread count set back" in note for note in again.reports[0].notes)
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_threads_count_as_they_are_when_training_begins(tmp_path: Path) -> None:
@@ -274,13 +211,12 @@ def test_threads_count_as_they_are_when_training_begins(tmp_path: Path) -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.NAdam])
-def test_default_dtype_of_the_run_holds_in_redo(kind: Any, tmp_path: Path) -> None:
+def test_default_dtype_of_the_run_holds_in_redo(tmp_path: Path) -> None:
     """Optimizers make their `step` in it."""
 
     def script(attempt: Attempt) -> None:
         model = small().double()
-        optimizer = attempt.wrap(kind(model.parameters(), lr=0.01), model)
+        optimizer = attempt.wrap(torch.optim.NAdam(model.parameters(), lr=0.01), model)
         attempt.start(optimizer)
         for number in optimizer.steps(5):
             model(torch.full((3, 4), 0.1 * (number + 1), dtype=torch.float64)).square().sum().backward()
@@ -301,7 +237,7 @@ def test_default_dtype_of_the_run_holds_in_redo(kind: Any, tmp_path: Path) -> No
     assert differences(again.outcome(), trained.outcome()) == []
 
 
-@pytest.mark.parametrize("writer", ["direct", "thread"])
+@pytest.mark.parametrize("writer", ["thread", in_soak("direct")])
 def test_training_goes_on_while_the_disk_is_full(
     writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -341,3 +277,96 @@ def test_training_goes_on_while_the_disk_is_full(
         assert report.checkpoint_step is not None
         assert report.checkpoint_step >= 12
         assert differences(everything(fresh, optimizer.inner), everything(twin, plain)) == []
+
+
+class Keeping:
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+    def state_dict(self) -> Any:
+        return self.content
+
+    def load_state_dict(self, content: Any) -> None:
+        self.content = content
+
+
+def test_tracked_after_recover_comes_back_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = tmp_path / "run"
+
+    def build() -> tuple[Model, LoggedOptimizer, Any, Keeping]:
+        model = small()
+        optimizer = logged(model, run, checkpoint_every=1000)
+        return model, optimizer, lr_scheduler.ExponentialLR(optimizer, 0.5), Keeping(0)
+
+    model, optimizer, scheduler, thing = build()
+    with optimizer.track(scheduler=scheduler, thing=thing, other=Keeping(5)):
+        optimizer.recover()
+        for number in optimizer.steps(4, stateless=True):
+            one_step(model, optimizer, number)
+            scheduler.step()
+            thing.content += 10
+    model = small()
+    with logged(model, run) as optimizer:
+        optimizer.recover()
+        scheduler, thing = lr_scheduler.ExponentialLR(optimizer, 0.5), Keeping(0)
+        optimizer.track(scheduler=scheduler, thing=thing)
+        assert thing.content == 40
+        assert optimizer.param_groups[0]["lr"] == 0.01 * 0.5**4
+        assert scheduler.last_epoch == 4
+        one_step(model, optimizer)
+        assert "state of 'other'" in caplog.text  # recorded, and nobody asked for it
+
+
+def test_tracked_state_that_becomes_unstorable_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The rest is logged on; it does not cost the run its protection."""
+    keeping, model, run = Keeping({"count": 1}), small(), tmp_path / "run"
+    with logged(model, run) as optimizer:
+        optimizer.track(keeping=keeping)
+        optimizer.recover()
+        for number in optimizer.steps(18):
+            one_step(model, optimizer, number)
+            if number == 5:
+                keeping.content = {"when": object()}
+            if number > 5:
+                time.sleep(0.1)  # logging is tried again a second after it stopped
+        assert not optimizer.training_run.journal.is_suspended
+        assert optimizer.watermarks["committed"] == 18
+        assert any("'keeping' is no longer tracked" in note for note in optimizer.report.notes)
+    right = everything(model, optimizer)
+    assert "when the state can be stored again" in caplog.text
+    model = small()
+    with logged(model, run) as optimizer:
+        optimizer.track(keeping=Keeping({"count": 2}))
+        report = optimizer.recover()
+        assert (report.step, differences(everything(model, optimizer), right)) == (18, [])
+
+
+def used_segments(run: Path) -> list[Path]:
+    """The log files that hold records, the oldest first."""
+    return sorted(path for path in (run / "rank0" / "log").glob("*.seg") if path.read_bytes()[:4] == b"TLR2")
+
+
+def test_a_run_whose_log_is_gone_is_not_called_new(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert in_child(lambda: scripts.batches(Attempt(run, 9), checkpoint_every=100)) == -signal.SIGKILL
+    for path in used_segments(run):
+        path.unlink()
+    attempt = Attempt(run)
+    scripts.batches(attempt, checkpoint_every=100)
+    text = str(attempt.reports[0])
+    assert "nothing was finished" not in text
+    assert "recovered to step 0" in text
+    assert "it cannot be read" in text
+
+
+def test_a_finished_run_whose_log_is_gone_is_not_called_finished(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    scripts.batches(Attempt(run), checkpoint_every=100)
+    for path in used_segments(run):
+        path.unlink()
+    attempt = Attempt(run)
+    scripts.batches(attempt, checkpoint_every=100)
+    text = str(attempt.reports[0])
+    n = scripts.TURNS
+    assert f"step {n} had been committed, but the readable log ends at step 0: {n} steps have to be trained again" in text
+    assert "the run is finished" not in text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,23 +15,12 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.torch.lab import Attempt, differences, flatten, in_child, uninterrupted
 from tests.torch.nets import seed
+from tests.torch.sources import SOURCES
 from tranlogs.training import UNKNOWN_DATA
 from tranlogs_torch import LoggedOptimizer, RecoveryReport
-
-
-class Average:
-    """Weights, averaged by a class of the script's own."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"decay": 0.9, "shadow": self.shadow}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.shadow = state["shadow"]
+from tranlogs_torch.state.caveats import IMPLICIT
 
 
 class Position:
@@ -47,41 +36,30 @@ class Position:
         self.place = state["place"]
 
 
-class TimmScheduler:
-    """A scheduler with nothing of torch's."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"base_values": [0.1]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
-
-
 Make = Callable[[nn.Module, LoggedOptimizer], Any]
 TELLS_NOTHING: dict[str, Make] = {
     "scheduler": lambda model, optimizer: lr_scheduler.StepLR(optimizer, 3),
-    "another library's scheduler": lambda model, optimizer: TimmScheduler(optimizer.inner),
     "scaler": lambda model, optimizer: torch.amp.GradScaler("cpu", enabled=False),
-    "averaged model": lambda model, optimizer: AveragedModel(model),
+    "averaged": lambda model, optimizer: AveragedModel(model),
     "score": lambda model, optimizer: Position(),
-    "average of its own": lambda model, optimizer: Average(model),
     "module": lambda model, optimizer: nn.Linear(2, 2),
     "optimizer": lambda model, optimizer: torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1),
-    "torch generator": lambda model, optimizer: torch.Generator().manual_seed(1),
-    "numpy generator": lambda model, optimizer: np.random.default_rng(1),
+    "torch_generator": lambda model, optimizer: torch.Generator().manual_seed(1),
+    "numpy_generator": lambda model, optimizer: np.random.default_rng(1),
 }
 
 
-def train(run: Path, until: int, make: Make | None = None, *, stateless: bool = False, takes: bool = False) -> LoggedOptimizer:
+def train(
+    run: Path, until: int, make: dict[str, Make] | None = None, *, stateless: bool = False, takes: bool = False
+) -> LoggedOptimizer:
     """Train without a loader, or with batches of one (`takes`) that the body of the loop asks for."""
     seed()
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     optimizer = LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), run, model, durability="process")
     loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=2)
-    optimizer.track(**({"loader": loader} if takes else {}), **({"thing": make(model, optimizer)} if make else {}))
+    optimizer.track(
+        **({"loader": loader} if takes else {}), **{name: each(model, optimizer) for name, each in (make or {}).items()}
+    )
     optimizer.recover()
     batches: Iterator[Any] = iter(loader)
     for _ in optimizer.steps(until, stateless=stateless):
@@ -97,28 +75,21 @@ def last_words(report: RecoveryReport) -> tuple[int, bool | None, bool]:
     return report.step, report.exact, UNKNOWN_DATA in report.notes
 
 
-@pytest.mark.parametrize("name", TELLS_NOTHING)
-def test_what_is_tracked_and_tells_nothing_of_the_data_leaves_it_unknown(name: str, tmp_path: Path) -> None:
+def test_what_tells_nothing_of_the_data_leaves_it_unknown_and_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """`report` has it of the fresh run as well, so that nobody learns it from a crash."""
     for until, step in ((3, 0), (5, 3), (5, 5)):
-        report = train(tmp_path / "run", until, TELLS_NOTHING[name]).report
+        report = train(tmp_path / "run", until, TELLS_NOTHING).report
         assert last_words(report) == (step, None, True)
+        assert caplog.text.count(UNKNOWN_DATA) == 1, "the report of a recovery has it"
     assert report.notes == (UNKNOWN_DATA,)
-
-
-def test_nothing_tracked_is_said_once_a_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        optimizer = train(tmp_path / "run", 3)
-        assert caplog.text.count(UNKNOWN_DATA) == 1
-        optimizer = train(tmp_path / "run", 5)
-    assert last_words(optimizer.report) == (3, None, True)
-    assert caplog.text.count(UNKNOWN_DATA) == 1, "the report of the recovery had it"
 
 
 @pytest.mark.parametrize("how", ["state", "loader", "declared"])
 def test_data_that_are_tracked_or_declared_are_known(how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options: dict[str, Any] = {
-        "state": {"make": lambda model, optimizer: Position(), "stateless": True},
+        "state": {"make": {"place": lambda model, optimizer: Position()}, "stateless": True},
         "loader": {"takes": True},
         "declared": {"stateless": True},
     }[how]
@@ -128,14 +99,10 @@ def test_data_that_are_tracked_or_declared_are_known(how: str, tmp_path: Path, c
     assert "steps(...)" not in caplog.text
 
 
-def test_a_declaration_that_is_made_after_the_crash_is_taken(tmp_path: Path) -> None:
+def test_a_declaration_counts_from_the_start_that_makes_it(tmp_path: Path) -> None:
     train(tmp_path / "run", 3)
     assert last_words(train(tmp_path / "run", 5, stateless=True).report) == (3, True, False)
-
-
-def test_a_declaration_that_is_taken_back_is_not_kept(tmp_path: Path) -> None:
-    train(tmp_path / "run", 3, stateless=True)
-    assert last_words(train(tmp_path / "run", 5).report) == (3, None, True)
+    assert last_words(train(tmp_path / "run", 7).report) == (5, None, True)
 
 
 def test_a_loader_that_was_taken_from_in_another_loop_tells_nothing_of_the_turns(tmp_path: Path) -> None:
@@ -172,3 +139,64 @@ def test_a_turn_without_a_batch_of_the_tracked_loader_leaves_the_data_unknown(tm
                 optimizer.step()
         words.append(optimizer.report.exact)
     assert words == [True, None, None]
+
+
+def plain(attempt: Attempt) -> None:
+    """Loops over a tracked loader that are not the optimizer's."""
+    seed()
+    loader, model = SOURCES["shuffled"](), nn.Linear(2, 1)
+    optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
+    attempt.start(optimizer, loader=loader)
+    attempt.keep(begun=copy.deepcopy(model.state_dict()))
+    for _ in range(2):
+        for batch in loader:
+            model(batch).square().mean().backward()
+            attempt.tick()
+            optimizer.step()
+            optimizer.zero_grad()
+            attempt.keep(after=[*attempt.kept.get("after", ()), copy.deepcopy(model.state_dict())])
+    attempt.keep(steps=optimizer.watermarks["step"] if attempt.run is not None else 0)
+    optimizer.close()
+
+
+@pytest.mark.crash
+def test_a_plain_loop_is_logged_starts_over_and_is_named_with_the_lines_to_write(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its steps are neither called exact nor called wrong."""
+    assert in_child(lambda: plain(Attempt(tmp_path / "run", 15))) < 0  # after 14 steps, in the second epoch
+    last = Attempt(tmp_path / "run")
+    plain(last)
+    begun, report = last.reports[0], last.final_report()
+    assert (begun.step, last.kept["steps"]) == (14, 14 + 24), "the loop starts over"
+    assert (report.recheck, report.exact) == ("", None), report
+    assert [note for note in begun.notes if note == IMPLICIT] == [IMPLICIT], begun.notes
+    assert "`for epoch in optimizer.epochs(E):`" in IMPLICIT
+    twin = uninterrupted(plain)
+    assert differences(flatten(last.kept["begun"]), flatten(twin.kept["after"][13])) == [], "those after the 14th step"
+    assert IMPLICIT not in caplog.text, "the report of the resume has it"
+    plain(Attempt(tmp_path / "fresh"))
+    assert caplog.text.count(IMPLICIT) == 1, "and a fresh run says it before any crash"
+
+
+@pytest.mark.crash
+def test_an_iteration_that_gave_batches_before_the_loop_is_named(tmp_path: Path) -> None:
+    def script(attempt: Attempt) -> None:
+        seed()
+        loader, model = SOURCES["shuffled"](), nn.Linear(2, 1)
+        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=1e-5), model)
+        attempt.start(optimizer, loader=loader)
+        batches = iter(loader)
+        ahead = next(batches)
+        for _ in optimizer.steps(7):
+            model(ahead).square().mean().backward()
+            attempt.tick()
+            optimizer.step()
+            ahead = next(batches)
+        optimizer.close()
+
+    assert in_child(lambda: script(Attempt(tmp_path / "run", 5))) < 0
+    last = Attempt(tmp_path / "run")
+    script(last)
+    assert last.final_report().exact is not True
+    assert any("gave batches before the loop" in note for note in last.final_report().notes)

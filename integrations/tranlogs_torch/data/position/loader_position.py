@@ -109,6 +109,7 @@ class LoaderPosition:
         """Return the position, read at a boundary."""
         iteration = self.iteration
         is_amid = bool(iteration.batch)
+        is_begun = is_amid or self._is_begun_pass
         if self._resume is not None and is_amid:  # no loop has resumed from it yet
             return self._resume
         if not is_amid and self._checked_epoch != self.epoch:  # once an epoch: arrays may be large
@@ -120,12 +121,12 @@ class LoaderPosition:
             "epoch": self.epoch,
             "batch": iteration.batch,
             "taken": self.taken,
-            "opened": iteration.opened if is_amid else None,
+            "opened": iteration.opened if is_begun else None,
             "index": iteration.draws.position() if is_amid and iteration.draws is not None else None,
             "order": iteration.order,
             "workers": self._workers,
             "entered": self.entered,
-            "samplers": iteration.samplers if is_amid else self.source.samplers.read(),
+            "samplers": iteration.samplers if is_begun else self.source.samplers.read(),
             "generators": [g.get_state() for g in self.source.generators],
             "sizes": self.source.sizes,
             "length": self.source.length,
@@ -158,6 +159,11 @@ class LoaderPosition:
                     (f"the loader's {what} was {was} and is now {now[what]}, so different batches follow"), not is_resized
                 )
         self.source.set_sources(state)
+
+    @property
+    def _is_begun_pass(self) -> bool:
+        """True if a pass was begun that has given no batch yet: it begins as it began, wherever it is opened again."""
+        return self.is_in_pass and not self.iteration.batch and self.iteration.opened is not None
 
     def set_back(self) -> None:
         """Set samplers and generators to the recorded position again, after other code has drawn from them."""
@@ -303,9 +309,16 @@ class LoaderPosition:
         if resume is None or not iteration.batch:
             if resume is not None:
                 source.moved.compare()
-            iteration.opened, iteration.samplers = before, source.samplers.read()
+            if is_begun := self._is_begun_pass:
+                assert iteration.opened is not None
+                set_rng(iteration.opened, source.generators)
+                source.samplers.write(iteration.samplers)
+            else:
+                iteration.opened, iteration.samplers = before, source.samplers.read()
             self._workers = self._workers or before
             iteration.live = source.iterate(self._new_draws(None))
+            if is_begun:
+                set_rng(before, source.generators)
             return
         assert iteration.opened is not None
         set_rng(iteration.opened, source.generators)

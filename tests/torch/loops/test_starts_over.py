@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
-import pickle
 import random
 import signal
 from collections.abc import Sequence
@@ -12,14 +12,12 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from queue import Queue
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.kills.judge import demand_quiet, finish, finished, killed, prove_deaths
@@ -71,14 +69,18 @@ def history(job: Job) -> None:
 
 def test_a_list_of_the_module_that_a_function_appends_to_is_named(tmp_path: Path) -> None:
     """The state is exact, and the word for it says that this is not all: a file that the script writes lacks what was lost."""
+    folder, run = tmp_path / "killed", tmp_path / "killed" / "run"
     whole = finish(history, tmp_path / "whole", tmp_path / "whole" / "run")
     demand_quiet(whole, tmp_path / "whole" / "run", Expected(warns=("curve", "counts")))
-    assert killed(history, tmp_path / "killed", Death("batch", number=13)) == -signal.SIGKILL
-    last = finished(history, tmp_path / "killed", tmp_path / "killed" / "run")
-    assert last.exact is True
+    assert killed(history, folder, Death("batch", number=13)) == -signal.SIGKILL
+    last = finished(history, folder, run)
+    assert (last.exact, last.recheck) == (True, "equal")
     assert any("curve" in note and "counts" in note for note in last.notes), last.notes
-    assert last.recheck == "equal"
     assert {name for name in last.files if last.files[name] != whole[0].files.get(name)} == {"curve.json"}
+    again = finished(history, folder, run)  # its loop does not run, and the list that is written is empty
+    assert again.files["curve.json"] == b'{"loss": []}'
+    assert next(note for note in again.notes if "over at each start" in note).startswith("curve and counts start over")
+    assert not any("unset" in line for line in again.heard.lines), "nothing that only the body sets is read behind the loop"
 
 
 class Average(nn.Module):
@@ -126,16 +128,6 @@ def test_a_counter_that_is_not_in_the_state_dict_of_a_tracked_object_is_named(
     """The unit that is computed again comes out otherwise where each update counts; else it is equal, and proves nothing."""
     expected = Expected(exact=exact, because="updates", is_equal=False, warns=("updates",))
     demand_named(partial(averaged, every=every), tmp_path, expected, [Death("batch", number=14)])
-
-
-def test_a_finished_run_that_writes_its_results_again_names_what_they_lack(tmp_path: Path) -> None:
-    """Its loop does not run, and the list that is written is empty. Nothing that only the body sets is read behind the loop."""
-    first = finished(history, tmp_path, tmp_path / "run")
-    again = finished(history, tmp_path, tmp_path / "run")
-    assert len(json.loads(first.files["curve.json"])["loss"]) == 25
-    assert again.files["curve.json"] == b'{"loss": []}'
-    assert next(note for note in again.notes if "over at each start" in note).startswith("curve and counts start over")
-    assert not any("unset" in line for line in again.heard.lines), again.heard.lines
 
 
 def built(job: Job) -> tuple[nn.Module, DataLoader[Any], Any]:
@@ -192,54 +184,6 @@ def summed(job: Job) -> None:
     optimizer.close()
 
 
-def summed_in_the_run(job: Job) -> None:
-    """The same as the notes tell."""
-    model, loader, optimizer = built(job)
-    meter = Meter()
-    state = optimizer.remember(total=0.0, best=1e9)
-    job.start(optimizer, loader=loader, meter=meter)
-    for epoch in optimizer.epochs(4, loader):
-        model.train()
-        state.total = 0.0
-        meter.reset()
-        for (rows,) in epoch:
-            loss = stepped(job, model, optimizer, rows)
-            state.total += loss
-            meter.update(loss)
-        model.eval()
-        state.best = min(state.best, loss)
-        job.print(f"epoch {int(epoch)}: {state.total}, {meter.sum / meter.count}")
-    job.keep(model=model, optimizer=optimizer)
-    optimizer.close()
-
-
-def test_sums_of_an_epoch_are_named_with_a_line_that_keeps_them(tmp_path: Path) -> None:
-    """By a fresh run and after a kill in the middle of an epoch; the line is right as it stands."""
-    twin = finished(summed, tmp_path / "twin")
-    whole = finished(summed, tmp_path / "whole", tmp_path / "whole" / "run")
-    line = "optimizer.remember(total=0.0) before recover(), and state.total in the loop, with state.total = 0.0 where the epoch"
-    assert any(line in text for text in whole.heard.warnings)
-    for script in (summed, summed_in_the_run):
-        folder = tmp_path / script.__name__
-        assert killed(script, folder, Death("batch", number=8)) == -signal.SIGKILL
-        last = finished(script, folder, folder / "run")
-        assert last.exact is True
-        named = [
-            note.partition(": ")[0] for note in last.notes if "over at each start" in note or "the epoch of a crash" in note
-        ]
-        if script is summed:
-            assert last.printed != twin.printed
-            crash = "misses, in the epoch of a crash, the batches before it"
-            assert sorted(note.partition(". ")[0] for note in named) == [
-                "best starts over at each start",
-                f"meter (Meter) {crash}",
-                f"total {crash}",
-            ]
-        else:
-            assert last.differences(twin) == []
-            assert named == []
-
-
 class Slotted:
     """Has no dictionary."""
 
@@ -285,46 +229,6 @@ def many_kinds(job: Job) -> None:
     assert unused.random()
     job.keep(model=model, optimizer=optimizer)
     optimizer.close()
-
-
-def test_what_is_hard_to_see_is_named(tmp_path: Path) -> None:
-    """Slots, defaults of arguments, the middle of a long dict, generators, and one of two equal counters; no measured times."""
-    said = " ".join(finished(many_kinds, tmp_path, tmp_path / "run").heard.warnings)
-    for name in ("seen", "words", "python", "numpy", "generator", "slotted (Slotted)", "lacks calls"):
-        assert name in said, said
-    for name in ("timings", "unused", "steps,", "epoch"):
-        assert name not in said, said
-    assert "python=python, numpy=numpy, generator=generator" in said
-
-
-def between(job: Job, *, guards: bool, remembers: bool) -> None:
-    """Evaluate between two loops."""
-    model, loader, optimizer = built(job)
-    state = optimizer.remember(score=None) if remembers else SimpleNamespace(score=None)
-    job.start(optimizer, loader=loader)
-    for number in range(2):
-        for epoch in optimizer.epochs(2, loader):
-            for (rows,) in epoch:
-                stepped(job, model, optimizer, rows)
-        if not number and (state.score is None or not guards):
-            state.score = model.weight.flatten().tolist()
-            job.print("evaluated")
-    job.print(state.score)
-    job.keep(model=model, optimizer=optimizer)
-    optimizer.close()
-
-
-@pytest.mark.parametrize(("guards", "remembers"), [(False, False), (False, True), (True, True)])
-def test_code_between_loops_is_guarded_by_the_line_that_the_note_gives(guards: bool, remembers: bool, tmp_path: Path) -> None:
-    script = partial(between, guards=guards, remembers=remembers)
-    twin = finished(script, tmp_path / "twin")
-    assert killed(script, tmp_path / "killed", Death("batch", number=14)) == -signal.SIGKILL
-    last = finished(script, tmp_path / "killed", tmp_path / "killed" / "run")
-    assert last.printed.count("evaluated") == (1 if guards else 2)
-    assert (last.printed == twin.printed) is guards
-    assert any(note.startswith("state.score: another value") for note in last.notes) is not guards
-    line = "optimizer.remember(score=None) before recover(), and `if state.score is None:` before the code that sets it"
-    assert any(line in note for note in last.notes) is not guards
 
 
 class Averaged:
@@ -383,14 +287,12 @@ _calls = 0
 marks = bytearray(2)
 
 
-def crowded(job: Job, *, keeps: bool) -> None:
+def crowded(job: Job) -> None:
     """Count behind a data set that is a list, and more of the kind."""
-    global _calls, marks
     samples = [([float(n)] * 6, float(n)) for n in range(2000)]
     words = {f"word {n}": n for n in range(8000)}
     model, loader, optimizer = built(job)
     rows, history, eta = [Row() for _ in range(20)], list[float](), 0.5
-    state = optimizer.remember(calls=0, marks=bytearray(2)) if keeps else SimpleNamespace(calls=0, marks=marks)
     job.start(optimizer, loader=loader)
 
     def count(loss: float) -> None:
@@ -399,39 +301,14 @@ def crowded(job: Job, *, keeps: bool) -> None:
         rows[18].n += 1
         history.append(loss)
         eta *= 0.9
-        state.marks[1] += 1
-        if keeps:
-            state.calls += 1
-        else:
-            _calls += 1
+        marks[1] += 1
+        _calls += 1
 
     for epoch in optimizer.epochs(3, loader):
         for (batch,) in epoch:
             count(stepped(job, model, optimizer, batch))
     assert len(samples) < len(words)
-    job.print(state.calls if keeps else _calls, state.marks)
-    job.keep(model=model, optimizer=optimizer)
     optimizer.close()
-
-
-def test_what_counts_behind_a_large_list_is_named(tmp_path: Path) -> None:
-    """Also an object far behind in a list and a name like that of a time; the line for a private name is right as it stands."""
-    said = " ".join(finished(partial(crowded, keeps=False), tmp_path, tmp_path / "run").heard.warnings)
-    for text in (
-        "rows[18] (Row) starts over",
-        "history=[]",
-        "eta=0.5",
-        "calls=0",
-        "state.calls in the loop in place of _calls",
-    ):
-        assert text in said, said
-    assert "marks" in said
-    for name in ("samples", "words"):
-        assert name not in said, said
-    kept = partial(crowded, keeps=True)
-    twin = finished(kept, tmp_path / "twin")
-    assert killed(kept, tmp_path / "killed", Death("batch", number=9)) == -signal.SIGKILL
-    assert finished(kept, tmp_path / "killed", tmp_path / "killed" / "run").printed == twin.printed
 
 
 class Harness:
@@ -494,55 +371,57 @@ def hidden(job: Job) -> None:
     optimizer.close()
 
 
-def test_what_other_values_hide_is_named(tmp_path: Path) -> None:
-    said = " ".join(finished(hidden, tmp_path, tmp_path / "run").heard.warnings)
-    for words in (
-        "harness (Harness) starts over at each start: state_dict() of Harness lacks last_epoch",
-        "runtime (Runtime) starts over at each start: training changes count",
-        "counter (Counter) starts over at each start: state_dict() of Counter lacks a buffer that is not persistent",
-        "let Counter register its buffers as persistent ones",
-        "share",
-        "queue",
-        "self.losses misses, in the epoch of a crash, the batches before it",
-    ):
-        assert words in said, (words, said)
+SAID: dict[str, tuple[Script, tuple[str, ...], tuple[str, ...]]] = {  # what is named, and what is not
+    # slots, defaults of arguments, the middle of a long dict, generators, one of two equal counters; no measured times
+    "hard to see": (
+        many_kinds,
+        ("seen", "words", "slotted (Slotted)", "lacks calls", "python=python, numpy=numpy, generator=generator"),
+        ("timings", "unused", "steps,", "epoch"),
+    ),
+    # also an object far behind in a list, and a name like that of a time
+    "behind a large list": (
+        crowded,
+        (
+            "rows[18] (Row) starts over",
+            "history=[]",
+            "eta=0.5",
+            "calls=0",
+            "state.calls in the loop in place of _calls",
+            "marks",
+        ),
+        ("samples", "words"),
+    ),
+    "sums of an epoch": (
+        summed,
+        (
+            "optimizer.remember(total=0.0) before recover(), and state.total in the loop, with state.total = 0.0 where the",
+            "meter (Meter) misses, in the epoch of a crash, the batches before it",
+            "best starts over at each start",
+        ),
+        (),
+    ),
+    "hidden by other values": (
+        hidden,
+        (
+            "harness (Harness) starts over at each start: state_dict() of Harness lacks last_epoch",
+            "runtime (Runtime) starts over at each start: training changes count",
+            "counter (Counter) starts over at each start: state_dict() of Counter lacks a buffer that is not persistent",
+            "let Counter register its buffers as persistent ones",
+            "share",
+            "queue",
+            "self.losses misses, in the epoch of a crash, the batches before it",
+        ),
+        (),
+    ),
+}
 
 
-def phases(job: Job) -> None:
-    """Set the rate, the best value and the weights where each phase begins, and save the weights where the first one ends."""
-    model, loader, optimizer = built(job)
-    state = optimizer.remember(best=0.0, phase=-1, rows=[])
-    job.start(optimizer, loader=loader)
-    for phase in range(3):
-        state.best, state.phase = 0.0, phase
-        optimizer.param_groups[0]["lr"] = 0.01
-        with torch.no_grad():
-            model.weight.fill_(0.1 * (phase + 1))
-        for epoch in optimizer.epochs(2, loader):
-            for (rows,) in epoch:
-                state.best = max(state.best, stepped(job, model, optimizer, rows))
-            optimizer.param_groups[0]["lr"] *= 0.5
-        state.rows = [*state.rows, (phase, state.best)]
-        if not phase:
-            torch.save(model.state_dict(), "first.pt")
-        for made in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), AveragedModel(model)):
-            made.state_dict()  # a copy does without what watches the model between loops
-    job.print(state.best, state.phase, state.rows, optimizer.param_groups[0]["lr"])
-    job.keep(model=model, optimizer=optimizer)
-    optimizer.close()
-
-
-@pytest.mark.parametrize("number", [14, 23, 28])
-def test_what_is_set_where_a_phase_begins_is_that_of_the_record(number: int, tmp_path: Path) -> None:
-    """Also before the first loop, which is finished: that ran before the crash, too."""
-    twin = finished(phases, tmp_path / "twin")
-    assert killed(phases, tmp_path / "killed", Death("batch", number=number)) == -signal.SIGKILL
-    last = finished(phases, tmp_path / "killed", tmp_path / "killed" / "run")
-    assert last.differences(twin) == (["file first.pt"] if number > 10 else [])
-    assert last.exact is True, last.notes
-    notes = [note for note in last.notes if "to prove that this script" not in note]
-    (note,) = notes
-    assert note.startswith("state_dict() of the model was read before a loop")
+@pytest.mark.parametrize("name", SAID)
+def test_what_is_hard_to_find_is_named_before_any_crash(name: str, tmp_path: Path) -> None:
+    script, named, unnamed = SAID[name]
+    said = " ".join(finished(script, tmp_path, tmp_path / "run").heard.warnings)
+    assert [words for words in named if words not in said] == [], said
+    assert [words for words in unnamed if words in said] == [], said
 
 
 def best(job: Job) -> None:
@@ -559,19 +438,6 @@ def best(job: Job) -> None:
     optimizer.close()
     model.load_state_dict(torch.load("best.pt"))
     job.keep(model=model)
-
-
-def test_weights_that_are_saved_before_the_loop_are_named(tmp_path: Path) -> None:
-    """At once, since the file has other weights after a crash."""
-    expected = Expected(warns=("state_dict() of the model was read before a loop",))
-    twin = finished(best, tmp_path / "twin")
-    whole = finish(best, tmp_path / "whole", tmp_path / "whole" / "run")
-    assert whole[0].differences(twin) == []
-    demand_quiet(whole, tmp_path / "whole" / "run", expected)
-    assert killed(best, tmp_path / "killed", Death("batch", number=14)) == -signal.SIGKILL
-    last = finished(best, tmp_path / "killed", tmp_path / "killed" / "run")
-    assert "file best.pt" in last.differences(twin)
-    assert any(note.startswith("state_dict() of the model was read before a loop") for note in last.notes)
 
 
 def reading(job: Job, *, has_first: bool) -> None:
@@ -596,17 +462,137 @@ def reading(job: Job, *, has_first: bool) -> None:
     optimizer.close()
 
 
-@pytest.mark.parametrize("has_first", [True, False])
-def test_what_is_read_behind_a_finished_loop_is_named(has_first: bool, tmp_path: Path) -> None:
-    """Also before any crash, and where it has no value at all after one."""
-    script = partial(reading, has_first=has_first)
+# What is named, before a crash and where a script resumes after it, and which files differ then.
+RESUMED: dict[str, tuple[Script, str, tuple[str, ...]]] = {
+    "saved before the loop": (best, "state_dict() of the model was read before a loop", ("file best.pt",)),
+    "read behind a loop": (partial(reading, has_first=True), "read behind a loop that sets them", ("file between.json",)),
+    "unset behind a loop": (partial(reading, has_first=False), "read behind a loop that sets them", ("file between.json",)),
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_what_a_resume_does_otherwise_is_named_at_once(name: str, tmp_path: Path) -> None:
+    script, text, different = RESUMED[name]
     twin = finished(script, tmp_path / "twin")
     whole = finish(script, tmp_path / "whole", tmp_path / "whole" / "run")
     assert whole[0].differences(twin) == []
-    demand_quiet(whole, tmp_path / "whole" / "run", Expected(warns=("read behind a loop that sets them",)))
+    demand_quiet(whole, tmp_path / "whole" / "run", Expected(warns=(text,)))
     assert killed(script, tmp_path / "killed", Death("batch", number=14)) == -signal.SIGKILL
     last = finished(script, tmp_path / "killed", tmp_path / "killed" / "run")
-    assert last.differences(twin) == ["file between.json"]
-    (note,) = [note for note in last.notes if "read behind" in note]
-    assert "number and loss" in note or "loss and number" in note, note
-    assert "state = optimizer.remember(" in note
+    assert set(different) <= set(last.differences(twin))
+    assert any(text in note for note in last.notes), last.notes
+
+
+class Stopping:
+    """Early stopping, as many scripts have it."""
+
+    def __init__(self) -> None:
+        self.best, self.counter = 1e9, 0
+
+    def __call__(self, loss: float) -> None:
+        self.best, self.counter = (loss, 0) if loss < self.best else (self.best, self.counter + 1)
+
+
+class KeptStopping(Stopping):
+    """The same with a state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+class Counting(torch.utils.data.Dataset[Any]):
+    """Gives what depends on how much it has given."""
+
+    def __init__(self) -> None:
+        self.rows, self.served = torch.randn(40, 6, generator=torch.Generator().manual_seed(5)), 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor]:
+        self.served += 1
+        return (self.rows[index] * (1 + self.served / 100),)
+
+
+class Saver:
+    """Has the count of a dataset in its own state."""
+
+    def __init__(self, data: Counting) -> None:
+        self.data = data
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"served": self.data.served}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.data.served = state["served"]
+
+
+def reached(job: Job, *, keeps: bool) -> None:
+    """A dataset behind a subset, an object in a list, an object that stops, an iterator and the number of a batch."""
+    model, _, optimizer = built(job)
+    data = Counting()
+    loader = DataLoader(torch.utils.data.Subset(data, range(36)), 4, shuffle=True)
+    stoppers, stopper, counter = [Stopping()], Stopping(), itertools.count()
+    if keeps:
+        stoppers, stopper = [KeptStopping()], KeptStopping()
+        job.start(optimizer, loader=loader, saver=Saver(data), first=stoppers[0], stopper=stopper)
+    else:
+        job.start(optimizer, loader=loader)
+    for epoch in optimizer.epochs(3, loader):
+        for i, (rows,) in epoch.enumerate() if keeps else enumerate(epoch):
+            if i == 8:
+                break
+            loss = stepped(job, model, optimizer, rows)
+            for each in (*stoppers, stopper):
+                each(loss)
+            if not keeps:
+                next(counter)
+    job.keep(model=model, best=stopper.best, served=data.served)
+    optimizer.close()
+
+
+def test_what_a_loop_reaches_through_others_is_named_with_lines_that_keep_it(tmp_path: Path) -> None:
+    """The data depend on the count here, so that the unit that is computed again differs."""
+    for keeps in (False, True):
+        script, folder = partial(reached, keeps=keeps), tmp_path / str(keeps)
+        twin = finished(script, folder / "twin")
+        assert killed(script, folder, Death("batch", number=12)) == -signal.SIGKILL
+        last = finished(script, folder, folder / "run")
+        if keeps:
+            assert (last.differences(twin), last.exact, last.notes) == ([], True, [])
+            continue
+        assert last.exact is False
+        for text in (
+            "counter starts over",
+            "stoppers[0] (Stopping) starts over",
+            "data (Counting) starts over at each start: training changes served",
+            "optimizer.remember(counter=0)",
+            "stoppers_0=stoppers[0]",
+            "stopper=stopper",
+            "data=data",
+        ):
+            assert any(text in note for note in last.notes), (text, last.notes)
+
+
+def outside(job: Job) -> None:
+    """A `while` of the script's own, without any loop or loader of the run."""
+    model, loader, optimizer = built(job)
+    state = optimizer.remember(number=0)
+    (rows,) = next(iter(loader))
+    job.start(optimizer)
+    since = 0
+    while state.number < 16:
+        stepped(job, model, optimizer, rows)
+        state.number += 1
+        since += 1
+    job.keep(model=model, since=since)
+    optimizer.close()
+
+
+def test_a_variable_of_a_loop_of_the_script_s_own_is_named(tmp_path: Path) -> None:
+    assert killed(outside, tmp_path, Death("batch", number=9)) == -signal.SIGKILL
+    last = finished(outside, tmp_path, tmp_path / "run")
+    assert any("since starts over" in note and "optimizer.remember(" in note for note in last.notes), last.notes
