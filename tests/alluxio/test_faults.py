@@ -17,9 +17,8 @@ import pytest
 
 from tests.alluxio.cluster import Cluster
 from tests.alluxio.test_store import demand_problem, is_durable
-from tests.shipping.ships import archiver, marks, toy, trained
+from tests.shipping.ships import archiver, assert_comes_back, marks, trained
 from tests.support.stores import MIB, content_of, put, read
-from tests.support.toy import uninterrupted
 from tranlogs.base.errors import CorruptObject, NotARun, StoreRefused, StoreUnavailable
 from tranlogs.retention import KeepLatest
 from tranlogs.shipping import archiver as archiver_module
@@ -73,14 +72,14 @@ def is_sound(store: Store, name: str) -> bool:
     return True
 
 
-def send(alluxio: Cluster, store: Store, names: Iterator[str], copies: int = 1) -> str:
+def send(alluxio: Cluster, store: Store, names: Iterator[str]) -> str:
     """Attempts under fresh names until one is sound; its name."""
     good: list[str] = []
 
     def attempt() -> bool:
         name = next(names)
         put(store, name, CONTENT)
-        if is_sound(store, name) and (status_of(store, name).copies or 0) >= copies:
+        if is_sound(store, name):
             good.append(name)
         return bool(good)
 
@@ -112,16 +111,6 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failures of shipping are tried again soon."""
     monkeypatch.setattr(archiver_module, "RETRY_SECONDS_MIN", 0.1)
     monkeypatch.setattr(archiver_module, "RETRY_SECONDS_MAX", 0.5)
-
-
-def assert_comes_back(store: Store, run: Path, folder: Path, step: int) -> None:
-    """Another machine comes to `step`, bit for bit."""
-    found = pull(store, f"{run.name}/rank0", folder / "rank0")
-    assert (found.step, found.steps_lost) == (step, 0)
-    trainer = toy(folder)
-    assert trainer.journal.step == step
-    assert trainer.state.everything() == uninterrupted(step).everything()
-    trainer.journal.close()
 
 
 def fresh_names() -> Iterator[str]:
@@ -167,7 +156,7 @@ def test_memory_is_lost_before_it_is_persisted(
 
     alluxio.lose(0)
     assert read(twice, "two copies") == CONTENT  # from the peer, while the master does not know yet
-    assert_comes_back(twice, run_twice, tmp_path / "from the peer", 15)
+    assert_comes_back(twice, "two/rank0", tmp_path / "from the peer", 15)
     for each in (store, twice):
         assert not list((alluxio.under_store / urlsplit(each.url).path.strip("/")).rglob("*-*")), "it was in memory alone"
     alluxio.kill("worker-1")  # whose memory is kept
@@ -188,7 +177,7 @@ def test_memory_is_lost_before_it_is_persisted(
     alluxio.mend()
     with closing(made):
         alluxio.wait(lambda: made.run_once().persisted == 15, "sent again, and persisted")
-    assert_comes_back(store, run, tmp_path / "sent again", 15)
+    assert_comes_back(store, "one/rank0", tmp_path / "sent again", 15)
     alluxio.wait(lambda: status_of(twice, "two copies").copies == 1, "the kept copy is known again")
     assert read(twice, "two copies") == CONTENT
     assert status_of(twice, "two copies").is_lost  # it stays so
@@ -197,7 +186,7 @@ def test_memory_is_lost_before_it_is_persisted(
     assert read(twice, "two copies") == CONTENT
     with closing(other):
         alluxio.wait(lambda: other.run_once().persisted == 15, "what has come back is hastened, and persisted")
-    assert_comes_back(twice, run_twice, tmp_path / "came back", 15)
+    assert_comes_back(twice, "two/rank0", tmp_path / "came back", 15)
     store.request_durability("one copy")
     assert status_of(store, "one copy").is_lost  # there is nothing to persist: it is to be sent again
     again = send(alluxio, store, fresh_names())
@@ -220,10 +209,38 @@ def test_what_the_durable_manifest_names_is_left_when_all_memory_is_lost(
     for number in (0, 1):
         alluxio.lose(number)
     alluxio.mend()
-    assert_comes_back(store, run, tmp_path / "elsewhere", 15)
+    assert_comes_back(store, "run/rank0", tmp_path / "elsewhere", 15)
     with closing(archiver(run, store, keep=KeepLatest(1))) as made:
         alluxio.wait(lambda: made.run_once().persisted == 38, "sent again, and persisted")
-    assert_comes_back(store, run, tmp_path / "once more", 38)
+    assert_comes_back(store, "run/rank0", tmp_path / "once more", 38)
+
+
+@pytest.mark.sampled(0)
+def test_full_memory_refuses_until_files_are_persisted(alluxio: Cluster, store: Store) -> None:
+    for number in (0, 1):
+        alluxio.lose(number)
+        alluxio.restart(f"worker-{number}", alluxio_worker_ramdisk_size="160MB")
+    alluxio.wait(lambda: alluxio.workers() == 2, "the workers are back", "master")
+    names = fresh_names()
+    sent, refused = [send(alluxio, store, names)], {}  # the first takes a while: the proxy still knows the workers before
+
+    def is_full() -> bool:
+        name = next(names)
+        try:
+            put(store, name, CONTENT)
+            sent.append(name)
+        except StoreUnavailable as error:
+            refused[name] = str(error)
+        return any("space" in why for why in refused.values())
+
+    alluxio.wait(is_full, "memory is full", "proxy")
+    assert [name for name in refused if store.stat(name) is not None] == []  # nothing of them is left over
+    for number in (0, 1):
+        alluxio.restart(f"job-worker-{number}")
+    alluxio.wait(lambda: all(is_durable(store, name) for name in sent), "persisted")
+    name = send(alluxio, store, (f"more~{number}" for number in itertools.count()))
+    for each in (*sent, name):
+        assert read(store, each) == CONTENT
 
 
 def test_a_proxy_without_rights_or_rest_api_is_refused_with_the_property_to_set(alluxio: Cluster) -> None:

@@ -16,26 +16,34 @@ from safetensors.torch import load_file
 from .conftest import STEPS, Cli, train
 
 
-def test_replay_writes_the_newest_state(cli: Cli, run: Path, tmp_path: Path) -> None:
-    called = cli("replay", run, "--out", tmp_path / "state.pt", "--json")
-    assert called.code == 0
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # said of each load in one process
+@pytest.mark.parametrize(
+    ("form", "step", "checkpoint_step"), [("pt", None, 8), ("pt", 0, 0), ("pt", 4, 4), ("safetensors", 7, 4), ("dcp", 3, 0)]
+)
+def test_each_format_holds_the_weights_of_the_step(
+    cli: Cli, run: Path, tmp_path: Path, form: str, step: int | None, checkpoint_step: int
+) -> None:
+    """tests/torch/offline/test_export_dcp.py has what is in a folder of torch.distributed.checkpoint."""
+    out, wanted = tmp_path / "out", STEPS if step is None else step
+    options = ["--format", form, *([] if step is None else ["--step", step])]
+    if form != "dcp":
+        out.write_text("mine")
+        options.append("--force")  # else it is not replaced: test_commands.py
+    called = cli("replay", run / "rank0", *options, "-o", out, "--json")
     told = called.json
-    assert (told["step"], told["checkpoint_step"], told["replayed"], told["exact"]) == (STEPS, 8, 1, True)
-    assert told["bytes"] == (tmp_path / "state.pt").stat().st_size
-    model = torch.load(tmp_path / "state.pt", weights_only=True)["model"]
-    right = train(tmp_path / "right").state_dict()
-    assert list(model) == list(right)
-    assert all(torch.equal(model[name], right[name]) for name in right)
-
-
-@pytest.mark.parametrize("step", [0, 4, 7])
-def test_replay_to_a_step(cli: Cli, run: Path, tmp_path: Path, step: int) -> None:
-    assert cli("replay", run / "rank0", "--step", step, "-o", tmp_path / "state.pt").code == 0
-    content = torch.load(tmp_path / "state.pt", weights_only=True)
-    assert content["step"] == step
-    if step:
-        right = train(tmp_path / "right", step).state_dict()
-        assert all(torch.equal(content["model"][name], right[name]) for name in right)
+    assert called.code == 0, called.err
+    assert (told["step"], told["checkpoint_step"], told["replayed"]) == (wanted, checkpoint_step, wanted - checkpoint_step)
+    assert told["exact"] is True
+    assert told["bytes"] == sum(path.stat().st_size for path in ([out] if form != "dcp" else out.iterdir()))
+    right = train(tmp_path / "right", wanted).state_dict() if wanted else {}
+    if form == "pt":
+        found = torch.load(out, weights_only=True)["model"]
+    elif form == "safetensors":
+        found = load_file(out)
+    else:
+        found = {name: torch.empty_like(tensor) for name, tensor in right.items()}
+        dcp.load({"model": found}, checkpoint_id=out, no_dist=True)
+    assert all(torch.equal(found[name], right[name]) for name in right)
 
 
 def test_an_uncovered_step_is_refused_before_the_framework_is_imported(
@@ -46,18 +54,6 @@ def test_an_uncovered_step_is_refused_before_the_framework_is_imported(
     assert called.code == 1
     assert f"step {STEPS + 5} is not covered" in called.err
     assert f"the nearest is {STEPS}" in called.err
-
-
-@pytest.mark.parametrize("name", ["state.pt", "state.safetensors"])
-def test_a_file_is_replaced_only_by_force(cli: Cli, run: Path, tmp_path: Path, name: str) -> None:
-    target = tmp_path / name
-    target.write_text("mine")
-    called = cli("replay", run, "--out", target)
-    assert called.code == 2
-    assert f"{target} exists already" in called.err
-    assert "--force" in called.err
-    assert target.read_text() == "mine"
-    assert cli("replay", run, "--out", target, "--force", "--json").json["bytes"] == target.stat().st_size > 4
 
 
 def test_all_files_have_the_mode_of_new_files(cli: Cli, run: Path, tmp_path: Path) -> None:
@@ -119,21 +115,3 @@ def test_a_state_that_differs_from_the_run_exits_with_1(
     called = cli("replay", run, "--step", 7, "--out", tmp_path / "state.pt", "--json")
     assert called.code == 1
     assert (called.json["exact"], called.json["first_divergent_step"]) == (False, 5)
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # said of each load in one process
-@pytest.mark.parametrize("form", ["pt", "safetensors", "dcp"])
-def test_each_format_holds_the_weights_of_the_step(cli: Cli, run: Path, tmp_path: Path, form: str) -> None:
-    """tests/torch/offline/test_export_dcp.py has what is in a folder of torch.distributed.checkpoint."""
-    right, out = train(tmp_path / "right", 3).state_dict(), tmp_path / "out"
-    called = cli("replay", run, "--format", form, "--out", out, "--step", 3, "--json")
-    assert (called.code, called.json["step"], called.json["exact"]) == (0, 3, True), called.err
-    assert called.json["bytes"] == sum(path.stat().st_size for path in ([out] if form != "dcp" else out.iterdir()))
-    if form == "pt":
-        found = torch.load(out, weights_only=True)["model"]
-    elif form == "safetensors":
-        found = load_file(out)
-    else:
-        found = {name: torch.empty_like(tensor) for name, tensor in right.items()}
-        dcp.load({"model": found}, checkpoint_id=out, no_dist=True)
-    assert all(torch.equal(found[name], right[name]) for name in right)

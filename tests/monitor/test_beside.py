@@ -13,11 +13,9 @@ import pytest
 
 from tests.support.launcher import ROOT
 from tests.support.toy import ToyTrainer
-from tests.support.toy_steps import killed
 from tranlogs import Monitor
 from tranlogs.base.errors import UsageError
-from tranlogs.catalog import Catalog
-from tranlogs.journal import JournalPaths, monitor_launch, read_owner
+from tranlogs.journal import monitor_launch, read_owner
 from tranlogs.journal.monitor_launch import parse_monitor, start_monitor
 from tranlogs.retention.evaluations import read_evaluations
 from tranlogs_monitor.daemon import lock_journal
@@ -116,17 +114,3 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def test_a_process_ships_what_a_dead_trainer_left_before_it_ends(run: ToyTrainer, tmp_path: Path) -> None:
-    copy = JournalPaths(killed(run, tmp_path / "copy") / "rank0")
-    store = tmp_path / "store"
-    start_monitor(Monitor(store=store.as_uri(), interval="0.1s"), copy)
-    wait_until(lambda: is_watched(copy.folder), "the monitor")
-    monitor = read_owner(copy.folder, "monitor")
-    assert monitor is not None
-    wait_until(lambda: not is_running(monitor.pid), "its end")
-    catalog = Catalog.open(copy.folder)
-    assert catalog.watermarks().archived == 5
-    assert {row.state for row in catalog.segments()} <= {"sealed", "retired"}
-    catalog.close()

@@ -46,8 +46,7 @@ from tranlogs_monitor.dashboard.pages.journal_health import commit_history, curr
 from tranlogs_monitor.dashboard.pages.page import journal_page, overview
 from tranlogs_monitor.dashboard.server import WebServer
 from tranlogs_monitor.settings import DaemonSettings
-from tranlogs_monitor.watching import training_progress
-from tranlogs_monitor.watching.training_progress import ProgressReader, find_position
+from tranlogs_monitor.watching.training_progress import ProgressReader
 from tranlogs_monitor.watching.watch import Evaluation
 from tranlogs_torch import LoggedOptimizer
 
@@ -430,9 +429,7 @@ def train(run: Path, until: int, step: int | None = None) -> dict[str, Any]:
         return dict(optimizer.scalars)
 
 
-def test_loss_epoch_and_batch_are_shown_and_only_new_boundaries_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loss_epoch_and_batch_are_shown(tmp_path: Path) -> None:
     run = tmp_path / "run"
     scalars = train(run, 12)
     seen = seen_at(run / "rank0")
@@ -450,34 +447,13 @@ def test_loss_epoch_and_batch_are_shown_and_only_new_boundaries_are_read(
     assert numbers["steps"] == scalars["loss"][0] == list(range(1, 13))
     assert numbers["columns"] == {"loss": scalars["loss"][1], "accuracy": [None] * 12}
 
-    reader, read = ProgressReader(run / "rank0"), []
-    right = training_progress.SegmentReader.scalars
-    monkeypatch.setattr(
-        training_progress.SegmentReader, "scalars", lambda self, at: read.append(at.head.step) or right(self, at)
-    )
+    reader = ProgressReader(run / "rank0")
     assert reader.read() is reader.read()
-    assert read == list(range(1, 13))
-    train(run, 14)
-    read.clear()
-    found = reader.read()
-    assert found is not None
-    assert (read, found.step, found.epoch) == ([13, 14], 14, 2)
     known = train(run, 8, step=7)
     found = reader.read()
     assert found is not None
     assert (found.step, found.batch) == (8, 8), "another timeline begins anew"
     assert found.curves["loss"] == (tuple(range(1, 9)), tuple(known["loss"][1]))
-    monkeypatch.setattr(training_progress, "_POINTS_MAX", 5)
-    found = ProgressReader(run / "rank0").read()
-    assert found is not None
-    assert found.curves["loss"][0] == (1, 3, 5, 7, 8), "a long curve is thinned and keeps its end"
-
-
-def test_positions_of_both_frameworks() -> None:
-    assert find_position({"position": {"total": 9, "epoch": 2}}) == (9, 2)
-    assert find_position({"data": {"loader": {"taken": 4, "epoch": 1}}, "count": 8}) == (4, 1)
-    assert find_position({"data": {}, "count": 8}) == (8, None)
-    assert find_position({"lr": 0.1}) == find_position([]) == (None, None)
 
 
 # How it starts, fails and ends.

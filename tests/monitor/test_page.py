@@ -9,21 +9,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.monitor.monitors import seen_at, watching
+from tests.monitor.monitors import watching
 from tests.monitor.test_dashboard import ask
 from tests.support.browser import Browser
 from tests.support.clock import FakeClock
 from tests.support.launcher import environment
 from tests.support.toy import ToyTrainer
-from tests.support.toy_steps import killed
 from tranlogs.base.config import MIB
 from tranlogs.base.quantities import format_bytes
-from tranlogs.catalog import Incident, Watermarks
+from tranlogs.catalog import Incident
 from tranlogs.retention.evaluations import read_evaluations, read_values
 from tranlogs.retention.prune import Budget, bytes_on_disk
 from tranlogs_monitor.dashboard.access.tokens import ENVIRONMENT_NAME, Token
@@ -32,7 +30,7 @@ from tranlogs_monitor.dashboard.pages.board import Board
 from tranlogs_monitor.dashboard.server import WebServer
 from tranlogs_monitor.settings import DaemonSettings
 from tranlogs_monitor.watching.training_progress import TrainingProgress
-from tranlogs_monitor.watching.watch import Evaluation, JournalWatch
+from tranlogs_monitor.watching.watch import JournalWatch
 
 BUDGET = 100 * MIB
 TOKEN = Token("correct-horse", "--token-file x")
@@ -114,6 +112,9 @@ def test_the_page_is_the_catalogs_asks_nobody_else_and_follows_the_run(
     assert browser.value("window.isTheSame && document.querySelector('details').open") is True, "it is not loaded anew"
     assert len(browser.requests) >= 5
     assert {asked.split("/")[2] for asked in browser.requests} == {f"127.0.0.1:{server.port}"}
+    browser.look(width=380, is_dark=True)
+    assert browser.value("document.documentElement.scrollWidth") == 380, "it fits a phone"
+    browser.look()
 
     curves = {"accuracy": ((2, 4), (0.5, 0.75)), "loss": ((1, 2, 4), (3.0, 2.0, 1.0))}
     seen = replace(watched.evaluate(), progress=TrainingProgress(4, 40, 1, curves))
@@ -126,60 +127,6 @@ def test_the_page_is_the_catalogs_asks_nobody_else_and_follows_the_run(
     assert browser.complaints == []
     server.close()
     browser.wait_for("document.querySelector('#silent').hidden === false")
-
-
-def test_several_journals_have_a_row_each_and_problems_come_first(
-    still: ToyTrainer, seen: Evaluation, board: Board, server: WebServer, browser: Browser, tmp_path: Path
-) -> None:
-    board.note(still.journal.paths.folder, seen)
-    copy = killed(still, tmp_path / "a & b <c>") / "rank0"
-    board.note(copy, seen_at(copy))
-    board.note(tmp_path / "z-broken" / "rank0", "the catalog is missing")
-    browser.open(f"http://127.0.0.1:{server.port}/?token={TOKEN.value}")
-    assert text(browser, ".hero h2") == "2 of 3 journals need attention."
-    names = browser.value("[...document.querySelectorAll('.row strong')].map((one) => one.textContent)")
-    assert names == [*(str(tmp_path / name / "rank0") for name in ("z-broken", "a & b <c>")), str(still.journal.paths.folder)]
-    browser.value("document.querySelectorAll('.row')[1].click()")
-    browser.wait_for("document.readyState === 'complete' && document.querySelector('#headline') !== null && charts.size === 0")
-    assert text(browser, "#headline").endswith("died without closing the run; the next one will continue after step 31.")
-    assert text(browser, "h1") == names[1]
-    assert browser.complaints == []
-
-
-CONTRAST = """(() => {
-    const light = (name) => {
-        const hex = getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-        const part = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16) / 255)
-            .map((c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-        return 0.2126 * part[0] + 0.7152 * part[1] + 0.0722 * part[2] + 0.05;
-    };
-    const of = (a, b) => Math.max(light(a), light(b)) / Math.min(light(a), light(b));
-    return ["text", "quiet", "link"].flatMap((ink) => ["panel", "page"].map((ground) => of(ink, ground)));
-})()"""
-
-
-def test_large_numbers_and_long_names_fit_a_phone_and_a_screen_and_can_be_read(
-    seen: Evaluation, board: Board, server: WebServer, browser: Browser, tmp_path: Path
-) -> None:
-    rows, far = seen.rows, 1_234_567_890
-    segments = [
-        replace(row, base_step=far + row.base_step, last_step=far + row.last_step, size=row.size << 24) for row in rows.segments
-    ]
-    large = replace(seen, rows=replace(rows, segments=segments, marks=Watermarks(far + 31, far, 5, 3)))
-    board.note(tmp_path / ("long-" * 20), large)
-    for width, is_dark in ((380, False), (1100, True)):
-        browser.look(width=width, is_dark=is_dark)
-        browser.open(f"http://127.0.0.1:{server.port}/?token={TOKEN.value}")
-        browser.value("document.querySelector('details').open = true")
-        assert text(browser, "#step-synced") == f"{far:,}"
-        assert browser.value("document.documentElement.scrollWidth") == browser.value("innerWidth") == width
-        spills = "[...document.querySelectorAll('section')].filter((one) => one.scrollWidth > one.clientWidth).length"
-        assert browser.value(spills) == 0
-        colours = "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
-        page, ink = (sum(int(part) for part in one[4:-1].split(",")) for one in browser.value(colours))
-        assert (page < ink) is is_dark
-        assert min(browser.value(CONTRAST)) >= 4.5, "WCAG AA"
-        assert browser.complaints == []
 
 
 def test_the_daemon_serves_the_page_with_a_random_token_and_ends_at_sigterm(

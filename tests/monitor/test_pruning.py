@@ -4,7 +4,6 @@ where it can be.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -86,18 +85,6 @@ def test_the_life_of_a_log_is_the_median_interval_between_checkpoints() -> None:
     assert estimate_life_seconds(Decay(), [checkpoint(i + 1, t) for i, t in enumerate(at)]) == 10.0
     assert estimate_life_seconds(Decay(), [checkpoint(1, 0.0)]) == LIFE_SECONDS_UNKNOWN
     assert estimate_life_seconds(Decay(7.0), [checkpoint(1, 0.0)]) == 7.0
-
-
-def test_frequent_evaluations_tend_to_an_exponential() -> None:
-    """How often the monitor looks hardly matters."""
-    rows, ends = [segment(1, 0.0)], []
-    for looks in (1000, 3000):
-        worth = None
-        for i in range(1, looks + 1):
-            worth = evaluate(PLAIN, rows, [], NOTHING, worth, 100.0 * i / looks)
-        assert worth is not None
-        ends.append(values(worth)[1])
-    assert ends == pytest.approx([math.exp(-1)] * 2, rel=1e-3)
 
 
 @pytest.mark.parametrize(

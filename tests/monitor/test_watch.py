@@ -205,15 +205,6 @@ def test_what_a_rewind_needs_stays(folder: Path, budget: Budget, monkeypatch: py
     again.journal.close()
 
 
-def test_one_that_goes_on_at_the_newest_step_holds_nothing_up(folder: Path) -> None:
-    trainer = reopened(folder)
-    trainer.recover()
-    watch = watching(trainer, budget=LIMITS[0])
-    assert not watch.evaluate().did_nothing
-    watch.close()
-    trainer.journal.close()
-
-
 def test_what_other_journals_need_stays_until_they_do_not(folder: Path) -> None:
     """Also behind a process that died meanwhile, until another one goes on with the run."""
     trainer = reopened(folder, KeepLatest(1))

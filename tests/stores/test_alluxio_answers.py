@@ -144,7 +144,7 @@ def proxy() -> Iterator[Proxy]:
 
 @pytest.fixture
 def store(proxy: Proxy) -> Iterator[AlluxioStore]:
-    with AlluxioStore("127.0.0.1", proxy.server_address[1], "/root", copies=2, answer_seconds=0.5) as store:
+    with AlluxioStore("127.0.0.1", proxy.server_address[1], "/root", copies=2) as store:
         yield store
 
 
@@ -222,9 +222,12 @@ def test_an_answer_that_is_none_is_unavailable(proxy: Proxy, store: AlluxioStore
 
 
 @pytest.mark.parametrize("action", ["exists", "create-file", "write", "close", "get-status", "open-file", "read"])
-def test_a_proxy_that_keeps_silent_is_unavailable_in_bounded_time(proxy: Proxy, store: AlluxioStore, action: str) -> None:
+def test_a_proxy_that_keeps_silent_is_unavailable_in_bounded_time(proxy: Proxy, action: str) -> None:
     proxy.answers[action] = keeps_silent
-    with pytest.raises(StoreUnavailable, match="timed out"):
+    with (
+        AlluxioStore("127.0.0.1", proxy.server_address[1], "/root", answer_seconds=0.5) as store,
+        pytest.raises(StoreUnavailable, match="timed out"),
+    ):
         CALLS["get" if action in ("get-status", "open-file", "read") else "put"](store)
 
 
