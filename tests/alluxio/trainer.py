@@ -23,7 +23,7 @@ class Training:
     """Weights, statistics, dropout, a scheduler, shuffled batches; recovered as soon as it is made.
 
     Attributes:
-        landed: the step that recovery came to.
+        landed: the step that recovery came to; the one before the newest, where the newest is computed again as a proof.
         digests: of the state, by step.
     """
 
@@ -48,6 +48,7 @@ class Training:
         report = self.optimizer.recover()
         assert report.exact is not False, report
         self.landed = report.step
+        self._is_resumed = report.step > 0
         self.digests = {self.landed: self._digest()}
 
     def train(self, until: int, wait: Callable[[], object] = lambda: None) -> Training:
@@ -59,6 +60,7 @@ class Training:
             self.optimizer.step()
             self.scheduler.step()
             self.digests[step] = self._digest()
+        assert not self._is_resumed or self.optimizer.report.exact is True, self.optimizer.report
         self.optimizer.close()
         return self
 

@@ -10,20 +10,13 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.keras.conftest import find_lab
-from tests.keras.lab import THREADS, Lab, Labs
 from tests.kills.pytorch import Death, Job, Script
-from tests.public.keras.proof import run_whole
-from tests.public.torch.scripts import dcgan, mnist, mnist_rnn, word_language_model
+from tests.public.torch.scripts import dcgan, mnist, word_language_model
 from tests.torch.lab import in_child
-from tests.trainers import lightning_child
 
 from .conftest import Cli
 
@@ -31,16 +24,6 @@ pytestmark = pytest.mark.crash
 
 ENDS = ("fine", "a problem", "wrong usage")  # by exit code
 GOLDEN = Path(__file__).parent / "golden"
-CALL_EACH = """
-import shlex, sys
-from tranlogs.cli import app
-for line in sys.argv[1:]:
-    print("$", line, flush=True)
-    try:
-        app(shlex.split(line))
-    except SystemExit as end:
-        print("ends with", ("fine", "a problem", "wrong usage")[end.code or 0], flush=True)
-"""
 _MASKS = (
     (r"\x1b\[[0-9;]*m", ""),
     (r"\b[0-9a-f]{16}\b", "DIGEST"),
@@ -89,11 +72,6 @@ def on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tranlogs.journal.file_system.file_system_of", lambda _: "ext4")
 
 
-@pytest.fixture(scope="module")
-def keras_lab(keras_labs: Labs) -> Lab:
-    return find_lab(keras_labs, "torch")
-
-
 def test_commands_on_a_run_of_a_pytorch_script(cli: Cli, tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "state.pt"
     job = Job(tmp_path / "files", run, Death("batch", after=22), checkpoint_every=1000)
@@ -113,48 +91,17 @@ def test_commands_on_a_run_of_a_pytorch_script(cli: Cli, tmp_path: Path) -> None
     compare("torch", mask(found, (str(run), "RUN"), (str(tmp_path), "FOLDER"), (socket.gethostname(), "HOST")))
 
 
-@pytest.mark.sampled(0)
-def test_commands_on_a_run_of_a_keras_script(cli: Cli, keras_lab: Lab, tmp_path: Path) -> None:
-    run, out = tmp_path / "run", tmp_path / "state.weights.h5"
-    assert keras_lab.run("fit", run=str(run), die=["batch", 17], options={"checkpoint_every": 1000}).was_killed
-    found = "".join(
-        [
-            shown(cli, "status", run),
-            shown(cli, "log", run, "-n", 10),
-            shown(cli, "log", run, "--step", 10),
-            shown(cli, "verify", run),
-        ]
-    )
-    lines = [f"verify {run} --replay", f"replay {run} --out {out}", f"replay {run} --out {out}", f"replay {run} --out {out}.pt"]
-    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "KERAS_BACKEND")}
-    environment |= THREADS  # replay computes with the threads that the run had
-    done = subprocess.run(
-        [sys.executable, "-c", CALL_EACH, *lines], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert done.returncode == 0, done.stdout
-    compare("keras", mask(found + done.stdout, (str(run), "RUN"), (str(tmp_path), "FOLDER"), (socket.gethostname(), "HOST")))
-
-
-def train_by_lightning(job: Job) -> None:
-    lightning_child.train(0, str(job.run), str(job.folder), [[0, "step", 11]], settings={"checkpoint_every": 1000})
-
-
-KINDS: dict[str, tuple[Script, dict[str, Any]]] = {
-    "gan": (dcgan.train, {"after": 14}),
-    "epochs": (mnist_rnn.train, {"after": 14}),
-    "weights": (word_language_model.train, {"after": 30, "log": "weights"}),
-    "finished": (dcgan.train, {}),
-    "lightning": (train_by_lightning, {}),
+KINDS: dict[str, tuple[Script, int, str]] = {
+    "gan": (dcgan.train, 14, "gradients"),
+    "weights": (word_language_model.train, 30, "weights"),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_commands_on_runs_of_all_kinds(kind: str, cli: Cli, tmp_path: Path) -> None:
-    run, out, (script, options) = tmp_path / "run", tmp_path / "state.pt", KINDS[kind]
-    death = Death("batch", after=options["after"]) if "after" in options else None
-    job = Job(tmp_path / "files", run, death, checkpoint_every=1000, log=options.get("log", "gradients"))
-    is_killed = death is not None or kind == "lightning"
-    assert in_child(lambda: job.live(script)) == (-signal.SIGKILL if is_killed else 0)
+def test_commands_on_runs_of_other_kinds(kind: str, cli: Cli, tmp_path: Path) -> None:
+    run, out, (script, after, log) = tmp_path / "run", tmp_path / "state.pt", KINDS[kind]
+    job = Job(tmp_path / "files", run, Death("batch", after=after), checkpoint_every=1000, log=log)
+    assert in_child(lambda: job.live(script)) == -signal.SIGKILL
     found = "".join(
         [
             shown(cli, "status", run),
@@ -164,10 +111,3 @@ def test_commands_on_runs_of_all_kinds(kind: str, cli: Cli, tmp_path: Path) -> N
         ]
     )
     compare(kind, mask(found, (str(run), "RUN"), (str(tmp_path), "FOLDER"), (socket.gethostname(), "HOST")))
-
-
-def test_commands_on_a_run_of_a_fit_with_callbacks(cli: Cli, keras_lab: Lab, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run_whole(keras_lab, "tests.public.keras.scripts.many_callbacks:train", tmp_path)
-    found = "".join([shown(cli, "status", run), shown(cli, "log", run, "-n", 6), shown(cli, "verify", run)])
-    compare("callbacks", mask(found, (str(run), "RUN"), (str(tmp_path), "FOLDER"), (socket.gethostname(), "HOST")))

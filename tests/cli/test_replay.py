@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,42 +16,34 @@ from safetensors.torch import load_file
 from .conftest import STEPS, Cli, train
 
 
-def test_replay_writes_the_newest_state(cli: Cli, run: Path, tmp_path: Path) -> None:
-    called = cli("replay", run, "--out", tmp_path / "state.pt", "--json")
-    assert called.code == 0
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # said of each load in one process
+@pytest.mark.parametrize(
+    ("form", "step", "checkpoint_step"), [("pt", None, 8), ("pt", 0, 0), ("pt", 4, 4), ("safetensors", 7, 4), ("dcp", 3, 0)]
+)
+def test_each_format_holds_the_weights_of_the_step(
+    cli: Cli, run: Path, tmp_path: Path, form: str, step: int | None, checkpoint_step: int
+) -> None:
+    """tests/torch/offline/test_export_dcp.py has what is in a folder of torch.distributed.checkpoint."""
+    out, wanted = tmp_path / "out", STEPS if step is None else step
+    options = ["--format", form, *([] if step is None else ["--step", step])]
+    if form != "dcp":
+        out.write_text("mine")
+        options.append("--force")  # else it is not replaced: test_commands.py
+    called = cli("replay", run / "rank0", *options, "-o", out, "--json")
     told = called.json
-    assert (told["step"], told["checkpoint_step"], told["replayed"], told["exact"]) == (STEPS, 8, 1, True)
-    assert told["bytes"] == (tmp_path / "state.pt").stat().st_size
-    model = torch.load(tmp_path / "state.pt", weights_only=True)["model"]
-    right = train(tmp_path / "right").state_dict()
-    assert list(model) == list(right)
-    assert all(torch.equal(model[name], right[name]) for name in right)
-
-
-@pytest.mark.parametrize("step", [0, 3, 4, 7])
-def test_replay_to_a_step(cli: Cli, run: Path, tmp_path: Path, step: int) -> None:
-    assert cli("replay", run / "rank0", "--step", step, "-o", tmp_path / "state.pt").code == 0
-    content = torch.load(tmp_path / "state.pt", weights_only=True)
-    assert content["step"] == step
-    if step:
-        right = train(tmp_path / "right", step).state_dict()
-        assert all(torch.equal(content["model"][name], right[name]) for name in right)
-
-
-def test_replay_tells_in_words(cli: Cli, run: Path, tmp_path: Path) -> None:
-    called = cli("replay", run, "--out", tmp_path / "state.safetensors")
-    assert called.code == 0
-    words = " ".join(called.out.split())
-    assert f"step {STEPS} (batch {STEPS}, epoch 1, timeline 1)" in words
-    assert "all redone steps equal the run's" in words
-    assert "tracked objects (scheduler) are left out" in words
-
-
-def test_an_uncovered_step_names_the_nearest(cli: Cli, run: Path, tmp_path: Path) -> None:
-    called = cli("replay", run, "--step", STEPS + 5, "--out", tmp_path / "state.pt")
-    assert called.code == 1
-    assert f"the nearest is {STEPS}" in called.err
-    assert not (tmp_path / "state.pt").exists()
+    assert called.code == 0, called.err
+    assert (told["step"], told["checkpoint_step"], told["replayed"]) == (wanted, checkpoint_step, wanted - checkpoint_step)
+    assert told["exact"] is True
+    assert told["bytes"] == sum(path.stat().st_size for path in ([out] if form != "dcp" else out.iterdir()))
+    right = train(tmp_path / "right", wanted).state_dict() if wanted else {}
+    if form == "pt":
+        found = torch.load(out, weights_only=True)["model"]
+    elif form == "safetensors":
+        found = load_file(out)
+    else:
+        found = {name: torch.empty_like(tensor) for name, tensor in right.items()}
+        dcp.load({"model": found}, checkpoint_id=out, no_dist=True)
+    assert all(torch.equal(found[name], right[name]) for name in right)
 
 
 def test_an_uncovered_step_is_refused_before_the_framework_is_imported(
@@ -65,20 +56,8 @@ def test_an_uncovered_step_is_refused_before_the_framework_is_imported(
     assert f"the nearest is {STEPS}" in called.err
 
 
-@pytest.mark.parametrize("name", ["state.pt", "state.safetensors"])
-def test_a_file_is_replaced_only_by_force(cli: Cli, run: Path, tmp_path: Path, name: str) -> None:
-    target = tmp_path / name
-    target.write_text("mine")
-    called = cli("replay", run, "--out", target)
-    assert called.code == 2
-    assert f"{target} exists already" in called.err
-    assert "--force" in called.err
-    assert target.read_text() == "mine"
-    assert cli("replay", run, "--out", target, "--force", "--json").json["bytes"] == target.stat().st_size > 4
-
-
-@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
-def test_all_files_have_the_mode_of_new_files(cli: Cli, run: Path, tmp_path: Path, mask: int) -> None:
+def test_all_files_have_the_mode_of_new_files(cli: Cli, run: Path, tmp_path: Path) -> None:
+    mask = 0o037
     before = os.umask(mask)
     try:
         for name in ("state.pt", "state.safetensors"):
@@ -89,34 +68,6 @@ def test_all_files_have_the_mode_of_new_files(cli: Cli, run: Path, tmp_path: Pat
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if run not in (path, *path.parents)}
     assert {"state.pt", "state.safetensors", "dcp", ".metadata"} <= modes.keys()
     assert modes == {name: (0o777 if name == "dcp" else 0o666) & ~mask for name in modes}
-
-
-@pytest.mark.parametrize("name", ["state.weights.h5", "state.npz", "no/such/state.pt"])
-def test_a_file_that_cannot_be_written_is_refused_before_the_replay(cli: Cli, run: Path, tmp_path: Path, name: str) -> None:
-    called = cli("replay", run, "--out", tmp_path / name)
-    assert called.code == 2
-    assert called.err.startswith(f"tranlogs: {tmp_path / name}: ")
-
-
-def test_keras_files_say_what_is_missing(cli: Cli, run: Path, tmp_path: Path) -> None:
-    assert "this is a run of PyTorch" in cli("replay", run, "--out", tmp_path / "state.weights.h5").err
-
-
-def test_one_of_several_ranks_must_be_named(cli: Cli, run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run / "rank0", run / "rank1")
-    called = cli("replay", run, "--out", tmp_path / "state.pt")
-    assert called.code == 2
-    assert str(run / "rank1") in called.err
-    assert cli("replay", run / "rank1", "--out", tmp_path / "state.pt").code == 0
-
-
-def test_a_missing_framework_is_named_with_its_remedy(
-    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tranlogs.frameworks.entry_points", lambda **_: [])
-    called = cli("replay", run, "--out", tmp_path / "state.pt")
-    assert called.code == 2
-    assert "pip install 'tranlogs[torch]'" in called.err
 
 
 def test_a_framework_that_cannot_be_imported_is_named_too(
@@ -164,40 +115,3 @@ def test_a_state_that_differs_from_the_run_exits_with_1(
     called = cli("replay", run, "--step", 7, "--out", tmp_path / "state.pt", "--json")
     assert called.code == 1
     assert (called.json["exact"], called.json["first_divergent_step"]) == (False, 5)
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # said of each load in one process
-@pytest.mark.parametrize("form", ["pt", "safetensors", "dcp"])
-def test_each_format_holds_the_weights_of_the_step(cli: Cli, run: Path, tmp_path: Path, form: str) -> None:
-    """tests/torch/offline/test_export_dcp.py has what is in a folder of torch.distributed.checkpoint."""
-    right, out = train(tmp_path / "right", 3).state_dict(), tmp_path / "out"
-    called = cli("replay", run, "--format", form, "--out", out, "--step", 3, "--json")
-    assert (called.code, called.json["step"], called.json["exact"]) == (0, 3, True), called.err
-    assert called.json["bytes"] == sum(path.stat().st_size for path in ([out] if form != "dcp" else out.iterdir()))
-    if form == "pt":
-        found = torch.load(out, weights_only=True)["model"]
-    elif form == "safetensors":
-        found = load_file(out)
-    else:
-        found = {name: torch.empty_like(tensor) for name, tensor in right.items()}
-        dcp.load({"model": found}, checkpoint_id=out, no_dist=True)
-    assert all(torch.equal(found[name], right[name]) for name in right)
-
-
-@pytest.mark.parametrize("form", ["pt", "dcp"])
-def test_what_is_there_is_not_replaced(cli: Cli, run: Path, tmp_path: Path, form: str) -> None:
-    (tmp_path / "out").write_text("mine")
-    called = cli("replay", run, "--format", form, "--out", tmp_path / "out", *(["--force"] if form == "dcp" else []))
-    assert (called.code, "out exists already" in called.err) == (2, True)
-    assert (tmp_path / "out").read_text() == "mine"
-
-
-def test_formats_are_named(cli: Cli, run: Path, tmp_path: Path) -> None:
-    called = cli("replay", run, "--format", "onnx", "--out", tmp_path / "out")
-    assert (called.code, "can be written as dcp, pt, safetensors" in called.err) == (2, True)
-    assert cli("replay", run, "--format", "dcp", "--out", tmp_path / "no" / "out").code == 2
-
-
-def test_an_uncovered_step_writes_no_folder(cli: Cli, run: Path, tmp_path: Path) -> None:
-    called = cli("replay", run, "--format", "dcp", "--out", tmp_path / "out", "--step", STEPS + 5)
-    assert (called.code, (tmp_path / "out").exists()) == (1, False)

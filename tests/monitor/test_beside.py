@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +13,9 @@ import pytest
 
 from tests.support.launcher import ROOT
 from tests.support.toy import ToyTrainer
-from tests.support.toy_steps import killed
 from tranlogs import Monitor
 from tranlogs.base.errors import UsageError
-from tranlogs.catalog import Catalog
-from tranlogs.journal import JournalPaths, monitor_launch, read_owner
+from tranlogs.journal import monitor_launch, read_owner
 from tranlogs.journal.monitor_launch import parse_monitor, start_monitor
 from tranlogs.retention.evaluations import read_evaluations
 from tranlogs_monitor.daemon import lock_journal
@@ -59,48 +54,41 @@ def is_watched(journal: Path) -> bool:
     return monitor is not None and monitor.is_alive
 
 
-def test_settings_as_users_write_them() -> None:
+def test_settings_as_users_write_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_monitor(None) is None
     assert parse_monitor("process", "20GiB") == Monitor("20GiB")
     assert Monitor(budget="20GiB").budget_bytes == 20 << 30
     assert parse_monitor(Monitor(interval="1min")) == Monitor(None, None, "1min")
-
-
-@pytest.mark.parametrize(
-    ("monitor", "budget", "why"),
-    [
+    shared = parse_monitor("process", "3GiB", budget_sharers=3)  # ranks on a machine share the budget of the run
+    assert shared is not None
+    assert shared.budget_bytes == 1 << 30
+    assert parse_monitor(Monitor("3GiB"), budget_sharers=3) == Monitor("3GiB")
+    refused: list[tuple[Any, Any, str]] = [
         (None, "1GiB", "needs a monitor"),
         ("thread", None, 'must be "process"'),
         ("process", "much", "give a size"),
         ("process", 0, "at least 1 byte"),
         (Monitor(), "1GiB", "given twice"),
-    ],
-)
-def test_wrong_settings_are_refused(monitor: Any, budget: Any, why: str) -> None:
-    with pytest.raises(UsageError, match=why):
-        parse_monitor(monitor, budget)
-
-
-def test_a_monitor_that_is_not_installed_is_said_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ]
+    for monitor, budget, why in refused:
+        with pytest.raises(UsageError, match=why):
+            parse_monitor(monitor, budget)
     monkeypatch.setattr(monitor_launch, "entry_points", lambda **_: [])
     with pytest.raises(UsageError, match=r"pip install 'tranlogs\[monitor\]'"):
         parse_monitor("process")
 
 
-def test_another_monitor_is_said_once_and_left_alone(run: ToyTrainer, caplog: pytest.LogCaptureFixture) -> None:
-    held = lock_journal(run.journal.paths.folder)
-    start_monitor(Monitor(), run.journal.paths)
-    held.release()
-    assert caplog.text.count("monitors this journal already") == 1
-    assert not (run.journal.paths.folder / "monitor.log").exists()
-
-
-def test_one_that_fails_is_a_warning(
+def test_another_monitor_is_left_alone_and_one_that_fails_is_a_warning(
     run: ToyTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("a bug")
 
+    held = lock_journal(run.journal.paths.folder)
+    start_monitor(Monitor(), run.journal.paths)
+    held.release()
+    assert caplog.text.count("monitors this journal already") == 1
+    assert not (run.journal.paths.folder / "monitor.log").exists()
     monkeypatch.setattr("tranlogs_monitor.detached.subprocess.run", fail)
     start_monitor(Monitor(), run.journal.paths)
     assert "the monitor could not be started (ZeroDivisionError: a bug)" in caplog.text
@@ -126,39 +114,3 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def test_a_process_ships_what_a_dead_trainer_left_before_it_ends(run: ToyTrainer, tmp_path: Path) -> None:
-    copy = JournalPaths(killed(run, tmp_path / "copy") / "rank0")
-    store = tmp_path / "store"
-    start_monitor(Monitor(store=store.as_uri(), interval="0.1s"), copy)
-    wait_until(lambda: is_watched(copy.folder), "the monitor")
-    monitor = read_owner(copy.folder, "monitor")
-    assert monitor is not None
-    wait_until(lambda: not is_running(monitor.pid), "its end")
-    catalog = Catalog.open(copy.folder)
-    assert catalog.watermarks().archived == 5
-    catalog.close()
-
-
-def test_until_closed_waits_for_what_a_dead_trainer_left(run: ToyTrainer, tmp_path: Path) -> None:
-    copy = JournalPaths(killed(run, tmp_path / "copy") / "rank0")
-    done = subprocess.run(
-        [sys.executable, "-m", "tranlogs", "monitor", str(copy.folder), "--until-closed", "--interval", "0.02s"],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS_MAX,
-    )
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"sealed [12] segments? of its log", done.stderr), done.stderr  # the one before may not be sealed yet
-    catalog = Catalog.open(copy.folder)
-    assert {row.state for row in catalog.segments()} <= {"sealed", "retired"}
-    catalog.close()
-
-
-def test_ranks_on_a_machine_share_the_budget_of_the_run() -> None:
-    shared = parse_monitor("process", "3GiB", budget_sharers=3)
-    own = parse_monitor(Monitor("3GiB"), budget_sharers=3)
-    assert shared is not None
-    assert own is not None
-    assert (shared.budget_bytes, own.budget_bytes) == (1 << 30, 3 << 30)

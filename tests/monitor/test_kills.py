@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.crash.test_kill_core import assert_nothing_is_lost
-from tests.crash.toy_trainers import UNTIL, Trainers
-from tests.monitor.monitors import Monitors
+from tests.crash.toy_trainers import SIZES, UNTIL, Trainers
+from tests.monitor.monitors import Monitors, watching_daemon
 from tests.support import campaign
+from tests.support.toy import open_toy
 from tranlogs.base.config import MIB
+from tranlogs.base.errors import RunInUse
 from tranlogs.catalog import Catalog
-from tranlogs.cli.reading.find_journals import find_journals
-from tranlogs.retention.prune import Budget
-from tranlogs_monitor.daemon import Daemon, find_watched_journals
-from tranlogs_monitor.settings import DaemonSettings
+from tranlogs.journal import owner_lock
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("small_segments")]
 
@@ -27,14 +26,17 @@ IN_MONITOR = ("log.retire", "log.unlink", "checkpoint.delete", "catalog.before_c
 
 def evaluate(run: Path) -> None:
     """A last look by a monitor of this process, once nobody else is there."""
-    daemon = Daemon([run], DaemonSettings(Budget(BUDGET)), find=lambda root: find_watched_journals(root, find_journals))
+    daemon = watching_daemon(run, nbytes=BUDGET)
     assert daemon.evaluate() == 0
     daemon.close()
 
 
 def assert_nothing_is_lost_or_leaked(run: Path, said: int) -> None:
     assert_nothing_is_lost(run, said, keep=9, between=lambda: evaluate(run))
-    assert files_of(run) == listed_in(run)
+    catalog = Catalog.open(run / "rank0")
+    listed = {row.file for row in catalog.segments()} | {row.name for row in catalog.checkpoints()}
+    catalog.close()
+    assert files_of(run) == listed
 
 
 def files_of(run: Path) -> set[str]:
@@ -42,19 +44,8 @@ def files_of(run: Path) -> set[str]:
     return {path.name for path in (journal / "log").glob("*.seg")} | {path.name for path in (journal / "checkpoints").iterdir()}
 
 
-def listed_in(run: Path) -> set[str]:
-    catalog = Catalog.open(run / "rank0")
-    try:
-        return {row.file for row in catalog.segments()} | {row.name for row in catalog.checkpoints()}
-    finally:
-        catalog.close()
-
-
 def test_a_monitor_keeps_a_run_within_its_budget(trainers: Trainers, monitors: Monitors, memory_path: Path) -> None:
     run = memory_path / "run"
-    without = trainers.run(memory_path / "without", keep=9)
-    assert without.committed == UNTIL
-    assert sum(path.stat().st_size for path in (memory_path / "without/rank0/log").glob("*.seg")) > BUDGET
     monitors.start(run.parent, BUDGET)
     assert trainers.run(run, keep=9).committed == UNTIL
     assert monitors.kill() == -signal.SIGKILL
@@ -63,13 +54,14 @@ def test_a_monitor_keeps_a_run_within_its_budget(trainers: Trainers, monitors: M
     assert_nothing_is_lost_or_leaked(run, UNTIL)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("point", "nth"), campaign.each_once(IN_MONITOR, [1, 2, 3]))
 def test_a_monitor_that_dies_at_a_fault_point_does_no_harm(
     trainers: Trainers, monitors: Monitors, memory_path: Path, point: str, nth: int
 ) -> None:
     run = memory_path / "run"
     said = trainers.run(run, keep=9).committed
+    assert sum(path.stat().st_size for path in (run / "rank0/log").glob("*.seg")) > BUDGET, "there is something to prune"
     for _ in range(3):  # each takes up what the one before left half done
         monitors.start(run, BUDGET, failpoints=f"{point}=kill@{nth}")
         _wait_for_end_or_peace(run)
@@ -87,6 +79,24 @@ def _wait_for_end_or_peace(run: Path) -> None:
         if before == now and _ > 10:
             return
         before = now
+
+
+@pytest.mark.parametrize("goes_on", [True, False], ids=["it goes on", "it is killed"])
+def test_a_monitor_that_is_stopped_inside_a_change_is_named_to_a_trainer_that_starts(
+    trainers: Trainers, monitors: Monitors, memory_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    run = memory_path / "run"
+    said = trainers.run(run, keep=9).committed
+    monkeypatch.setattr(owner_lock, "_BRIEF_SECONDS", 0.1)
+    monitors.start(run, BUDGET, failpoints="catalog.before_commit=kill@1", stops=True)
+    pid = monitors.wait_stopped()
+    with pytest.raises(RunInUse, match=str(pid)):
+        open_toy(run, sizes=SIZES)
+    if goes_on:
+        monitors.go_on()
+        _wait_for_end_or_peace(run)
+    monitors.kill()
+    assert_nothing_is_lost_or_leaked(run, said)
 
 
 def test_both_are_killed_at_random_moments(trainers: Trainers, monitors: Monitors, memory_path: Path) -> None:

@@ -1,102 +1,66 @@
-"""One journal under watch: what an evaluation sees, does, and writes down."""
+"""One journal under watch, and a daemon that watches many: what it sees, does, writes down, and leaves alone."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.monitor.monitors import seen_at, watching, watching_daemon
+from tests.shipping.ships import trained
 from tests.support.clock import FakeClock
 from tests.support.toy import ToyTrainer, open_toy
-from tests.support.toy_steps import killed
-from tranlogs.base.config import MIB
-from tranlogs.base.errors import UsageError
+from tests.support.toy_steps import SIZES, killed
+from tranlogs.base.config import MIB, JournalConfig
+from tranlogs.base.errors import RecoveryError, UsageError
 from tranlogs.cli.reading.find_journals import find_journals
 from tranlogs.journal import JournalPaths, opening
-from tranlogs.retention import KeepAll
+from tranlogs.journal.owner_lock import OwnerLock
+from tranlogs.recovery import recover
+from tranlogs.recovery.recover import Recovered
+from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 from tranlogs.retention.evaluations import read_evaluations, read_values
 from tranlogs.retention.prune import Budget
 from tranlogs.retention.value_decay import Decay
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import DaemonSettings
-from tranlogs_monitor.watching.watch import Evaluation, JournalWatch
-
-Toy = Callable[..., ToyTrainer]
-
-
-@pytest.fixture
-def run(toy: Toy, tmp_path: Path) -> ToyTrainer:
-    """30 steps, a segment every 5, checkpoints at 0, 10 and 20."""
-    trainer = toy(tmp_path / "run", retention=KeepAll())
-    trainer.recover()
-    for until in range(5, 31, 5):
-        trainer.train(until)
-        assert trainer.journal.log.wal is not None
-        trainer.journal.log.wal.roll()
-        if until in (10, 20):
-            trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
-    trainer.train(31)
-    settle(trainer)
-    return trainer
-
-
-def settle(trainer: ToyTrainer) -> None:
-    """Until the background has sealed and written down everything."""
-    journal = trainer.journal
-    assert journal.wait_synced()
-    assert journal.log.wal is not None
-    deadline = 2000
-    while deadline and (
-        [row.state for row in journal.catalog.segments()] != ["sealed"] * 6 + ["open", "ready"]
-        or journal.catalog.watermarks().committed < 31
-    ):
-        time.sleep(0.005)  # the thread behind writes watermarks down when nothing has woken it for a while
-        deadline -= 1
-    assert deadline, "the segments were not sealed"
-
-
-def watching(trainer: ToyTrainer | Path, clock: FakeClock | None = None, **settings: Any) -> JournalWatch:
-    folder = trainer if isinstance(trainer, Path) else trainer.journal.paths.folder
-    return JournalWatch(JournalPaths(folder), DaemonSettings(**settings), clock or FakeClock(1e9))
-
-
-def flip(path: Path, offset: int) -> None:
-    """Change one byte."""
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 0xFF
-    path.write_bytes(data)
+from tranlogs_monitor.watching.watch import Evaluation
 
 
 def sealed(seen: Evaluation) -> list[int]:
     return [row.last_step for row in seen.rows.segments if row.state == "sealed"]
 
 
+def pruned(seen: Evaluation) -> tuple[list[int], list[int]]:
+    """The last steps of segments, and the steps of checkpoints."""
+    return [row.last_step for row in seen.pruning.segments], [row.step for row in seen.pruning.checkpoints]
+
+
 def test_an_evaluation_protects_what_is_behind_the_newest_sound_checkpoint(run: ToyTrainer) -> None:
-    seen = watching(run).evaluate()
+    seen = seen_at(run)
     assert sealed(seen) == [5, 10, 15, 20, 25, 30]
+    assert (seen.sealed, [row.state for row in run.journal.catalog.segments()].count("open")) == (0, 1), "its trainer lives"
     assert seen.anchor is not None
     assert seen.anchor.step == 20
     assert list(seen.protected.values()) == [False] * 4 + [True] * 2
-    assert not seen.pruning.segments
+    assert pruned(seen) == ([], [])
 
 
 def test_a_damaged_checkpoint_protects_nothing_and_what_the_one_before_needs_stays(
     run: ToyTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     newest = max((run.journal.paths.checkpoints / row.name for row in run.journal.catalog.checkpoints()), key=str)
-    flip(newest / "state.safetensors", 5000)
+    data = bytearray((newest / "state.safetensors").read_bytes())
+    data[5000] ^= 0xFF
+    (newest / "state.safetensors").write_bytes(data)
     watch = watching(run, budget=Budget(1))
     seen = watch.evaluate()
     assert seen.anchor is not None
     assert seen.anchor.step == 10
-    assert [row.last_step for row in seen.pruning.segments] == [5, 10]
+    assert pruned(seen)[0] == [5, 10]
     assert "is damaged, keeping the log that the previous one needs" in caplog.text
     watch.evaluate()
     assert caplog.text.count("is damaged") == 1, "said once"
@@ -107,23 +71,24 @@ def test_what_other_ranks_may_go_back_to_stays(run: ToyTrainer) -> None:
     """The newest checkpoint is this rank's alone as yet: should another die now, all go back to the one before."""
     run.journal.holds.set_common_step(10, 2)
     watch = watching(run, budget=Budget(1))
-    seen = watch.evaluate()
-    assert seen.anchor is not None
-    assert seen.anchor.step == 10
-    assert [row.last_step for row in seen.pruning.segments] == [5, 10]
-    assert [row.step for row in seen.pruning.checkpoints] == [0]
+    assert pruned(watch.evaluate()) == ([5, 10], [0])
     run.journal.holds.set_common_step(20, 2)
-    assert [row.last_step for row in watch.evaluate().pruning.segments] == [15, 20]
+    assert pruned(watch.evaluate())[0] == [15, 20]
     watch.close()
 
 
 def test_a_live_run_over_its_budget_is_pruned_and_its_trainer_asked_for_a_checkpoint(
     run: ToyTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    folder, segments = run.journal.paths.folder, run.journal.catalog.segments()
+    before = {path: path.stat().st_size for path in folder.rglob("*") if path.suffix == ".seg" or path.parent.name != "rank0"}
+    assert pruned(seen_at(run, budget=Budget(1), is_dry_run=True)) == ([5, 10, 15, 20], [0, 10])
+    assert run.journal.catalog.segments() == segments, "a dry run changes nothing"
+    assert {path: path.stat().st_size for path in before} == before
+    assert read_evaluations(folder) == []
+
     watch = watching(run, budget=Budget(2 * MIB))
-    seen = watch.evaluate()
-    assert [row.last_step for row in seen.pruning.segments] == [5, 10, 15, 20]
-    assert [row.step for row in seen.pruning.checkpoints] == [0, 10]
+    assert pruned(watch.evaluate()) == ([5, 10, 15, 20], [0, 10])
     assert "requested a checkpoint from its trainer" in caplog.text
     assert len(list(run.journal.paths.log.glob("*.seg"))) == 4  # two sealed, the open one, the one that is ready
     run.train(32)
@@ -131,15 +96,16 @@ def test_a_live_run_over_its_budget_is_pruned_and_its_trainer_asked_for_a_checkp
     run.train(33)
     run.journal.wait_checkpoint()
     assert run.journal.catalog.checkpoints()[-1].step in (32, 33), "the request was not heeded"
-    seen = watch.evaluate()
-    assert [row.last_step for row in seen.pruning.segments] == [25, 30]
+    assert pruned(watch.evaluate())[0] == [25, 30]
     watch.close()
-    again = open_toy(killed(run, tmp_path / "copy"), sizes=(7, 300))
+    again = open_toy(killed(run, tmp_path / "copy"), sizes=SIZES)
     assert again.recover().step == 33
     again.journal.close()
 
 
-def test_values_go_on_from_evaluation_to_evaluation_and_daemon_to_daemon(run: ToyTrainer) -> None:
+def test_values_go_on_from_evaluation_to_evaluation_and_daemon_to_daemon(
+    run: ToyTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock, decay = FakeClock(max(row.sealed_at for row in run.journal.catalog.segments())), Decay(100.0, 0.0, 0.0)
     watch = watching(run, clock, decay=decay)
     watch.evaluate()
@@ -149,143 +115,23 @@ def test_values_go_on_from_evaluation_to_evaluation_and_daemon_to_daemon(run: To
     watch = watching(run, clock, decay=decay)  # another daemon
     clock.advance(50)
     second = watch.evaluate().worth.as_dict()
-    watch.close()
     assert second == {ordinal: value * 0.5 for ordinal, value in first.items()}
     rows = read_evaluations(run.journal.paths.folder)
     assert [row.number for row in rows] == [1, 2, 3]
     assert read_values(rows[2]).as_dict() == second
-    assert rows[2].log_bytes > 0
-    assert rows[2].committed == 31
-
-
-def test_a_dry_run_changes_nothing(run: ToyTrainer) -> None:
-    folder = run.journal.paths.folder
-    before = {path: path.stat().st_size for path in folder.rglob("*") if path.suffix == ".seg" or path.parent.name != "rank0"}
-    segments = run.journal.catalog.segments()
-    seen = watching(run, budget=Budget(1), is_dry_run=True).evaluate()
-    assert [row.last_step for row in seen.pruning.segments] == [5, 10, 15, 20]
-    assert run.journal.catalog.segments() == segments
-    assert {path: path.stat().st_size for path in before} == before
-    assert read_evaluations(run.journal.paths.folder) == []
-
-
-def test_a_dead_trainers_log_is_sealed_at_once(run: ToyTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    copy = killed(run, tmp_path / "copy") / "rank0"
-    watch = watching(copy)
-    seen = watch.evaluate()
-    watch.close()
-    assert seen.owner is not None
-    assert not seen.owner.is_alive
-    assert seen.sealed == 2  # the open one, and the one that was ready
-    assert sealed(seen) == [5, 10, 15, 20, 25, 30, 31]
-    assert "died without closing it; sealed 2 segments of its log" in caplog.text
-    assert len(list((copy / "log").glob("*.seg"))) == 7, "the segment that was never written is not kept"
-    again = open_toy(copy.parent, sizes=(7, 300))
-    assert again.recover().step == 31
-    again.journal.close()
-
-
-def test_a_live_trainers_log_is_not_sealed(run: ToyTrainer) -> None:
-    seen = watching(run).evaluate()
-    assert seen.sealed == 0
-    assert [row.state for row in run.journal.catalog.segments()].count("open") == 1
-
-
-def test_a_catalog_that_was_replaced_is_opened_anew(run: ToyTrainer, tmp_path: Path) -> None:
-    copy = killed(run, tmp_path / "copy") / "rank0"
-    watch = watching(copy)
-    watch.evaluate()
-    (copy / "catalog.lmdb").write_bytes(b"x" * 8192)
-    trainer = open_toy(copy.parent, sizes=(7, 300))  # which rebuilds it
-    trainer.recover()
-    trainer.journal.close()
-    assert sealed(watch.evaluate())[:6] == [5, 10, 15, 20, 25, 30]
-    watch.close()
-
-
-def test_the_history_is_thinned(run: ToyTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (rows[2].committed, rows[2].log_bytes > 0) == (31, True)
     monkeypatch.setattr("tranlogs.retention.evaluations._ROWS_MAX", 16)
-    clock = FakeClock(1e9)
-    watch = watching(run, clock)
-    for _ in range(100):
-        watch.evaluate()
+    for _ in range(40):
         clock.advance(10)
+        watch.evaluate()
     watch.close()
-    rows = read_evaluations(run.journal.paths.folder)
-    assert len(rows) <= 17
-    assert rows[0].number == 1, "the curve begins where it began"
-    assert [row.number for row in rows][-8:] == list(range(93, 101))
+    numbers = [row.number for row in read_evaluations(run.journal.paths.folder)]
+    assert len(numbers) <= 17, "the history is thinned"
+    assert (numbers[0], numbers[-8:]) == (1, list(range(36, 44))), "the curve begins where it began"
 
 
-# The daemon.
-
-
-def daemon(*roots: Path, clock: FakeClock | None = None, **settings: Any) -> Daemon:
-    return Daemon(
-        roots,
-        DaemonSettings(**settings),
-        find=lambda root: find_watched_journals(root, find_journals),
-        clock=clock or FakeClock(1e9),
-    )
-
-
-def test_a_second_daemon_is_refused_by_name_or_waits(run: ToyTrainer, tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from tranlogs_monitor.daemon import lock_journal\n"
-        f"held = lock_journal(Path({str(run.journal.paths.folder)!r})); print('held', flush=True); sys.stdin.readline()"
-    )
-    path = os.pathsep.join(["monitor", "."])
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONPATH": path},
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
-        with pytest.raises(UsageError, match=f"process {other.pid} on .* monitors it"):
-            daemon(tmp_path / "run").evaluate()
-        waiting = daemon(tmp_path, waits=True)
-        waiting.evaluate()
-        assert read_evaluations(run.journal.paths.folder) == []
-        other.kill()
-    waiting.evaluate()
-    assert len(read_evaluations(run.journal.paths.folder)) == 1
-    waiting.close()
-
-
-def test_a_folder_of_runs_is_watched_as_they_come_and_go(run: ToyTrainer, tmp_path: Path) -> None:
-    watched = daemon(tmp_path)
-    watched.evaluate()
-    assert len(watched._watched) == 1
-    killed(run, tmp_path / "copy")
-    assert watched.evaluate() == 0
-    assert len(watched._watched) == 2
-    os.rename(tmp_path / "copy", tmp_path / "gone-copy")
-    watched.evaluate()
-    assert {folder.parent.name for folder in watched._watched} == {"run", "gone-copy"}
-    watched.close()
-
-
-def test_a_damaged_journal_is_said_once_and_does_not_hold_up_others(
-    run: ToyTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    copy = killed(run, tmp_path / "a-copy")
-    (copy / "rank0" / "catalog.lmdb").write_bytes(b"x" * 8192)
-    clock = FakeClock(1e9)
-    watched = daemon(tmp_path, clock=clock)
-    for _ in range(3):
-        assert watched.evaluate() == 1
-        clock.advance(1000)
-    assert caplog.text.count("cannot watch now") == 1
-    assert len(read_evaluations(run.journal.paths.folder)) == 3
-    watched.close()
-
-
-def test_a_trainer_waits_while_a_monitor_seals_what_a_dead_one_left(
-    run: ToyTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_dead_trainers_log_is_sealed_at_once_while_the_next_trainer_waits(
+    run: ToyTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = killed(run, tmp_path / "copy")
     watch, right, waiting = watching(copy / "rank0"), opening.read_segment, list[threading.Thread]()
@@ -293,15 +139,173 @@ def test_a_trainer_waits_while_a_monitor_seals_what_a_dead_one_left(
 
     def read(path: Path, timeline: int) -> Any:
         if not waiting:
-            waiting.append(threading.Thread(target=lambda: opened.append(open_toy(copy, sizes=(7, 300)))))
+            waiting.append(threading.Thread(target=lambda: opened.append(open_toy(copy, sizes=SIZES))))
             waiting[0].start()
             waiting[0].join(0.2)
         assert not opened, "a trainer was opened meanwhile"
         return right(path, timeline)
 
-    monkeypatch.setattr(opening, "read_segment", read)
-    assert watch.evaluate().sealed == 2
-    watch.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "read_segment", read)
+        seen = watch.evaluate()
+    assert seen.owner is not None
+    assert (seen.sealed, seen.owner.is_alive) == (2, False)  # the open one, and the one that was ready
+    assert sealed(seen) == [5, 10, 15, 20, 25, 30, 31]
+    assert "died without closing it; sealed 2 segments of its log" in caplog.text
     waiting[0].join()
     assert opened[0].recover().step == 31
     opened[0].journal.close()
+    (copy / "rank0/catalog.lmdb").write_bytes(b"x" * 8192)
+    trainer = open_toy(copy, sizes=SIZES)  # which rebuilds it
+    trainer.recover()
+    trainer.journal.close()
+    assert sealed(watch.evaluate())[:6] == [5, 10, 15, 20, 25, 30], "a catalog that was replaced is opened anew"
+    watch.close()
+
+
+# A trainer has recovered to an older step and has not begun to write: nothing is taken from under it.
+
+LIMITS = [Budget(11 * MIB), Budget(checkpoints_max=2, segments_max=4)]
+ROLLING = JournalConfig(durability="process", segment_bytes=2 * MIB)
+
+
+@pytest.fixture
+def folder(memory_path: Path) -> Path:
+    """A closed run of 60 steps, of which nothing was pruned."""
+    trained(memory_path / "run", 60, retention=KeepAll())
+    return memory_path / "run"
+
+
+def reopened(folder: Path, retention: Any = None, **options: Any) -> ToyTrainer:
+    options = {"config": ROLLING, "policy": EverySteps(1000)} | options
+    return open_toy(folder, sizes=(7, 3000, 40_000), retention=retention or KeepAll(), **options)
+
+
+@pytest.mark.parametrize("budget", LIMITS, ids=["budget", "rules"])
+def test_what_a_rewind_needs_stays(folder: Path, budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = reopened(folder)
+    watch = watching(trainer, budget=budget)
+
+    def looked_at(*arguments: Any, **options: Any) -> Recovered | None:
+        assert watch.evaluate().did_nothing, "while it is read"
+        return recover(*arguments, **options)
+
+    monkeypatch.setattr("tests.support.toy.recover", looked_at)
+    trainer.recover(step=25)
+    monkeypatch.undo()
+    trainer.state.lr *= 2  # another history from here on
+    assert watch.evaluate().did_nothing, "only the trainer knows where it will go on"
+    trainer.train(40)
+    assert not watch.evaluate().did_nothing, "now the catalog does, too"
+    watch.close()
+    trainer.journal.close()
+    again = reopened(folder)
+    assert again.recover().step == 40
+    assert again.state.everything() == trainer.state.everything()
+    again.journal.close()
+
+
+def test_what_other_journals_need_stays_until_they_do_not(folder: Path) -> None:
+    """Also behind a process that died meanwhile, until another one goes on with the run."""
+    trainer = reopened(folder, KeepLatest(1))
+    trainer.recover()
+    trainer.train(63)
+    before = [row.step for row in trainer.journal.catalog.checkpoints()]
+    trainer.journal.holds.hold_during().__enter__()  # and it never leaves
+    assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+    assert [row.step for row in trainer.journal.catalog.checkpoints()] == [*before, 63]
+    trainer.journal.close()
+    watch = watching(trainer, budget=LIMITS[1])
+    assert watch.evaluate().did_nothing
+    trainer = reopened(folder, KeepLatest(1))
+    trainer.recover()
+    trainer.train(64)
+    assert not watch.evaluate().did_nothing
+    watch.close()
+    with trainer.journal.holds.hold_during():
+        assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
+    assert trainer.journal.catalog.read(lambda tables: tables.request("hold")) is None
+    trainer.journal.close()
+
+
+def test_a_hold_for_other_journals_is_not_weakened_by_a_rewind(folder: Path) -> None:
+    trainer = reopened(folder)
+    trainer.journal.holds.hold_during().__enter__()  # and it never leaves
+    trainer.recover(step=25)
+    trainer.journal.close()
+    assert seen_at(trainer, budget=LIMITS[1]).did_nothing
+
+
+def test_what_was_pruned_while_an_unforeseen_landing_was_read_is_not_built_on(folder: Path) -> None:
+    trainer = reopened(folder)
+    found = recover(trainer.journal.paths.folder, trainer.state, step=25)
+    assert found is not None
+    assert not seen_at(trainer, budget=LIMITS[1]).did_nothing
+    with pytest.raises(RecoveryError, match="a monitor pruned this journal while it was being recovered"):
+        trainer.journal.continue_from(found.position, new_timeline=found.plan.has_later)
+    trainer.journal.close()
+
+
+# The daemon.
+
+
+def test_a_journal_with_a_monitor_of_its_own_is_left_to_it(run: ToyTrainer, tmp_path: Path) -> None:
+    journal = run.journal.paths.folder
+    lock = OwnerLock(journal, "monitor")
+    for root in (tmp_path / "run", journal):
+        watched = watching_daemon(root, FakeClock(1e9))
+        with pytest.raises(UsageError, match=f"process {os.getpid()} on .* monitors it"):
+            watched.evaluate()
+        watched.close()
+    waiting = watching_daemon(tmp_path, FakeClock(1e9), waits=True)
+    waiting.evaluate()
+    assert read_evaluations(journal) == []
+    lock.release()
+    waiting.evaluate()
+    assert len(read_evaluations(journal)) == 1
+    waiting.close()
+
+
+def test_a_folder_of_runs_is_watched_as_they_come_and_go_and_none_holds_up_another(
+    memory_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, seen, away = FakeClock(2e9), list[str](), [False]
+
+    def find(root: Path) -> list[JournalPaths]:
+        if away[0]:
+            raise PermissionError("not now")
+        return find_watched_journals(root, find_journals)
+
+    watched = Daemon(
+        [memory_path / "runs"],
+        DaemonSettings(),
+        find=find,
+        on_evaluation=lambda what, paths: seen.append(paths.folder.parent.name) if isinstance(what, Evaluation) else None,
+        clock=clock,
+    )
+
+    def looked_at(failures: int = 0) -> list[str]:
+        """What is seen when all are due again."""
+        seen.clear()
+        clock.advance(1e6)
+        assert watched.evaluate() == failures
+        return sorted(seen)
+
+    assert looked_at() == looked_at() == []
+    assert caplog.text.count("no run found yet") == 1, "it is said once"
+    for name in ("a", "b", "c"):
+        trained(memory_path / "runs" / name, 2)
+    lock = OwnerLock(memory_path / "runs/b/rank0", "monitor")
+    assert looked_at() == looked_at() == ["a", "c"]
+    assert caplog.text.count("b/rank0: cannot watch") == 1
+    lock.release()
+    assert looked_at() == ["a", "b", "c"]
+    away[0] = True
+    assert looked_at() == ["a", "b", "c"], "a folder that cannot be listed for a moment keeps its journals"
+    assert "cannot be read now: not now" in caplog.text
+    away[0] = False
+    (memory_path / "runs/a/rank0/catalog.lmdb").write_bytes(b"x" * 8192)
+    os.rename(memory_path / "runs/c", memory_path / "runs/d")
+    assert looked_at(1) == looked_at(1) == ["b", "d"]
+    assert caplog.text.count("cannot watch now") == 1
+    watched.close()

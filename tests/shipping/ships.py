@@ -11,7 +11,7 @@ from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.catalog import Catalog, StoreRow, Watermarks
 from tranlogs.journal import JournalPaths
 from tranlogs.retention import EverySteps
-from tranlogs.shipping import Archiver, ShippingProgress, ShippingSettings, Throttle, journal_prefix, pull
+from tranlogs.shipping import Archiver, ShippingProgress, ShippingSettings, Throttle, journal_prefix, pull, read_newest
 from tranlogs.stores import Store, TimeoutStore
 
 SIZES = (7, 3000, 40_000)  # a step takes a third of a megabyte
@@ -96,6 +96,13 @@ def store_row(run: Path) -> StoreRow | None:
         return found
     finally:
         catalog.close()
+
+
+def objects_named(store: Store, place: str = "a/rank0") -> set[str]:
+    """All objects that the newest manifest of a journal names."""
+    manifest, _ = read_newest(store, place)
+    assert manifest is not None
+    return {name for one in manifest.shipped.values() for name in one.names()}
 
 
 def assert_comes_back(store: Store, place: str, folder: Path, step: int) -> None:

@@ -61,7 +61,7 @@ def assert_all_comes_back_and_nothing_is_left_over(
     assert left == []
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("point", "nth"), campaign.each_once(POINTS, [1, 2, 5]))
 def test_an_archiver_that_dies_at_a_fault_point_does_no_harm(
     trainers: Trainers, monitors: Monitors, memory_path: Path, point: str, nth: int

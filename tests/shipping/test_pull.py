@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.shipping.ships import archiver, assert_comes_back, drain, marks, ship, toy, trained, trained_otherwise
+from tests.shipping.ships import (
+    archiver,
+    assert_comes_back,
+    drain,
+    marks,
+    objects_named,
+    ship,
+    toy,
+    trained,
+    trained_otherwise,
+)
 from tests.support.faulty_store import FaultyStore
 from tests.support.toy import uninterrupted
-from tranlogs.base.errors import CorruptObject, NotARun, StoreUnavailable, UsageError
+from tranlogs.base.errors import CorruptObject, StoreUnavailable
 from tranlogs.journal import JournalPaths
-from tranlogs.retention.keep_policy import KeepAll
 from tranlogs.shipping import find_run, pull, read_newest
 from tranlogs.shipping.fetch import fetch_missing_journal
 from tranlogs.shipping.manifest import manifest_names, publish
-from tranlogs.stores.local import LocalStore
+
+PLACE = "a/rank0"
+Harm = Callable[[FaultyStore, str], None]
 
 
 @pytest.fixture
@@ -38,122 +51,130 @@ def flip(store: FaultyStore, name: str) -> None:
     store.objects[name] = bytes(data)
 
 
-def test_only_what_recovery_needs_is_read(store: FaultyStore, memory_path: Path) -> None:
-    found = pull(store, "a/rank0", memory_path / "b/rank0")
+def delete(store: FaultyStore, name: str) -> None:
+    del store.objects[name]
+
+
+def shorten(store: FaultyStore, name: str) -> None:
+    store.objects[name] = store.objects[name][:-1]
+
+
+def newest_checkpoint(store: FaultyStore) -> str:
+    return next(name for name in objects_of(store, "checkpoints/step-0000000020") if "state" in name)
+
+
+def newest_segment(store: FaultyStore) -> str:
+    return objects_of(store, "log/")[-1]
+
+
+def newest_manifest(store: FaultyStore) -> str:
+    return manifest_names(store, PLACE)[0]
+
+
+def test_what_recovery_needs_is_read_or_everything(store: FaultyStore, memory_path: Path) -> None:
+    found = pull(store, PLACE, memory_path / "b/rank0")
     assert (found.step, found.checkpoint_step, found.steps_lost, found.notes) == (27, 20, 0, [])
-    assert {path.name for path in (memory_path / "b/rank0/checkpoints").iterdir()} == {"step-0000000020-t001-32"}
-    read = {name for method, name in store.calls if method == "get"}
-    assert not any("step-0000000010" in name for name in read)
-
-
-def test_everything_can_be_had(store: FaultyStore, memory_path: Path) -> None:
-    found = pull(store, "a/rank0", memory_path / "b/rank0", everything=True)
-    assert found.step == 27
-    names = {path.name[:15] for path in (memory_path / "b/rank0/checkpoints").iterdir()}
+    assert {path.name[:15] for path in (memory_path / "b/rank0/checkpoints").iterdir()} == {"step-0000000020"}
+    assert not any("step-0000000010" in name for method, name in store.calls if method == "get")
+    assert pull(store, PLACE, memory_path / "c/rank0", everything=True).step == 27
+    names = {path.name[:15] for path in (memory_path / "c/rank0/checkpoints").iterdir()}
     assert names == {"step-0000000010", "step-0000000020"}
-    trainer = toy(memory_path / "c")
-    trainer.journal.close()
-    assert_comes_back(store, "a/rank0", memory_path / "d", 27)
+    assert_comes_back(store, PLACE, memory_path / "d", 27)
 
 
-@pytest.mark.parametrize("harm", ["flip", "delete", "shorten"])
-def test_a_damaged_checkpoint_in_the_store_is_named_and_an_older_one_used(
-    store: FaultyStore, memory_path: Path, harm: str
+@pytest.mark.parametrize(
+    ("victim", "harm"),
+    [
+        (newest_checkpoint, flip),
+        (newest_checkpoint, delete),
+        (newest_checkpoint, shorten),
+        (newest_segment, flip),
+        (newest_segment, delete),
+        (newest_manifest, flip),
+    ],
+)
+def test_what_is_damaged_in_the_store_is_named_and_worked_around(
+    store: FaultyStore, memory_path: Path, victim: Callable[[FaultyStore], str], harm: Harm
 ) -> None:
-    victim = next(name for name in objects_of(store, "checkpoints/step-0000000020") if "state" in name)
-    if harm == "flip":
-        flip(store, victim)
-    elif harm == "delete":
-        del store.objects[victim]
-    else:
-        store.objects[victim] = store.objects[victim][:-1]
-    found = pull(store, "a/rank0", memory_path / "b/rank0")
-    assert (found.step, found.checkpoint_step, found.steps_lost) == (27, 10, 0)
-    assert any(victim in note for note in found.notes)
-    trainer = toy(memory_path / "b")
-    assert trainer.journal.step == 27
-    assert trainer.state.everything() == uninterrupted(27).everything()
-    trainer.journal.close()
-
-
-def test_a_damaged_segment_in_the_store_costs_what_follows_it_and_that_is_said(store: FaultyStore, memory_path: Path) -> None:
-    newest = objects_of(store, "log/")[-1]
-    flip(store, newest)
-    found = pull(store, "a/rank0", memory_path / "b/rank0")
-    assert 20 <= found.step < 27
-    assert found.steps_lost == 27 - found.step
-    assert any(newest in note and "checksum" in note for note in found.notes)
+    name = victim(store)
+    harm(store, name)
+    found = pull(store, PLACE, memory_path / "b/rank0")
+    assert any(name in note for note in found.notes), found.notes
+    if victim is newest_checkpoint:
+        assert (found.step, found.checkpoint_step, found.steps_lost) == (27, 10, 0)
+    elif victim is newest_segment:
+        assert 20 <= found.step < 27
+        assert found.steps_lost == 27 - found.step
     trainer = toy(memory_path / "b")
     assert trainer.journal.step == found.step
     assert trainer.state.everything() == uninterrupted(found.step).everything()
     trainer.journal.close()
+    if victim is newest_manifest:
+        pull(store, PLACE, memory_path / "new/a/rank0")
+        trained(memory_path / "new/a", 29)
+        store.url += "?replication=2"  # the same one
+        assert ship(memory_path / "new/a", store).archived == 29, "it has taken the damaged one's place"
 
 
-def machine(memory_path: Path, name: str) -> Path:
-    """Another machine's folder of the run `a`."""
-    return memory_path / name / "a"
+def test_without_any_checkpoint_nothing_is_brought(store: FaultyStore, memory_path: Path) -> None:
+    for name in objects_of(store, "checkpoints/"):
+        flip(store, name)
+    with pytest.raises(CorruptObject, match="none of its checkpoints can be read"):
+        pull(store, PLACE, memory_path / "b/rank0")
+    assert not (memory_path / "b/rank0").exists()
 
 
 @pytest.mark.parametrize("nth", [-1, -2])
 def test_after_a_pull_that_lost_steps_what_follows_is_in_the_store(memory_path: Path, nth: int) -> None:
     """And comes back from there, though the way over what was lost leads further still."""
-    store, new = FaultyStore(), machine(memory_path, "new")
+    store, new = FaultyStore(), memory_path / "new/a"
     for until in (12, 22, 24, 27):  # each has segments of its own
         trained(memory_path / "a", until)
     ship(memory_path / "a", store)
     flip(store, objects_of(store, "log/")[nth])
-    found = pull(store, "a/rank0", new / "rank0")
+    found = pull(store, PLACE, new / "rank0")
     assert 20 <= found.step < 26
     assert found.steps_lost == 27 - found.step
     assert marks(new).archived == found.step
-    made = archiver(new, store)
-    try:
+    with closing(archiver(new, store)) as made:
         assert drain(made).archived == found.step, "what cannot be given back does not count"
         assert marks(new).committed == found.step
         state = trained_otherwise(new, 26)
         assert drain(made).archived == 26
-    finally:
-        made.close()
-    third = machine(memory_path, "third")
-    again = pull(store, "a/rank0", third / "rank0")
+    third = memory_path / "third/a"
+    again = pull(store, PLACE, third / "rank0")
     assert (again.step, again.steps_lost, again.notes) == (26, 0, [])
     trainer = toy(third)
     assert trainer.state.everything() == state
     trainer.journal.close()
 
 
-def test_after_a_pull_that_met_a_damaged_checkpoint_it_is_no_base_any_more(store: FaultyStore, memory_path: Path) -> None:
-    damaged = [name for name in objects_of(store, "checkpoints/step-0000000020") if "state" in name]
-    flip(store, damaged[0])
-    new = machine(memory_path, "new")
-    assert pull(store, "a/rank0", new / "rank0").steps_lost == 0
+def test_a_checkpoint_that_a_pull_found_damaged_is_no_base_any_more(store: FaultyStore, memory_path: Path) -> None:
+    damaged, new = newest_checkpoint(store), memory_path / "new/a"
+    flip(store, damaged)
+    assert pull(store, PLACE, new / "rank0").steps_lost == 0
     trained(new, 29)
     assert ship(new, store).archived == 29
-    manifest, _ = read_newest(store, "a/rank0")
-    assert manifest is not None
-    assert damaged[0] not in {name for one in manifest.shipped.values() for name in one.names()}
-    again = pull(store, "a/rank0", machine(memory_path, "third") / "rank0")
+    assert damaged not in objects_named(store)
+    again = pull(store, PLACE, memory_path / "third/a/rank0")
     assert (again.step, again.steps_lost, again.notes) == (29, 0, [])
 
 
 def test_the_best_way_is_taken_round_what_is_damaged(store: FaultyStore, memory_path: Path) -> None:
     """Two ways lead on from one segment: the one that leads further is damaged."""
-    new = machine(memory_path, "new")
-    newest = objects_of(store, "log/")[-1]
+    new, newest = memory_path / "new/a", newest_segment(store)
     whole = store.objects[newest]
     flip(store, newest)
-    landed = pull(store, "a/rank0", new / "rank0").step
+    assert pull(store, PLACE, new / "rank0").step < 26
     trained_otherwise(new, 26)
-    before, _ = read_newest(store, "a/rank0")
+    before, _ = read_newest(store, PLACE)
     ship(new, store)
-    after, _ = read_newest(store, "a/rank0")
+    after, _ = read_newest(store, PLACE)
     assert before is not None
     assert after is not None
     store.objects |= {newest: whole[:-1]}
-    both = replace(after, number=after.number + 1, shipped={**before.shipped, **after.shipped})
-    publish(store, "a/rank0", both)
-    found = pull(store, "a/rank0", machine(memory_path, "third") / "rank0")
-    assert landed < 26
+    publish(store, PLACE, replace(after, number=after.number + 1, shipped={**before.shipped, **after.shipped}))
+    found = pull(store, PLACE, memory_path / "third/a/rank0")
     assert (found.step, found.steps_lost) == (26, 1)
 
 
@@ -169,56 +190,23 @@ def test_a_folder_that_is_not_there_is_no_empty_store(memory_path: Path) -> None
     assert fetch_missing_journal(root.as_uri(), paths) is None
 
 
-def test_a_damaged_manifest_is_named_and_the_one_before_it_used(store: FaultyStore, memory_path: Path) -> None:
-    newest = manifest_names(store, "a/rank0")[0]
-    flip(store, newest)
-    manifest, notes = read_newest(store, "a/rank0")
-    assert manifest is not None
-    assert len(notes) == 1
-    assert newest in notes[0]
-    found = pull(store, "a/rank0", memory_path / "b/rank0")
-    assert found.step <= 27
-    assert newest in found.notes[0]
-    new = machine(memory_path, "new")
-    pull(store, "a/rank0", new / "rank0")
-    trained(new, 29)
-    store.url += "?replication=2"  # the same one
-    assert ship(new, store).archived == 29, "it has taken the damaged one's place"
-
-
-def test_without_any_checkpoint_nothing_is_brought(store: FaultyStore, memory_path: Path) -> None:
-    for name in objects_of(store, "checkpoints/"):
-        flip(store, name)
-    with pytest.raises(CorruptObject, match="none of its checkpoints can be read"):
-        pull(store, "a/rank0", memory_path / "b/rank0")
-    assert not (memory_path / "b/rank0").exists()
-
-
-def test_a_pull_that_was_broken_off_goes_on(store: FaultyStore, memory_path: Path) -> None:
-    names = objects_of(store, "log/")
-    store.fails = lambda method, name: method == "get" and name == names[-1]
+@pytest.mark.parametrize("is_spoiled", [False, True])
+def test_a_pull_that_was_broken_off_goes_on(store: FaultyStore, memory_path: Path, is_spoiled: bool) -> None:
+    """What the attempt before left is read again only if it is not what it was."""
+    newest = newest_segment(store)
+    store.fails = lambda method, name: method == "get" and name == newest
     with pytest.raises(StoreUnavailable):
-        pull(store, "a/rank0", memory_path / "b/rank0")
+        pull(store, PLACE, memory_path / "b/rank0")
     assert not (memory_path / "b/rank0").exists(), "what looks like a run is one"
     store.fails = lambda method, name: False
     store.calls.clear()
-    assert pull(store, "a/rank0", memory_path / "b/rank0").step == 27
+    if is_spoiled:
+        for path in (memory_path / "b/rank0.pulling/log").iterdir():
+            path.write_bytes(b"x" * path.stat().st_size)
+    assert_comes_back(store, PLACE, memory_path / "b", 27)
     read = [name for method, name in store.calls if method == "get" and "/objects/" in name]
-    assert names[-1] in read
+    assert newest in read
     assert not any("state.safetensors" in name for name in read), "what was there is not read again"
-
-
-def test_what_an_old_attempt_left_is_not_taken_for_the_run(store: FaultyStore, memory_path: Path) -> None:
-    names = objects_of(store, "log/")
-    store.fails = lambda method, name: method == "get" and name == names[-1]
-    with pytest.raises(StoreUnavailable):
-        pull(store, "a/rank0", memory_path / "b/rank0")
-    store.fails = lambda method, name: False
-    for path in (memory_path / "b/rank0.pulling/log").iterdir():
-        path.write_bytes(b"x" * path.stat().st_size)
-    trained(memory_path / "a", 48)
-    assert ship(memory_path / "a", store).archived == 48
-    assert_comes_back(store, "a/rank0", memory_path / "b", 48)
 
 
 def test_a_manifest_that_became_old_while_it_was_read_is_read_anew(store: FaultyStore, memory_path: Path) -> None:
@@ -233,55 +221,5 @@ def test_a_manifest_that_became_old_while_it_was_read_is_read_anew(store: Faulty
         return False
 
     store.fails = ship_meanwhile
-    found = pull(store, "a/rank0", memory_path / "b/rank0")
+    found = pull(store, PLACE, memory_path / "b/rank0")
     assert (found.step, found.steps_lost) == (48, 0)
-
-
-def test_a_run_is_never_overwritten(store: FaultyStore, memory_path: Path) -> None:
-    with pytest.raises(UsageError, match="exists already"):
-        pull(store, "a/rank0", memory_path / "a/rank0")
-
-
-def test_what_a_store_does_not_hold(memory_path: Path) -> None:
-    with pytest.raises(NotARun, match="holds no journal at b/rank0"):
-        pull(FaultyStore(), "b/rank0", memory_path / "b/rank0")
-
-
-def test_runs_are_found_by_their_address(memory_path: Path) -> None:
-    root = memory_path / "archive"
-    trained(memory_path / "a", 3)
-    ship(memory_path / "a", LocalStore(root))
-    assert find_run(f"{root}/a") == (str(root), ["a/rank0"])
-    assert find_run(root.as_uri() + "/a/") == (root.as_uri(), ["a/rank0"])
-    assert find_run(str(root)) == (str(root), ["a/rank0"]), "the folder around it, since there is one run"
-    trained(memory_path / "b", 3)
-    ship(memory_path / "b", LocalStore(root))
-    with pytest.raises(UsageError, match="several runs"):
-        find_run(str(root))
-    with pytest.raises(UsageError, match="holds no run at this address"):
-        find_run(f"{root}/c")
-
-
-def test_a_run_that_was_wound_back_comes_back_on_its_newest_timeline(memory_path: Path) -> None:
-    run, store = memory_path / "a", FaultyStore()
-    trained(run, 27)
-    ship(run, store, keep=KeepAll())
-    trainer = toy(run, every=100)
-    trainer.journal.close()
-    from tests.support.toy import open_toy
-    from tranlogs.base.config import MIB, JournalConfig
-    from tranlogs.retention import EverySteps
-
-    trainer = open_toy(run, config=JournalConfig(durability="process", segment_bytes=2 * MIB), policy=EverySteps(100))
-    trainer.recover(step=22)
-    trainer.state.lr *= 2  # another history from here on
-    trainer.train(31)
-    expected = trainer.state.everything()
-    trainer.journal.close()
-    assert ship(run, store, keep=KeepAll()).archived == 31
-    found = pull(store, "a/rank0", memory_path / "b/rank0")
-    assert (found.step, found.steps_lost) == (31, 0)
-    again = toy(memory_path / "b", every=100)
-    assert again.journal.step == 31
-    assert again.state.everything() == expected
-    again.journal.close()

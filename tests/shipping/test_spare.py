@@ -27,9 +27,9 @@ STEPS = 27
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    (tmp_path / "store").mkdir()
-    return LocalStore(tmp_path / "store")
+def store(memory_path: Path) -> LocalStore:
+    (memory_path / "store").mkdir()
+    return LocalStore(memory_path / "store")
 
 
 @pytest.fixture
@@ -121,11 +121,7 @@ def recovered(run: Path, url: str | None = None) -> tuple[ToyTrainer, tuple[str,
     return trainer, report.notes
 
 
-@pytest.mark.parametrize(
-    "harm",
-    [harm_values, harm_heads, lose_segment, shorten_segment, harm_checkpoints, lose_checkpoint],
-    ids=lambda f: f.__name__,
-)
+@pytest.mark.parametrize("harm", [harm_values, harm_heads, lose_segment, shorten_segment, harm_checkpoints, lose_checkpoint])
 def test_no_step_is_lost_to_damage(run: Path, store: LocalStore, harm: Callable[[Path], str]) -> None:
     name = harm(run)
     assert problems(run)
@@ -139,63 +135,60 @@ def test_no_step_is_lost_to_damage(run: Path, store: LocalStore, harm: Callable[
     assert not [text for text in left if name in text], left
 
 
-def test_heads_that_the_index_has_need_no_copy(run: Path, store: LocalStore) -> None:
-    harm_heads_alone(run)
-    assert problems(run)
-    trainer, notes = recovered(run)
-    assert (trainer.journal.step, notes) == (STEPS, ())
-    trainer.journal.close()
-
-
-def test_without_a_copy_it_is_worked_around(run: Path, store: LocalStore) -> None:
-    name = harm_values(run)
-    for path in Path(str(store.url).removeprefix("file://")).rglob(f"*{name}*"):
-        path.write_bytes(b"nothing")
-    trainer, notes = recovered(run)
-    assert trainer.journal.step == STEPS - 1
-    assert any(name in note and "checksum" in note for note in notes), notes
-    trainer.journal.close()
-
-
-def test_a_store_that_is_gone_does_no_harm(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    name = harm_values(run)
-    shutil.rmtree(tmp_path / "store")
-    trainer, _ = recovered(run)
-    assert trainer.journal.step == STEPS - 1
-    assert any(name in text and "no copy" in text for text in caplog.messages), caplog.messages
-    trainer.journal.close()
-
-
-def test_what_another_run_has_there_is_not_taken(run: Path, memory_path: Path, store: LocalStore, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    trained(other / "a", 5)
-    (tmp_path / "elsewhere").mkdir()
-    elsewhere = LocalStore(tmp_path / "elsewhere")
-    ship(other / "a", elsewhere)
-    harm_values(run)
-    trainer, _ = recovered(run, elsewhere.url)
-    assert trainer.journal.step == STEPS - 1
-    trainer.journal.close()
-
-
-def test_a_sound_run_asks_no_store(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("harm", [lambda run: "", harm_heads_alone], ids=["sound", "the index has the heads"])
+def test_a_run_that_needs_no_copy_asks_no_store(
+    run: Path, harm: Callable[[Path], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(url: str) -> None:
         raise AssertionError(f"{url} was opened")
 
     monkeypatch.setattr("tranlogs.shipping.fetch.open_store", refuse)
+    assert bool(harm(run)) == bool(problems(run))
     trainer, notes = recovered(run)
     assert (trainer.journal.step, notes) == (STEPS, ())
     trainer.journal.close()
 
 
-def test_the_copy_of_a_shorter_past_is_not_taken(memory_path: Path, store: LocalStore, tmp_path: Path) -> None:
+def damaged_there(store: Path, name: str) -> str | None:
+    for path in store.rglob(f"*{name}*"):
+        path.write_bytes(b"nothing")
+    return None
+
+
+def gone(store: Path, name: str) -> str | None:
+    shutil.rmtree(store)
+    return None
+
+
+def of_another_run(store: Path, name: str) -> str | None:
+    trained(store.parent / "other/a", 5)
+    (store.parent / "elsewhere").mkdir()
+    elsewhere = LocalStore(store.parent / "elsewhere")
+    ship(store.parent / "other/a", elsewhere)
+    return elsewhere.url
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [(damaged_there, "cannot fetch a copy"), (gone, "no copy"), (of_another_run, "no copy")],
+)
+def test_without_a_copy_it_is_worked_around(
+    run: Path, store: LocalStore, make: Callable[[Path, str], str | None], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = harm_values(run)
+    trainer, notes = recovered(run, make(run.parent / "store", name))
+    assert trainer.journal.step == STEPS - 1
+    assert any(name in note and "checksum" in note for note in notes), notes
+    assert any(name in text and said in text for text in caplog.messages), caplog.messages
+    trainer.journal.close()
+
+
+def test_the_copy_of_a_shorter_past_is_not_taken(memory_path: Path, store: LocalStore) -> None:
     """A copy of the folder of a running trainer was shipped: its segment of the same name ends earlier."""
-    run = memory_path / "a"
+    run, copy = memory_path / "a", memory_path / "copy/a"
     trainer = open_only(run, segment_bytes=64 * MIB, every=100)
     trainer.recover()
     trainer.train(9)
-    copy = tmp_path / "copy" / "a"
     shutil.copytree(run, copy)
     elsewhere = open_only(copy, segment_bytes=64 * MIB, every=100)
     elsewhere.recover()
@@ -210,62 +203,39 @@ def test_the_copy_of_a_shorter_past_is_not_taken(memory_path: Path, store: Local
     again.journal.close()
 
 
-def test_a_store_that_fails_once_is_asked_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failures = iter([StoreUnavailable("file://", "it is away")])
-    names = LocalStore.names
-
-    def failing_once(store: LocalStore, prefix: str) -> list[str]:
-        for failure in failures:
-            raise failure
-        return names(store, prefix)
-
-    monkeypatch.setattr(LocalStore, "names", failing_once)
-    monkeypatch.setattr("tranlogs.shipping.fetch._PAUSES", (0.0, 0.0, 0.0))
-    harm_values(run)
-    trainer, _ = recovered(run)
-    assert trainer.journal.step == STEPS
-    trainer.journal.close()
-
-
-def test_a_store_that_stays_away_is_given_up_for_all(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+@pytest.mark.parametrize(("failures", "step"), [(1, STEPS), (10**9, STEPS - 1)], ids=["once", "always"])
+def test_a_store_that_fails_is_asked_again_some_times(
+    run: Path, monkeypatch: pytest.MonkeyPatch, failures: int, step: int
+) -> None:
+    asked, names = list[str](), LocalStore.names
 
     def failing(store: LocalStore, prefix: str) -> list[str]:
         asked.append(prefix)
-        raise StoreUnavailable(store.url, "it is away")
+        if len(asked) <= failures:
+            raise StoreUnavailable(store.url, "it is away")
+        return names(store, prefix)
 
     monkeypatch.setattr(LocalStore, "names", failing)
     monkeypatch.setattr("tranlogs.shipping.fetch._PAUSES", (0.0, 0.0, 0.0))
     harm_checkpoints(run)
     harm_values(run)
     trainer, _ = recovered(run)
-    assert trainer.journal.step == STEPS - 1
-    assert len(asked) == 3
+    assert trainer.journal.step == step
+    assert failures == 1 or len(asked) == 3, "and given up for all"
     trainer.journal.close()
 
 
-def test_a_copy_that_cannot_be_read_leaves_no_empty_checkpoint(run: Path, tmp_path: Path) -> None:
+def test_a_copy_that_cannot_be_read_leaves_no_empty_checkpoint_and_is_asked_for_once(run: Path) -> None:
     name = lose_checkpoint(run)
-    for path in (tmp_path / "store").rglob("objects/**/*"):
-        if path.is_file() and name in str(path):
-            path.write_bytes(b"nothing")
-    assert not StoreCopies(JournalPaths.of(run)).replace(name)
+    objects = [path for path in (run.parent / "store").rglob("objects/**/*") if path.is_file() and name in str(path)]
+    whole = [path.read_bytes() for path in objects]
+    for path in objects:
+        path.write_bytes(b"nothing")
+    copies = StoreCopies(JournalPaths.of(run))
+    assert not copies.replace(name)
     assert not (run / "rank0/checkpoints" / name).exists()
-
-
-def test_a_segment_that_lost_only_what_it_did_not_use_is_whole_again(run: Path) -> None:
-    path = last_segment(run)
-    size = path.stat().st_size
-    with path.open("r+b") as file:
-        file.truncate(size - 4096)
-    assert problems(run)
-    assert StoreCopies(JournalPaths.of(run)).replace(path.name)
-    assert path.stat().st_size == size
+    for path, data in zip(objects, whole, strict=True):
+        path.write_bytes(data)
+    assert not copies.replace(name)
+    assert StoreCopies(JournalPaths.of(run)).replace(name)
     assert not problems(run)
-
-
-def test_a_name_is_asked_for_once(run: Path) -> None:
-    spare, name = StoreCopies(JournalPaths.of(run)), harm_values(run)
-    assert spare.replace(name)
-    harm_values(run)
-    assert not spare.replace(name)

@@ -72,12 +72,6 @@ class Cluster:
         self.wait(self._proxy_serves, "the proxy serves", "proxy")
         return self
 
-    def stop(self) -> None:
-        """Stop all processes in good order."""
-        for name in reversed(self.names):
-            if name in self._processes:
-                self._processes.pop(name).stop()
-
     def abandon(self) -> None:
         """SIGKILL for all processes."""
         for process in self._processes.values():
@@ -129,17 +123,7 @@ class Cluster:
                 self.restart(name)
         self.start()
 
-    def signal(self, number: signal.Signals, *names: str) -> None:
-        """Send processes a signal: SIGSTOP, SIGCONT."""
-        for name in names:
-            self._processes[name].send(number)
-
     # -- looking
-
-    def said(self, name: str, words: str) -> int:
-        """How many lines of a process's output hold some words."""
-        path = self.home / f"logs/{name}.out"
-        return sum(words in line for line in path.read_text(errors="replace").splitlines())
 
     def workers(self) -> int:
         """Workers that the master takes for alive."""

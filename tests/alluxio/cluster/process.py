@@ -40,8 +40,6 @@ _OPENED = (
 # For processes that live for seconds: what is loaded is trusted, and compiled once.
 _QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote")
 
-_STOP_SECONDS = 20.0
-
 
 def write_log_settings(home: Path) -> None:
     """The file that `command` points the processes at."""
@@ -115,14 +113,6 @@ class Process:
         """SIGKILL, and it is gone."""
         self.send(signal.SIGKILL)
         self._process.wait()
-
-    def stop(self) -> None:
-        """SIGTERM, which lets masters and workers close their files; SIGKILL if that takes too long."""
-        self.send(signal.SIGTERM)
-        try:
-            self._process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.kill()
 
     def last_words(self, lines: int = 30) -> str:
         """The end of its output."""

@@ -1,0 +1,368 @@
+"""`status`, `log` and `verify`: what they read from a run, dead or alive."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.damage import tensor_span
+from tranlogs.log.reader import SegmentReader
+from tranlogs.log.record_format import Location
+from tranlogs.log.scanner import scan
+from tranlogs.log.segment_file import parse_segment_name
+from tranlogs_torch import LoggedOptimizer
+
+from .conftest import STEPS, Cli, flip, segment_files, train
+
+# status
+
+
+def test_status_as_json(cli: Cli, run: Path) -> None:
+    found = cli("status", run, "--json").json
+    (rank,) = found["ranks"]
+    assert (found["problems"], rank["framework"], rank["incidents"]) == ([], "torch", [])
+    assert (rank["writer"]["is_alive"], rank["monitor"], rank["evaluation"]) == (False, None, None)
+    assert rank["watermarks"]["committed"] == STEPS
+    assert rank["recovery"] == {"step": STEPS, "checkpoint": rank["checkpoints"][-1]["name"], "replay_steps": 1}
+    assert [row["step"] for row in rank["checkpoints"]] == [0, 4, 8]
+    assert {row["state"] for row in rank["segments"]} == {"sealed"}
+    assert 0 < rank["bytes"]["log"] <= rank["bytes"]["allocated"]
+    assert rank["bytes"]["checkpoints"] == sum(row["nbytes"] for row in rank["checkpoints"])
+    assert rank["environment"]["optimizers"] == {"main": "torch.optim.adamw.AdamW"}
+    assert {scope: (one["safe_step"], one["steps"]) for scope, one in rank["lost_now"].items()} == {
+        "process": (STEPS, 0),
+        "machine": (8, 1),
+        "site": (0, STEPS),
+    }
+    assert cli("status", run / "rank0", "--json").json["ranks"] == found["ranks"]
+    for number in (10, 2):
+        shutil.copytree(run / "rank0", run / f"rank{number}")
+    folders = [Path(rank["folder"]).name for rank in cli("status", run, "--json").json["ranks"]]
+    assert folders == ["rank0", "rank2", "rank10"]
+
+
+def test_status_fits_a_screen_of_80_columns_and_shows_what_a_monitor_has_seen(
+    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli("monitor", run, "--once", "--budget", "100MiB").code == 0
+    (rank,) = cli("status", run, "--json").json["ranks"]
+    evaluation = rank["evaluation"]
+    assert evaluation["budget_bytes"] == 100 << 20
+    assert evaluation["bytes"] == rank["bytes"]["allocated"] + rank["bytes"]["checkpoints"]
+    sealed = [row["ordinal"] for row in rank["segments"] if row["state"] == "sealed"]
+    assert [row["ordinal"] for row in evaluation["segments"]] == sealed
+    called = cli("status", run)
+    out = " ".join(called.out.split())
+    assert "archived" not in out, "there is no store"
+    assert "none now; evaluated" in out
+    assert "of 100.0 MiB (" in out
+    protected = sum(row["protected"] for row in evaluation["segments"])
+    words = out.replace("1 segment ", "1 segments ")
+    assert f"{len(sealed) - protected} segments can be pruned, {protected} protected" in words
+    name = f"first-{'x' * 80}-last"
+    shutil.copytree(run, tmp_path / name)
+    shown = cli("status", tmp_path).out
+    assert re.search(r"^first-x+…x+-last +closed ", shown, re.M)
+    lines = [line for line in (called.out + shown).splitlines() if str(run) not in line]
+    assert max(len(line) for line in lines) <= 80
+
+
+def test_a_folder_of_runs_has_a_line_for_each_whatever_they_are(
+    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("another", "damaged", "zlast"):
+        shutil.copytree(run, tmp_path / name)
+    (tmp_path / "damaged/rank0/catalog.lmdb").write_bytes(b"nothing")
+    (tmp_path / "none").mkdir()
+    (tmp_path / "closed").mkdir()
+    LoggedOptimizer(torch.optim.SGD(torch.nn.Linear(2, 2).parameters()), tmp_path / "empty").close()
+    exists = Path.exists
+
+    def guarded(path: Path, **options: Any) -> bool:
+        if "closed" in path.parts:
+            raise PermissionError(13, "Permission denied", str(path))
+        return exists(path, **options)
+
+    monkeypatch.setattr(Path, "exists", guarded)
+    found = cli("status", tmp_path, "--json")
+    assert found.code == 1
+    lines = {Path(line["run"]).name: line for line in found.json["runs"]}
+    assert list(lines) == ["another", "closed", "damaged", "empty", "run", "zlast"]
+    for name in ("another", "run", "zlast"):
+        line = lines[name]
+        assert (line["ranks"], line["state"], line["committed"], line["recovery_step"]) == (1, "closed", STEPS, STEPS)
+    assert lines["closed"]["state"] == "unreadable"
+    problems = "\n".join(found.json["problems"])
+    assert "Permission denied" in problems
+    assert str(tmp_path / "damaged") in problems
+    assert cli("status", tmp_path / "empty").code == 0
+    assert "the run is still empty" in cli("status", tmp_path / "empty").out
+
+
+def test_timelines_are_shown_once_there_are_two(cli: Cli, run: Path) -> None:
+    train(run, 7, target=6)
+    found = cli("status", run, "--json").json["ranks"][0]
+    assert (found["timeline"], found["watermarks"]["committed"]) == (2, 7)
+    assert [(row["number"], row["parent"], row["fork_step"]) for row in found["timelines"]] == [(1, 0, 0), (2, 1, 6)]
+    assert "left timeline" in cli("status", run).out
+    assert cli("log", run, "--json", "-n", 0).json["ranks"][0]["records"][-1]["step"] == 7
+
+
+def test_watch_shows_look_after_look_until_ctrl_c(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) % 3 == 0:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("tranlogs.cli.commands.status.time.sleep", nap)
+    called = cli("status", run, "--watch", "--json")
+    assert (called.code, naps) == (0, [2.0] * 3)
+    decoder, text, looks = json.JSONDecoder(), called.out.strip(), 0
+    while text:
+        found, end = decoder.raw_decode(text)
+        assert found["ranks"][0]["watermarks"]["committed"] == STEPS
+        text, looks = text[end:].strip(), looks + 1
+    assert looks == 3
+    called = cli("status", run, "--watch", "--interval", "50ms")
+    assert (called.code, naps[3:]) == (0, [0.05] * 3)
+    assert called.out.count(f"step {STEPS}: survives the process") == 3
+    assert "\x1b" not in called.out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    called = cli("status", run, "--watch")
+    assert (called.code, "\x1b[1A" in called.out) == (0, True), "in a terminal, a look is written over the one before"
+
+
+def test_status_says_no_more_than_it_knows(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged byte is the business of `verify`; what lies in memory does not survive power loss."""
+    shutil.copytree(run / "rank0", run / "rank1")
+    for path in run.glob("rank*/log/*.seg"):
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            file.write(b"\xff\x00\xff")
+    assert cli("verify", run).code == 1
+    words = "(the bytes of log and checkpoints are checked by `tranlogs verify`, not here)"
+    assert cli("status", run).out.count(words) == 1
+    monkeypatch.setattr("tranlogs.journal.file_system.file_system_of", lambda _: "tmpfs")
+    out = cli("status", run).out
+    assert "to memory only (tmpfs)" in out
+    assert "loses everything: the run lies in memory (tmpfs)" in out
+    assert "survives power loss" not in out
+
+
+# log
+
+
+def _records(cli: Cli, run: Path, *options: object) -> list[dict[str, Any]]:
+    called = cli("log", run, "--json", *options)
+    assert called.code == 0
+    (rank,) = called.json["ranks"]
+    return list(rank["records"])
+
+
+def test_log_lists_every_record_in_order(cli: Cli, run: Path) -> None:
+    records = _records(cli, run)
+    steps = [record for record in records if record["kind"] == "gradients"]
+    assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
+    assert [record["sequence"] for record in records] == list(range(1, len(records) + 1))
+    assert {record["optimizer"] for record in steps} == {"main"}
+    assert {record["tensors"] for record in steps} == {6}
+    assert [record["lr"] for record in steps] == [[0.25, 0.5]] * 4 + [[0.125, 0.25]] * 4 + [[0.0625, 0.125]]
+    assert all(record["is_committed"] for record in records)
+    images = [record for record in records if record["kind"] == "image"]
+    assert [(record["step"], record["tensors"]) for record in images] == [(5, 1)], "a write that no step made"
+    boundaries = [record for record in records if record["is_boundary"]]
+    assert [record["step"] for record in boundaries] == list(range(1, STEPS + 1))
+    assert {record["scalars"]["broken"] for record in boundaries} == {"nan"}
+    assert all(isinstance(record["scalars"]["loss"], float) for record in boundaries)
+    table = [line.split() for line in cli("log", run).out.splitlines()[3:] if line.strip()]
+    kinds = [line[1] for line in table if line[0].isdigit()]
+    assert kinds == ["gradients"] * 5 + ["image"] + ["gradients"] * 4
+    for limit, first in ((3, STEPS - 2), (1, STEPS), (100, 1), (0, 1)):
+        assert _records(cli, run, "-n", limit) == [record for record in records if record["step"] >= first]
+
+
+def test_a_record_in_full(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 4, STEPS):
+        record, *_, boundary = [*_records(cli, run, "--step", step)] * 2
+        assert (record["step"], record["kind"], boundary["is_boundary"]) == (step, "gradients", True)
+        tensors = {tensor["name"]: tensor for tensor in record["tensors"]}
+        weight = tensors["grad/0.weight"]
+        assert (weight["dtype"], weight["shape"], weight["bytes"]) == ("float32", [8, 4], 128)
+        (piece,) = record["pieces"]  # small tensors share one
+        assert piece["bytes"] == sum(tensor["bytes"] for tensor in tensors.values())
+        assert piece["codec"] in ("raw", "zero", "high16", "nonzero")
+        assert len(piece["checksum"]) == 16
+        assert record["body"]["hyper"][1]["betas"] == [0.9, 0.999]
+        assert record["body"]["fingerprint"] == "full"
+        assert {"tracked", "data", "buffers", "after", "rng"} <= set(boundary["body"])
+        assert boundary["body"]["tracked"]["scheduler"]["last_epoch"] == step
+        assert boundary["body"]["buffers"]["1.running_mean"] == {"dtype": "float32", "shape": [8]}
+    out = cli("log", run, "--step", 4).out  # nothing is wrapped where stdout is no terminal
+    about = {line.split("  ")[0]: line for line in out.splitlines() if line and not line.startswith(" ")}
+    assert "last_epoch=" in about["tracked"]
+    assert len(about["tracked"]) > 80
+    assert all(line == line.rstrip() for line in out.splitlines())
+    monkeypatch.setenv("COLUMNS", "60")
+    assert max(map(len, cli("log", run, "--step", 4).out.splitlines())) <= 60
+
+
+def _locations(path: Path) -> list[Location]:
+    named = parse_segment_name(path.name)
+    assert named is not None
+    return scan(path, named[1])
+
+
+def test_a_damaged_record_is_listed_as_damaged_and_one_with_a_row_is_shown_by_it(cli: Cli, run: Path) -> None:
+    whole = _records(cli, run)
+    path = segment_files(run)[0]
+    locations = _locations(path)
+    for location in locations[1:]:
+        flip(path, location.offset + 30)
+    assert _records(cli, run) == whole, "heads that are damaged in the file"
+    damaged = next(location for location in locations if location.head.step == 2)
+    flip(path, damaged.description_offset + 30)
+    called = cli("log", run, "--json")
+    assert called.code == 1
+    records = {record["sequence"]: record for record in called.json["ranks"][0]["records"]}
+    assert len(records) == len(whole)
+    assert records[damaged.head.sequence]["kind"] == "damaged"
+    assert f"{path}: step 2: the checksum of its description differs" in called.json["problems"][0]
+    assert "damaged" in cli("log", run).out
+
+
+# verify; tests of the checks themselves lie beside tranlogs/verify.py
+
+
+def _damage_tensor(run: Path, step: int, name: str) -> Path:
+    """Flip a byte of one gradient."""
+    path = segment_files(run)[0]
+    with SegmentReader(path) as reader:
+        for location in _locations(path):
+            entry = reader.decode(location)
+            if entry.kind.is_step and entry.step == step:
+                flip(path, tensor_span(entry, name)[0])
+                return path
+    raise AssertionError(f"no step {step}")
+
+
+def test_a_sound_run_is_redone_from_its_oldest_checkpoint(cli: Cli, run: Path) -> None:
+    (rank,) = cli("verify", run, "--json").json["ranks"]
+    assert (rank["entries"], rank["replays"]) == (STEPS + 2, [])
+    (replay,) = cli("verify", run, "--replay", "--json").json["ranks"][0]["replays"]
+    assert (replay["checkpoint_step"], replay["step"], replay["replayed"], replay["exact"]) == (0, STEPS, STEPS, True)
+
+
+@pytest.mark.parametrize("step", [3, STEPS])
+def test_a_damaged_tensor_is_named_with_file_step_and_name_and_replay_goes_on_behind_the_hole(
+    cli: Cli, run: Path, step: int
+) -> None:
+    path = _damage_tensor(run, step, "grad/2.weight")
+    called = cli("verify", run, "--json")
+    problems = {problem["tensor"]: problem for problem in called.json["problems"]}
+    assert called.code == 1
+    assert len(problems) == len(called.json["problems"]) == 6  # small tensors share a checksum, and are doubtful together
+    assert (problems["grad/2.weight"]["path"], problems["grad/2.weight"]["step"]) == (str(path), step)
+    told = cli("verify", run).out
+    assert "6 problems" in told
+    assert f"step {step}: tensor grad/2.weight: the checksum of its bytes differs" in " ".join(told.split())
+    called = cli("verify", run, "--replay", "--json")
+    assert called.code == 1
+    assert {(problem["path"], problem["step"]) for problem in called.json["problems"]} == {(str(path), step)}
+    replays = called.json["ranks"][0]["replays"]
+    found = [(replay["checkpoint_step"], replay["step"], replay["exact"]) for replay in replays]
+    assert found == ([(0, 2, True), (4, STEPS, True)] if step == 3 else [(0, STEPS - 1, True)])
+
+
+def test_replay_names_the_first_step_that_differs(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = torch.optim.AdamW.step
+
+    def wrong(self: Any, closure: Any = None) -> Any:
+        parameter = self.param_groups[0]["params"][0]
+        if not self.state.get(parameter):  # the first step, in whatever order steps are redone
+            parameter.data.mul_(1.001)
+        return right(self, closure)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", wrong)
+    called = cli("verify", run, "--replay", "--json")
+    assert called.code == 1
+    (problem,) = called.json["problems"]
+    assert problem["step"] == 1
+    assert "differs from the run's fingerprint" in problem["what"]
+
+
+def test_what_needs_the_framework_says_what_to_install_and_damage_is_told_without_it(
+    cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tranlogs.frameworks.entry_points", lambda **_: [])
+    assert cli("verify", run).code == 0
+    called = cli("verify", run, "--replay")
+    assert (called.code, "pip install 'tranlogs[torch]'" in called.err) == (2, True)
+    path = _damage_tensor(run, 2, "grad/0.bias")
+    called = cli("verify", run, "--replay", "--json")
+    assert called.code == 1
+    assert called.json["problems"][0]["path"] == str(path)
+
+
+# A run that another process is writing.
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import torch
+from tests.cli.conftest import train
+
+def say(step):
+    if step == 6:
+        print("ready", flush=True)
+        sys.stdin.readline()
+
+torch.save(train(Path(sys.argv[1]), 10, say).state_dict(), sys.argv[2])
+"""
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process in the middle of its sixth step: five are committed, the sixth is not."""
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "run"), str(tmp_path / "end.pt")]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        yield child
+        child.kill()
+
+
+def test_a_live_run_is_read_without_disturbing_it(cli: Cli, trainer: subprocess.Popen[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    status = cli("status", run, "--json")
+    assert (status.code, status.json["problems"]) == (0, [])
+    (rank,) = status.json["ranks"]
+    assert (rank["writer"]["pid"], rank["writer"]["is_alive"]) == (trainer.pid, True)
+    assert rank["watermarks"]["committed"] == 5
+    assert "open" in {row["state"] for row in rank["segments"]}
+    records = _records(cli, run)
+    assert [r["step"] for r in records if r["is_boundary"]] == [1, 2, 3, 4, 5]
+    assert all(r["is_committed"] for r in records), "the record of a step is closed at its boundary"
+    assert cli("verify", run).code == cli("verify", run, "--replay").code == 0
+    replayed = cli("replay", run, "--out", tmp_path / "state.pt", "--json")
+    assert (replayed.code, replayed.json["step"], replayed.json["exact"]) == (0, 5, True)
+    assert cli("verify", run, "--repair").code == 2
+    out, _ = trainer.communicate("go on\n")
+    assert (out, trainer.returncode) == ("", 0)
+    right, end = train(tmp_path / "right", 10).state_dict(), torch.load(tmp_path / "end.pt", weights_only=True)
+    assert all(torch.equal(end[name], right[name]) for name in right)
+    assert cli("status", run, "--json").json["ranks"][0]["watermarks"]["committed"] == 10
+    assert cli("verify", run, "--replay").code == 0
