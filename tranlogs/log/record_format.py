@@ -17,7 +17,7 @@ The head is written last. After the process is killed, a record that has a head 
         24     8  step: optimizer updates applied once this record is redone
         32     1  kind (EntryKind)
         33     1  format version
-        34     2  reserved, zero
+        34     2  steps that a BOUNDARY covers without tensors; zero in other kinds
         36     4  length of the description
         40     8  length of the payload
         48     8  xxh3_64 of the description
@@ -62,6 +62,7 @@ MAGIC = b"TLR2"
 HEAD = struct.Struct("<4sIQQQBBHIQQQ")
 ALIGNMENT = 64  # of records in their file
 PLACE_BITS = 40  # of an offset in a place
+COVERED_MAX = 0xFFFF  # steps that one boundary can cover
 FIXED = struct.Struct("<QQQ8I")
 assert HEAD.size == ALIGNMENT
 
@@ -97,18 +98,31 @@ class Position:
 
 
 class Head(NamedTuple):
-    """The decoded head of a record. `digest` is the chain value that the next record holds."""
+    """The decoded head of a record.
+
+    Attributes:
+        covered: the number of steps that a boundary covers without their tensors. They can only be computed again.
+        digest: the chain value that the next record holds.
+    """
 
     segment_id: int
     sequence: int
     step: int
     kind: EntryKind
     version: int
+    covered: int
     description_bytes: int
     payload_bytes: int
     description_sum: int
     chain: int
     digest: int
+
+    def can_follow(self, step: int) -> bool:
+        """Return True if the record can follow one of `step`. Only a redo record or a boundary that covers steps counts on."""
+        kind = self.kind
+        if self.covered:
+            return kind is EntryKind.BOUNDARY and self.step == step + self.covered
+        return self.step == step + (kind is EntryKind.UNIT or kind is EntryKind.STEP)
 
 
 class Location(NamedTuple):
@@ -156,19 +170,28 @@ def extent_end(offset: int, payload_bytes: int, description_bytes: int) -> int:
 
 
 def pack_head(
-    segment_id: int, sequence: int, step: int, kind: EntryKind, payload_bytes: int, description: bytes, chain: int
+    segment_id: int,
+    sequence: int,
+    step: int,
+    kind: EntryKind,
+    payload_bytes: int,
+    description: bytes,
+    chain: int,
+    covered: int = 0,
 ) -> bytes:
     """Return the 64 head bytes of a record."""
     assert len(description) <= META_BYTES_MAX, f"a description of {len(description)} bytes"
+    assert not covered or kind is EntryKind.BOUNDARY, f"a record of kind {kind.name} covers no steps"
     total = xxhash.xxh3_64_intdigest(description)
-    fields = (segment_id, sequence, step, int(kind), FORMAT_VERSION, 0, len(description), payload_bytes, total, chain)
+    identity = segment_id, sequence, step, int(kind), FORMAT_VERSION, covered
+    fields = *identity, len(description), payload_bytes, total, chain
     checksum = xxhash.xxh3_64_intdigest(HEAD.pack(MAGIC, 0, *fields)) & 0xFFFFFFFF
     return HEAD.pack(MAGIC, checksum, *fields)
 
 
 def repack_head(head: Head) -> bytes:
     """Return the 64 bytes of a head that was decoded."""
-    identity = head.segment_id, head.sequence, head.step, int(head.kind), head.version, 0
+    identity = head.segment_id, head.sequence, head.step, int(head.kind), head.version, head.covered
     fields = *identity, head.description_bytes, head.payload_bytes, head.description_sum, head.chain
     checksum = xxhash.xxh3_64_intdigest(HEAD.pack(MAGIC, 0, *fields)) & 0xFFFFFFFF
     return HEAD.pack(MAGIC, checksum, *fields)
@@ -187,11 +210,12 @@ def unpack_head(data: bytes | memoryview, at: int = 0) -> Head | None:
     raw = bytes(data[at : at + HEAD.size])
     if len(raw) < HEAD.size or not raw.startswith(MAGIC):
         return None
-    _, checksum, segment_id, sequence, step, kind, version, _, length, payload, total, chain = HEAD.unpack(raw)
+    _, checksum, segment_id, sequence, step, kind, version, covered, length, payload, total, chain = HEAD.unpack(raw)
     if checksum != xxhash.xxh3_64_intdigest(_MAGIC_ZERO + raw[8:]) & 0xFFFFFFFF or length > META_BYTES_MAX:
         return None
     known = _KINDS.get(kind, EntryKind.SEGMENT)
-    fields = segment_id, sequence, step, known, version, length, payload, total, chain, xxhash.xxh3_64_intdigest(raw)
+    identity = segment_id, sequence, step, known, version, covered
+    fields = *identity, length, payload, total, chain, xxhash.xxh3_64_intdigest(raw)
     return tuple.__new__(Head, fields)  # a scan makes a hundred thousand, and Head(...) takes twice the time
 
 

@@ -51,6 +51,11 @@ class Link(NamedTuple):
     def kind(self) -> EntryKind:
         return self.location.head.kind
 
+    @property
+    def covered(self) -> int:
+        """The number of steps that the entry covers without their tensors."""
+        return self.location.head.covered
+
     def without_step(self) -> Link:
         """Return the boundary of a record alone, for a state that has the step which the record redoes."""
         if self.kind != EntryKind.UNIT:
@@ -66,12 +71,13 @@ class History:
     Attributes:
         runs: runs of entries, each chained without a hole.
         holes: what is missing between them, one sentence each.
-        refused: entries that are not used although they are chained, one sentence each.
+        refused: entries that are not used although they are chained, because they name a step that cannot follow. With each,
+            the step that it was to follow.
     """
 
     runs: list[list[Link]] = field(default_factory=list)
     holes: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
+    refused: list[tuple[Link, int]] = field(default_factory=list)
 
     def after(self, checkpoint: CheckpointRow) -> list[Link]:
         """Return the entries after a checkpoint, up to the end of their run."""
@@ -85,7 +91,7 @@ class History:
             first = bisect.bisect_left(run, sequence + 1, key=_sequence)
             if first < len(run) and run[first].sequence == sequence + 1:
                 head = run[first].location.head
-                if head.chain == chain and head.step == _next_step(head.kind, checkpoint.step):
+                if head.chain == chain and head.can_follow(checkpoint.step):
                     return index, first
         return -1, -1
 
@@ -114,17 +120,40 @@ def build_history(segments: Iterable[ScannedSegment], limits: Limits) -> History
             if last is not None:
                 before = last.location.head
                 if before.digest == head.chain and before.sequence + 1 == head.sequence:
-                    if head.step == _next_step(head.kind, before.step):
+                    if head.can_follow(before.step):
                         history.runs[-1].append(Link(location, segment))
                     else:
-                        what = f"entry {head.sequence} names step {head.step}, which cannot follow step {before.step}"
-                        history.refused.append(f"{segment.path}: {what}")
+                        history.refused.append((Link(location, segment), before.step))
                     continue
                 if head.sequence == before.sequence:
                     continue  # a second copy of the same entry
                 history.holes.append(_describe_hole(last, Link(location, segment)))
             history.runs.append([Link(location, segment)])
     return history
+
+
+def without_unlogged_steps(history: History, checkpoints: Iterable[CheckpointRow]) -> History:
+    """Return the history without the entries that redo cannot reach from any checkpoint.
+
+    These are the entries from one that covers steps without their tensors up to the next checkpoint.
+
+    Args:
+        history: the chained entries.
+        checkpoints: the checkpoints of the lineage.
+    """
+    starts = {row.sequence for row in checkpoints}
+    runs = list[list[Link]]()
+    for run in history.runs:
+        pieces, is_reached = [list[Link]()], True
+        for link in run:
+            is_reached = is_reached and not link.covered
+            if is_reached:
+                pieces[-1].append(link)
+            elif link.sequence in starts:
+                pieces.append([])
+                is_reached = True
+        runs += filter(None, pieces)
+    return History(runs, history.holes, history.refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +174,8 @@ class LastUnit:
 def find_last_unit(history: History, checkpoints: Iterable[CheckpointRow], end: Position) -> LastUnit | None:
     """Return the newest unit with a step before a position; None if the log does not hold it in full.
 
-    Units without a step that follow it belong to it, since nothing could be compared in them but the auxiliary state.
+    Units without a step that follow it belong to it, since nothing could be compared in them but the auxiliary state. A unit
+    with steps of which the log holds no tensors is none: it cannot be replaced by its record.
 
     Args:
         history: the chained entries.
@@ -153,7 +183,7 @@ def find_last_unit(history: History, checkpoints: Iterable[CheckpointRow], end: 
         end: the position of a boundary.
     """
     run, last = _find_entry(history, end)
-    if last < 0 or not run[last].kind.is_boundary:
+    if last < 0 or not run[last].kind.is_boundary or run[last].covered:
         return None
     has_step, units = run[last].kind.is_step, 1
     for i in range(last - 1, -1, -1):
@@ -164,7 +194,7 @@ def find_last_unit(history: History, checkpoints: Iterable[CheckpointRow], end: 
                     Position(head.sequence, head.step, head.digest, end.timeline), end, tuple(run[i + 1 : last + 1])
                 )
             units += 1
-            if units > _UNITS_MAX:
+            if units > _UNITS_MAX or run[i].covered:
                 return None
         has_step |= run[i].kind.is_step
     first = run[0].location.head
@@ -181,11 +211,6 @@ def _find_entry(history: History, position: Position) -> tuple[list[Link], int]:
         if i < len(run) and run[i].sequence == position.sequence and run[i].location.head.digest == position.chain:
             return run, i
     return [], -1
-
-
-def _next_step(kind: EntryKind, step: int) -> int:
-    """Return the step of a record that follows `step`: redo takes one, and all others tell of the state after the last."""
-    return step + (kind is EntryKind.UNIT or kind is EntryKind.STEP)
 
 
 def _sequence(link: Link) -> int:

@@ -57,7 +57,7 @@ class Recovered:
         damaged: the names of checkpoints that were found damaged.
         parts: the parts of the boundary's body, as they lie in the log.
         last_unit: the unit behind `position`, which training is to compute again; None if it is not to compute any.
-        steps_lost: committed steps that no readable record leads to.
+        steps_lost: committed steps that no readable record leads to. Steps that only training can compute again are not lost.
         has_losses: True if a checkpoint or a whole segment of the run cannot be read.
     """
 
@@ -143,7 +143,9 @@ def recover(
             continue
         recovered.damaged = tuple(planner.broken)
         recovered.has_losses = bool(planner.broken or facts.lost_paths)
-        committed, end = max(facts.watermarks.committed, planner.newest_step), recovered.end.step
+        committed, end = max(facts.watermarks.committed, planner.newest_step), max(recovered.end.step, plan.end.step)
+        if plan.recomputed:
+            recovered.notes.append(f"the log has no tensors of {plan.recomputed_steps}: training computes them again")
         if step is None and sequence is None and checkpoint is None and end < committed:
             recovered.steps_lost = committed - end
             again = f"{count(committed - end, 'step')} {'has' if committed - end == 1 else 'have'} to be trained again"

@@ -55,13 +55,13 @@ def _read_records(folder: Path, step: int | None, limit: int) -> dict[str, Any]:
 
 def _find_newest(history: JournalRecords, limit: int) -> list[Any]:
     """Return the entries of the newest `limit` steps."""
-    steps = sorted({link.step for link in history.links if link.kind.is_step})
+    steps = sorted({link.step for link in history.links if link.kind.is_step or link.covered})
     first = steps[-limit] if 0 < limit < len(steps) else 0
     return [link for link in history.links if link.step >= first]
 
 
 def _find_step(history: JournalRecords, folder: Path, step: int) -> list[Any]:
-    found = [link for link in history.links if link.step == step]
+    found = [link for link in history.links if link.step - link.covered < step <= link.step or link.step == step]
     if not found:
         steps = [link.step for link in history.links]
         found_instead = f"the log holds steps {min(steps)} to {max(steps)}" if steps else "the log is empty"
@@ -105,7 +105,15 @@ def _make_row(unit: Sequence[Record]) -> list[object]:
     lr = ", ".join(dict.fromkeys(screen.number(to_json(value)) for value in first.lr))
     scalars = " ".join(f"{name}={screen.number(value)}" for name, value in last.scalars.items())
     kind = first.kind if first.is_committed else f"{first.kind}, not committed"
-    return [first.step, kind, first.optimizer, first.tensors, screen.size(sum(r.stored_bytes for r in unit)), lr, scalars]
+    return [
+        first.step if not last.covered else f"{last.step - last.covered + 1} to {last.step}",
+        kind,
+        first.optimizer,
+        first.tensors,
+        screen.size(sum(r.stored_bytes for r in unit)),
+        lr,
+        scalars,
+    ]
 
 
 def _draw_records(rank: dict[str, Any]) -> list[RenderableType]:
@@ -117,6 +125,7 @@ def _draw_records(rank: dict[str, Any]) -> list[RenderableType]:
             "step": record["step"],
             "kind": record["kind"],
             "entry": place,
+            "covers": _describe_covered(record),
             "scalars": _describe_value(record.get("scalars", {})),
             "committed": "yes" if record["is_committed"] else "no",
         }
@@ -127,6 +136,13 @@ def _draw_records(rank: dict[str, Any]) -> list[RenderableType]:
         parts += [_pieces(record["pieces"])] if record.get("pieces") else []
         parts.append("")
     return parts
+
+
+def _describe_covered(record: dict[str, Any]) -> str:
+    """Return the steps that a boundary covers without their tensors; "" if there are none."""
+    covered = record.get("covered", 0)
+    first, last = record["step"] - covered + 1, record["step"]
+    return f"steps {first} to {last}, without tensors: only training can compute them again" if covered else ""
 
 
 def _describe_value(value: Any) -> str:

@@ -101,8 +101,8 @@ class _Choice:
         if not any(link.kind.is_boundary for link in links):
             return False  # Without a boundary, it is not known which entries are committed.
         if self._step is not None:
-            return any(link.step == self._step for link in links)
-        return self._is_all or len({link.step for link in links if link.kind.is_step}) >= self._newest
+            return any(link.step - link.covered < self._step <= link.step or link.step == self._step for link in links)
+        return self._is_all or len({link.step for link in links if link.kind.is_step or link.covered}) >= self._newest
 
 
 @dataclass(slots=True)
@@ -112,6 +112,7 @@ class Record:
     Attributes:
         kind: gradients, weights, image, boundary or damaged.
         is_boundary: True if the record ends a unit.
+        covered: the number of steps that the record covers without their tensors.
     """
 
     sequence: int
@@ -126,6 +127,7 @@ class Record:
     segment: str = ""
     is_committed: bool = True
     is_boundary: bool = False
+    covered: int = 0
 
 
 def list_records(history: JournalRecords, wanted: Sequence[Link], problems: list[str]) -> Iterator[Record]:
@@ -150,6 +152,7 @@ def list_records(history: JournalRecords, wanted: Sequence[Link], problems: list
             link.segment.path.name,
             committed,
             link.kind.is_boundary,
+            link.covered,
         )
 
 
@@ -172,6 +175,7 @@ def show_records(history: JournalRecords, wanted: Sequence[Link], problems: list
             **place,
             "kind": _kind_of(entry, body),
             "is_boundary": link.kind.is_boundary,
+            "covered": link.covered,
             "timeline": link.segment.row.timeline,
             "chain": f"{entry.head.chain:016x}",
             "digest": f"{entry.head.digest:016x}",

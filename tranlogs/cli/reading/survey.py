@@ -27,7 +27,7 @@ from ...rebuild_catalog import read_files
 from ...recovery.group.journals import get_world, is_of_group, read_environment
 from ...recovery.history import ScannedSegment, build_history
 from ...recovery.journal_facts import read_catalog, read_unlisted, scan_segment, sort_newest_first
-from ...recovery.recovery_plan import RecoveryPlan, plan_recovery
+from ...recovery.recovery_plan import RecoveryPlan, has_later_boundary, plan_recovery
 from ...retention.evaluations import EvaluationRow, read_newest_first, read_values
 from ...retention.lost_work import LostWork, estimate_lost_work, has_store
 from .find_journals import read_consistently
@@ -127,6 +127,7 @@ class Survey:
                 "step": self.plan.position.step,
                 "checkpoint": self.plan.checkpoint.name,
                 "replay_steps": self.plan.position.step - self.plan.checkpoint.step,
+                "computed_again": self.plan.end.step - self.plan.position.step,
             }
         return {
             "folder": self.folder,
@@ -367,11 +368,10 @@ def _set_plan(
     except RecoveryError as error:
         found.problems.append(str(error))
         return
-    found.watermarks = replace(
-        found.watermarks, committed=found.plan.position.step, synced=min(found.watermarks.synced, found.plan.position.step)
-    )
-    if found.plan.has_later:
-        found.problems += history.holes or [f"committed steps after {found.plan.position.step} cannot be recovered"]
+    end = found.plan.end
+    found.watermarks = replace(found.watermarks, committed=end.step, synced=min(found.watermarks.synced, end.step))
+    if has_later_boundary(history, [row for row in found.checkpoints if is_on_lineage(row, limits)], end):
+        found.problems += history.holes or [f"committed steps after {end.step} cannot be recovered"]
 
 
 def describe_monitor(found: Survey) -> list[tuple[str, object]]:

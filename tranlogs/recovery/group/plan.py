@@ -82,7 +82,7 @@ class RankPlanner:
         if links:
             head = links[-1].location.head
             position = Position(head.sequence, head.step, head.digest, timeline)
-        has_later = has_later_boundary(log.history, log.checkpoints, position)
+        has_later = has_later_boundary(log.recorded, log.checkpoints, position)
         note = f"loaded weights and optimizer state from rank {base.rank}'s checkpoint of step {row.step}"
         return RecoveryPlan(row, tuple(links), position, has_later, (note,) if source is not None else (), source)
 
