@@ -157,7 +157,7 @@ def test_the_newest_of_the_checkpoints_that_reach_as_far_is_the_start() -> None:
 
 def test_a_checkpoint_at_the_landing_needs_no_replay() -> None:
     plan = Run().steps(4).checkpoint().plan()
-    assert (plan.checkpoint.step, plan.links, plan.position.step) == (4, (), 4)
+    assert (plan.checkpoint.step, list(plan.links), plan.position.step) == (4, [], 4)
 
 
 def test_a_checkpoint_counts_though_its_boundary_is_lost() -> None:

@@ -283,6 +283,7 @@ def execute_plan(
     body: dict[str, Any] = {}
     parts: dict[str, bytes] = {}
     before, scalars_before = earlier or ({}, [])
+    links = tuple(plan.links)  # of a Run, each pass over the links would make them again
     with open_planned_checkpoint(folder, plan) as checkpoint:
         differences = state.differences(checkpoint)
         if differences:
@@ -290,9 +291,9 @@ def execute_plan(
         state.restore(checkpoint)
         hit("recovery.restored")
         loaded = time.monotonic()
-        redone = _redo_entries(state, plan.links, progress)
-        if plan.links:
-            body, parts = read_boundary(state, plan.links[-1])
+        redone = _redo_entries(state, links, progress)
+        if links:
+            body, parts = read_boundary(state, links[-1])
             state.set_auxiliary({**body, **before})
         hit("recovery.replayed")
     return Recovered(
@@ -305,7 +306,7 @@ def execute_plan(
         divergence=redone.divergence,
         scalars=[*scalars_before, *redone.scalars],
         notes=[*plan.notes, *notes],
-        log_bytes=sum(link.location.head.payload_bytes for link in plan.links),
+        log_bytes=sum(link.location.head.payload_bytes for link in links),
         parts=parts,
     )
 

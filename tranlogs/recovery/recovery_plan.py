@@ -23,7 +23,7 @@ from ..base.errors import RecoveryError
 from ..catalog import CheckpointRow
 from ..catalog.lineage import Limits, is_on_lineage
 from ..log.record_format import Position
-from .history import History, Link
+from .history import History, Link, Run
 
 _HOLES_MAX = 3  # listed one by one; a power cut can leave hundreds after what was synced
 
@@ -44,12 +44,12 @@ class RecoveryPlan:
     """
 
     checkpoint: CheckpointRow
-    links: tuple[Link, ...]
+    links: Sequence[Link]
     position: Position
     has_later: bool
     notes: tuple[str, ...]
     source: Path | None = None
-    recomputed: tuple[Link, ...] = ()
+    recomputed: Sequence[Link] = ()
 
     @property
     def end(self) -> Position:
@@ -95,7 +95,7 @@ def plan_recovery(
     def is_wanted(at: CheckpointRow | Link) -> bool:
         return (step is None or at.step <= step) and (sequence is None or at.sequence <= sequence)
 
-    best: tuple[CheckpointRow, list[Link], list[Link]] | None = None  # with the entries to redo, and those to compute again
+    best: tuple[CheckpointRow, Run, Run] | None = None  # with the entries to redo, and those to compute again
     ends = (
         link.sequence for run in reversed(history.runs) for link in reversed(run) if link.kind.is_boundary and is_wanted(link)
     )
@@ -104,7 +104,7 @@ def plan_recovery(
         links = history.after(row)
         links = links[: bisect.bisect_left(links, True, key=lambda link: not is_wanted(link))]  # both numbers only rise
         links = _cut_to_boundary(_cut_damage(links, last_good or {}))
-        redone = _cut_to_boundary(links[: next((i for i, link in enumerate(links) if link.covered), len(links))])
+        redone = _cut_to_boundary(links[: links.find_covered()])
         option = row, redone, links[len(redone) :]
         if best is None or _get_end(row, redone) > _get_end(*best[:2]):
             best = option
@@ -116,7 +116,7 @@ def plan_recovery(
     position = _position_after(redone, Position(row.sequence, row.step, int(row.chain, 16), timeline))
     on_lineage = [row for row in checkpoints if is_on_lineage(row, limits)]
     has_later = has_later_boundary(history, on_lineage, position)
-    plan = RecoveryPlan(row, tuple(redone), position, has_later, (), recomputed=tuple(recomputed))
+    plan = RecoveryPlan(row, redone, position, has_later, (), recomputed=recomputed)
     if step is not None and plan.end.step != step:
         raise RecoveryError(_describe_not_covered(step, usable, history))
     if step is not None and position.step != step:
@@ -145,7 +145,7 @@ def has_later_boundary(history: History, checkpoints: Sequence[CheckpointRow], p
     return any(row.sequence > position.sequence for row in checkpoints)
 
 
-def _cut_damage(links: list[Link], last_good: dict[int, int]) -> list[Link]:
+def _cut_damage(links: Run, last_good: dict[int, int]) -> Run:
     """Return the links before the first damaged entry."""
     for i, link in enumerate(links if last_good else ()):
         limit = last_good.get(link.segment.row.ordinal)
@@ -154,7 +154,7 @@ def _cut_damage(links: list[Link], last_good: dict[int, int]) -> list[Link]:
     return links
 
 
-def _cut_to_boundary(links: list[Link]) -> list[Link]:
+def _cut_to_boundary(links: Run) -> Run:
     """Return the links up to the last boundary."""
     end = len(links)
     while end and not links[end - 1].kind.is_boundary:

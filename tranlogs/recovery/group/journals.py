@@ -292,7 +292,7 @@ def _has_records(segment: ScannedSegment) -> bool:
     return any(location.head.kind != EntryKind.SEGMENT for location in segment.locations)
 
 
-def _summarize_ranges(runs: Sequence[list[Link]], sequences: Collection[int]) -> tuple[list[LogRange], dict[int, int]]:
+def _summarize_ranges(runs: Sequence[Sequence[Link]], sequences: Collection[int]) -> tuple[list[LogRange], dict[int, int]]:
     """Return the ranges of a log, and which of the boundaries at its step, from 1, each boundary in `sequences` is."""
     ranges, numbers = list[LogRange](), dict[int, int]()
     for run in runs:
