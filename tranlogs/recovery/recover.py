@@ -239,7 +239,7 @@ class _DamagePlanner:
             self._history = build_history(read_facts(self._folder).segments, self._limits)
             return
         self.notes.append(str(damage.error))
-        good = find_last_sound_boundary(links) if damage.link is links[-1] else damage.link.sequence - 1
+        good = find_last_sound_boundary(links) if damage.link.sequence == links[-1].sequence else damage.link.sequence - 1
         ordinal = damage.link.segment.row.ordinal
         self._last_good[ordinal] = min(good, self._last_good.get(ordinal, good))
 
