@@ -33,6 +33,7 @@ from .recovery.journal_facts import (
     scan_segment,
     sort_newest_first,
 )
+from .recovery.recovery_plan import describe_refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +257,8 @@ def _verify_history(folder: Path, known: CatalogContents, history: History, limi
     if history.runs and not checkpoints:
         yield Problem(folder / "checkpoints", "there is no checkpoint to recover from")
         return
+    for link, step in history.refused:
+        yield Problem(link.segment.path, describe_refused(link, step), link.step)
     starts = {(row.sequence, int(row.chain, 16)) for row in checkpoints}
     oldest = max(min((row.sequence for row in checkpoints), default=0), known.pruned)  # Earlier holes are not damage.
     before: Link | None = None

@@ -32,7 +32,8 @@ def test_status_as_json(cli: Cli, run: Path) -> None:
     assert (found["problems"], rank["framework"], rank["incidents"]) == ([], "torch", [])
     assert (rank["writer"]["is_alive"], rank["monitor"], rank["evaluation"]) == (False, None, None)
     assert rank["watermarks"]["committed"] == STEPS
-    assert rank["recovery"] == {"step": STEPS, "checkpoint": rank["checkpoints"][-1]["name"], "replay_steps": 1}
+    name = rank["checkpoints"][-1]["name"]
+    assert rank["recovery"] == {"step": STEPS, "checkpoint": name, "replay_steps": 1, "computed_again": 0}
     assert [row["step"] for row in rank["checkpoints"]] == [0, 4, 8]
     assert {row["state"] for row in rank["segments"]} == {"sealed"}
     assert 0 < rank["bytes"]["log"] <= rank["bytes"]["allocated"]

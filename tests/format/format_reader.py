@@ -37,6 +37,7 @@ class DocumentEntry:
     tensors: dict[str, Any] = field(default_factory=dict)  # bytes; (indices, values) of sparse ones; None
     body: Any = None
     boundary: Any = None
+    covered: int = 0
     digests: bytes = b""
     scalars: dict[str, float] = field(default_factory=dict)
 
@@ -112,14 +113,17 @@ class DocumentSegment:
 
     def entries(self) -> list[DocumentEntry]:
         """The first is the SEGMENT record; the others are checked to be chained."""
-        found, chain = [], None
+        found, chain = list[DocumentEntry](), None
         for at in self.places:
             head = self.raw[at : at + 64]
-            sequence, step, kind = struct.unpack_from("<QQB", head, 16)
+            sequence, step, kind, _, covered = struct.unpack_from("<QQBBH", head, 16)
             (before,) = struct.unpack_from("<Q", head, 56)
             assert chain in (None, before)
+            assert not covered or KINDS[kind] == "BOUNDARY"
+            assert not found or step == found[-1].step + covered + (KINDS[kind] in ("STEP", "UNIT"))
             chain = before if KINDS[kind] == "SEGMENT" else xxhash.xxh3_64_intdigest(head)
             found.append(self._entry(at, KINDS[kind], sequence, step))
+            found[-1].covered = covered
         return found
 
     def _sections(self, at: int) -> tuple[tuple[int, int, int], list[bytes]]:

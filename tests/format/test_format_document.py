@@ -117,8 +117,8 @@ def assert_reads_the_same(path: Path) -> set[int]:
     [segment] = [segment for segment in read_facts(path.parent.parent).segments if segment.path == path]
     with SegmentReader(path) as reader:
         for found, entry in zip(entries, reader.entries(list(segment.locations)), strict=True):
-            head = (entry.kind.name, entry.head.sequence, entry.step, entry.scalars)
-            assert (found.kind, found.sequence, found.step, found.scalars) == head
+            head = (entry.kind.name, entry.head.sequence, entry.step, entry.head.covered, entry.scalars)
+            assert (found.kind, found.sequence, found.step, found.covered, found.scalars) == head
             assert found.digests == entry.digests
             assert found.body == comparable(entry.body())
             assert found.boundary == (comparable(entry.boundary()) if entry.kind.is_boundary else None)
@@ -137,18 +137,24 @@ def test_every_form_of_record_is_read_from_the_document(tmp_path: Path) -> None:
     bare = BareLog(tmp_path / "rank0")
     log = bare.open()
     encoder = log.encoder
+    at = 0
     for step in range(1, 6):
-        log.append(EntryKind.STEP, step, Payload.of(tensors()), encoder.whole(BODY, None), b"12345678")
-        log.append(EntryKind.STEP, step, Payload.of(tensors()[step:]), encoder.whole({"lr": 0.1}, None), b"x" * step)
-        log.append(EntryKind.IMAGE, step, Payload.of(tensors()[:2]), encoder.whole({}, None))
+        log.append(EntryKind.STEP, at + 1, Payload.of(tensors()), encoder.whole(BODY, None), b"12345678")
+        log.append(EntryKind.STEP, at + 2, Payload.of(tensors()[step:]), encoder.whole({"lr": 0.1}, None), b"x" * step)
+        at += 2
+        log.append(EntryKind.IMAGE, at, Payload.of(tensors()[:2]), encoder.whole({}, None))
         below = {"epoch": step // 2, "words": tree.Fixed([tree.Fixed(np.arange(300) + step // 3), step // 2]), "at": step}
         body = {"rng": list(range(step, 500)) + [0] * step, "changing": np.arange(4000.0) * (step // 2), "below": below, **BODY}
         if step % 3 == 1:
             body["sometimes"] = {"again": tree.Fixed(step)}
-        log.append(EntryKind.BOUNDARY, step, NO_TENSORS, encoder.parts(body, None), scalars={"loss": 0.5})
+        log.append(EntryKind.BOUNDARY, at, NO_TENSORS, encoder.parts(body, None), scalars={"loss": 0.5})
+        at += 10 * step
+        parts = encoder.parts({**body, "at": at}, None)
+        log.append(EntryKind.BOUNDARY, at, NO_TENSORS, parts, b"of the state", scalars={"loss": 0.4}, covered=10 * step)
         for last in (BODY, {"lr": 0.1}, {"lr": step}):
             both = encoder.whole(last, None) | encoder.parts({**body, "n": step}, None)
-            log.append(EntryKind.UNIT, step, Payload.of(tensors()[:2]), both, b"87654321", scalars={"loss": 0.25})
+            at += 1
+            log.append(EntryKind.UNIT, at, Payload.of(tensors()[:2]), both, b"87654321", scalars={"loss": 0.25})
         if step == 3:
             log.forget_definitions()
     log.close()

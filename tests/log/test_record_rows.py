@@ -28,14 +28,12 @@ PAYLOAD = 100
 
 
 def rows(ordinal: int, sequences: range) -> list[RecordRow]:
-    """Records without a gap, of which each step has two."""
-    made, offset = [], sequences.start * extent_end(0, PAYLOAD, 0)
-    for sequence in sequences:
-        head = pack_head(ordinal, sequence, sequence // 2, EntryKind.STEP, PAYLOAD, b"", digest(bytes(64)))
-        end = extent_end(offset, PAYLOAD, 0)
-        made.append(RecordRow(ordinal, sequence, offset, end, head))
-        offset = end
-    return made
+    """Records without a gap, each a step."""
+    made, size, head = list[RecordRow](), extent_end(0, PAYLOAD, 0), bytes(64)
+    for sequence in range(sequences.stop):
+        head = pack_head(ordinal, sequence, sequence, EntryKind.STEP, PAYLOAD, b"", digest(head))
+        made.append(RecordRow(ordinal, sequence, sequence * size, (sequence + 1) * size, head))
+    return made[sequences.start :]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ MUTANTS: tuple[Mutant, ...] = (
         position = self.position
         is_first = kind == EntryKind.SEGMENT
         sequence = position.sequence if is_first else position.sequence + 1
-        head = pack_head(segment.segment_id, sequence, step, kind, payload_bytes, description, position.chain)
+        head = pack_head(segment.segment_id, sequence, step, kind, payload_bytes, description, position.chain, covered)
         hit("log.before_commit")
         segment.write_head(head, offset)  # commit point for a killed process
 """,
@@ -21,7 +21,7 @@ MUTANTS: tuple[Mutant, ...] = (
         position = self.position
         is_first = kind == EntryKind.SEGMENT
         sequence = position.sequence if is_first else position.sequence + 1
-        head = pack_head(segment.segment_id, sequence, step, kind, payload_bytes, description, position.chain)
+        head = pack_head(segment.segment_id, sequence, step, kind, payload_bytes, description, position.chain, covered)
         hit("log.before_commit")
         segment.write_head(head, offset)  # commit point for a killed process
         segment.write([*pieces.pending, *rest] if is_pending else rest, start)
@@ -39,12 +39,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "a record that fails has defined what later ones refer to",
         "tranlogs/log/writer.py",
         """\
-            after = self._write(record, pieces, kind, step, description, placed)
+            after = self._write(record, pieces, kind, step, description, placed, covered)
             definitions.written(record.payload.layout, placed, pack_place(pieces.offset, after.chain))
 """,
         """\
             definitions.written(record.payload.layout, placed, pack_place(pieces.offset, self.position.chain))
-            after = self._write(record, pieces, kind, step, description, placed)
+            after = self._write(record, pieces, kind, step, description, placed, covered)
 """,
         ("tests/log/test_contents.py::test_a_record_that_failed_does_not_spoil_what_later_ones_refer_to",),
     ),
@@ -93,7 +93,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "recovery lands on a step that has no boundary",
         "tranlogs/recovery/recovery_plan.py",
-        "        while links and not links[-1].kind.is_boundary:\n            links.pop()\n",
+        "    while end and not links[end - 1].kind.is_boundary:\n        end -= 1\n",
         "",
         ("tests/recovery/test_plan.py::test_where_recovery_starts_and_lands",),
     ),

@@ -12,7 +12,7 @@ from tranlogs.base.errors import RecoveryError
 from tranlogs.catalog import CheckpointRow, SegmentRow, TimelineRow
 from tranlogs.catalog.lineage import is_on_lineage, trace_lineage
 from tranlogs.log.record_format import EntryKind, Head, Location, pack_head, unpack_head
-from tranlogs.recovery.history import History, ScannedSegment, build_history
+from tranlogs.recovery.history import History, ScannedSegment, build_history, find_last_unit, without_unlogged_steps
 from tranlogs.recovery.recovery_plan import RecoveryPlan, plan_recovery
 
 STEP, IMAGE, BOUNDARY, UNIT = EntryKind.STEP, EntryKind.IMAGE, EntryKind.BOUNDARY, EntryKind.UNIT
@@ -44,9 +44,9 @@ class Run:
         self._place(EntryKind.SEGMENT, self.sequence, self.chain)
         return self
 
-    def _place(self, kind: EntryKind, sequence: int, chain: int) -> Head:
+    def _place(self, kind: EntryKind, sequence: int, chain: int, covered: int = 0) -> Head:
         segment = self.segments[-1]
-        head = unpack_head(pack_head(segment.row.ordinal, sequence, self.step, kind, 0, b"", chain))
+        head = unpack_head(pack_head(segment.row.ordinal, sequence, self.step, kind, 0, b"", chain, covered))
         assert head is not None
         assert isinstance(segment.locations, list)
         segment.locations.append(Location(head, 0))
@@ -59,6 +59,15 @@ class Run:
             self.chain = self._place(kind, self.sequence, self.chain).digest
             if kind.is_boundary:
                 self.places[self.step] = self.sequence, self.step, self.chain
+        return self
+
+    def cover(self, *counts: int, names: int = 0) -> Run:
+        """Boundaries that cover steps without tensors; `names` is added to the step that they name."""
+        for count in counts:
+            self.step += count + names
+            self.sequence += 1
+            self.chain = self._place(BOUNDARY, self.sequence, self.chain, count).digest
+            self.places[self.step] = self.sequence, self.step, self.chain
         return self
 
     def steps(self, count: int) -> Run:
@@ -287,3 +296,69 @@ def test_a_lineage_stops_where_a_timeline_is_unknown_and_at_a_cycle() -> None:
     limits = trace_lineage([TimelineRow(1), TimelineRow(2, 1, 10)], 2)
     rows = [CheckpointRow("x", 1, at, "0", timeline, 1, 0.0) for timeline, at in ((1, 10), (1, 11), (2, 99), (3, 1))]
     assert [is_on_lineage(row, limits) for row in rows] == [True, False, True, False]
+
+
+# Steps without tensors.
+
+
+@pytest.mark.parametrize(
+    ("run", "checkpoint", "redone_to", "end"),
+    [
+        (Run().cover(5), 0, 0, 5),
+        (Run().cover(5, 1, 7), 0, 0, 13),
+        (Run().steps(3).cover(5).steps(2), 0, 3, 10),
+        (Run().steps(3).cover(5).checkpoint().steps(2), 8, 10, 10),
+        (Run().steps(3).checkpoint().cover(5).log(STEP), 3, 3, 8),
+        (Run().steps(3).cover(5).checkpoint().cover(4), 8, 8, 12),
+        (Run().steps(2).log(STEP, IMAGE).cover(5), 0, 2, 8),
+        (Run().cover(5).log(BOUNDARY), 0, 0, 5),
+    ],
+)
+def test_redo_ends_before_the_first_steps_without_tensors(run: Run, checkpoint: int, redone_to: int, end: int) -> None:
+    plan = run.plan()
+    assert (plan.checkpoint.step, plan.position.step, plan.end.step) == (checkpoint, redone_to, end)
+    assert not any(link.covered for link in plan.links)
+    assert not plan.links or plan.links[-1].kind.is_boundary
+    assert [link.sequence for link in plan.links] == list(range(plan.checkpoint.sequence + 1, plan.position.sequence + 1))
+    assert [link.sequence for link in plan.recomputed] == list(range(plan.position.sequence + 1, plan.end.sequence + 1))
+    assert plan.has_later == bool(plan.recomputed)
+    assert not plan.notes
+
+
+def test_a_step_without_tensors_is_refused_with_the_step_that_redo_reaches() -> None:
+    run = Run().steps(3).cover(5).log(UNIT)
+    assert run.plan(3).position.step == 3
+    for step in (8, 9):
+        with pytest.raises(RecoveryError, match=f"step {step} cannot be redone: .* of steps 4 to {step}.*redo reaches step 3"):
+            run.plan(step)
+    with pytest.raises(RecoveryError, match="step 5 is not covered"):
+        run.plan(5)
+
+
+@pytest.mark.parametrize("names", [-1, 1])
+def test_a_boundary_whose_step_does_not_fit_its_chain_ends_the_log_and_is_named(names: int) -> None:
+    run = Run().steps(3).cover(5, names=names).steps(1)
+    plan = run.plan()
+    assert (plan.position.step, plan.end.step) == (3, 3)
+    assert any(f"names step {8 + names}, which cannot follow step 3" in note for note in plan.notes)
+
+
+def test_only_a_boundary_covers_steps() -> None:
+    head = unpack_head(pack_head(1, 1, 9, BOUNDARY, 0, b"", 0, 5))
+    assert head is not None
+    follows = {(kind, at) for kind in EntryKind for at in range(20) if head._replace(kind=kind).can_follow(at)}
+    assert follows == {(BOUNDARY, 4)}
+    follows = {(kind, at) for kind in EntryKind for at in range(20) if head._replace(kind=kind, covered=0).can_follow(at)}
+    assert follows == {(STEP, 8), (UNIT, 8), (EntryKind.SEGMENT, 9), (IMAGE, 9), (BOUNDARY, 9)}
+
+
+def test_the_newest_unit_is_not_one_without_tensors() -> None:
+    run = Run().steps(3).cover(5).log(BOUNDARY)
+    assert find_last_unit(run.history, run.checkpoints, run.plan().end) is None
+    assert find_last_unit(run.history, run.checkpoints, run.plan().position) is not None
+
+
+def test_a_group_redoes_what_a_checkpoint_leads_to_without_steps_of_no_tensors() -> None:
+    run = Run().steps(3).cover(5).steps(2).checkpoint().steps(2).cover(1).checkpoint().cover(2)
+    runs = without_unlogged_steps(run.history, run.checkpoints).runs
+    assert [sorted({link.step for link in run}) for run in runs] == [[1, 2, 3], [11, 12]]

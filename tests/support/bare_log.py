@@ -68,7 +68,7 @@ class BareLog:
         """The entries of the first unbroken run, oldest first."""
         facts = read_facts(self.folder)
         history = build_history(facts.segments, trace_lineage(facts.timelines, facts.timeline))
-        return history.runs[0] if history.runs else []
+        return list(history.runs[0]) if history.runs else []
 
     def contents(self) -> list[tuple[EntryKind, int, dict[str, bytes | None], Any]]:
         """Kind, step, tensors and body of every entry of the first unbroken run; a step that ends its unit counts as two."""

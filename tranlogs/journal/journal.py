@@ -305,6 +305,8 @@ class Journal:
         *,
         scalars: Scalars | None = None,
         checkpoint: bool | None = None,
+        covered: int = 0,
+        digests: bytes = b"",
     ) -> None:
         """Commit everything since the last boundary; take a checkpoint if one is due.
 
@@ -313,15 +315,20 @@ class Journal:
             snapshot: returns the whole state, as views of live memory; called only if a checkpoint is taken now.
             scalars: the loop's scalars of this unit (loss, accuracy).
             checkpoint: True takes a checkpoint in any case, False takes none; None asks the policy.
+            covered: the number of steps since the last record of which no tensors are logged. Recovery does not redo them:
+                training has to compute them again.
+            digests: fingerprint of the state after these steps.
         """
+        if self.is_writer:
+            hit("boundary.before")
+            self.start()
+        self.step += covered  # Like any step, they count whether or not they could be logged.
         if not self.is_writer:
             return
-        hit("boundary.before")
-        self.start()
         if self.is_suspended:
             self.log.try_to_resume(self.step, self.adapt, body, snapshot)
             return
-        self._append(EntryKind.BOUNDARY, NO_TENSORS, body, scalars=scalars)
+        self._append(EntryKind.BOUNDARY, NO_TENSORS, body, digests, scalars, covered)
         hit("boundary.after")
         if self.log.wal is not None and checkpoint is not False and (checkpoint or self.is_checkpoint_due()):
             self.checkpoint(snapshot())
@@ -337,13 +344,19 @@ class Journal:
         return self.log.writer
 
     def _append(
-        self, kind: EntryKind, payload: Payload, body: dict[str, Any], digests: bytes = b"", scalars: Scalars | None = None
+        self,
+        kind: EntryKind,
+        payload: Payload,
+        body: dict[str, Any],
+        digests: bytes = b"",
+        scalars: Scalars | None = None,
+        covered: int = 0,
     ) -> None:
         writer = self._open_writer()
         if writer is None:
             return
         try:
-            writer.append(payload, RecordContent(kind, self.step, body, digests, self.adapt, scalars))
+            writer.append(payload, RecordContent(kind, self.step, body, digests, self.adapt, scalars, covered))
         except SUSPENDING_ERRORS as error:
             self._suspend(error)
 

@@ -18,7 +18,7 @@ from ..encoding import tree
 from ..log.layout import Payload
 from ..log.payload_writer import Record
 from ..log.record_body import BodyEncoder, EncodedBody, Part, body_bytes
-from ..log.record_format import EntryKind
+from ..log.record_format import COVERED_MAX, EntryKind
 from ..log.segment_definitions import Scalars
 from ..log.writer import WriteAheadLog
 from ..log.writer_thread import BufferPool, WriterThread
@@ -37,6 +37,7 @@ class RecordContent:
         digests: fingerprint of the state after the step.
         adapt: turns the framework's values in the body into arrays and extensions.
         scalars: numbers that the loop logs for its curves.
+        covered: the number of steps before a boundary that have no records.
     """
 
     kind: EntryKind
@@ -45,6 +46,7 @@ class RecordContent:
     digests: bytes = b""
     adapt: tree.Adapt | None = None
     scalars: Scalars | None = None
+    covered: int = 0
 
 
 class StepRecord(Protocol):
@@ -117,17 +119,19 @@ class LogWriter:
                 self._close_step()
                 self._commit(self._begin(payload), content)
                 return
-            self._require_step(content, self._step)
+            self._require_step(content, self._step + content.covered)
+            if content.covered > COVERED_MAX:
+                raise LogUnavailable(f"a boundary covers at most {COVERED_MAX} steps without tensors, got {content.covered}")
             body, held = encode_body(self._log.encoder, content), self._held
-            is_end = content.kind == EntryKind.BOUNDARY
-            if held is not None and is_end and held.has_room(body_bytes(body)):
+            ends_step = content.kind == EntryKind.BOUNDARY and not content.covered
+            if held is not None and ends_step and held.has_room(body_bytes(body)):
                 self._held = None
                 self._write(held, EntryKind.UNIT, {**held.body, **body}, content.scalars)
                 return
             self._close_step()
             record = self._begin(payload, body_bytes(body))
-            record.step, record.digests = content.step, content.digests
-            self._write(record, content.kind, body, content.scalars)
+            record.step, record.digests, self._step = content.step, content.digests, content.step
+            self._write(record, content.kind, body, content.scalars, content.covered)
 
     def close_held(self) -> None:
         """Close the record of the step that waits for its boundary, unless another thread writes now. Any thread may call this.
@@ -183,14 +187,16 @@ class LogWriter:
             return self._log.begin(payload, more)
         return Record(copy_payload(self._thread.pool, payload))
 
-    def _write(self, record: Record, kind: EntryKind, body: EncodedBody, scalars: Scalars | None) -> None:
+    def _write(self, record: Record, kind: EntryKind, body: EncodedBody, scalars: Scalars | None, covered: int = 0) -> None:
         """Finish a record."""
         if self._thread is None:
-            self._log.commit(record, kind, record.step, body, record.digests, scalars)
+            self._log.commit(record, kind, record.step, body, record.digests, scalars, covered)
         else:
-            self._queue(self._thread, record, kind, body, scalars)
+            self._queue(self._thread, record, kind, body, scalars, covered)
 
-    def _queue(self, thread: WriterThread, record: Record, kind: EntryKind, body: EncodedBody, scalars: Scalars | None) -> None:
+    def _queue(
+        self, thread: WriterThread, record: Record, kind: EntryKind, body: EncodedBody, scalars: Scalars | None, covered: int
+    ) -> None:
         """Queue a record with copies of its large arrays."""
         log, pool, payload = self._log, thread.pool, record.payload
         try:
@@ -205,7 +211,7 @@ class LogWriter:
         step, digests, record.is_open = record.step, record.digests, False
 
         def job() -> None:
-            log.append(kind, step, payload, parts, digests, scalars)
+            log.append(kind, step, payload, parts, digests, scalars, covered)
             for array in copies:
                 pool.give_back(array)
 

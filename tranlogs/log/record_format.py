@@ -17,7 +17,7 @@ The head is written last. After the process is killed, a record that has a head 
         24     8  step: optimizer updates applied once this record is redone
         32     1  kind (EntryKind)
         33     1  format version
-        34     2  reserved, zero
+        34     2  steps that a BOUNDARY covers without tensors; zero in other kinds
         36     4  length of the description
         40     8  length of the payload
         48     8  xxh3_64 of the description
@@ -49,10 +49,14 @@ checksum, which is compared when the piece is read.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple, overload
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from ..base.config import FORMAT_VERSION, META_BYTES_MAX
@@ -62,6 +66,7 @@ MAGIC = b"TLR2"
 HEAD = struct.Struct("<4sIQQQBBHIQQQ")
 ALIGNMENT = 64  # of records in their file
 PLACE_BITS = 40  # of an offset in a place
+COVERED_MAX = 0xFFFF  # steps that one boundary can cover
 FIXED = struct.Struct("<QQQ8I")
 assert HEAD.size == ALIGNMENT
 
@@ -97,18 +102,31 @@ class Position:
 
 
 class Head(NamedTuple):
-    """The decoded head of a record. `digest` is the chain value that the next record holds."""
+    """The decoded head of a record.
+
+    Attributes:
+        covered: the number of steps that a boundary covers without their tensors. They can only be computed again.
+        digest: the chain value that the next record holds.
+    """
 
     segment_id: int
     sequence: int
     step: int
     kind: EntryKind
     version: int
+    covered: int
     description_bytes: int
     payload_bytes: int
     description_sum: int
     chain: int
     digest: int
+
+    def can_follow(self, step: int) -> bool:
+        """Return True if the record can follow one of `step`. Only a redo record or a boundary that covers steps counts on."""
+        kind = self.kind
+        if self.covered:
+            return kind is EntryKind.BOUNDARY and self.step == step + self.covered
+        return self.step == step + (kind is EntryKind.UNIT or kind is EntryKind.STEP)
 
 
 class Location(NamedTuple):
@@ -156,19 +174,28 @@ def extent_end(offset: int, payload_bytes: int, description_bytes: int) -> int:
 
 
 def pack_head(
-    segment_id: int, sequence: int, step: int, kind: EntryKind, payload_bytes: int, description: bytes, chain: int
+    segment_id: int,
+    sequence: int,
+    step: int,
+    kind: EntryKind,
+    payload_bytes: int,
+    description: bytes,
+    chain: int,
+    covered: int = 0,
 ) -> bytes:
     """Return the 64 head bytes of a record."""
     assert len(description) <= META_BYTES_MAX, f"a description of {len(description)} bytes"
+    assert not covered or kind is EntryKind.BOUNDARY, f"a record of kind {kind.name} covers no steps"
     total = xxhash.xxh3_64_intdigest(description)
-    fields = (segment_id, sequence, step, int(kind), FORMAT_VERSION, 0, len(description), payload_bytes, total, chain)
+    identity = segment_id, sequence, step, int(kind), FORMAT_VERSION, covered
+    fields = *identity, len(description), payload_bytes, total, chain
     checksum = xxhash.xxh3_64_intdigest(HEAD.pack(MAGIC, 0, *fields)) & 0xFFFFFFFF
     return HEAD.pack(MAGIC, checksum, *fields)
 
 
 def repack_head(head: Head) -> bytes:
     """Return the 64 bytes of a head that was decoded."""
-    identity = head.segment_id, head.sequence, head.step, int(head.kind), head.version, 0
+    identity = head.segment_id, head.sequence, head.step, int(head.kind), head.version, head.covered
     fields = *identity, head.description_bytes, head.payload_bytes, head.description_sum, head.chain
     checksum = xxhash.xxh3_64_intdigest(HEAD.pack(MAGIC, 0, *fields)) & 0xFFFFFFFF
     return HEAD.pack(MAGIC, checksum, *fields)
@@ -187,15 +214,134 @@ def unpack_head(data: bytes | memoryview, at: int = 0) -> Head | None:
     raw = bytes(data[at : at + HEAD.size])
     if len(raw) < HEAD.size or not raw.startswith(MAGIC):
         return None
-    _, checksum, segment_id, sequence, step, kind, version, _, length, payload, total, chain = HEAD.unpack(raw)
+    _, checksum, segment_id, sequence, step, kind, version, covered, length, payload, total, chain = HEAD.unpack(raw)
     if checksum != xxhash.xxh3_64_intdigest(_MAGIC_ZERO + raw[8:]) & 0xFFFFFFFF or length > META_BYTES_MAX:
         return None
     known = _KINDS.get(kind, EntryKind.SEGMENT)
-    fields = segment_id, sequence, step, known, version, length, payload, total, chain, xxhash.xxh3_64_intdigest(raw)
+    identity = segment_id, sequence, step, known, version, covered
+    fields = *identity, length, payload, total, chain, xxhash.xxh3_64_intdigest(raw)
     return tuple.__new__(Head, fields)  # a scan makes a hundred thousand, and Head(...) takes twice the time
 
 
 _KINDS = {int(kind): kind for kind in EntryKind}
+
+_FIELDS = np.dtype(
+    [
+        ("magic", "S4"),
+        ("checksum", "<u4"),
+        ("segment_id", "<u8"),
+        ("sequence", "<u8"),
+        ("step", "<u8"),
+        ("kind", "u1"),
+        ("version", "u1"),
+        ("covered", "<u2"),
+        ("description_bytes", "<u4"),
+        ("payload_bytes", "<u8"),
+        ("description_sum", "<u8"),
+        ("chain", "<u8"),
+    ]
+)
+_HEAD_BYTES = struct.Struct(f"{HEAD.size}s")
+assert _FIELDS.itemsize == HEAD.size
+
+
+class Records(Sequence[Location]):
+    """Records of one segment, in the order of the file. A hundred thousand heads are kept as bytes and looked at as columns.
+
+    Attributes:
+        columns: the fields of all heads, by name.
+    """
+
+    def __init__(self, heads: bytes, offsets: npt.NDArray[np.int64]) -> None:
+        self._heads, self._offsets = heads, offsets
+        self.columns = np.frombuffer(heads, _FIELDS)
+
+    @classmethod
+    def join(cls, rows: Sequence[tuple[int, bytes]]) -> Records:
+        """Return the records of several extents, each given by its offset and the heads of the records that lie in it."""
+        heads = b"".join([row for _, row in rows])
+        sizes = _extents(np.frombuffer(heads, _FIELDS))
+        counts = [len(row) // HEAD.size for _, row in rows]
+        before = np.cumsum(sizes) - sizes  # as if there were no gap between two extents
+        firsts = np.cumsum([0, *counts])[:-1]
+        starts = np.array([offset for offset, _ in rows], np.int64) - (before[firsts] if len(before) else 0)
+        return cls(heads, before + np.repeat(starts, counts))
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> Location: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Location]: ...
+
+    def __getitem__(self, index: int | slice) -> Location | list[Location]:
+        if isinstance(index, slice):
+            return list(self.iterate(*index.indices(len(self))[:2]))
+        index += len(self) if index < 0 else 0
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return next(self.iterate(index, index + 1))
+
+    def __iter__(self) -> Iterator[Location]:
+        return self.iterate(0, len(self))
+
+    def iterate(self, start: int, stop: int) -> Iterator[Location]:
+        """Yield the records from one index up to another."""
+        data = self._heads[start * HEAD.size : stop * HEAD.size]
+        offsets, digests = self._offsets[start:stop].tolist(), _digests(data)
+        for offset, own, (_, _, id_, sequence, step, kind, *rest) in zip(offsets, digests, HEAD.iter_unpack(data), strict=True):
+            fields = id_, sequence, step, _KINDS.get(kind, EntryKind.SEGMENT), *rest, own
+            yield tuple.__new__(Location, (tuple.__new__(Head, fields), offset))
+
+    def extended(self, more: Sequence[Location]) -> Records:
+        """Return these records and further ones."""
+        heads = b"".join([self._heads, *(repack_head(one.head) for one in more)])
+        return Records(heads, np.append(self._offsets, np.array([one.offset for one in more], np.int64)))
+
+    def is_sound(self, segment_id: int) -> bool:
+        """Return True if the records are a chain that follows from the start of the file of a segment without gaps."""
+        found, offsets = self.columns, self._offsets
+        if not len(self) or offsets[0] or found["kind"][0] != EntryKind.SEGMENT:
+            return False
+        is_joined = np.array_equal(offsets[1:], (offsets + _extents(found))[:-1]) and bool((np.diff(offsets) > 0).all())
+        is_of_segment = bool((found["segment_id"] == segment_id).all())
+        # The next head names the digest of each head but the last.
+        return (
+            is_joined
+            and is_of_segment
+            and self.is_chained
+            and unpack_head(self._heads, len(self._heads) - HEAD.size) is not None
+        )
+
+    @cached_property
+    def is_chained(self) -> bool:
+        """True if each record but the first, which is outside the chain, can follow the one before."""
+        found = self.columns[1:]
+        kinds, covered = found["kind"], found["covered"]
+        if self.columns["kind"][0] != EntryKind.SEGMENT or EntryKind.SEGMENT in kinds:
+            return False
+        if not len(found):
+            return True
+        taken = covered + np.isin(kinds, (EntryKind.STEP, EntryKind.UNIT))
+        digests = np.fromiter(_digests(self._heads[HEAD.size : -HEAD.size]), np.uint64, len(found) - 1)
+        return bool(
+            (found["sequence"][1:] == found["sequence"][:-1] + np.uint64(1)).all()
+            and (found["step"][1:] == found["step"][:-1] + taken[1:].astype(np.uint64)).all()
+            and (kinds[covered > 0] == EntryKind.BOUNDARY).all()
+            and (found["chain"][1:] == digests).all()
+        )
+
+
+def _digests(heads: bytes) -> Iterator[int]:
+    return map(xxhash.xxh3_64_intdigest, (head for (head,) in _HEAD_BYTES.iter_unpack(heads)))
+
+
+def _extents(found: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return the bytes that records take in their file."""
+    nbytes = found["payload_bytes"].astype(np.int64) + found["description_bytes"] + (HEAD.size + ALIGNMENT - 1)
+    return nbytes // ALIGNMENT * ALIGNMENT  # type: ignore[no-any-return]
 
 
 def pack_place(offset: int, digest: int) -> int:

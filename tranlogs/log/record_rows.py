@@ -12,15 +12,15 @@ The records of one row follow each other in the file without a gap, so heads giv
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..catalog import SegmentRow, Tables, segment_key
-from .record_format import HEAD, Location, extent_end, repack_head, unpack_head
-from .scanner import is_contiguous
+from .record_format import HEAD, PLACE_BITS, Location, Records, repack_head
 
 _PREFIX = "record/"
 _OFFSET = struct.Struct("<Q")
+_OFFSET_MAX = 1 << PLACE_BITS
 _HEADS_MAX = 30
 _SWEPT_MAX = 200  # segments and rows that one transaction looks at
 
@@ -63,30 +63,23 @@ def _read_last(tables: Tables, ordinal: int) -> tuple[str, bytes, int]:
     last = tables.last_value(f"{_PREFIX}{ordinal:010d}/")
     if last is None:
         return "", b"", -1
-    locations = list(_unpack(*last))
-    return (*last, locations[-1].end) if locations else ("", b"", -1)
+    found = Records.join(_unpack([last]))
+    return (*last, found[-1].end) if found else ("", b"", -1)
 
 
-def read_records(tables: Tables, ordinal: int) -> list[Location]:
+def read_records(tables: Tables, ordinal: int) -> Records:
     """Return the records of a segment that have rows, in order.
 
     Raises:
         CorruptCatalog: a row is damaged.
     """
-    return [one for key, value in tables.values(f"{_PREFIX}{ordinal:010d}/") for one in _unpack(key, value)]
+    return Records.join(_unpack(tables.values(f"{_PREFIX}{ordinal:010d}/")))
 
 
-def _unpack(key: str, value: bytes) -> Iterator[Location]:
-    """Yield the records of a row. What does not follow from the record before it ends the row."""
-    if len(value) < _OFFSET.size:
-        return
-    (offset,) = _OFFSET.unpack_from(value)
-    for at in range(_OFFSET.size, len(value), HEAD.size):
-        head = unpack_head(value, at)
-        if head is None:
-            return
-        yield Location(head, offset)
-        offset = extent_end(offset, head.payload_bytes, head.description_bytes)
+def _unpack(rows: Iterable[tuple[str, bytes]]) -> list[tuple[int, bytes]]:
+    """Return of each row the offset of its first record, and its heads."""
+    sound = [value for _, value in rows if len(value) > _OFFSET.size and len(value) % HEAD.size == _OFFSET.size]
+    return [(min(_OFFSET.unpack_from(value)[0], _OFFSET_MAX), value[_OFFSET.size :]) for value in sound]
 
 
 def complete_records(tables: Tables, row: SegmentRow, found: Sequence[Location]) -> None:
@@ -96,7 +89,7 @@ def complete_records(tables: Tables, row: SegmentRow, found: Sequence[Location])
     replaced.
     """
     known = read_records(tables, row.ordinal)
-    if is_contiguous(known) and all(one.head.segment_id == row.number for one in known):
+    if known.is_sound(row.number):
         found = [one for one in found if one.head.sequence > known[-1].head.sequence]
     else:
         delete_records(tables, row.ordinal)

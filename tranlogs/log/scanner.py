@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from ..base.atomic_files import ReadFile
 from ..base.config import FORMAT_VERSION
 from ..base.errors import UnknownFormat
-from .record_format import ALIGNMENT, HEAD, MAGIC, EntryKind, Location, extent_end, unpack_head
+from .record_format import ALIGNMENT, HEAD, MAGIC, Location, Records, extent_end, unpack_head
 
 _WINDOW_BYTES = 1 << 16  # bytes in one read while going from head to head; small records share a read
 _SEARCH_BYTES = 4 << 20  # bytes in one read while searching
@@ -49,25 +49,15 @@ def scan(path: Path, segment_id: int, *, start: int = 0, last_sequence: int | No
     return found
 
 
-def refuse_newer(path: Path, found: Iterable[Location]) -> None:
+def refuse_newer(path: Path, found: Sequence[Location]) -> None:
     """Check the format versions of records.
 
     Raises:
         UnknownFormat: a record was written by another version.
     """
-    for location in found:
-        if location.head.version != FORMAT_VERSION:
-            raise UnknownFormat(path, location.head.version, FORMAT_VERSION)
-
-
-def is_contiguous(found: Sequence[Location]) -> bool:
-    """Return True if records follow each other without gaps from the start of their file."""
-    return bool(
-        found
-        and (found[0].offset, found[0].head.kind) == (0, EntryKind.SEGMENT)
-        and all(b.offset == a.end for a, b in itertools.pairwise(found))
-        and _is_unbroken(found)
-    )
+    versions = set(found.columns["version"].tolist()) if isinstance(found, Records) else {one.head.version for one in found}
+    if others := versions - {FORMAT_VERSION}:
+        raise UnknownFormat(path, max(others), FORMAT_VERSION)
 
 
 def _is_unbroken(found: Sequence[Location]) -> bool:

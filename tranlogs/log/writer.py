@@ -211,8 +211,12 @@ class WriteAheadLog:
         body: EncodedBody,
         digests: bytes = b"",
         scalars: Scalars | None = None,
+        covered: int = 0,
     ) -> Position:
         """Finish a record: wait until its payload is written, then write its description and its head.
+
+        Args:
+            covered: the number of steps that a boundary covers without their tensors.
 
         Raises:
             LogUnavailable: the disk is full or fails; the record is dropped.
@@ -224,7 +228,7 @@ class WriteAheadLog:
         try:
             pieces.prepare()
             description, placed = definitions.describe(kind, record.payload, pieces, body, digests, scalars)
-            after = self._write(record, pieces, kind, step, description, placed)
+            after = self._write(record, pieces, kind, step, description, placed, covered)
             definitions.written(record.payload.layout, placed, pack_place(pieces.offset, after.chain))
         except OSError as error:
             record.abort()
@@ -243,16 +247,24 @@ class WriteAheadLog:
         body: EncodedBody,
         digests: bytes = b"",
         scalars: Scalars | None = None,
+        covered: int = 0,
     ) -> Position:
-        """Write a whole record.
+        """Write a whole record. Arguments are those of `commit`.
 
         Raises:
             LogUnavailable: the disk is full or fails.
         """
-        return self.commit(self.begin(payload, body_bytes(body)), kind, step, body, digests, scalars)
+        return self.commit(self.begin(payload, body_bytes(body)), kind, step, body, digests, scalars, covered)
 
     def _write(
-        self, record: Record, pieces: PieceWriter, kind: EntryKind, step: int, description: bytes, placed: PlacedBody
+        self,
+        record: Record,
+        pieces: PieceWriter,
+        kind: EntryKind,
+        step: int,
+        description: bytes,
+        placed: PlacedBody,
+        covered: int,
     ) -> Position:
         """Write the bytes of a record that are not in the file yet, the head last."""
         segment, offset = pieces.segment, pieces.offset
@@ -267,7 +279,7 @@ class WriteAheadLog:
         position = self.position
         is_first = kind == EntryKind.SEGMENT
         sequence = position.sequence if is_first else position.sequence + 1
-        head = pack_head(segment.segment_id, sequence, step, kind, payload_bytes, description, position.chain)
+        head = pack_head(segment.segment_id, sequence, step, kind, payload_bytes, description, position.chain, covered)
         hit("log.before_commit")
         segment.write_head(head, offset)  # commit point for a killed process
         hit("log.after_commit")

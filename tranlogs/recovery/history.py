@@ -6,14 +6,16 @@ Training can compute the newest unit with a step again, to prove that it resumes
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, overload
+
+import numpy as np
 
 from ..catalog import CheckpointRow, SegmentRow
 from ..catalog.lineage import Limits
-from ..log.record_format import EntryKind, Location, Position
+from ..log.record_format import EntryKind, Location, Position, Records
 
 _UNITS_MAX = 100  # units without a step that may follow the newest unit with one
 
@@ -51,12 +53,93 @@ class Link(NamedTuple):
     def kind(self) -> EntryKind:
         return self.location.head.kind
 
+    @property
+    def covered(self) -> int:
+        """The number of steps that the entry covers without their tensors."""
+        return self.location.head.covered
+
     def without_step(self) -> Link:
         """Return the boundary of a record alone, for a state that has the step which the record redoes."""
         if self.kind != EntryKind.UNIT:
             return self
         head = self.location.head._replace(kind=EntryKind.BOUNDARY)
         return Link(self.location._replace(head=head), self.segment)
+
+
+class Run(Sequence[Link]):
+    """Entries that are chained without a hole. Links are made when they are asked for."""
+
+    def __init__(self) -> None:
+        self._pieces: list[tuple[ScannedSegment, int, int]] = []  # a segment, and which of its locations: from, up to
+        self._ends: list[int] = []  # of the pieces, in the run
+
+    @classmethod
+    def join(cls, runs: Iterable[Run]) -> Run:
+        """Return the entries of several runs in one sequence."""
+        found = cls()
+        for run in runs:
+            for piece in run._pieces:
+                found.extend(*piece)
+        return found
+
+    def extend(self, segment: ScannedSegment, start: int, end: int) -> None:
+        """Add entries of a segment, given by their indices in it."""
+        if start >= end:
+            return
+        total = len(self) + end - start
+        if self._pieces and self._pieces[-1][0] is segment and self._pieces[-1][2] == start:
+            start = self._pieces.pop()[1]
+            self._ends.pop()
+        self._pieces.append((segment, start, end))
+        self._ends.append(total)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Link: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Run: ...
+
+    def __getitem__(self, index: int | slice) -> Link | Run:
+        if isinstance(index, slice):
+            return self._cut(*index.indices(len(self))[:2])
+        index += len(self) if index < 0 else 0
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        at = bisect.bisect_right(self._ends, index)
+        segment, _, end = self._pieces[at]
+        return Link(segment.locations[end - (self._ends[at] - index)], segment)
+
+    def _cut(self, first: int, last: int) -> Run:
+        found = Run()
+        for (segment, start, end), total in zip(self._pieces, self._ends, strict=True):
+            begin = total - (end - start)  # of the piece, in the run
+            found.extend(segment, start + max(first - begin, 0), min(end, start + last - begin))
+        return found
+
+    def __iter__(self) -> Iterator[Link]:
+        for segment, start, end in self._pieces:
+            for location in _iterate(segment, start, end):
+                yield Link(location, segment)
+
+    def find_covered(self) -> int:
+        """Return the index of the first entry that covers steps without their tensors; the length of the run if none does."""
+        for (segment, start, end), total in zip(self._pieces, self._ends, strict=True):
+            found, locations = list[int](), segment.locations
+            if isinstance(locations, Records):
+                found = np.flatnonzero(locations.columns["covered"][start:end])[:1].tolist()
+            else:
+                found = [i for i, one in enumerate(locations[start:end]) if one.head.covered][:1]
+            if found:
+                return total - (end - start) + found[0]
+        return len(self)
+
+
+def _iterate(segment: ScannedSegment, start: int, end: int) -> Iterable[Location]:
+    locations = segment.locations
+    return locations.iterate(start, end) if isinstance(locations, Records) else locations[start:end]
 
 
 @dataclass(slots=True)
@@ -66,17 +149,18 @@ class History:
     Attributes:
         runs: runs of entries, each chained without a hole.
         holes: what is missing between them, one sentence each.
-        refused: entries that are not used although they are chained, one sentence each.
+        refused: entries that are not used although they are chained, because they name a step that cannot follow. With each,
+            the step that it was to follow.
     """
 
-    runs: list[list[Link]] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
     holes: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
+    refused: list[tuple[Link, int]] = field(default_factory=list)
 
-    def after(self, checkpoint: CheckpointRow) -> list[Link]:
+    def after(self, checkpoint: CheckpointRow) -> Run:
         """Return the entries after a checkpoint, up to the end of their run."""
         index, first = self.find_next(checkpoint)
-        return self.runs[index][first:] if index >= 0 else []
+        return self.runs[index][first:] if index >= 0 else Run()
 
     def find_next(self, checkpoint: CheckpointRow) -> tuple[int, int]:
         """Return the index of the run that continues after a checkpoint, and of the next entry in it; (-1, -1) if none does."""
@@ -85,7 +169,7 @@ class History:
             first = bisect.bisect_left(run, sequence + 1, key=_sequence)
             if first < len(run) and run[first].sequence == sequence + 1:
                 head = run[first].location.head
-                if head.chain == chain and head.step == _next_step(head.kind, checkpoint.step):
+                if head.chain == chain and head.can_follow(checkpoint.step):
                     return index, first
         return -1, -1
 
@@ -106,25 +190,54 @@ def build_history(segments: Iterable[ScannedSegment], limits: Limits) -> History
             continue
         limit = limits[segment.row.timeline]
         _supersede(history, segment)
-        for location in segment.locations:
+        locations, last = segment.locations, history.runs[-1][-1] if history.runs else None
+        for index, location in enumerate(locations):
             head = location.head
             if head.kind == EntryKind.SEGMENT or (limit is not None and head.sequence > limit):
                 continue
-            last = history.runs[-1][-1] if history.runs else None
+            link = Link(location, segment)
             if last is not None:
                 before = last.location.head
                 if before.digest == head.chain and before.sequence + 1 == head.sequence:
-                    if head.step == _next_step(head.kind, before.step):
-                        history.runs[-1].append(Link(location, segment))
-                    else:
-                        what = f"entry {head.sequence} names step {head.step}, which cannot follow step {before.step}"
-                        history.refused.append(f"{segment.path}: {what}")
-                    continue
-                if head.sequence == before.sequence:
+                    if not head.can_follow(before.step):
+                        history.refused.append((link, before.step))
+                        continue
+                elif head.sequence == before.sequence:
                     continue  # a second copy of the same entry
-                history.holes.append(_describe_hole(last, Link(location, segment)))
-            history.runs.append([Link(location, segment)])
+                else:
+                    history.holes.append(_describe_hole(last, link))
+                    history.runs.append(Run())
+            else:
+                history.runs.append(Run())
+            if isinstance(locations, Records) and locations.is_chained:  # then all that is left follows
+                end = len(locations) if limit is None else min(len(locations), index + limit - head.sequence + 1)
+                history.runs[-1].extend(segment, index, end)
+                break
+            history.runs[-1].extend(segment, index, index + 1)
+            last = link
     return history
+
+
+def without_unlogged_steps(history: History, checkpoints: Iterable[CheckpointRow]) -> History:
+    """Return the history without the entries that redo cannot reach from any checkpoint.
+
+    These are the entries from one that covers steps without their tensors up to the next checkpoint.
+
+    Args:
+        history: the chained entries.
+        checkpoints: the checkpoints of the lineage.
+    """
+    starts = {row.sequence for row in checkpoints}
+    runs = list[Run]()
+    for run in history.runs:
+        left: Run | None = run
+        while left is not None:
+            end = left.find_covered()
+            runs += [left[:end]] if end else []
+            starting = (i + 1 for i in range(end, len(left)) if left[i].sequence in starts)
+            start = next(starting, len(left))
+            left = left[start:] if start < len(left) else None
+    return History(runs, history.holes, history.refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +258,8 @@ class LastUnit:
 def find_last_unit(history: History, checkpoints: Iterable[CheckpointRow], end: Position) -> LastUnit | None:
     """Return the newest unit with a step before a position; None if the log does not hold it in full.
 
-    Units without a step that follow it belong to it, since nothing could be compared in them but the auxiliary state.
+    Units without a step that follow it belong to it, since nothing could be compared in them but the auxiliary state. A unit
+    with steps of which the log holds no tensors is none: it cannot be replaced by its record.
 
     Args:
         history: the chained entries.
@@ -153,7 +267,7 @@ def find_last_unit(history: History, checkpoints: Iterable[CheckpointRow], end: 
         end: the position of a boundary.
     """
     run, last = _find_entry(history, end)
-    if last < 0 or not run[last].kind.is_boundary:
+    if last < 0 or not run[last].kind.is_boundary or run[last].covered:
         return None
     has_step, units = run[last].kind.is_step, 1
     for i in range(last - 1, -1, -1):
@@ -164,7 +278,7 @@ def find_last_unit(history: History, checkpoints: Iterable[CheckpointRow], end: 
                     Position(head.sequence, head.step, head.digest, end.timeline), end, tuple(run[i + 1 : last + 1])
                 )
             units += 1
-            if units > _UNITS_MAX:
+            if units > _UNITS_MAX or run[i].covered:
                 return None
         has_step |= run[i].kind.is_step
     first = run[0].location.head
@@ -174,18 +288,13 @@ def find_last_unit(history: History, checkpoints: Iterable[CheckpointRow], end: 
     return None
 
 
-def _find_entry(history: History, position: Position) -> tuple[list[Link], int]:
+def _find_entry(history: History, position: Position) -> tuple[Run, int]:
     """Return the run of entries that holds the entry at a position, and the index of that entry; -1 if no run holds it."""
     for run in reversed(history.runs):
         i = bisect.bisect_left(run, position.sequence, key=_sequence)
         if i < len(run) and run[i].sequence == position.sequence and run[i].location.head.digest == position.chain:
             return run, i
-    return [], -1
-
-
-def _next_step(kind: EntryKind, step: int) -> int:
-    """Return the step of a record that follows `step`: redo takes one, and all others tell of the state after the last."""
-    return step + (kind is EntryKind.UNIT or kind is EntryKind.STEP)
+    return Run(), -1
 
 
 def _sequence(link: Link) -> int:
@@ -199,11 +308,11 @@ def _supersede(history: History, segment: ScannedSegment) -> None:
         return
     base = min(head.sequence if head.kind == EntryKind.SEGMENT else head.sequence - 1 for head in heads)
     while history.runs:
-        run = history.runs[-1]
-        del run[bisect.bisect_right(run, base, key=_sequence) :]
-        if run:
+        run = history.runs.pop()
+        kept = run[: bisect.bisect_right(run, base, key=_sequence)]
+        if kept:
+            history.runs.append(kept)
             return
-        history.runs.pop()
 
 
 def _describe_hole(last: Link, link: Link) -> str:

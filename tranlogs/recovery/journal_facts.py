@@ -11,9 +11,9 @@ from ..base.errors import CatalogUnavailable, CorruptCatalog, CorruptRecord
 from ..catalog import CATALOG_NAME, Catalog, CheckpointRow, PrunedRow, RunRow, SegmentRow, Tables, TimelineRow, Watermarks
 from ..catalog.lineage import Limits, trace_lineage
 from ..log.reader import SegmentReader
-from ..log.record_format import EntryKind, Location
+from ..log.record_format import EntryKind, Location, Records
 from ..log.record_rows import read_records
-from ..log.scanner import is_contiguous, refuse_newer, scan
+from ..log.scanner import refuse_newer, scan
 from ..log.segment_file import was_written
 from ..rebuild_catalog import JournalFiles, find_misfit, read_files
 from .history import ScannedSegment
@@ -168,26 +168,30 @@ class RecordLookup:
         if self._catalog is not None:
             self._catalog.close()
 
-    def locations(self, row: SegmentRow) -> list[Location]:
-        """Return the records of a segment that the catalog lists; [] if its rows are damaged."""
+    def find(self, row: SegmentRow) -> Records | None:
+        """Return the records of a segment that the catalog lists; None if they are no chain from the first one on."""
         if not self._is_used:
-            return []
+            return None
         try:
             if self._catalog is None:
                 self._catalog = Catalog.open(self._folder)
-            found: list[Location] = self._catalog.read(lambda tables: read_records(tables, row.ordinal))
+            found: Records = self._catalog.read(lambda tables: read_records(tables, row.ordinal))
         except (CorruptCatalog, CatalogUnavailable) as error:
             self._notes.append(f"{error}; the segment was scanned instead")
-            return []
-        return found if all(one.head.segment_id == row.number for one in found) else []
+            return None
+        return found if found.is_sound(row.number) else None
 
 
 def _is_whole(segment: ScannedSegment | None, row: SegmentRow) -> bool:
     """Return True if a sealed segment holds all of its entries."""
     if segment is None:
         return False
-    found = {one.head.sequence for one in segment.locations if one.head.kind != EntryKind.SEGMENT}
-    return len(found) >= row.last_sequence - row.base_sequence
+    found = segment.locations
+    if isinstance(found, Records) and found.is_chained:
+        count = len(found) - 1
+    else:
+        count = len({one.head.sequence for one in found if one.head.kind != EntryKind.SEGMENT})
+    return count >= row.last_sequence - row.base_sequence
 
 
 def sort_newest_first(rows: list[SegmentRow]) -> list[SegmentRow]:
@@ -277,16 +281,17 @@ def scan_segment(
     return ScannedSegment(row, path, found)
 
 
-def _locate(path: Path, row: SegmentRow, last: int, lookup: RecordLookup | None) -> list[Location]:
+def _locate(path: Path, row: SegmentRow, last: int, lookup: RecordLookup | None) -> Sequence[Location]:
     """Return the records of a segment: those that the catalog lists, and those after them by a scan of the file."""
-    known = [] if lookup is None else lookup.locations(row)
-    refuse_newer(path, known)
-    if not is_contiguous(known):
+    known = None if lookup is None else lookup.find(row)
+    if known is None:
         return scan(path, row.number, last_sequence=last or None)
-    if last and known[-1].head.sequence >= last:
+    refuse_newer(path, known)
+    newest = known[-1]
+    if last and newest.head.sequence >= last:
         with ReadFile(path):  # raises OSError if it cannot be opened
             return known
-    return known + scan(path, row.number, start=known[-1].end, last_sequence=last or None)
+    return known.extended(scan(path, row.number, start=newest.end, last_sequence=last or None))
 
 
 def _read_timeline(path: Path, found: Sequence[Location]) -> int | None:
@@ -294,11 +299,10 @@ def _read_timeline(path: Path, found: Sequence[Location]) -> int | None:
 
     It is needed if the segment was written before the catalog recorded its opening.
     """
-    first = [location for location in found if location.head.kind == EntryKind.SEGMENT]
-    if not first:
+    if not found or found[0].head.kind != EntryKind.SEGMENT:
         return None
     try:
         with SegmentReader(path) as reader:
-            return int(reader.decode(first[0]).body()["timeline"])
+            return int(reader.decode(found[0]).body()["timeline"])
     except (CorruptRecord, OSError, KeyError, TypeError):
         return None

@@ -57,7 +57,7 @@ class Recovered:
         damaged: the names of checkpoints that were found damaged.
         parts: the parts of the boundary's body, as they lie in the log.
         last_unit: the unit behind `position`, which training is to compute again; None if it is not to compute any.
-        steps_lost: committed steps that no readable record leads to.
+        steps_lost: committed steps that no readable record leads to. Steps that only training can compute again are not lost.
         has_losses: True if a checkpoint or a whole segment of the run cannot be read.
     """
 
@@ -143,7 +143,9 @@ def recover(
             continue
         recovered.damaged = tuple(planner.broken)
         recovered.has_losses = bool(planner.broken or facts.lost_paths)
-        committed, end = max(facts.watermarks.committed, planner.newest_step), recovered.end.step
+        committed, end = max(facts.watermarks.committed, planner.newest_step), max(recovered.end.step, plan.end.step)
+        if plan.recomputed:
+            recovered.notes.append(f"the log has no tensors of {plan.recomputed_steps}: training computes them again")
         if step is None and sequence is None and checkpoint is None and end < committed:
             recovered.steps_lost = committed - end
             again = f"{count(committed - end, 'step')} {'has' if committed - end == 1 else 'have'} to be trained again"
@@ -237,7 +239,7 @@ class _DamagePlanner:
             self._history = build_history(read_facts(self._folder).segments, self._limits)
             return
         self.notes.append(str(damage.error))
-        good = find_last_sound_boundary(links) if damage.link is links[-1] else damage.link.sequence - 1
+        good = find_last_sound_boundary(links) if damage.link.sequence == links[-1].sequence else damage.link.sequence - 1
         ordinal = damage.link.segment.row.ordinal
         self._last_good[ordinal] = min(good, self._last_good.get(ordinal, good))
 
@@ -281,6 +283,7 @@ def execute_plan(
     body: dict[str, Any] = {}
     parts: dict[str, bytes] = {}
     before, scalars_before = earlier or ({}, [])
+    links = tuple(plan.links)  # of a Run, each pass over the links would make them again
     with open_planned_checkpoint(folder, plan) as checkpoint:
         differences = state.differences(checkpoint)
         if differences:
@@ -288,9 +291,9 @@ def execute_plan(
         state.restore(checkpoint)
         hit("recovery.restored")
         loaded = time.monotonic()
-        redone = _redo_entries(state, plan.links, progress)
-        if plan.links:
-            body, parts = read_boundary(state, plan.links[-1])
+        redone = _redo_entries(state, links, progress)
+        if links:
+            body, parts = read_boundary(state, links[-1])
             state.set_auxiliary({**body, **before})
         hit("recovery.replayed")
     return Recovered(
@@ -303,7 +306,7 @@ def execute_plan(
         divergence=redone.divergence,
         scalars=[*scalars_before, *redone.scalars],
         notes=[*plan.notes, *notes],
-        log_bytes=sum(link.location.head.payload_bytes for link in plan.links),
+        log_bytes=sum(link.location.head.payload_bytes for link in links),
         parts=parts,
     )
 

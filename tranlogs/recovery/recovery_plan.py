@@ -3,9 +3,11 @@
 target      checkpoint          entries after it                 decision
 newest      sound, chained      up to the last boundary          end there; the checkpoint that leads furthest wins, and of
                                                                  equally good ones the newest
+newest      sound, chained      steps without tensors            end before them; training has to compute them again
 newest      damaged             -                                passed over, with a note
 step S      sound, at most S    a boundary at S                  end at it
 step S      sound, at most S    no boundary at S                 refused, with the nearest covered steps
+step S      sound, at most S    steps without tensors            refused, with the step that redo reaches
 any         none                -                                refused: nothing to recover from
 """
 
@@ -14,18 +16,16 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..base.errors import RecoveryError
 from ..catalog import CheckpointRow
 from ..catalog.lineage import Limits, is_on_lineage
 from ..log.record_format import Position
-from .history import History, Link
+from .history import History, Link, Run
 
 _HOLES_MAX = 3  # listed one by one; a power cut can leave hundreds after what was synced
-
-_Option = tuple[CheckpointRow, list[Link]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,28 @@ class RecoveryPlan:
         has_later: True if the log holds committed boundaries after that position.
         notes: what to report, one sentence each.
         source: the journal that holds the checkpoint, if it is another rank's; else None.
+        recomputed: the entries after that position which cannot be redone, because the log holds no tensors of some of their
+            steps: training has to compute these again. The last one is a boundary.
     """
 
     checkpoint: CheckpointRow
-    links: tuple[Link, ...]
+    links: Sequence[Link]
     position: Position
     has_later: bool
     notes: tuple[str, ...]
     source: Path | None = None
+    recomputed: Sequence[Link] = ()
+
+    @property
+    def end(self) -> Position:
+        """The newest boundary that the log leads to, once training has computed again what cannot be redone."""
+        return _position_after(self.recomputed, self.position)
+
+    @property
+    def recomputed_steps(self) -> str:
+        """The steps that cannot be redone, in words; "" if there are none."""
+        first, last = self.position.step + 1, self.end.step
+        return "" if last < first else f"step {last}" if last == first else f"steps {first} to {last}"
 
 
 def plan_recovery(
@@ -81,7 +95,7 @@ def plan_recovery(
     def is_wanted(at: CheckpointRow | Link) -> bool:
         return (step is None or at.step <= step) and (sequence is None or at.sequence <= sequence)
 
-    best: _Option | None = None
+    best: tuple[CheckpointRow, Run, Run] | None = None  # with the entries to redo, and those to compute again
     ends = (
         link.sequence for run in reversed(history.runs) for link in reversed(run) if link.kind.is_boundary and is_wanted(link)
     )
@@ -89,29 +103,36 @@ def plan_recovery(
     for row in sorted(filter(is_wanted, usable), key=lambda row: -row.sequence):
         links = history.after(row)
         links = links[: bisect.bisect_left(links, True, key=lambda link: not is_wanted(link))]  # both numbers only rise
-        links = _cut_damage(links, last_good or {})
-        while links and not links[-1].kind.is_boundary:
-            links.pop()
-        option = row, links
-        if best is None or _get_end(option) > _get_end(best):
+        links = _cut_to_boundary(_cut_damage(links, last_good or {}))
+        redone = _cut_to_boundary(links[: links.find_covered()])
+        option = row, redone, links[len(redone) :]
+        if best is None or _get_end(row, redone) > _get_end(*best[:2]):
             best = option
-        if _get_end(best) >= newest:  # An older checkpoint leads no further, and replays more.
+        if _get_end(row, links) >= newest:  # An older checkpoint leads no further, and replays more.
             break
     if best is None:
         raise RecoveryError(_describe_no_checkpoint(usable, broken, step))
-    row, links = best
-    end = links[-1].location.head if links else None
-    position = Position(row.sequence, row.step, int(row.chain, 16), timeline)
-    if end is not None:
-        position = Position(end.sequence, end.step, end.digest, timeline)
-    if step is not None and position.step != step:
+    row, redone, recomputed = best
+    position = _position_after(redone, Position(row.sequence, row.step, int(row.chain, 16), timeline))
+    on_lineage = [row for row in checkpoints if is_on_lineage(row, limits)]
+    has_later = has_later_boundary(history, on_lineage, position)
+    plan = RecoveryPlan(row, redone, position, has_later, (), recomputed=recomputed)
+    if step is not None and plan.end.step != step:
         raise RecoveryError(_describe_not_covered(step, usable, history))
-    has_later = has_later_boundary(history, [row for row in checkpoints if is_on_lineage(row, limits)], position)
-    notes += history.refused[:_HOLES_MAX]
-    if has_later:
+    if step is not None and position.step != step:
+        which = f"the log has no tensors of {plan.recomputed_steps}, which only training can compute again"
+        raise RecoveryError(f"step {step} cannot be redone: {which}; redo reaches step {position.step}")
+    for link, before in history.refused[:_HOLES_MAX]:
+        notes.append(f"{link.segment.path}: {describe_refused(link, before)}")
+    if has_later_boundary(history, on_lineage, plan.end):
         notes += history.holes[:_HOLES_MAX]
         notes += [f"{len(history.holes) - _HOLES_MAX} more holes"] if len(history.holes) > _HOLES_MAX else []
-    return RecoveryPlan(row, tuple(links), position, has_later, tuple(notes))
+    return replace(plan, notes=tuple(notes))
+
+
+def describe_refused(link: Link, before: int) -> str:
+    """Return why an entry of the history is refused, which follows one of step `before`."""
+    return f"entry {link.sequence} names step {link.step}, which cannot follow step {before}"
 
 
 def has_later_boundary(history: History, checkpoints: Sequence[CheckpointRow], position: Position) -> bool:
@@ -124,7 +145,7 @@ def has_later_boundary(history: History, checkpoints: Sequence[CheckpointRow], p
     return any(row.sequence > position.sequence for row in checkpoints)
 
 
-def _cut_damage(links: list[Link], last_good: dict[int, int]) -> list[Link]:
+def _cut_damage(links: Run, last_good: dict[int, int]) -> Run:
     """Return the links before the first damaged entry."""
     for i, link in enumerate(links if last_good else ()):
         limit = last_good.get(link.segment.row.ordinal)
@@ -133,9 +154,24 @@ def _cut_damage(links: list[Link], last_good: dict[int, int]) -> list[Link]:
     return links
 
 
-def _get_end(option: _Option) -> int:
-    row, links = option
+def _cut_to_boundary(links: Run) -> Run:
+    """Return the links up to the last boundary."""
+    end = len(links)
+    while end and not links[end - 1].kind.is_boundary:
+        end -= 1
+    return links[:end]
+
+
+def _get_end(row: CheckpointRow, links: Sequence[Link]) -> int:
     return links[-1].sequence if links else row.sequence
+
+
+def _position_after(links: Sequence[Link], start: Position) -> Position:
+    """Return the position after entries that follow a position."""
+    if not links:
+        return start
+    head = links[-1].location.head
+    return Position(head.sequence, head.step, head.digest, start.timeline)
 
 
 def _describe_no_checkpoint(usable: Sequence[CheckpointRow], broken: Collection[str], step: int | None) -> str:

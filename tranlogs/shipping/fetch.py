@@ -255,10 +255,10 @@ def _check_recovery(target: Path, result: PullResult) -> None:
     facts = read_facts(target)
     limits = trace_lineage(facts.timelines, facts.timeline)
     plan = plan_recovery(facts.checkpoints, build_history(facts.segments, limits), limits, timeline=facts.timeline)
-    if plan.position.step < result.step:
-        result.notes.append(f"expected the fetched log to end at step {result.step}, it ends at step {plan.position.step}")
-        result.steps_lost += result.step - plan.position.step
-        result.step = plan.position.step
+    if plan.end.step < result.step:
+        result.notes.append(f"expected the fetched log to end at step {result.step}, it ends at step {plan.end.step}")
+        result.steps_lost += result.step - plan.end.step
+        result.step = plan.end.step
 
 
 # A damaged file.

@@ -15,7 +15,7 @@ from ...base.types import Piece
 from .. import screen
 from ..options import FINE, PROBLEM, Json, Run, command
 from ..reading.find_journals import find_journals, read_consistently
-from ..reading.journal_records import JournalRecords, Record, list_records, read_history, show_records
+from ..reading.journal_records import JournalRecords, Record, find_newest, find_step, list_records, read_history, show_records
 from ..screen import print_json, to_json
 
 _CHARS_MAX = 1000  # of one value of a record
@@ -47,24 +47,17 @@ def _read_records(folder: Path, step: int | None, limit: int) -> dict[str, Any]:
     history = read_history(folder, step=step, newest=limit)
     problems = list(history.problems)
     if step is None:
-        records: Sequence[Any] = list(list_records(history, _find_newest(history, limit), problems))
+        records: Sequence[Any] = list(list_records(history, find_newest(history.links, limit), problems))
     else:
         records = list(show_records(history, _find_step(history, folder, step), problems))
     return {"folder": folder, "records": records, "problems": list(dict.fromkeys(problems))}
 
 
-def _find_newest(history: JournalRecords, limit: int) -> list[Any]:
-    """Return the entries of the newest `limit` steps."""
-    steps = sorted({link.step for link in history.links if link.kind.is_step})
-    first = steps[-limit] if 0 < limit < len(steps) else 0
-    return [link for link in history.links if link.step >= first]
-
-
 def _find_step(history: JournalRecords, folder: Path, step: int) -> list[Any]:
-    found = [link for link in history.links if link.step == step]
+    found = find_step(history.links, step)
     if not found:
-        steps = [link.step for link in history.links]
-        found_instead = f"the log holds steps {min(steps)} to {max(steps)}" if steps else "the log is empty"
+        links = history.links
+        found_instead = f"the log holds steps {links[0].step} to {links[-1].step}" if links else "the log is empty"
         raise UsageError(f"{folder}: step {step} is not in the log: {found_instead}")
     return found
 
@@ -105,7 +98,15 @@ def _make_row(unit: Sequence[Record]) -> list[object]:
     lr = ", ".join(dict.fromkeys(screen.number(to_json(value)) for value in first.lr))
     scalars = " ".join(f"{name}={screen.number(value)}" for name, value in last.scalars.items())
     kind = first.kind if first.is_committed else f"{first.kind}, not committed"
-    return [first.step, kind, first.optimizer, first.tensors, screen.size(sum(r.stored_bytes for r in unit)), lr, scalars]
+    return [
+        first.step if not last.covered else f"{last.step - last.covered + 1} to {last.step}",
+        kind,
+        first.optimizer,
+        first.tensors,
+        screen.size(sum(r.stored_bytes for r in unit)),
+        lr,
+        scalars,
+    ]
 
 
 def _draw_records(rank: dict[str, Any]) -> list[RenderableType]:
@@ -117,6 +118,7 @@ def _draw_records(rank: dict[str, Any]) -> list[RenderableType]:
             "step": record["step"],
             "kind": record["kind"],
             "entry": place,
+            "covers": _describe_covered(record),
             "scalars": _describe_value(record.get("scalars", {})),
             "committed": "yes" if record["is_committed"] else "no",
         }
@@ -127,6 +129,13 @@ def _draw_records(rank: dict[str, Any]) -> list[RenderableType]:
         parts += [_pieces(record["pieces"])] if record.get("pieces") else []
         parts.append("")
     return parts
+
+
+def _describe_covered(record: dict[str, Any]) -> str:
+    """Return the steps that a boundary covers without their tensors; "" if there are none."""
+    covered = record.get("covered", 0)
+    first, last = record["step"] - covered + 1, record["step"]
+    return f"steps {first} to {last}, without tensors: only training can compute them again" if covered else ""
 
 
 def _describe_value(value: Any) -> str:

@@ -239,7 +239,8 @@ def _describe_recovery(found: Survey) -> str:
     if plan is None:
         return "nothing could be recovered" if found.problems else "the run is still empty"
     steps = screen.count(plan.position.step - plan.checkpoint.step, "step")
-    return f"goes back to step {plan.position.step}: checkpoint {plan.checkpoint.step} and {steps} of log"
+    again = f"; training computes {plan.recomputed_steps} again" if plan.recomputed else ""
+    return f"goes back to step {plan.position.step}: checkpoint {plan.checkpoint.step} and {steps} of log{again}"
 
 
 def _shorten(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from ...catalog import CheckpointRow, SegmentRow
 from ...catalog.lineage import Limits, is_on_lineage, trace_lineage
 from ...log.decoded_record import Entry
 from ...log.reader import SegmentReader
-from ...recovery.history import Link, build_history
+from ...recovery.history import Link, Run, build_history
 from ...recovery.journal_facts import Facts, read_facts
 
 
@@ -29,7 +30,7 @@ class JournalRecords:
         committed: sequence number of the newest boundary.
     """
 
-    links: list[Link]
+    links: Sequence[Link]
     checkpoints: list[CheckpointRow]
     problems: list[str]
     committed: int
@@ -56,10 +57,30 @@ def read_history(folder: Path, *, step: int | None = None, newest: int = 0) -> J
 def _build_history(facts: Facts, choice: _Choice | None = None) -> JournalRecords:
     limits = trace_lineage(facts.timelines, facts.timeline)
     found = build_history(facts.segments, limits)
-    links = [link for run in found.runs for link in run if choice is None or choice.is_valid(link)]
+    links: Sequence[Link] = Run.join(found.runs)
+    if choice is not None and not choice.is_all:
+        links = [link for link in links if choice.is_valid(link)]
     checkpoints = [row for row in facts.checkpoints if is_on_lineage(row, limits)]
-    ends = [link.sequence for link in links if link.kind.is_boundary] + [row.sequence for row in checkpoints]
-    return JournalRecords(links, checkpoints, facts.notes, max(ends, default=0))
+    newest = next((link.sequence for link in reversed(links) if link.kind.is_boundary), 0)
+    return JournalRecords(links, checkpoints, facts.notes, max([newest, *(row.sequence for row in checkpoints)]))
+
+
+def find_step(links: Sequence[Link], step: int) -> list[Link]:
+    """Return the entries of a step, or the one that covers it. On a lineage, steps only rise."""
+    first = bisect.bisect_left(links, step, key=lambda link: link.step)
+    following = (links[i] for i in range(first, len(links)))
+    return list(itertools.takewhile(lambda link: link.step == step or link.step - link.covered < step, following))
+
+
+def find_newest(links: Sequence[Link], count: int) -> Sequence[Link]:
+    """Return the entries of the newest steps; all if `count` is 0, or if there are no more steps."""
+    steps = set[int]()
+    for link in reversed(links) if count else ():
+        steps |= {link.step} if link.kind.is_step or link.covered else set()
+        if len(steps) > count:
+            first = bisect.bisect_left(links, sorted(steps)[1], key=lambda link: link.step)
+            return links[first:]
+    return links
 
 
 class _Choice:
@@ -71,7 +92,7 @@ class _Choice:
     def __init__(self, step: int | None, newest: int) -> None:
         self._step, self._newest = step, newest
         self._ends: dict[int, int] = {}  # by ordinal: the base of the next segment, after which entries are not valid
-        self._is_all = True
+        self.is_all = True
 
     def choose(self, rows: Sequence[SegmentRow], limits: Limits) -> set[int]:
         """Return the ordinals of the segments to read, as `read_facts` expects them."""
@@ -86,7 +107,7 @@ class _Choice:
                 if steps == 0 or steps < self._newest or has_step:
                     chosen.add(row.ordinal)
                 else:
-                    self._is_all = False
+                    self.is_all = False
                 steps += row.last_step - row.base_step
                 end = min(end, row.base_sequence)
         return chosen
@@ -98,11 +119,11 @@ class _Choice:
     def is_answered_by(self, history: JournalRecords) -> bool:
         """Return True if the skipped segments need not be read."""
         links = history.links
-        if not any(link.kind.is_boundary for link in links):
+        if not any(link.kind.is_boundary for link in reversed(links)):
             return False  # Without a boundary, it is not known which entries are committed.
         if self._step is not None:
-            return any(link.step == self._step for link in links)
-        return self._is_all or len({link.step for link in links if link.kind.is_step}) >= self._newest
+            return bool(find_step(links, self._step))
+        return self.is_all or len({link.step for link in links if link.kind.is_step or link.covered}) >= self._newest
 
 
 @dataclass(slots=True)
@@ -112,6 +133,7 @@ class Record:
     Attributes:
         kind: gradients, weights, image, boundary or damaged.
         is_boundary: True if the record ends a unit.
+        covered: the number of steps that the record covers without their tensors.
     """
 
     sequence: int
@@ -126,6 +148,7 @@ class Record:
     segment: str = ""
     is_committed: bool = True
     is_boundary: bool = False
+    covered: int = 0
 
 
 def list_records(history: JournalRecords, wanted: Sequence[Link], problems: list[str]) -> Iterator[Record]:
@@ -150,6 +173,7 @@ def list_records(history: JournalRecords, wanted: Sequence[Link], problems: list
             link.segment.path.name,
             committed,
             link.kind.is_boundary,
+            link.covered,
         )
 
 
@@ -172,6 +196,7 @@ def show_records(history: JournalRecords, wanted: Sequence[Link], problems: list
             **place,
             "kind": _kind_of(entry, body),
             "is_boundary": link.kind.is_boundary,
+            "covered": link.covered,
             "timeline": link.segment.row.timeline,
             "chain": f"{entry.head.chain:016x}",
             "digest": f"{entry.head.digest:016x}",

@@ -7,7 +7,7 @@ damaged for a moment, so it is read again before a problem is reported.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
@@ -26,13 +26,11 @@ from ...journal.file_system import is_in_memory
 from ...rebuild_catalog import read_files
 from ...recovery.group.journals import get_world, is_of_group, read_environment
 from ...recovery.history import ScannedSegment, build_history
-from ...recovery.journal_facts import read_catalog, read_unlisted, scan_segment, sort_newest_first
-from ...recovery.recovery_plan import RecoveryPlan, plan_recovery
+from ...recovery.journal_facts import RecordLookup, read_catalog, read_unlisted, scan_segment, sort_newest_first
+from ...recovery.recovery_plan import RecoveryPlan, has_later_boundary, plan_recovery
 from ...retention.evaluations import EvaluationRow, read_newest_first, read_values
 from ...retention.lost_work import LostWork, estimate_lost_work, has_store
 from .find_journals import read_consistently
-
-_SCANNED_MAX = 10_000  # records; scanning more takes noticeable time
 
 _HEIGHTS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _BAR = 24  # characters
@@ -127,6 +125,7 @@ class Survey:
                 "step": self.plan.position.step,
                 "checkpoint": self.plan.checkpoint.name,
                 "replay_steps": self.plan.position.step - self.plan.checkpoint.step,
+                "computed_again": self.plan.end.step - self.plan.position.step,
             }
         return {
             "folder": self.folder,
@@ -185,6 +184,7 @@ def survey(folder: Path) -> Survey:
 
 def _survey_journal(folder: Path) -> Survey:
     found = _read_catalog(folder)
+    is_listed = not found.problems
     found.problems += _find_missing_files(found)
     for incident in found.incidents:
         if incident.to_step is None:
@@ -192,14 +192,10 @@ def _survey_journal(folder: Path) -> Survey:
     broken = _read_environment(found)
     limits = trace_lineage(found.timelines, found.timeline)
     start = max((row.sequence for row in found.checkpoints if is_on_lineage(row, limits) and row.name not in broken), default=0)
-    unscanned = _find_unscanned(found, limits, start)
-    scanned = _scan(found, start, unscanned)
-    plan = _plan_from_end(found, scanned, limits, unscanned, start) if unscanned else None
-    if unscanned and plan is None:
-        scanned = _scan(found, start, ())
+    scanned = _scan(found, start, is_listed=is_listed)
     _complete_open_rows(found, scanned)
     if found.checkpoints or any(len(segment.locations) > 1 for segment in scanned):
-        _set_plan(found, scanned, limits, broken, plan)
+        _set_plan(found, scanned, limits, broken)
     return found
 
 
@@ -289,56 +285,20 @@ def _read_environment(found: Survey) -> set[str]:
     return broken
 
 
-def _find_unscanned(found: Survey, limits: Limits, start: int) -> list[SegmentRow]:
-    """Return the older segments that need not be scanned, because the catalog shows no hole between them and the newer ones.
+def _scan(found: Survey, start: int, *, is_listed: bool) -> list[ScannedSegment]:
+    """Find the entries after the newest intact checkpoint. Older segments do not affect the step that recovery reaches.
 
-    Up to `_SCANNED_MAX` of the newest records are scanned, which detects a hole between two of them. `tranlogs verify` reads
-    all records.
+    Like recovery, this takes the records that the catalog lists as they are, and scans the segments only behind them.
     """
-    rows = [row for row in found.segments if row.state == "sealed" and row.timeline in limits and row.last_sequence > start]
-    rows.sort(key=lambda row: row.ordinal)
-    records = 0
-    while rows and (records == 0 or records + _count_records(rows[-1]) <= _SCANNED_MAX):
-        records += _count_records(rows.pop())
-    bases = [row.base_sequence for row in rows[1:]]
-    is_unbroken = bool(rows) and rows[0].base_sequence <= start and bases == [row.last_sequence for row in rows[:-1]]
-    try:
-        is_complete = all((found.folder / "log" / row.file).stat().st_size >= row.used_bytes for row in rows)
-    except OSError:
-        is_complete = False
-    return rows if is_unbroken and is_complete else []
-
-
-def _count_records(row: SegmentRow) -> int:
-    return row.last_sequence - row.base_sequence
-
-
-def _scan(found: Survey, start: int, unscanned: Collection[SegmentRow]) -> list[ScannedSegment]:
-    """Scan the entries after the newest intact checkpoint. Older segments do not affect the step that recovery reaches."""
-    scanned, left_out = [], {row.ordinal for row in unscanned}
-    for row in sort_newest_first(found.segments):
-        if row.state == "retired" or (row.state == "sealed" and row.last_sequence <= start) or row.ordinal in left_out:
-            continue
-        segment = scan_segment(found.folder / "log" / row.file, row, found.problems, found.timeline)
-        if segment is not None:
-            scanned.append(segment)
+    scanned = []
+    with RecordLookup(found.folder, found.problems, is_used=is_listed) as lookup:
+        for row in sort_newest_first(found.segments):
+            if row.state == "retired" or (row.state == "sealed" and row.last_sequence <= start):
+                continue
+            segment = scan_segment(found.folder / "log" / row.file, row, found.problems, found.timeline, lookup)
+            if segment is not None:
+                scanned.append(segment)
     return scanned
-
-
-def _plan_from_end(
-    found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, unscanned: Sequence[SegmentRow], start: int
-) -> RecoveryPlan | None:
-    """Return the plan if all entries of `unscanned` exist; None if the scanned entries do not continue after them."""
-    end, history = unscanned[-1], build_history(scanned, limits)
-    first = history.runs[0][0] if history.runs else None
-    if first is None or first.sequence != end.last_sequence + 1:
-        return None
-    newest = next((row for row in reversed(found.checkpoints) if row.sequence == start and is_on_lineage(row, limits)), None)
-    if newest is None:
-        return None
-    there = replace(newest, step=end.last_step, sequence=end.last_sequence, chain=f"{first.location.head.chain:016x}")
-    plan = plan_recovery([there], history, limits, timeline=found.timeline)
-    return replace(plan, checkpoint=newest) if plan.links else None
 
 
 def _complete_open_rows(found: Survey, scanned: Sequence[ScannedSegment]) -> None:
@@ -354,24 +314,21 @@ def _complete_open_rows(found: Survey, scanned: Sequence[ScannedSegment]) -> Non
                 last_sequence=locations[-1].head.sequence,
                 base_step=locations[0].head.step,
                 last_step=locations[-1].head.step,
-                used_bytes=max(location.end for location in locations),
+                used_bytes=locations[-1].end,
             )
 
 
-def _set_plan(
-    found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, broken: set[str], plan: RecoveryPlan | None
-) -> None:
+def _set_plan(found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, broken: set[str]) -> None:
     history = build_history(scanned, limits)
     try:
-        found.plan = plan or plan_recovery(found.checkpoints, history, limits, timeline=found.timeline, broken=broken)
+        found.plan = plan_recovery(found.checkpoints, history, limits, timeline=found.timeline, broken=broken)
     except RecoveryError as error:
         found.problems.append(str(error))
         return
-    found.watermarks = replace(
-        found.watermarks, committed=found.plan.position.step, synced=min(found.watermarks.synced, found.plan.position.step)
-    )
-    if found.plan.has_later:
-        found.problems += history.holes or [f"committed steps after {found.plan.position.step} cannot be recovered"]
+    end = found.plan.end
+    found.watermarks = replace(found.watermarks, committed=end.step, synced=min(found.watermarks.synced, end.step))
+    if has_later_boundary(history, [row for row in found.checkpoints if is_on_lineage(row, limits)], end):
+        found.problems += history.holes or [f"committed steps after {end.step} cannot be recovered"]
 
 
 def describe_monitor(found: Survey) -> list[tuple[str, object]]:

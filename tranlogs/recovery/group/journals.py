@@ -16,7 +16,7 @@ from ...log.decoded_record import Entry
 from ...log.reader import SegmentReader
 from ...log.record_format import EntryKind
 from ...rebuild_catalog import read_files
-from ..history import History, Link, ScannedSegment, build_history
+from ..history import History, Link, ScannedSegment, build_history, without_unlogged_steps
 from ..journal_facts import Facts, read_facts
 from .summary import CheckpointRef, JournalSummary, LogRange, TimelineIds, get_timeline_ids
 
@@ -30,7 +30,8 @@ class GenerationLog:
     Attributes:
         facts: what was read of the journal.
         limits: the timelines of the generation that lead to the newest one, each with its last sequence number.
-        history: the chained entries on these timelines.
+        history: the chained entries on these timelines that redo can reach.
+        recorded: all chained entries on these timelines.
         checkpoints: the checkpoints on these timelines.
         environment: the environment that the newest checkpoint or segment recorded.
         earlier_limits: the timelines of earlier generations that the generation continues.
@@ -39,6 +40,7 @@ class GenerationLog:
     facts: Facts
     limits: Limits
     history: History
+    recorded: History = field(default_factory=History)
     checkpoints: list[CheckpointRow] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=dict)
     earlier_limits: Limits = field(default_factory=dict)
@@ -57,8 +59,9 @@ class GenerationLog:
         return log
 
     def _fill(self) -> None:
-        self.history = build_history(self.facts.segments, self.limits)
         self.checkpoints = [row for row in self.facts.checkpoints if is_on_lineage(row, self.limits)]
+        self.recorded = build_history(self.facts.segments, self.limits)
+        self.history = without_unlogged_steps(self.recorded, self.checkpoints)
 
     @property
     def first_timeline(self) -> int:
@@ -289,7 +292,7 @@ def _has_records(segment: ScannedSegment) -> bool:
     return any(location.head.kind != EntryKind.SEGMENT for location in segment.locations)
 
 
-def _summarize_ranges(runs: Sequence[list[Link]], sequences: Collection[int]) -> tuple[list[LogRange], dict[int, int]]:
+def _summarize_ranges(runs: Sequence[Sequence[Link]], sequences: Collection[int]) -> tuple[list[LogRange], dict[int, int]]:
     """Return the ranges of a log, and which of the boundaries at its step, from 1, each boundary in `sequences` is."""
     ranges, numbers = list[LogRange](), dict[int, int]()
     for run in runs:

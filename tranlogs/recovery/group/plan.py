@@ -15,7 +15,7 @@ from ...catalog import CheckpointRow
 from ...checkpoints import Checkpoint
 from ...log.record_format import EntryKind, Position
 from ..decoding import DamagedEntry, decode_chunks, require_sound
-from ..history import LastUnit, Link, find_last_unit
+from ..history import LastUnit, Link, Run, find_last_unit
 from ..recover import EarlierNotes, Recovered
 from ..recovery_plan import RecoveryPlan, has_later_boundary
 from .decide import BaseCheckpoint, Damage, Generation, GroupTarget, choose_target
@@ -82,7 +82,7 @@ class RankPlanner:
         if links:
             head = links[-1].location.head
             position = Position(head.sequence, head.step, head.digest, timeline)
-        has_later = has_later_boundary(log.history, log.checkpoints, position)
+        has_later = has_later_boundary(log.recorded, log.checkpoints, position)
         note = f"loaded weights and optimizer state from rank {base.rank}'s checkpoint of step {row.step}"
         return RecoveryPlan(row, tuple(links), position, has_later, (note,) if source is not None else (), source)
 
@@ -121,14 +121,14 @@ class RankPlanner:
                 return {key: body[key] for key in ("scalars",) if key in body}, scalars
         return {}, []
 
-    def _select_links(self, log: GenerationLog, donor: int, base: BaseCheckpoint, row: CheckpointRow) -> list[Link]:
+    def _select_links(self, log: GenerationLog, donor: int, base: BaseCheckpoint, row: CheckpointRow) -> Sequence[Link]:
         """Return the donor's entries from the checkpoint to the target."""
         runs, target, number = log.history.runs, self._agreement.step, self._agreement.boundary_number
         if base.rank == donor:
             is_reached = number in (0, base.ref.boundary_number)
             if row.step == target and (is_reached or self._generation.summaries[donor].count_boundaries(target) is None):
                 return []
-            links = log.history.after(row)
+            links: Sequence[Link] = log.history.after(row)
         else:
             links = _select_from_step(runs, row.step, target)
         for run in runs:
@@ -141,7 +141,7 @@ class RankPlanner:
         raise AssertionError(f"the agreement on step {target} does not fit the log of rank {donor}")
 
 
-def _select_from_step(runs: Sequence[list[Link]], start: int, target: int) -> list[Link]:
+def _select_from_step(runs: Sequence[Run], start: int, target: int) -> Sequence[Link]:
     """Return the entries from the first boundary at a step on, in the run that leads to the target; [] if there is none.
 
     The state has the step of that boundary already.
