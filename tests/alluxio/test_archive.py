@@ -18,6 +18,7 @@ from tests.alluxio.cluster import Cluster
 from tests.alluxio.trainer import CHECKPOINT_EVERY, Training
 from tests.keras.conftest import torch as keras
 from tests.keras.lab import Lab
+from tests.keras.proof import kill, run_whole
 from tests.monitor.test_beside import is_running
 from tests.shipping.ships import marks
 from tests.support.launcher import ROOT
@@ -130,15 +131,15 @@ def test_a_trainer_its_monitor_and_their_machine_are_lost(alluxio: Cluster, tmp_
 @pytest.mark.sampled(0)
 def test_a_fit_of_keras_goes_on_by_the_address_alone(alluxio: Cluster, keras: Lab, tmp_path: Path) -> None:
     run, url = tmp_path / "run", alluxio.url("/fits", replication=2)
-    options = {"store": url, "monitor": [None, None, "0.1s"]}
-    assert keras.run("fit", run=str(run), die=["batch", 13], options=options).was_killed
+    options = {"store": url}
+    kill(keras, "fits:fit", tmp_path, ["batch", 13], options=options | {"monitor": [None, None, "0.1s"]})
     alluxio.wait(lambda: read_owner(run / "rank0", "monitor") is not None, "the monitor is there")
     monitor = read_owner(run / "rank0", "monitor")
     assert monitor is not None
     alluxio.wait(lambda: not is_running(monitor.pid), "the monitor has shipped what was left")
     said = marks(run).archived
     shutil.rmtree(run)
-    again = keras.value("fit", run=str(run), options={"store": url})
-    assert again["report"]["exact"] is True
-    assert again["report"]["step"] >= said >= 12
-    assert again["state"] == keras.value("fit", run=str(tmp_path / "whole"))["state"]
+    again = run_whole(keras, "fits:fit", tmp_path, options=options)
+    assert (again.exact, again.recheck) == (True, "equal")
+    assert again.step + 1 >= said >= 12
+    assert again.of("model") == run_whole(keras, "fits:fit", tmp_path / "whole").of("model")

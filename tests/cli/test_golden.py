@@ -19,8 +19,8 @@ import pytest
 
 from tests.keras.conftest import find_lab
 from tests.keras.lab import THREADS, Lab, Labs
+from tests.keras.proof import run_whole
 from tests.kills.pytorch import Death, Job, Script
-from tests.public.keras.proof import run_whole
 from tests.public.torch.scripts import dcgan, mnist, mnist_rnn, word_language_model
 from tests.torch.lab import in_child
 from tests.trainers import lightning_child

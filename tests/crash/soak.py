@@ -85,7 +85,7 @@ def parts(kills: int) -> list[Part]:
         Part("calls", ("one of several system calls",), share(300), [f"{crash}/test_system_calls.py", "-k", "several"], 15),
         Part("each call", ("SIGKILL at a system call",), share(1000), [f"{crash}/test_system_calls.py", "-k", "not several"]),
         Part("machine", ("a sequence",), share(300), [f"{crash}/test_optimizer_machine.py"], 5),
-        Part("fits", ("SIGKILL of a fit",), share(300), [f"{keras}/test_any_script.py"], 4),
+        Part("fits", ("SIGKILL of a fit",), share(300), [f"{keras}/test_kill.py", "-k", "any_script"], 4),
         Part("limits", ("a long run",), 3, [f"{crash}/test_long_runs.py"]),
         Part(
             "others",
