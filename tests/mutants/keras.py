@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _KERAS = "integrations/tranlogs_keras"
-_KILLS = "tests/keras/test_kill.py::test_kills_in_the_middle_of_epochs_leave_no_trace"
+_KILL = "tests/keras/test_kill.py"
+_KILLS = f"{_KILL}::test_kills_in_the_middle_of_epochs_leave_no_trace"
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -13,7 +14,7 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{_KERAS}/data/cursor.py",
         "self.source.open(position.passes, self._taken())",
         "self.source.open(position.passes, max(self._taken() - 1, 0))",
-        (f"{_KILLS}[torch-{{'data': 'numbered-own-order'}}]",),
+        (f"{_KILL}::test_a_kill_at_any_place_leaves_no_trace[[['log.before_commit', 9], ['log.after_commit', 9]]]",),
     ),
     Mutant(
         "Keras: its global seed generator is not set back",
