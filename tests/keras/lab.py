@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -14,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,15 +75,14 @@ class Lab:
     Args:
         backend: of Keras.
         folder: for what jobs print and return.
-        shared: folder of the server, of twins, and of what JAX has compiled, for all processes of the tests.
+        shared: folder of the server, and of what JAX has compiled, for all processes of the tests.
         keras: folder of another Keras than that of the environment.
     """
 
     def __init__(self, backend: str, folder: Path, shared: Path, keras: Path | None = None) -> None:
         self.backend, self._folder, self._numbers = backend, folder, itertools.count()
         self._connection = socket.socket(socket.AF_UNIX)
-        name = backend if keras is None else f"{backend}-{keras.name}"
-        self._twins = shared / f"{name}-twins"
+        self.name = name = backend if keras is None else f"{backend}-{keras.name}"
         address = f"tranlogs/{hashlib.sha256(str(shared).encode()).hexdigest()[:16]}/{name}"
         with (shared / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the first process of the tests starts the server
@@ -92,39 +93,13 @@ class Lab:
                 self._connection.connect(address_of(address))
 
     def start(self, function: str, **arguments: Any) -> Job:
-        """Begin a job: the name of a function in `scenario`, or of another module and a function in it, and its arguments."""
-        return self._start(self._folder / f"job-{next(self._numbers)}", function, arguments)
-
-    def start_twin(self, function: str, **arguments: Any) -> Job:
-        """Begin a job of which nothing is wanted but its result, or return the one with these arguments that began before.
-
-        Its run, which nobody kills, is in a folder of its own. Tests that compare with the same twin share it.
-        """
-        about = json.dumps([function, arguments, _settings()], sort_keys=True)
-        folder = self._twins / hashlib.sha256(about.encode()).hexdigest()
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            job = Job(folder / "job")
-        else:
-            job = self._start(folder / "job", function, {"run": str(folder / "run"), **arguments})
-        return self._waited_for(job)
-
-    def _start(self, result: Path, function: str, arguments: dict[str, Any]) -> Job:
-        name = function if "." in function else f"scenario.{function}"
-        name = name if name.startswith("tests.") else f"tests.keras.{name}"
-        job = {"function": name, "arguments": arguments, "result": str(result), "environment": _settings()}
+        """Begin a job: the name of a module of tests.keras and of a function in it, and its arguments."""
+        result = self._folder / f"job-{next(self._numbers)}"
+        name = function if function.startswith("tests.") else f"tests.keras.{function}"
+        settings = {name: value for name, value in os.environ.items() if name.startswith("TRANLOGS_")}  # of the present test
+        job = {"function": name, "arguments": arguments, "result": str(result), "environment": settings}
         self._connection.sendall(json.dumps(job).encode() + b"\n")
         return Job(result)
-
-    def start_first(self, function: str, **arguments: Any) -> Job:
-        """Begin a job that others of the same code follow; on JAX wait for its end, since they need not compile anew then."""
-        return self._waited_for(self.start(function, **arguments))
-
-    def _waited_for(self, job: Job) -> Job:
-        if self.backend == "jax":
-            job.wait()
-        return job
 
     def run(self, function: str, **arguments: Any) -> Ended:
         """A job, to its end."""
@@ -136,22 +111,26 @@ class Lab:
         assert ended.code == 0, ended.output[-6000:]
         return ended.value
 
-    def twin(self, function: str, **arguments: Any) -> Any:
-        """What the twin with these arguments returns; it must not fail."""
-        ended = self.start_twin(function, **arguments).wait()
-        assert ended.code == 0, ended.output[-6000:]
-        return ended.value
+    def call(self, *arguments: object) -> tuple[int, str, str]:
+        """Return the exit code of `tranlogs` with these arguments, and what it printed on stdout and on stderr.
+
+        It runs in a job: Keras is imported there already, which takes a process of its own several seconds.
+        """
+        code, out, err = self.value("lab.run_tranlogs", words=[str(argument) for argument in arguments])
+        return code, out, err
+
+    def ask(self, *arguments: object) -> dict[str, Any]:
+        """Return what `tranlogs ... --json` says; it must not fail."""
+        code, out, err = self.call(*arguments, "--json")
+        assert code == 0, err[-3000:]
+        found: dict[str, Any] = json.loads(out)
+        return found
 
     def close(self) -> None:
         """No more jobs."""
         with contextlib.suppress(BrokenPipeError):  # the server has failed
             self._connection.sendall(b"\n")
         self._connection.close()
-
-
-def _settings() -> dict[str, str]:
-    """Return what the present test sets."""
-    return {name: value for name, value in os.environ.items() if name.startswith("TRANLOGS_")}
 
 
 def _environment(backend: str, shared: Path, keras: Path | None) -> dict[str, str]:
@@ -206,6 +185,19 @@ class Labs:
             made.close()
 
 
-def differences(right: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """What of two outcomes differs, to the bit."""
-    return [key for key in right.keys() | found.keys() if key not in right or key not in found or right[key] != found[key]]
+def run_tranlogs(words: list[str]) -> tuple[int, str, str]:
+    """Run `tranlogs` in this process."""
+    from tranlogs.cli import app
+
+    code: int | str | None = 0
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        try:
+            app(words, prog_name="tranlogs")
+        except SystemExit as end:
+            code = end.code
+    return int(code or 0), out.getvalue(), err.getvalue()
+
+
+def processes() -> tuple[int, int]:
+    """Return the server and the process of this job."""
+    return os.getppid(), os.getpid()

@@ -43,7 +43,7 @@ _MODULES = {
     "torch": ("torch", "torch._dynamo", "tensorflow", "keras.src.backend.torch.optimizers.torch_parallel_optimizer"),
     "jax": ("jax", "tensorflow", "jaxlib.mlir.dialects.mhlo"),
 }
-_MODULES_OF_TESTS = ("tests.keras.scenario", "tests.keras.optimizers", "tests.kills.keras")
+_MODULES_OF_TESTS = ("tests.keras.fits", "tests.keras.inside", "tests.kills.keras")
 
 
 def serve(address: str, lock: str) -> None:
@@ -51,7 +51,7 @@ def serve(address: str, lock: str) -> None:
     backend = os.environ["KERAS_BACKEND"]
     for module in (*_MODULES[backend], f"tranlogs_keras.backends.{backend}", *_MODULES_OF_TESTS):
         importlib.import_module(module)
-    importlib.import_module("tests.keras.scenario.data").digits()  # read once
+    importlib.import_module("tests.keras.data").digits()  # read once
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address_of(address))
     listener.listen(64)

@@ -1,119 +1,211 @@
-"""A process that runs `model.fit` dies by SIGKILL; the same script, run again, ends with the bits of one that nobody killed."""
+"""A process that runs `model.fit` dies; the same script, run again, ends with the bits of one that nobody killed.
+
+One matrix of backends, forms of data, and ways of compiling; all places of a fit; scripts put together at random.
+"""
 
 from __future__ import annotations
 
+import shutil
+import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
-from tests.keras.lab import Lab, differences
+from tests.crash import tally
+from tests.crash.test_signals import sealed
+from tests.keras.lab import Lab
+from tests.keras.proof import Place, end, prove_exact, run_killed, run_whole
+from tests.kills.job import Death
+from tests.kills.judge import killed
+from tests.kills.launchers import Server
+from tests.monitor.test_beside import is_running, wait_until
 from tests.support import campaign
+from tranlogs.journal import read_owner
 
 pytestmark = pytest.mark.crash
 
-MODES = [
-    ("tensorflow", {}),
-    campaign.in_soak("tensorflow", {"jit": True}),
-    ("tensorflow", {"eager": True, "model": "dense"}),
-    campaign.in_soak("tensorflow", {"executions": 4, "model": "dense"}),  # two of them are in test_recheck.py
-    ("torch", {}),
-    ("jax", {"jit": True, "model": "dense", "optimizer": "adam"}),
-    campaign.in_soak("jax", {"jit": True, "executions": 4}),
+GATE: list[tuple[str, dict[str, Any]]] = [
+    ("torch", {"data": "arrays", "model": "cnn", "optimizer": "adam-schedule", "validation": True, "beside": ["counting"]}),
+    ("torch", {"data": "numbered-own-order"}),
+    ("torch", {"data": "numbered-augmented"}),
+    ("torch", {"data": "generator", "model": "global-noise"}),
+    ("torch", {"data": "loader", "options": {"log": "weights"}}),
+    ("torch", {"data": "dataset"}),
+    ("torch", {"data": "arrays-steps", "epochs": 6, "options": {"data_order": "keras"}}),
+    ("torch", {"data": "arrays-class-weight", "optimizer": "adam-loss-scale", "compiled": {"policy": "mixed_float16"}}),
+    ("tensorflow", {"data": "arrays", "model": "line", "validation": True, "beside": ["plateau", "clamp"]}),
+    ("tensorflow", {"data": "dataset-repeat", "model": "line", "epochs": 5, "options": {"checkpoint_every": 1}}),
+    ("tensorflow", {"data": "generator", "model": "line", "compiled": {"executions": 2}}),
+    ("jax", {"data": "arrays", "compiled": {"jit_compile": True}}),
+    ("jax", {"data": "generator", "compiled": {"jit_compile": True}}),
+]
+SOAK: list[tuple[str, dict[str, Any]]] = [
+    *(
+        (backend, {"data": data, "model": "line"})
+        for backend in ("torch", "tensorflow")
+        for data in ("arrays-in-order", "arrays-by-batch", "arrays-sample-weight", "numbered", "numbered-workers", "loader")
+    ),
+    *(("tensorflow", {"data": data, "model": "line"}) for data in ("dataset", "dataset-python", "numbered-own-order")),
+    *(("jax", {"data": data, "compiled": {"jit_compile": True}}) for data in ("numbered", "loader", "dataset")),
+    ("torch", {"data": "numbered", "options": {"data_order": "keras"}}),
+    ("tensorflow", {"data": "numbered", "model": "line", "options": {"data_order": "keras"}}),
+    ("tensorflow", {"model": "cnn", "optimizer": "adam-schedule", "validation": True, "beside": ["counting"]}),
+    ("tensorflow", {"compiled": {"jit_compile": True}}),
+    ("tensorflow", {"compiled": {"run_eagerly": True}}),
+    ("tensorflow", {"compiled": {"executions": 4}}),
+    ("tensorflow", {"data": "generator", "model": "global-noise", "options": {"data_order": "keras"}}),
+    ("tensorflow", {"options": {"log": "weights"}}),
+    ("tensorflow", {"compiled": {"policy": "bfloat16"}}),
+    ("jax", {"compiled": {"jit_compile": True, "executions": 4}}),
+    ("jax", {"options": {"log": "weights"}, "compiled": {"jit_compile": True}}),
 ]
 
 
-def named(mode: Any) -> str:
-    mode = getattr(mode, "values", mode)
-    return "-".join([mode[0], *(f"{name}{value}" for name, value in mode[1].items())])
+def _places(backend: str, arguments: dict[str, Any]) -> list[Place]:
+    """Return a batch of the second epoch, and one of the third on torch, where a life takes a second."""
+    executions = arguments.get("compiled", {}).get("executions", 1)
+    return [["batch", -(-13 // executions)], *([["batch", 9]] if backend == "torch" else [])]
 
 
-def prove_exact(lab: Lab, folder: Path, deaths: list[dict[str, Any]], **arguments: Any) -> list[Any]:
-    """Kill at each of the places, one process after the other, and finish; compare with a run that nobody killed."""
-    if arguments.get("is_identified"):  # by a file beside the run
-        uninterrupted = lab.start_first("fit", run=str(folder / "whole"), **arguments)
-    else:
-        uninterrupted = lab.start_twin("fit", **arguments)
-    for death in deaths:
-        ended = lab.run("fit", run=str(folder / "killed"), **(arguments | death))
-        assert ended.was_killed, ended.output[-6000:]
-    ended = lab.run("fit", run=str(folder / "killed"), **arguments)
-    assert ended.code == 0, ended.output[-6000:]
-    right = uninterrupted.wait()
-    assert right.code == 0, right.output[-6000:]
-    for what in ("state", "history", "epochs", "beside"):
-        if isinstance(right.value[what], dict):
-            assert differences(right.value[what], ended.value[what]) == [], what
-        else:
-            assert right.value[what] == ended.value[what], what
-    assert ended.value["report"]["exact"] is right.value["report"]["exact"] is True, ended.value["report"]
-    assert ended.value["report"]["checkpoint_step"] is not None, "nothing was recovered"
-    return [right.value, ended.value]
+@pytest.mark.parametrize(
+    ("backend", "arguments"), [*GATE, *(campaign.in_soak(*one) for one in SOAK)], indirect=["backend"], ids=str
+)
+def test_kills_in_the_middle_of_epochs_leave_no_trace(backend: Lab, arguments: dict[str, Any], tmp_path: Path) -> None:
+    prove_exact(backend, "fits:fit", tmp_path, _places(backend.backend, arguments), **arguments)
+    if (tmp_path / "whole").exists():
+        whole, killed = ({*(tmp_path / name / "ids").read_text().split()} for name in ("whole", "killed"))
+        assert (len(killed), whole & killed) == (1, set()), "the id that the script reads before fit, in every life"
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("backend", "options"), MODES, ids=map(named, MODES), indirect=["backend"])
-def test_kills_in_the_middle_of_epochs_leave_no_trace(backend: Lab, options: dict[str, Any], tmp_path: Path) -> None:
-    """Other ways of compiling than a graph are killed once in the gate."""
-    places = (4, 3) if options.get("executions") else (13, 11)
-    is_variant = backend.backend == "tensorflow" and bool(options) and not campaign.is_soak()
-    deaths = [{"die": ["batch", place]} for place in places[: 1 if is_variant else 2]]
-    prove_exact(backend, tmp_path, deaths, validation=True, others=["counting"], is_identified=True, **options)
-    killed, whole = ((tmp_path / f"{name}.ids").read_text().split() for name in ("killed", "whole"))
-    assert (len(killed), set(killed) & set(whole)) == (len(deaths) + 1, set())
-    assert len(set(killed)) == 1, "the id that the script reads before fit, in every life"
+PLACES: list[list[Place]] = [
+    [["begin", 1], ["batch", 1], ["batch", 3]],
+    [["batch", 10], ["batch", 10], ["batch", 2]],  # the last ones of epochs, and the first one of the next
+    [["before", 1], ["after", 1], ["validation", 2], ["end", 1]],
+    [["checkpoint.snapshot", 2], ["checkpoint.publish", 1]],  # later ones may be left out
+    [["boundary.before", 4], ["boundary.after", 6], ["recovery.replayed", 1]],
+    [["log.before_commit", 9], ["log.after_commit", 9]],
+    [["batch", 13], ["begin", 1], ["batch", 1]],  # a unit that is computed again is killed before its step, and behind it
+]
 
 
-@pytest.mark.parametrize("backend", [campaign.in_soak("tensorflow"), "torch", campaign.in_soak("jax")], indirect=True)
-@pytest.mark.parametrize("log", ["weights"])
-def test_weights_logged_leave_no_trace_either(backend: Lab, log: str, tmp_path: Path) -> None:
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("places", PLACES, ids=str)
+def test_a_kill_at_any_place_leaves_no_trace(places: list[Place], torch: Lab, tmp_path: Path) -> None:
+    prove_exact(torch, "fits:fit", tmp_path, places, validation=True, beside=["plateau", "counting"])
+
+
+@pytest.mark.sampled(0)
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"], indirect=True)
+def test_kills_at_the_end_of_epochs_leave_no_trace(backend: Lab, tmp_path: Path) -> None:
+    places: list[Place] = [["validation", 3], ["before", 1]]
     jit = backend.backend == "jax"
-    deaths = [{"die": ["batch", 13]}, {"die": ["epoch-end", 1]}]
-    prove_exact(backend, tmp_path, deaths, model="dense", options={"log": log}, jit=jit)
-
-
-PLACES: list[list[dict[str, Any]]] = [
-    [{"die": ["batch-begin", 1]}],
-    [{"die": ["batch", 1]}],
-    [{"die": ["batch", 10]}, {"die": ["batch", 10]}],
-    [{"die": ["epoch-end", 1]}, {"die": ["epoch-end", 2]}],
-    [{"die": ["validation", 2]}, {"die": ["validation", 4]}],
-    [{"failpoint": "checkpoint.snapshot=kill@2"}, {"failpoint": "checkpoint.publish=kill@1"}],  # later ones may be left out
-    [{"failpoint": "checkpoint.state=kill@1"}, {"failpoint": "boundary.before=kill@1"}],
-    [{"failpoint": "boundary.after=kill@6"}, {"failpoint": "recovery.replayed=kill@1"}],
-    [{"failpoint": "log.before_commit=kill@9"}, {"failpoint": "log.after_commit=kill@9"}],
-]
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("deaths", PLACES, ids=lambda deaths: "-".join(str(next(iter(d.values()))) for d in deaths))
-def test_a_kill_at_any_place_leaves_no_trace(deaths: list[dict[str, Any]], torch: Lab, tmp_path: Path) -> None:
-    prove_exact(torch, tmp_path, deaths, validation=True, others=["plateau", "counting"], optimizer="adam")
-
-
-def test_a_kill_at_the_end_of_epochs_leaves_no_trace_on_tensorflow(tensorflow: Lab, tmp_path: Path) -> None:
-    deaths = [{"die": ["batch", 10]}, {"die": ["validation", 1]}, {"die": ["epoch-end", 1]}]
-    others = ["plateau", "stopping"]
-    prove_exact(tensorflow, tmp_path, deaths, model="dense", validation=True, others=others, optimizer="adam", epochs=4)
-
-
-@pytest.mark.parametrize("backend", [campaign.in_soak("tensorflow"), "torch", "jax"], indirect=True)
-def test_kills_at_random_batches_leave_no_trace(backend: Lab, tmp_path: Path) -> None:
-    chance = campaign.dice(backend.backend)
-    deaths = [{"die": ["batch", chance.randrange(1, 10)]} for _ in range(3 if backend.backend == "torch" else 2)]
-    prove_exact(backend, tmp_path, deaths, model="dense", jit=backend.backend == "jax", others=["plateau"], optimizer="adam")
-
-
-def test_backup_and_restore_repeats_batches_on_top_of_later_weights(tensorflow: Lab, tmp_path: Path) -> None:
-    """For the record: the callback that Keras ships, under the same kill."""
-    script = {"run": None, "model": "dense"}
-    whole = tensorflow.value("fit", **script, backup=str(tmp_path / "whole"))
-    ended = tensorflow.run("fit", **script, backup=str(tmp_path / "killed"), die=["batch", 18])
-    assert ended.was_killed
-    resumed = tensorflow.value("fit", **script, backup=str(tmp_path / "killed"))
-    assert differences(whole["state"], resumed["state"]), "BackupAndRestore is exact now: docs/keras.md says otherwise"
-    assert len(resumed["epochs"]) < len(whole["epochs"])
+    about: dict[str, Any] = {"model": "line", "beside": ["plateau", "stopping"], "compiled": {"jit_compile": jit}}
+    prove_exact(backend, "fits:fit", tmp_path, places, validation=True, **about)
 
 
 def test_the_oldest_supported_keras(older_keras: Lab, tmp_path: Path) -> None:
-    prove_exact(older_keras, tmp_path, [{"die": ["batch", 13]}], model="dense", validation=True)
+    prove_exact(older_keras, "fits:fit", tmp_path, [["batch", 13]], model="line", validation=True)
+
+
+def test_replicas_log_weights_and_come_back(tensorflow: Lab, tmp_path: Path) -> None:
+    prove_exact(tensorflow, "fits:mirrored", tmp_path, [["batch", 13]], warns=("trained on 2 replicas",))
+
+
+def test_sigterm_ends_a_fit_with_its_log_sealed(torch: Lab, tmp_path: Path) -> None:
+    options = {"durability": "machine"}
+    status, said = end(torch, "fits:fit", tmp_path / "told", beside=["told"], options=options)
+    assert status == -signal.SIGTERM, said
+    assert sealed(tmp_path / "told" / "run") == 12, "batch 13 was not done with"
+    found = run_whole(torch, "fits:fit", tmp_path / "told", options=options)
+    assert (found.step, found.recheck) == (11, "equal"), "step 12 is computed again"
+    assert found.of("model") == run_whole(torch, "fits:fit", tmp_path / "whole", options=options).of("model")
+
+
+def test_a_fit_whose_disk_is_lost_goes_on_from_the_store(torch: Lab, tmp_path: Path) -> None:
+    """Its monitor outlives it, and ships what is left."""
+    store, folder = tmp_path / "store", tmp_path / "killed"
+    store.mkdir()  # a store that is not there is none that is empty
+    options: dict[str, Any] = {"store": str(store)}
+    status = killed(
+        "tests.keras.fits:fit",
+        folder,
+        Death("batch", number=13),
+        launcher=Server(torch),
+        arguments={"options": options | {"monitor": ["1GiB", None, "0.1s"]}},
+    )
+    assert status == -signal.SIGKILL
+    wait_until(lambda: read_owner(folder / "run/rank0", "monitor") is not None, "the monitor")
+    monitor = read_owner(folder / "run/rank0", "monitor")
+    assert monitor is not None
+    wait_until(lambda: not is_running(monitor.pid), "the monitor's end, when it has shipped what was left")
+    shutil.rmtree(folder / "run")
+    found = run_whole(torch, "fits:fit", folder, options=options)
+    assert (found.step, found.recheck) == (11, "equal"), "step 12 is computed again"
+    assert found.of("model") == run_whole(torch, "fits:fit", tmp_path / "whole").of("model")
+
+
+def test_backup_and_restore_repeats_batches_on_top_of_later_weights(torch: Lab, tmp_path: Path) -> None:
+    """For the record: the callback that Keras ships, under the same kill."""
+    whole, resumed = run_killed(torch, "fits:fit", tmp_path, [["batch", 18]], backup=True)
+    assert whole.of("model") != resumed.of("model"), "BackupAndRestore is exact now: docs/keras.md says otherwise"
+
+
+FAULT = "SIGKILL of a fit, of a script put together at random"
+_DATA = ["arrays", "arrays-in-order", "arrays-by-batch", "arrays-steps", "arrays-class-weight", "arrays-sample-weight"]
+_DATA += ["numbered", "numbered-own-order", "generator", "loader"]
+# Without a schedule: callbacks set the learning rate.
+_OPTIMIZERS = ["adam", "sgd", "sgd-nesterov-decay", "adam-clipnorm", "adam-ema", "adam-accumulate", "rmsprop-centered", "lion"]
+_BESIDE = ["stopping", "plateau", "schedule", "batch-rate", "clamp", "collecting", "counting"]
+_POINTS = ["checkpoint.snapshot", "checkpoint.state", "checkpoint.publish", "log.begin", "log.before_commit"]
+_POINTS += ["log.after_commit", "log.roll", "log.seal", "catalog.before_commit", "boundary.before", "boundary.after"]
+_POINTS += ["recovery.restored", "recovery.replayed"]
+SCRIPTS = st.fixed_dictionaries(
+    {
+        "data": st.sampled_from(_DATA),
+        "model": st.sampled_from(["dense", "dense", "cnn", "sparse", "constrained", "global-noise"]),
+        "optimizer": st.sampled_from(_OPTIMIZERS),
+        "epochs": st.integers(1, 4),
+        "validation": st.booleans(),
+        "beside": st.lists(st.sampled_from(_BESIDE), max_size=3, unique=True),
+        "seed": st.integers(0, 1000),
+        "options": st.fixed_dictionaries(
+            {
+                "log": st.sampled_from(["gradients", "weights"]),
+                "checkpoint_every": st.sampled_from([2, 7, 1000]),
+                "durability": st.sampled_from(["process", "machine"]),
+                "keep": st.integers(1, 3),
+            }
+        ),
+    }
+)
+DEATHS = st.one_of(
+    st.tuples(st.sampled_from(["batch", "begin"]), st.integers(1, 25)),
+    st.tuples(st.sampled_from(["before", "after", "validation"]), st.integers(1, 4)),
+    st.tuples(st.sampled_from(_POINTS), st.integers(1, 12)),
+)
+
+
+@pytest.mark.timeout(3600)
+@settings(max_examples=campaign.rounds(10), phases=[Phase.generate])
+@given(script=SCRIPTS, deaths=st.lists(DEATHS, min_size=1, max_size=4))
+def test_any_script_that_is_killed_anywhere_ends_with_the_right_bits(
+    torch: Lab, script: dict[str, Any], deaths: list[tuple[str, int]]
+) -> None:
+    name, launcher = "tests.keras.fits:fit", Server(torch)
+    with tempfile.TemporaryDirectory() as folder:
+        right = run_whole(torch, "fits:fit", Path(folder, "whole"), **script)
+        kills = 0
+        for place, number in deaths:  # a place that is not come to lets it train to its end
+            death = Death(place, number=number)
+            status = killed(name, Path(folder, "run"), death, launcher=launcher, arguments=script)
+            assert status in (0, -signal.SIGKILL), launcher.said()
+            kills += status != 0
+        with tally.trying(FAULT):
+            found = run_whole(torch, "fits:fit", Path(folder, "run"), **script)
+            assert found.differences(right) == []
+            assert found.exact is not False, found.notes
+        tally.note(FAULT, kills)

@@ -1,4 +1,4 @@
-"""A Keras run without its script: replayed, verified, exported to files that Keras loads."""
+"""A Keras run without its script: replayed, verified, exported to files that Keras loads; and the server of the tests."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.keras.lab import Lab
-from tests.keras.tool import ask
+from tests.keras.lab import Lab, Labs
+from tests.keras.proof import kill
+from tests.support import campaign
 
 COMMAND = str(Path(sys.executable).parent / "tranlogs")
 
@@ -38,59 +40,57 @@ def cli(*arguments: str, **variables: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("backend", "options"),
-    [("torch", {}), ("jax", {"jit": True, "model": "dense", "optimizer": "adam"}), ("tensorflow", {"model": "dense"})],
+    ("backend", "jit"),
+    [("torch", False), campaign.in_soak("tensorflow", False), campaign.in_soak("jax", True)],
     indirect=["backend"],
 )
-def test_weights_that_load_weights_reads(backend: Lab, options: dict[str, Any], tmp_path: Path) -> None:
+def test_weights_that_load_weights_reads(backend: Lab, jit: bool, tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "state.weights.h5"
-    assert backend.run("fit", run=str(run), die=["batch", 13], **options).was_killed
-    words = ("replay", str(run), "--out", str(out))
-    told = cli(*words) if backend.backend == "jax" else ask(backend, *words)
+    kill(backend, "fits:fit", tmp_path, ["batch", 13], compiled={"jit_compile": jit})
+    told = backend.ask("replay", run, "--out", out)
     assert (told["step"], told["exact"]) == (12, True)
-    loaded = backend.value("from_weights", path=str(out), run=str(run), **options)
-    assert loaded["optimizer_step"] == 12
-    assert loaded["same_as_resumed"]
+    loaded = backend.value("inside.from_weights", path=str(out), run=str(run), jit=jit)
+    assert loaded == {"optimizer_step": 12, "same_as_resumed": True}
 
 
 def test_a_step_in_the_past_and_the_whole_model(torch: Lab, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert torch.run("fit", run=str(run), die=["batch", 13]).was_killed
-    told = ask(torch, "replay", run, "--step", 9, "--out", tmp_path / "state.keras")
+    kill(torch, "fits:fit", tmp_path, ["batch", 13])
+    told = torch.ask("replay", run, "--step", 9, "--out", tmp_path / "state.keras")
     assert told["step"] == 9
-    assert torch.value("loads_model", path=str(tmp_path / "state.keras")) == [13, 10]
-    assert ask(torch, "verify", run, "--replay")["problems"] == []
+    assert torch.value("inside.loads_model", path=str(tmp_path / "state.keras")) == [13, 10]
+    assert torch.ask("verify", run, "--replay")["problems"] == []
     command = [sys.executable, "-c", REPLAY_AND_LIST_MODULES, str(run), str(tmp_path / "never.keras")]
     refused = subprocess.run(command, capture_output=True, text=True)
     assert "step 99 is not covered: the log has no sound boundary at that step; the nearest is 12" in refused.stderr
     assert refused.stdout.split() == ["1"], "the exit code, and no framework"
+    for words, said in (
+        (("--out", tmp_path / "state.pt"), "must end in .weights.h5"),
+        (("--format", "dcp", "--out", tmp_path / "out"), "--out FILE.keras` (for keras.models.load_model)"),
+    ):
+        code, out, err = torch.call("replay", run, *words)
+        assert code == 2
+        assert said in " ".join((err + out).split())
 
 
 def test_another_setting_of_xla_under_which_all_steps_are_equal_is_no_doubt(jax: Lab, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert jax.run("fit", run=str(run), die=["batch", 5], model="dense", optimizer="adam", jit=True).was_killed
-    (rank,) = cli("verify", str(run), "--replay", XLA_FLAGS="--xla_cpu_enable_fast_min_max=false")["ranks"]
+    """The command finds the backend by itself."""
+    kill(jax, "fits:fit", tmp_path, ["batch", 5], compiled={"jit_compile": True})
+    (rank,) = cli("verify", str(tmp_path / "run"), "--replay", XLA_FLAGS="--xla_cpu_enable_fast_min_max=false")["ranks"]
     (replayed,) = rank["replays"]
     assert (replayed["replayed"], replayed["exact"]) == (4, True)
     assert any("XLA_FLAGS differs" in note for note in replayed["notes"])
 
 
-def test_names_of_files_are_checked_first(torch: Lab, tmp_path: Path) -> None:
-    assert torch.run("fit", run=str(tmp_path / "run"), die=["batch", 3]).was_killed
-    command = [COMMAND, "replay", str(tmp_path / "run"), "--out", str(tmp_path / "state.pt")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode != 0
-    assert "must end in .weights.h5" in " ".join((done.stderr + done.stdout).split())
-    command = [COMMAND, "replay", str(tmp_path / "run"), "--format", "dcp", "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "this is a Keras run" in done.stderr
-    assert "--out FILE.keras` (for keras.models.load_model)" in done.stderr
-
-
 def test_constraints_and_what_weight_decay_leaves_out_are_known_without_the_script(torch: Lab, tmp_path: Path) -> None:
-    found = torch.value("without_the_script", folder=str(tmp_path))
-    for name in ("constrained", "excluded"):
-        assert found[name]["exact"] is True, name
-        assert found[name]["same"] is True, name
-        assert found[name]["replayed"] == 10, name
+    found = torch.value("inside.without_the_script", folder=str(tmp_path))
+    right = {"exact": True, "replayed": 10, "same": True}
+    assert found == {"constrained": right, "excluded": right}
+
+
+def test_another_process_of_the_tests_has_the_same_server(torch: Lab, keras_labs: Labs, tmp_path: Path) -> None:
+    with closing(Lab("torch", tmp_path, keras_labs.shared)) as other:
+        (server, job), (others_server, others_job) = torch.value("lab.processes"), other.value("lab.processes")
+    assert server == others_server
+    assert job != others_job
+    assert torch.value("lab.processes")[0] == server, "it ends with its last connection"

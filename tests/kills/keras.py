@@ -1,7 +1,8 @@
 """A life of a Keras script, in a process of a server: callbacks of a fit, or a loop of its own.
 
-Places of a fit, where a callback is asked: "batch" and "before" an end of an epoch, in front of the script's own callbacks;
-"after" their turn at the end of an epoch, "validation" behind a batch of it. Fail points are the others.
+Places of a fit, where a callback is asked: "begin" and "batch" around a batch and "before" an end of an epoch, in front of the
+script's own callbacks; "after" their turn at the end of an epoch, "validation" behind a batch of it, "end" of the fit. Fail
+points are the others.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from tests.kills.job import Script
 from tranlogs.training import Remembered
 from tranlogs_keras import LoggedOptimizer, TranLogsCallback
 
-_BEFORE = {"batch": "on_train_batch_end", "before": "on_epoch_end"}
-_AFTER = {"validation": "on_test_batch_end", "after": "on_epoch_end"}
+_BEFORE = {"begin": "on_train_batch_begin", "batch": "on_train_batch_end", "before": "on_epoch_end"}
+_AFTER = {"validation": "on_test_batch_end", "after": "on_epoch_end", "end": "on_train_end"}
 
 
 class Job(job.Job):
@@ -44,9 +45,14 @@ class Job(job.Job):
             self._logger = logger = TranLogsCallback(str(self.run), **(self.options | options))
             self.watch(lambda: logger.report)
         place = self.death.place if self.death else ""
-        first = [self._hook(name, hook) for name, hook in _BEFORE.items() if by_batch or name == place]
+        seen = ("batch", "before") if by_batch else ()
+        first = [self._hook(name, hook) for name, hook in _BEFORE.items() if name in (*seen, place)]
         last = [self._hook(name, hook) for name, hook in _AFTER.items() if name == place]
         return [*([] if self._logger is None else [self._logger]), *first, *others, *last]
+
+    def renew(self) -> None:
+        """Let the next fit have a TranLogsCallback of its own."""
+        self._logger = None
 
     def wrap(self, optimizer: Any, model: Any, **options: Any) -> Any:
         """Return the optimizer of a loop of one's own, logged; or as it is."""
@@ -75,13 +81,18 @@ class Job(job.Job):
             return [self.contents(item) for item in thing]
         return _values(thing.variables) if hasattr(thing, "variables") else thing
 
+    def random_states(self) -> dict[str, Any]:
+        """Return the states of the generators of the process, but for numpy's place in its vector where threads read ahead."""
+        found = super().random_states()
+        return found if keras.backend.backend() == "torch" else found | {"numpy": found["numpy"][:2]}
+
     def live(self, script: Script) -> None:
         """Run the script in this process; what Keras prints of an epoch is a line of the script's, without times."""
         with contextlib.redirect_stdout(_Epochs(self)):
             super().live(script)
 
     def _hook(self, place: str, name: str) -> Any:
-        def hook(callback: Any, number: int, logs: Any = None) -> None:
+        def hook(callback: Any, number: Any = None, logs: Any = None) -> None:
             self.at(place)
 
         return type("At", (keras.callbacks.Callback,), {name: hook})()  # no attribute of it holds this life

@@ -13,7 +13,8 @@ from typing import Any
 _FRAMES_MAX = 200
 _OF_LIBRARIES = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _MODULES_MAX = 100
-OURS = {"tranlogs", "tranlogs_torch", "tranlogs_keras", "tranlogs_monitor"}  # modules that are no script's
+# Modules that are no script's, wherever they lie: a framework may be used from a checkout.
+OURS = {"tranlogs", "tranlogs_torch", "tranlogs_keras", "tranlogs_monitor", "torch", "keras", "tensorflow", "jax"}
 _LOOKS = frozenset(("locals", "vars", "eval", "exec"))  # functions by which code looks at its own variables
 _REFERENCES = 3  # to the variables of a frame: from the frame, from here, and from the function that counts
 

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 from keras import layers, ops
 
+from tests.keras.data import digits
 from tests.kills.keras import Job
-from tests.public.keras.data import digits
 
 
 class NoisyDense(layers.Layer):

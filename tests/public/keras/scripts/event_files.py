@@ -8,8 +8,8 @@ from pathlib import Path
 import keras
 from keras import layers
 
+from tests.keras.data import digits
 from tests.kills.keras import Job
-from tests.public.keras.data import digits
 
 
 def scalars_in(folder: Path) -> dict[str, list[tuple[int, float]]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import keras
 from keras import layers
 
+from tests.keras.data import digits
 from tests.kills.keras import Job
-from tests.public.keras.data import digits
 
 
 def train(job: Job, quantized: bool) -> None:

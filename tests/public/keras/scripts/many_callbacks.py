@@ -9,8 +9,8 @@ import keras
 import numpy as np
 from keras import layers
 
+from tests.keras.data import digits
 from tests.kills.keras import Job
-from tests.public.keras.data import digits
 
 
 class Journal(keras.callbacks.Callback):

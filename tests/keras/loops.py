@@ -1,0 +1,504 @@
+"""Training loops of one's own (`tests.kills`): in the style of Keras's guides, and small ones over turns, batches, epochs."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+
+from tests.keras.models import gradients_of
+from tests.kills.keras import Job
+from tranlogs_keras import LoggedOptimizer
+
+EPOCHS, ROWS, BATCH, STEPS = 3, 80, 16, 12
+layers = keras.layers
+
+
+def arrays() -> tuple[Any, Any]:
+    draw = np.random.default_rng(0)
+    return draw.normal(size=(ROWS, 8)).astype("float32"), draw.integers(0, 3, ROWS)
+
+
+def classifier() -> keras.Model:
+    inputs = keras.Input((8,))
+    x = layers.Dense(16, activation="relu", kernel_regularizer=keras.regularizers.L2(1e-3))(inputs)
+    x = layers.Dropout(0.2)(layers.BatchNormalization()(x))
+    return keras.Model(inputs, layers.Dense(3)(x))
+
+
+def made(kind: str) -> Any:
+    rate = keras.optimizers.schedules.CosineDecay(1e-2, 15) if kind == "schedule" else 1e-2
+    if kind == "scaled":
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(1e-2), initial_scale=1024.0, dynamic_growth_steps=4)
+    return {"sgd": keras.optimizers.SGD(rate, momentum=0.9)}.get(kind) or keras.optimizers.Adam(rate)
+
+
+def guide(job: Job, eager: bool = False, tracks: bool = True, kind: str = "adam", every: Any = 4) -> None:
+    """Keras's guide to a loop from scratch on TensorFlow: metrics, regularisation losses, a shuffled pipeline, validation."""
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(1)
+    x, y = arrays()
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(64, seed=5).batch(BATCH)
+    validation = tf.data.Dataset.from_tensor_slices((x[:32], y[:32])).batch(BATCH)
+    model, plain = classifier(), made(kind)
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    accuracy, checked = keras.metrics.SparseCategoricalAccuracy(), keras.metrics.SparseCategoricalAccuracy()
+    mean_loss = keras.metrics.Mean()
+    optimizer: Any = plain
+    if job.run is not None:
+        optimizer = job.wrap(plain, model, checkpoint_every=every)
+        if tracks:
+            optimizer.track(accuracy=accuracy, checked=checked, mean_loss=mean_loss)
+
+    def train_step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            logits = model(x, training=True)
+            loss = loss_of(y, logits) + sum(model.losses)
+            scaled = optimizer.scale_loss(loss) if kind == "scaled" else loss
+        gradients = tape.gradient(scaled, model.trainable_weights)
+        optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+        accuracy.update_state(y, logits)
+        mean_loss.update_state(loss)
+
+    step = train_step if eager else tf.function(train_step)
+    for epoch in range(EPOCHS) if job.run is None else optimizer.epochs(EPOCHS):
+        if job.run is None or epoch.batch == 0:
+            accuracy.reset_state()
+            mean_loss.reset_state()
+        for xs, ys in data if job.run is None else optimizer.batches(data):
+            step(xs, ys)
+            job.at("batch")
+        for xs, ys in validation:
+            checked.update_state(ys, model(xs, training=False))
+        job.print(int(epoch), float(mean_loss.result()), float(accuracy.result()), float(checked.result()))
+        checked.reset_state()
+        job.at("epoch")
+    if job.run is not None:
+        optimizer.close()
+    job.keep(state=[model, plain, accuracy, checked], drawn=np.random.normal())
+
+
+def gan(job: Job) -> None:
+    """DCGAN: two optimizers in one compiled step, noise from a seed generator.
+
+    TensorFlow computes the operations as they are written, with and without TranLogs: rewritten, it rounds otherwise where
+    updates stand apart.
+    """
+    import tensorflow as tf
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    keras.utils.set_random_seed(2)
+    data = tf.data.Dataset.from_tensor_slices(arrays()[0]).shuffle(ROWS, seed=3).batch(BATCH)
+    generator = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(12), layers.BatchNormalization(), layers.ReLU(), layers.Dense(8)]
+    )
+    critic = keras.Sequential([keras.Input((8,)), layers.Dense(12), layers.LeakyReLU(), layers.Dropout(0.3), layers.Dense(1)])
+    plain_g, plain_c = keras.optimizers.Adam(1e-2), keras.optimizers.Adam(2e-2)
+    seeds, g_loss, c_loss = keras.random.SeedGenerator(9), keras.metrics.Mean(), keras.metrics.Mean()
+    entropy = keras.losses.BinaryCrossentropy(from_logits=True)
+    g_optimizer: Any = plain_g
+    c_optimizer: Any = plain_c
+    if job.run is not None:
+        g_optimizer = job.wrap(plain_g, generator, checkpoint_every=4)
+        c_optimizer = g_optimizer.add_optimizer(plain_c, "critic", critic)
+        g_optimizer.track(seeds=seeds, g_loss=g_loss, c_loss=c_loss)
+
+    @tf.function
+    def train_step(images: Any) -> Any:
+        noise = keras.random.normal((BATCH, 4), seed=seeds)
+        with tf.GradientTape() as g_tape, tf.GradientTape() as c_tape:
+            made = generator(noise, training=True)
+            real, fake = critic(images, training=True), critic(made, training=True)
+            of_g = entropy(tf.ones_like(fake), fake)
+            of_c = entropy(tf.ones_like(real), real) + entropy(tf.zeros_like(fake), fake)
+        for_g = g_tape.gradient(of_g, generator.trainable_variables)
+        for_c = c_tape.gradient(of_c, critic.trainable_variables)
+        g_optimizer.apply_gradients(zip(for_g, generator.trainable_variables))
+        c_optimizer.apply_gradients(zip(for_c, critic.trainable_variables))
+        g_loss.update_state(of_g)
+        c_loss.update_state(of_c)
+
+    for epoch in range(EPOCHS) if job.run is None else g_optimizer.epochs(EPOCHS, data):
+        for images in data if job.run is None else epoch:
+            train_step(images)
+            job.at("batch")
+        job.print(int(epoch), float(g_loss.result()), float(c_loss.result()))
+        g_loss.reset_state()
+        c_loss.reset_state()
+        job.at("epoch")
+    if job.run is not None:
+        g_optimizer.close()
+    job.keep(state=[generator, critic, plain_g, plain_c])
+
+
+def torch_guide(job: Job) -> None:
+    """Keras's guide to a loop from scratch on PyTorch."""
+    import torch
+
+    keras.utils.set_random_seed(1)
+    x, y = arrays()
+    rows = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    loader = torch.utils.data.DataLoader(rows, batch_size=BATCH, shuffle=True)
+    model, plain = classifier(), keras.optimizers.Adam(1e-2)
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    accuracy = keras.metrics.SparseCategoricalAccuracy()
+    optimizer: Any = plain
+    if job.run is not None:
+        optimizer = job.wrap(plain, model, checkpoint_every=4).track(accuracy=accuracy)
+    for epoch in range(EPOCHS) if job.run is None else optimizer.epochs(EPOCHS, loader):
+        for xs, ys in loader if job.run is None else epoch:
+            logits = model(xs, training=True)
+            loss = loss_of(ys, logits)
+            model.zero_grad()
+            loss.backward()
+            weights = list(model.trainable_weights)
+            with torch.no_grad():
+                optimizer.apply([v.value.grad for v in weights], weights)
+            accuracy.update_state(ys, logits)
+            job.at("batch")
+        job.print(int(epoch), float(accuracy.result()))
+        accuracy.reset_state()
+        job.at("epoch")
+    if job.run is not None:
+        optimizer.close()
+    job.keep(state=[model, plain, accuracy])
+
+
+def has_recovered_weights(run: str, path: str) -> bool:
+    """Return True if a file of weights holds what a process that goes on with the run of `torch_guide` recovers."""
+    models = [classifier() for _ in range(2)]
+    optimizer = LoggedOptimizer(keras.optimizers.Adam(1e-2), run, models[0], recheck=False)
+    optimizer.track(accuracy=keras.metrics.SparseCategoricalAccuracy()).recover()
+    models[1].load_weights(path)
+    recovered, loaded = ([value.tobytes() for value in model.get_weights()] for model in models)
+    return recovered == loaded  # such a file has no counters of Dropout
+
+
+class Small:
+    """A small model, its optimizer, and rows for it; a script trains it by `step`. `middle` make further layers."""
+
+    def __init__(self, job: Job, *middle: Any, optimizer: Any = None, **options: Any) -> None:
+        keras.utils.set_random_seed(4)
+        self.job, (self.x, self.y) = job, arrays()
+        self.model = keras.Sequential(
+            [keras.Input((8,)), layers.Dense(6, activation="tanh"), *(make() for make in middle), layers.Dense(3)]
+        )
+        self.plain = optimizer or keras.optimizers.Adam(1e-2)
+        self.optimizer: Any = self.plain
+        if job.run is not None:
+            self.optimizer = job.wrap(self.plain, self.model, **({"checkpoint_every": 4} | options))
+
+    def gradients(self, x: Any, y: Any) -> list[Any]:
+        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        return gradients_of(lambda: loss_of(y, self.model(x, training=True)), list(self.model.trainable_weights))[1]
+
+    def step(self, x: Any, y: Any, scale: float = 1.0) -> Any:
+        """Take a step; return the last gradient's sum."""
+        found = [gradient * scale for gradient in self.gradients(x, y)]
+        self.job.at("step")
+        self.optimizer.apply(found, list(self.model.trainable_weights))
+        return float(keras.ops.sum(found[-1] * found[-1]))
+
+    def step_on(self, rows: Any) -> Any:
+        return self.step(self.x[rows], self.y[rows])
+
+    def turns(self, steps: int = STEPS, **options: Any) -> Any:
+        return range(steps) if self.job.run is None else self.optimizer.steps(steps, **options)
+
+    def keep(self, **values: Any) -> None:
+        """End the script."""
+        if self.job.run is not None:
+            self.optimizer.close()
+        self.job.keep(state=[self.model, self.plain], **values)
+
+
+class Waiting:
+    """Batches of an array; the next one lies ready."""
+
+    def __init__(self) -> None:
+        self.rows = self.draw()
+
+    def draw(self) -> Any:
+        return np.random.randint(0, ROWS, 8)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self.rows}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rows = state["rows"]
+
+
+class Best:
+    """A score, which tells nothing of the data."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"score": 1.0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def turns(job: Job, how: str, declares_late: bool = False) -> None:
+    """Loop without data in the style of nanoGPT; the next batch may wait in a variable.
+
+    Args:
+        job: this life.
+        how: "tracked": the batch that waits is; "generator": other things are; "untracked": nothing is; "stateless": the batch
+            is drawn in the turn that uses it.
+        declares_late: whether that is said by the last process only.
+    """
+    it = Small(job, layers.BatchNormalization)
+    waiting = Waiting()
+    if job.run is not None:
+        others = {"tracked": {"waiting": waiting}, "generator": {"draws": np.random.default_rng(1), "best": Best()}}
+        it.optimizer.track(**others.get(how, {})).recover()
+    is_known = how == "tracked" or (how == "stateless" and (job.death is None or not declares_late))
+    for _ in it.turns(stateless=is_known):
+        it.step_on(waiting.draw() if how == "stateless" else waiting.rows)
+        if how != "stateless":
+            waiting.rows = waiting.draw()
+    it.keep()
+
+
+def remember(job: Job) -> None:
+    """Train on rows that wait, drawn by a generator, with a decaying mean of gradients as a tensor and the last losses."""
+    it = Small(job)
+    values = {"chance": np.random.default_rng(7), "waiting": None, "mean": keras.ops.zeros((3,)), "best": float("inf")}
+    values |= {"last": deque(maxlen=3), "python": random.Random(3)}
+    state: Any = SimpleNamespace(**values)
+    if job.run is not None:
+        state = it.optimizer.remember(**values)
+        assert it.optimizer.remember_times(clock=0.0) is state
+        assert it.optimizer.recover().step == 0 or len(state.last) == min(3, it.optimizer.report.step), "they are there at once"
+
+    def draw_rows() -> Any:
+        weights = keras.ops.cast(keras.ops.arange(1, 9) / 8, "float32") * float(np.random.random())
+        return state.chance.integers(0, ROWS, 8), weights
+
+    if state.waiting is None:
+        state.waiting = draw_rows()
+    for turn in it.turns(stateless=True):
+        rows, weights = state.waiting
+        state.waiting = draw_rows()
+        found = it.gradients(it.x[rows] * keras.ops.convert_to_numpy(weights)[:, None], it.y[rows])
+        state.mean = 0.9 * state.mean + found[-1]
+        found[-1] = found[-1] + state.mean * state.python.random()
+        job.at("step")
+        it.optimizer.apply(found, list(it.model.trainable_weights))
+        state.last.append((turn, float(keras.ops.sum(found[-1]))))
+        state.best, state.clock = min(state.best, state.last[-1][1]), time.perf_counter()
+    mean = keras.ops.convert_to_numpy(state.mean).tolist()
+    it.keep(history=[state.best, list(state.last), mean, str(state.mean.dtype)])
+
+
+def count(job: Job, how: str) -> None:
+    """Train at a rate that depends on the number of the batch, and sum losses up in an attribute that each epoch sets to 0."""
+    it = Small(job, optimizer=keras.optimizers.SGD(1e-2))
+    data = it.x, it.y
+    state = it.optimizer.remember(total=0.0, history=[])
+    it.optimizer.recover()
+
+    def train_on(number: int, batch: Any) -> None:
+        it.plain.learning_rate = 0.01 * (1 + number)
+        state.total += it.step(*batch)
+
+    if how == "run":
+        for number, batch in it.optimizer.batches(data, until=3 * ROWS // 8, batch_size=8, enumerate=True):
+            train_on(number, batch)
+    for epoch in it.optimizer.epochs(3, data if how == "epoch" else None, batch_size=8) if how != "run" else ():
+        state.total = 0.0
+        batches = epoch.enumerate() if how == "epoch" else it.optimizer.batches(data, batch_size=8, enumerate=True)
+        for number, batch in batches:
+            train_on(number, batch)
+        state.history.append(state.total)
+    it.keep(history=[state.total, *state.history])
+
+
+class Drawing:
+    """Batches at random places, from a generator of its own or from numpy's global one; each pass has four."""
+
+    def __init__(self, *, draws_of_its_own: bool) -> None:
+        self.draws: Any = np.random.default_rng(6) if draws_of_its_own else np.random.mtrand._rand
+
+    def __iter__(self) -> Any:
+        x, y = arrays()
+        for _ in range(4):
+            rows = (self.draws.random(8) * ROWS).astype(int)
+            yield x[rows], y[rows]
+
+
+def iterate(job: Job, how: str) -> None:
+    """Train on an iterable of the script's own, in epochs."""
+    it = Small(job)
+    data = Drawing(draws_of_its_own=how == "draws of its own")
+    for epoch in it.optimizer.epochs(3, data, stateless=how == "stateless"):
+        for batch in epoch:
+            it.step(*batch)
+    it.keep()
+
+
+def sequence(job: Job, last: int = 2) -> None:
+    """Train three loops with code between them, of which the last one has that many turns."""
+    it = Small(job, seed=5)
+    it.optimizer.recover()
+    for epoch in it.optimizer.epochs(2, (it.x[:24], it.y[:24]), batch_size=8):
+        for i, batch in epoch.enumerate():
+            job.print("first", int(epoch), i, it.step(*batch))
+    job.at("between")
+    it.optimizer.learning_rate = 0.001
+    it.model.set_weights([weight * 0.5 for weight in it.model.get_weights()])
+    job.at("between")
+    for epoch in it.optimizer.epochs(2, (it.x[24:], it.y[24:]), batch_size=28):
+        for i, batch in epoch.enumerate():
+            job.print("second", int(epoch), i, it.step(*batch))
+    for turn in it.optimizer.steps(last, stateless=True):
+        job.print("third", turn, it.step_on(np.arange(turn, turn + 3)))
+    it.keep()
+
+
+def left(job: Job, limit: int, kind: str = "epochs", to: int | None = None) -> None:
+    """Leave the first loop after so many steps of the run, by `break`; then train two epochs.
+
+    Args:
+        job: this life.
+        limit: number of steps, of a life that is killed.
+        kind: of the first loop: "epochs" or "batches".
+        to: number of steps of a life that is not killed.
+    """
+    it = Small(job, lambda: layers.Dropout(0.2), seed=5)
+    limit = limit if job.death is not None or to is None else to
+    state = it.optimizer.remember(count=0)
+    it.optimizer.recover()
+    data = it.x[:24], it.y[:24]
+
+    def step(batch: Any) -> None:
+        it.step(*batch)
+        state.count += 1
+
+    if kind == "epochs":
+        for epoch in it.optimizer.epochs(4, data, batch_size=8):
+            if state.count >= limit:
+                break
+            for batch in epoch:
+                step(batch)
+                if state.count >= limit:
+                    break
+    else:
+        for batch in it.optimizer.batches(data, 12, batch_size=8):
+            if state.count >= limit:
+                break
+            step(batch)
+    it.optimizer.learning_rate = 0.01
+    for epoch in it.optimizer.epochs(2, data, batch_size=8):
+        for batch in epoch:
+            step(batch)
+    it.keep(count=state.count)
+
+
+def stop(job: Job, how: str, steps: int = 7) -> None:
+    """Leave the only loop behind its seventh turn, by `break` or by an exception."""
+    it = Small(job)
+    waiting = Waiting()
+    try:
+        for number in it.turns(stateless=True):
+            it.step_on(waiting.draw())
+            if number == steps - 1:
+                if how == "break":
+                    break
+                raise KeyError(how)
+    finally:
+        it.keep()
+
+
+def third_batches(job: Job, last: int | None = None) -> None:
+    """Train four epochs that are left at their third batch; leave the loop over epochs behind number `last`."""
+    it = Small(job, seed=5)
+    print(f"TranLogs: {it.optimizer.recover()}")
+    for epoch in it.optimizer.epochs(4, (it.x[:48], it.y[:48]), batch_size=8, shuffle=True):
+        for i, batch in epoch.enumerate():
+            job.print(int(epoch), i, it.step(*batch))
+            if i == 2:
+                break
+        if epoch == last:
+            break
+    it.keep()
+
+
+def warm_up(job: Job, steps: int) -> None:
+    """Take steps outside of all loops, then some in a loop."""
+    it = Small(job, optimizer=keras.optimizers.SGD(1e-2), checkpoint_every=1000)
+    waiting = Waiting()
+    if job.run is not None:
+        it.optimizer.recover()
+    while int(it.plain.iterations) < steps:
+        it.step_on(waiting.draw())
+    for _ in it.turns(stateless=True):
+        it.step_on(waiting.draw())
+    it.keep()
+
+
+# Changes that a script makes on purpose between `recover()` and the loop.
+
+
+def _clear_moments(it: Small, state: Any) -> None:
+    for variable in it.plain.variables[2:]:  # behind the counter and the rate
+        variable.assign(keras.ops.zeros_like(variable))
+
+
+def _set_state(it: Small, state: Any) -> None:
+    state.scale, state.last = 2.0, [7]
+
+
+def _set_row(it: Small, state: Any) -> None:
+    weights = it.model.layers[0].get_weights()
+    weights[0][2] = 0.5
+    it.model.layers[0].set_weights(weights)
+
+
+def _set_the_same(it: Small, state: Any) -> None:
+    it.model.set_weights(it.model.get_weights())
+    for variable in it.plain.variables:
+        variable.assign(keras.ops.copy(variable.value))
+    state.scale = float(state.scale)
+
+
+def _look(it: Small, state: Any) -> None:
+    """What is no change: a forward pass that moves statistics and draws, and random numbers."""
+    it.model(np.ones((4, 8), "float32"), training=True)
+    np.random.random(3)
+
+
+CHANGES = {
+    "rate": lambda it, _: setattr(it.plain, "learning_rate", 0.003),
+    "weights": lambda it, _: it.model.layers[0].bias.assign(np.full(6, 0.5, "float32")),
+    "moments": _clear_moments,
+    "state": _set_state,
+    "row": _set_row,
+    "same": _set_the_same,
+    "look": _look,
+}
+
+
+def change(job: Job, changes: tuple[str, ...] = (), at: int = -1, resumes: bool = False) -> None:
+    """Train; the changes come between `recover()` and the loop if `resumes`, without TranLogs before turn `at`."""
+    it = Small(job, layers.BatchNormalization, lambda: layers.Dropout(0.2))
+    values: dict[str, Any] = {"scale": 1.0, "last": []}
+    state: Any = SimpleNamespace(**values)
+    if job.run is not None:
+        state = it.optimizer.remember(**values)
+        it.optimizer.recover()
+    for name in changes if resumes else ():
+        CHANGES[name](it, state)
+    for turn in it.turns(stateless=True):
+        for name in changes if job.run is None and turn == at else ():
+            if name not in ("look", "same"):
+                CHANGES[name](it, state)
+        it.step(it.x[turn : turn + BATCH], it.y[turn : turn + BATCH], state.scale)
+        state.last.append(turn)
+    it.keep(history=[state.scale, state.last])
