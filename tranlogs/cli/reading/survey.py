@@ -6,6 +6,7 @@ damaged for a moment, so it is read again before a problem is reported.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ from ...catalog.lineage import Limits, is_on_lineage, trace_lineage
 from ...checkpoints import Checkpoint
 from ...journal import Owner, read_owner
 from ...journal.file_system import is_in_memory
+from ...log.record_format import HEAD, unpack_head
 from ...rebuild_catalog import read_files
 from ...recovery.group.journals import get_world, is_of_group, read_environment
 from ...recovery.history import ScannedSegment, build_history
@@ -35,6 +37,7 @@ from .find_journals import read_consistently
 _HEIGHTS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _BAR = 24  # characters
 _SEGMENTS_MAX = 48
+_SEGMENTS_LOOKED_AT_MAX = 1000  # of which length and first head are looked at; more takes noticeable time
 
 
 @dataclass(slots=True)
@@ -185,7 +188,7 @@ def survey(folder: Path) -> Survey:
 def _survey_journal(folder: Path) -> Survey:
     found = _read_catalog(folder)
     is_listed = not found.problems
-    found.problems += _find_missing_files(found)
+    found.problems += _find_missing_files(found) + _find_damaged_segments(found)
     for incident in found.incidents:
         if incident.to_step is None:
             found.problems.append(f"logging is suspended since step {incident.from_step}: {incident.why}")
@@ -269,6 +272,23 @@ def _find_missing_files(found: Survey) -> list[str]:
     missing = [log / row.file for row in found.segments if row.state in ("open", "sealed") and not (log / row.file).exists()]
     missing += [checkpoints / row.name for row in found.checkpoints if not (checkpoints / row.name).exists()]
     return [f"{path}: the catalog lists it, but it is missing" for path in missing]
+
+
+def _find_damaged_segments(found: Survey) -> list[str]:
+    """Look at the length and the first head of each of the newest segments; `tranlogs verify` reads their bytes."""
+    problems = []
+    for row in [row for row in found.segments if row.state in ("open", "sealed")][-_SEGMENTS_LOOKED_AT_MAX:]:
+        path = found.folder / "log" / row.file
+        try:
+            with open(path, "rb") as file:
+                size, head = os.fstat(file.fileno()).st_size, unpack_head(file.read(HEAD.size))
+        except OSError:  # missing: named already
+            continue
+        if size < row.used_bytes:
+            problems.append(f"{path}: expected at least {row.used_bytes} bytes, found {size}: its end is missing")
+        elif head is None or f"{head.segment_id:016x}" != row.segment_id:
+            problems.append(f"{path}: expected a segment with id {row.segment_id}, found other bytes: it is damaged")
+    return problems
 
 
 def _read_environment(found: Survey) -> set[str]:
