@@ -2,7 +2,7 @@
 
 At each sync two things are tried: the disk has nothing that no sync covered; or it has a random part of it, page by page and
 name by name, which is harsher than a power cut. The run is made, trains, rolls, seals and recycles segments, takes, publishes
-and prunes checkpoints, is closed, is opened and recovered, is wound back, and trains on.
+and prunes checkpoints, is closed, is opened and recovered, and trains on.
 """
 
 from __future__ import annotations

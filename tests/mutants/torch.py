@@ -96,6 +96,13 @@ LOOPS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        "the proof does not look at the arrays of a boundary",
+        "tranlogs/training/recheck/comparison.py",
+        "    return all(np.array_equal(a.data, b.data) for a, b in zip(ours.arrays, arrays, strict=True))\n",
+        "    return True\n",
+        ("tests/torch/loops/test_recheck.py::test_an_array_that_alone_comes_out_otherwise_is_named",),
+    ),
+    Mutant(
         "a run takes another class of optimizer for its own",
         "integrations/tranlogs_torch/state/compatibility.py",
         '    if recorded["class"] != now:\n',

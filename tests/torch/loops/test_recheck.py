@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.damage import tensor_span
@@ -253,6 +254,24 @@ def test_change_of_the_optimizer_that_is_made_twice_is_told(tmp_path: Path) -> N
     _, ended, _ = resume(script, tmp_path / "run")
     assert ended["exact"] is False
     assert any("epoch.batch == 0" in note for note in ended["notes"])
+
+
+def test_an_array_that_alone_comes_out_otherwise_is_named(tmp_path: Path) -> None:
+    """Weights, settings and all plain values are equal; the bytes of a remembered array depend on the process."""
+
+    def script(attempt: Attempt, *, drawn: float) -> None:
+        model, optimizer, loader = scripts.begin(attempt)
+        state = optimizer.remember(noise=np.zeros(8))
+        attempt.start(optimizer)
+        for batch in optimizer.batches(loader, until=scripts.TURNS):
+            scripts.step(attempt, model, optimizer, batch)
+            state.noise = np.full(8, drawn)
+        optimizer.close()
+
+    kill(partial(script, drawn=1.0), tmp_path / "run", 8)
+    _, ended, _ = resume(partial(script, drawn=2.0), tmp_path / "run")
+    assert (ended["recheck"], ended["exact"]) == ("different", False)
+    assert any("state.noise" in note for note in ended["notes"]), ended["notes"]
 
 
 class Counter:
