@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from tests.crash.processes import Judge, Processes, open_run, trainer, training
 from tests.crash.toy_trainers import SIZES
+from tests.monitor.test_beside import wait_until
 from tests.support import campaign
 from tests.support.toy import open_toy, uninterrupted
 from tests.support.verify import verify_run
@@ -188,7 +189,7 @@ def test_a_trainer_keeps_its_run_although_the_files_of_its_locks_are_deleted(
     if is_stopped:
         first.go_on()
     assert first.do("train 10") == "30"
-    assert all((run / "rank0" / name).exists() for name in names)
+    wait_until(lambda: all((run / "rank0" / name).exists() for name in names), "the files are made again")
     found = status(run)["writer"]
     assert (found["pid"], found["host"], found["is_alive"]) == (first.pid, HOST, True)
     assert refused_by(first.pid) in start(trainer, run).answer()
