@@ -103,7 +103,7 @@ def test_the_command_line_names_covered_steps(toy: Callable[..., ToyTrainer], tm
     run = killed(trainer, tmp_path / "killed")
 
     def call(*words: object) -> str:
-        found = CliRunner().invoke(app, [str(word) for word in words])
+        found = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "1000"})  # no line is wrapped
         assert found.exit_code == 0, found.output
         return found.output
 
