@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,14 +43,17 @@ def open_run(run: Path, **options: Any) -> ToyTrainer:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 66 steps with checkpoints at 40 and 60 and several segments, ended in order."""
-    run = tmp_path_factory.mktemp("verify") / "run"
-    trainer = open_run(run)
-    trainer.recover()
-    trainer.train(66)
-    trainer.journal.close()
-    return run
+def made() -> Iterator[Path]:
+    """A run of 66 steps with checkpoints at 40 and 60 and several segments, ended in order.
+
+    It is made in memory: on a slow disk the checkpoint of step 40 may still be written when the next one is due.
+    """
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        trainer = open_run(Path(folder, "run"))
+        trainer.recover()
+        trainer.train(66)
+        trainer.journal.close()
+        yield Path(folder, "run")
 
 
 @pytest.fixture
