@@ -95,17 +95,33 @@ def test_a_small_run_takes_what_its_start_line_says_and_gives_spare_files_back(t
     assert disk_bytes(run) < taken[-1] * 0.8
 
 
-@pytest.mark.parametrize(("width", "asked", "expected"), [(8, None, 1), (1024, None, 64), (8, 12 * MIB, 12)])
-def test_log_file_has_room_for_some_dozen_steps(tmp_path: Path, width: int, asked: int | None, expected: int) -> None:
+@pytest.mark.parametrize(("width", "asked", "first", "last"), [(8, None, 1, 1), (512, None, 3, 16), (8, 12 * MIB, 12, 12)])
+def test_log_files_are_small_in_a_young_run_and_grow_with_it(
+    tmp_path: Path, width: int, asked: int | None, first: int, last: int
+) -> None:
+    """The size that a setting asks for holds from the first one on."""
     model = torch.nn.Linear(width, width, bias=False)
-    with LoggedOptimizer(torch.optim.SGD(model.parameters()), tmp_path / "run", model, segment_bytes=asked) as optimizer:
+    log, step_bytes = tmp_path / "run" / "rank0" / "log", width * width * 4
+    options = {"segment_bytes": asked, "checkpoint_every": 1000, "durability": "process"}
+    with LoggedOptimizer(torch.optim.SGD(model.parameters()), tmp_path / "run", model, **options) as optimizer:
         optimizer.recover()
-        model(torch.ones(1, width)).sum().backward()
-        optimizer.step()
-        in_use = min((tmp_path / "run" / "rank0" / "log").glob("*.seg"))  # the next one may still be in the making
-        assert in_use.stat().st_size == expected * MIB
-    (path,) = (tmp_path / "run" / "rank0" / "log").glob("*.seg")
-    assert path.stat().st_size < 2 * MIB + width * width * 4  # what was not used is given back at the end
+        for step in optimizer.steps(150, stateless=True):
+            model(torch.ones(1, width)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 0:
+                in_use = min(log.glob("*.seg"))  # the next one may still be in the making
+                assert in_use.stat().st_size == first * MIB
+            if step == 20 and asked is None:
+                logged = step * step_bytes
+                assert sum(path.stat().st_size for path in log.glob("*.seg")) <= 1.5 * logged + 2 * first * MIB + MIB
+    assert max(path.stat().st_size for path in log.glob("*.seg")) <= last * MIB
+    assert sum(path.stat().st_size for path in log.glob("*.seg")) < 150 * step_bytes * 1.2 + 2 * MIB, (
+        "what was not used is given back"
+    )
+    sizes = [row.size for row in read_catalog(tmp_path / "run" / "rank0").segments]
+    assert max(sizes) <= last * MIB
+    assert (max(sizes) > first * MIB) == (first != last)
 
 
 POINTS_MAX = 16
