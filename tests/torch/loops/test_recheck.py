@@ -261,11 +261,11 @@ def test_an_array_that_alone_comes_out_otherwise_is_named(tmp_path: Path) -> Non
 
     def script(attempt: Attempt, *, drawn: float) -> None:
         model, optimizer, loader = scripts.begin(attempt)
-        state = optimizer.remember(noise=np.zeros(8))
+        state = optimizer.remember(noise=np.zeros(4096))
         attempt.start(optimizer)
         for batch in optimizer.batches(loader, until=scripts.TURNS):
             scripts.step(attempt, model, optimizer, batch)
-            state.noise = np.full(8, drawn)
+            state.noise = np.full(4096, drawn)
         optimizer.close()
 
     kill(partial(script, drawn=1.0), tmp_path / "run", 8)
