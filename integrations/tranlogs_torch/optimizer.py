@@ -171,7 +171,7 @@ class LoggedOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Take a step of the inner optimizer, which is logged; it gets all of the arguments."""
-        if self.training_run.is_closed:
+        if self.training_run.journal.is_closed:
             self.training_run.logged_steps.report_unlogged()
         self.hooks.order_hooks()
         given = () if closure is None and not args else (closure, *args)

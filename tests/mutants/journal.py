@@ -15,7 +15,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a step counts as committed before its boundary is in the log",
         "tranlogs/log/writer.py",
-        "self.group.add_record(row, after if kind.is_boundary else None)",
+        "self.group.add_record(row, after if ends_unit else None)",
         "self.group.add_record(row, after)",
         ("tests/journal/test_journal.py::test_steps_count_once_a_boundary_follows",),
     ),

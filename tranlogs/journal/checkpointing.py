@@ -469,8 +469,10 @@ class DiskSpace:
 
     def take_request(self) -> bool:
         """Return True, once for each request, if a checkpoint must be taken now to free segments."""
+        if not self._is_requested:
+            return False
         try:
-            is_requested = self._is_requested and self.has_sealed_segments()
+            is_requested = self.has_sealed_segments()
         except TranLogsError:
             return False
         if is_requested:

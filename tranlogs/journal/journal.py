@@ -319,13 +319,15 @@ class Journal:
                 training has to compute them again.
             digests: fingerprint of the state after these steps.
         """
-        if self.is_writer:
+        is_writer = self.is_writer
+        if is_writer:
             hit("boundary.before")
-            self.start()
+            if self.log.wal is None:
+                self.start()
         self.step += covered  # Like any step, they count whether or not they could be logged.
-        if not self.is_writer:
+        if not is_writer:
             return
-        if self.is_suspended:
+        if self.log.suspension is not None:
             self.log.try_to_resume(self.step, self.adapt, body, snapshot)
             return
         self._append(EntryKind.BOUNDARY, NO_TENSORS, body, digests, scalars, covered)
@@ -335,7 +337,7 @@ class Journal:
 
     def _open_writer(self) -> Writer | None:
         """Return the writer of records; None while logging is suspended, in a forked child, and after `close`."""
-        if not self.is_writer:
+        if not self._lock.is_held or self.is_closed:
             return None
         if self._recheck_writer is not None:
             return self._recheck_writer

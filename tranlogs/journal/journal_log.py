@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from typing import Any
 
 from ..base.atomic_files import is_disk_full, make_folder
@@ -100,7 +99,7 @@ class JournalLog:
         if new_timeline:
             number = number or max((row.number for row in self._opened.catalog.timelines()), default=1) + 1
             self._timeline = TimelineRow(number, position.timeline, position.sequence, position.step, self._clock.now())
-            position = replace(position, timeline=number)
+            position = position._replace(timeline=number)
             self._holds.hold_start_point()
         self.start = self.end = position
         self._committed = self._synced = position.step

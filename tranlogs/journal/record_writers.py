@@ -123,13 +123,14 @@ class LogWriter:
             if content.covered > COVERED_MAX:
                 raise LogUnavailable(f"a boundary covers at most {COVERED_MAX} steps without tensors, got {content.covered}")
             body, held = encode_body(self._log.encoder, content), self._held
+            nbytes = body_bytes(body)
             ends_step = content.kind == EntryKind.BOUNDARY and not content.covered
-            if held is not None and ends_step and held.has_room(body_bytes(body)):
+            if held is not None and ends_step and held.has_room(nbytes):
                 self._held = None
                 self._write(held, EntryKind.UNIT, {**held.body, **body}, content.scalars)
                 return
             self._close_step()
-            record = self._begin(payload, body_bytes(body))
+            record = self._begin(payload, nbytes)
             record.step, record.digests, self._step = content.step, content.digests, content.step
             self._write(record, content.kind, body, content.scalars, content.covered)
 
@@ -162,7 +163,8 @@ class LogWriter:
 
     def _require_step(self, content: RecordContent, step: int) -> None:
         """Refuse a record after a step whose record was lost: redo would not reach the state that it tells of."""
-        self._require_sound()
+        if self._failure is not None:
+            self._require_sound()
         if content.step != step:
             raise LogUnavailable(f"a record of step {content.step} cannot follow one of step {self._step}: a record was lost")
 
@@ -170,13 +172,14 @@ class LogWriter:
         self._require_step(content, self._step + 1)
         body = encode_body(self._log.encoder, content)
         if type(content.body) is not tree.Fixed:
-            body = {name: copy_part(part) for name, part in body.items()}
+            body = {name: copy_part(part) for name, part in body.items()}  # A `Fixed` keeps its arrays.
         record.hold()
         record.step, record.body, record.digests = content.step, body, content.digests
         self._held, self._step = record, content.step
 
     def _close_step(self) -> None:
-        self._require_sound()
+        if self._failure is not None:
+            self._require_sound()
         held, self._held = self._held, None
         if held is not None:
             self._write(held, EntryKind.STEP, held.body, None)

@@ -26,35 +26,37 @@ _R = TypeVar("_R")
 class ShutdownGate:
     """A gate that the training thread passes in and out, and that another thread may shut once.
 
-    Calls may be nested: a method that passes the gate may call another one that does.
+    Calls may be nested: a method that passes the gate may call another one that does. An open gate costs a counter and a flag.
+    Whoever enters counts first and looks at the flag then; whoever shuts sets the flag first and looks at the counter then. So
+    one of the two sees the other, and the one who enters gives way.
+
+    Attributes:
+        depth: number of calls that are inside, the nested ones included.
+        shut_by: identifier of the thread that has shut the gate.
     """
 
     def __init__(self) -> None:
         self._changed = WaitableLock()
-        self._depth = 0  # nested calls of the training thread
-        self._shut_by: int | None = None  # identifier of a thread
+        self.depth = 0
+        self.shut_by: int | None = None
         self._pid = os.getpid()
 
-    def __enter__(self) -> None:
-        if self._depth:  # A nested call, which only the thread inside the gate can make.
-            self._depth += 1
-            return
+    def wait(self) -> None:
+        """Wait forever if the gate is shut for the caller, who has just entered and is not nested in another call."""
         with self._changed:
-            while self._is_shut_for_caller():
-                self._changed.wait()
-            self._depth += 1
+            if self.depth > 1 or self.shut_by == threading.get_ident() or os.getpid() != self._pid:
+                return
+            self.depth -= 1
+            self._changed.notify_all()
+            try:
+                self._changed.wait_for(lambda: self.shut_by is None)
+            finally:
+                self.depth += 1
 
-    def __exit__(self, *_: object) -> None:
-        if self._depth > 1:
-            self._depth -= 1
-            return
+    def leave(self) -> None:
+        """Tell the thread that has shut the gate that a call has left it."""
         with self._changed:
-            self._depth -= 1
-            if self._shut_by is not None:
-                self._changed.notify_all()
-
-    def _is_shut_for_caller(self) -> bool:
-        return self._shut_by is not None and self._shut_by != threading.get_ident() and os.getpid() == self._pid
+            self._changed.notify_all()
 
     def shut(self, seconds: float) -> bool:
         """Make every other thread that enters from now on wait forever, and wait until nobody is inside.
@@ -64,8 +66,8 @@ class ShutdownGate:
         """
         end = time.monotonic() + seconds
         with self._changed:
-            self._shut_by = threading.get_ident()
-            while self._depth:
+            self.shut_by = threading.get_ident()
+            while self.depth:
                 if (left := end - time.monotonic()) <= 0:
                     return False
                 self._changed.wait(left)
@@ -77,7 +79,15 @@ def gated(method: Callable[Concatenate[_T, _P], _R]) -> Callable[Concatenate[_T,
 
     @functools.wraps(method)
     def pass_gate(self: _T, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with self.gate:
+        gate = self.gate
+        gate.depth += 1
+        try:
+            if gate.shut_by is not None:
+                gate.wait()
             return method(self, *args, **kwargs)
+        finally:
+            gate.depth -= 1
+            if gate.shut_by is not None:
+                gate.leave()
 
     return pass_gate

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ..base.types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray, TensorSpec, is_dense
@@ -119,6 +120,7 @@ class Payload:
         sparse: form of each tensor that is sparse in this record, by index in the layout.
         wait: function that returns once `buffers` hold the bytes (transfers from a device); None if they hold them already.
         release: function that is called, in any thread, when `buffers` are no longer needed.
+        nbytes: bytes of the present tensors.
     """
 
     layout: Layout
@@ -127,11 +129,10 @@ class Payload:
     sparse: Mapping[int, SparseForm] = field(default_factory=dict)
     wait: Callable[[], object] | None = None
     release: Callable[[], None] | None = None
+    nbytes: int = field(init=False)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the present tensors."""
-        return sum(buffer.nbytes for buffer in self.buffers)
+    def __post_init__(self) -> None:
+        self.nbytes = sum(map(_nbytes_of, self.buffers))
 
     @classmethod
     def of(cls, tensors: Iterable[tuple[str, AnyArray | None]]) -> Payload:
@@ -156,6 +157,8 @@ class Payload:
                 buffers.append(content.data)
         return cls(Layout(specs), [buffer for buffer in buffers if buffer.nbytes], frozenset(absent), sparse)
 
+
+_nbytes_of = attrgetter("nbytes")
 
 NO_TENSORS = Payload(Layout(()), ())
 

@@ -91,7 +91,8 @@ class PieceWriter:
         Raises:
             LogUnavailable: a piece could not be written.
         """
-        self.settle()
+        if self._thread is not None:
+            self._thread.drain()
         if self._failure is not None:
             raise LogUnavailable(f"{self.segment.path}: {error_text(self._failure)}") from self._failure
         if not self._is_prepared:
@@ -100,7 +101,7 @@ class PieceWriter:
     def copy_pending(self) -> None:
         """Copy the pieces that are not in the file yet."""
         if self.pending:
-            self.pending = [np.concatenate(self.pending)]
+            self.pending = [self.pending[0].copy() if len(self.pending) == 1 else np.concatenate(self.pending)]
 
     def settle(self) -> None:
         """Wait until the other thread no longer uses the payload's memory or the file. Ignore errors."""

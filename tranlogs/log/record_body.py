@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import xxhash
@@ -38,23 +39,31 @@ PackedBody = dict[Any, Any]  # as defined above
 Digest = tuple[int, int]  # bytes of an array, and xxh3_128 of them
 
 
-@dataclass(slots=True)
 class Part:
-    """An encoded part of a body: its tree, its large arrays, and the values below it that are parts."""
+    """An encoded part of a body.
 
-    blob: bytes
-    arrays: list[Array] = field(default_factory=list)
-    below: list[tree.Fixed] = field(default_factory=list)
+    Attributes:
+        blob: its tree.
+        arrays: its large arrays.
+        below: the values below it that are parts.
+        nbytes: its size if all of it is stored.
+    """
+
+    __slots__ = ("arrays", "below", "blob", "nbytes")
+
+    def __init__(self, blob: bytes, arrays: Sequence[Array] = (), below: Sequence[tree.Fixed] = ()) -> None:
+        self.blob, self.arrays, self.below = blob, arrays, below
+        self.nbytes = len(blob) + sum([array.nbytes for array in arrays]) if arrays else len(blob)
 
 
 EncodedBody = dict[str, Part]
 
 
 class BodyEncoder:
-    """Encodes bodies part by part. A part that is a `Fixed` value is encoded once and recognised by identity."""
+    """Encodes bodies part by part. What nobody can write to (`Fixed`, str, None) is encoded once and recognised by identity."""
 
     def __init__(self) -> None:
-        self._fixed: dict[str, tuple[tree.Fixed, Part]] = {}
+        self._known: dict[str, tuple[Any, Part]] = {}
 
     def whole(self, body: Any, adapt: tree.Adapt | None) -> EncodedBody:
         """Encode a body as one part.
@@ -62,7 +71,7 @@ class BodyEncoder:
         Raises:
             UnencodableState: the body contains a value that cannot be stored.
         """
-        return {WHOLE: self._part(WHOLE, body, adapt, None)}
+        return {WHOLE: self._encoded(WHOLE, body, adapt, None)}
 
     def parts(self, body: dict[str, Any], adapt: tree.Adapt | None) -> EncodedBody:
         """Encode a body whose values are parts.
@@ -73,23 +82,33 @@ class BodyEncoder:
         found: EncodedBody = {}
         values = list(body.items())
         for name, value in values:  # The loop adds the parts below them.
-            part = found[name] = self._part(name, value, adapt, [])
-            values += [(f"{name}/{index}", below) for index, below in enumerate(part.below)]
+            known = self._known.get(name)
+            part = found[name] = known[1] if known is not None and known[0] is value else self._encoded(name, value, adapt, [])
+            if part.below:
+                values += [(f"{name}/{index}", below) for index, below in enumerate(part.below)]
         assert len(found) == len(values), "the name of a part has a slash"
         return found
 
-    def _part(self, name: str, value: Any, adapt: tree.Adapt | None, below: list[tree.Fixed] | None) -> Part:
-        if type(value) is not tree.Fixed:
-            return _encoded(value, name, adapt, below)
-        known = self._fixed.get(name)
-        if known is None or known[0] is not value:
-            known = self._fixed[name] = value, _encoded(value.value, name, adapt, below)
-        return known[1]
+    def _encoded(self, name: str, value: Any, adapt: tree.Adapt | None, below: list[tree.Fixed] | None) -> Part:
+        known = self._known.get(name)
+        if known is not None and known[0] is value:
+            return known[1]
+        is_fixed = type(value) is tree.Fixed
+        arrays: list[AnyArray] = []
+        content = value.value if is_fixed else value
+        blob = tree.encode(content, path=name, adapt=adapt, out_of_line=arrays, parts=below, is_checked=True)
+        part = Part(blob, [array for array in arrays if isinstance(array, Array)] if arrays else (), below or ())
+        if is_fixed or value is None or type(value) is str:
+            self._known[name] = value, part
+        return part
 
 
 def body_bytes(body: EncodedBody) -> int:
     """Return the size of a body if all of it is stored."""
-    return sum([len(part.blob) + sum([array.nbytes for array in part.arrays]) for part in body.values()])
+    return sum(map(_nbytes_of, body.values()))
+
+
+_nbytes_of = attrgetter("nbytes")
 
 
 def decode_part(name: str, parts: Mapping[str, tuple[bytes, Sequence[Bytes]]], **make: Any) -> Any:
@@ -115,12 +134,6 @@ def decode_part(name: str, parts: Mapping[str, tuple[bytes, Sequence[Bytes]]], *
         parts=lambda index: decode_part(f"{name}/{index}", parts, **make),
         **make,
     )
-
-
-def _encoded(value: Any, path: str, adapt: tree.Adapt | None, below: list[tree.Fixed] | None) -> Part:
-    arrays: list[AnyArray] = []
-    blob = tree.encode(value, path=path, adapt=adapt, out_of_line=arrays, parts=below, is_checked=True)
-    return Part(blob, [array for array in arrays if isinstance(array, Array)], below or [])
 
 
 @dataclass(slots=True)
@@ -188,7 +201,7 @@ class PartsWriter:
         """Pack what has changed since an earlier boundary, or all parts if too few of them are equal."""
         base, record = self._base, placed.record
         changed = {name: known.pack(record) for name, known in placed.parts.items() if base.get(name) is not known}
-        gone = [name for name in base if name not in placed.parts]
+        gone = [] if base.keys() <= placed.parts.keys() else [name for name in base if name not in placed.parts]
         if base and len(gone) + sum(map(_stands_elsewhere, changed.values())) <= _PLACES_MAX:
             placed.packed = {BASE: self._base_at, **changed, **dict.fromkeys(gone)}
         else:
@@ -199,7 +212,7 @@ class PartsWriter:
         """Note that a record is in the file, so that later records can refer to it by its place."""
         if not placed.record:
             return  # The first record has no place: 0 stands for none.
-        for known in placed.parts.values():
+        for known in placed.fresh:
             known.content_at = place if known.content_at == placed.record else known.content_at
             known.arrays_at = place if known.arrays_at == placed.record else known.arrays_at
         self._known.update(placed.parts)
@@ -227,6 +240,7 @@ class PartsWriter:
                 row = placed.add(array)
             found.places[content] = row
             found.rows.append(row)
+        placed.fresh.append(found)
         if part.arrays:
             is_at_known = known is not None and known.rows == found.rows
             found.arrays_at = known.arrays_at if known is not None and is_at_known else placed.record
@@ -243,6 +257,7 @@ class PlacedBody:
     Attributes:
         record: offset of the record.
         parts: the parts by name.
+        fresh: those that may stand in this record.
         packed: what the record has of them.
         is_base: True if the body has all parts of a boundary.
         buffers: bytes of the large arrays that this record stores, in order.
@@ -252,6 +267,7 @@ class PlacedBody:
     def __init__(self, record: int, arrays_at: int) -> None:
         self.record, self.end = record, arrays_at
         self.parts: dict[str, _Known] = {}
+        self.fresh: list[_Known] = []
         self.packed: PackedBody = {}
         self.is_base = False
         self.buffers: list[Bytes] = []

@@ -50,7 +50,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple, overload
@@ -91,8 +90,7 @@ class EntryKind(IntEnum):
         return self is EntryKind.UNIT or self is EntryKind.BOUNDARY
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """A place in the log: after the record `sequence`, which is at `step`, has the digest `chain`, and is on `timeline`."""
 
     sequence: int = 0

@@ -18,6 +18,7 @@ class SegmentDefinitions:
 
     def __init__(self) -> None:
         self._layouts: dict[Layout, int] = {}  # place of the record that defines the layout
+        self._newest: tuple[Layout, int] | None = None  # of these: records of one layout follow one another
         self._parts = PartsWriter()
 
     def describe(
@@ -41,13 +42,14 @@ class SegmentDefinitions:
             digests: fingerprint of the state after the step.
             scalars: numbers that the loop logs for its curves.
         """
-        layout_at, layout = self._layout(payload.layout)
+        layout_at, layout = self._layout(payload.layout) if payload.layout.tensors else (0, b"")
         body_at = self._parts.shared_body(body)
         payload_end = pieces.offset + HEAD.size + pieces.stored_bytes
         if body_at:
             body = {name: part for name, part in body.items() if name != WHOLE}
-        if body or kind.is_boundary:
-            placed = self._parts.write(body, pieces.offset, payload_end, is_boundary=kind.is_boundary)
+        ends_unit = kind.is_boundary
+        if body or ends_unit:
+            placed = self._parts.write(body, pieces.offset, payload_end, is_boundary=ends_unit)
         else:
             placed = PlacedBody(pieces.offset, payload_end)
         description = Description(
@@ -55,8 +57,8 @@ class SegmentDefinitions:
             body_at,
             payload.nbytes,
             layout,
-            _absent(payload),
-            _sparse(payload.sparse),
+            _absent(payload) if payload.absent else b"",
+            _sparse(payload.sparse) if payload.sparse else b"",
             pieces.sums,
             pieces.codecs,
             digests,
@@ -67,22 +69,20 @@ class SegmentDefinitions:
 
     def written(self, layout: Layout, placed: PlacedBody, place: int) -> None:
         """Note that a record is in the file, so that later records can refer to it by its place."""
-        if layout.tensors:
-            self._layouts.setdefault(layout, place)
+        if layout.tensors and (self._newest is None or self._newest[0] is not layout):
+            self._newest = layout, self._layouts.setdefault(layout, place)
         self._parts.written(placed, place)
 
     def _layout(self, layout: Layout) -> tuple[int, bytes]:
         """Return the place of the record that defines a layout, or 0 and the encoded layout if this record defines it."""
-        if not layout.tensors:
-            return 0, b""
+        if self._newest is not None and self._newest[0] is layout:
+            return self._newest[1], b""
         known = self._layouts.get(layout)
         return (0, pack_layout(layout)) if known is None else (known, b"")
 
 
 def _absent(payload: Payload) -> bytes:
     """Return the bitmap of absent tensors."""
-    if not payload.absent:
-        return b""
     bits = bytearray((len(payload.layout) + 7) // 8)
     for i in payload.absent:
         bits[i // 8] |= 1 << (i % 8)
@@ -91,4 +91,4 @@ def _absent(payload: Payload) -> bytes:
 
 def _sparse(sparse: Mapping[int, SparseForm]) -> bytes:
     """Return the forms of sparse tensors, encoded."""
-    return tree.encode({i: tuple(form) for i, form in sparse.items()}) if sparse else b""
+    return tree.encode({i: tuple(form) for i, form in sparse.items()})

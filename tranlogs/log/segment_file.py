@@ -66,15 +66,18 @@ class SegmentFile:
             self.size = end
 
     def write(self, buffers: Sequence[Bytes | bytes], offset: int) -> None:
-        """Write buffers one after another, starting at `offset`.
+        """Write flat buffers of bytes one after another, starting at `offset`.
 
         Raises:
             OSError: the disk is full or fails.
         """
         hit("log.write")
         for first in range(0, len(buffers), _VIEWS_MAX):
-            views = [memoryview(buffer).cast("B") for buffer in buffers[first : first + _VIEWS_MAX]]  # type: ignore[arg-type]
-            offset = self._write(views, offset)
+            some = buffers[first : first + _VIEWS_MAX]
+            nbytes, done = sum(map(len, some)), os.pwritev(self._fd, some, offset)  # type: ignore[arg-type]
+            if done < nbytes:
+                self._write_rest(some, offset, done)
+            offset += nbytes
 
     def write_head(self, head: bytes, offset: int) -> None:
         """Write a record's head, which makes the record valid.
@@ -85,19 +88,19 @@ class SegmentFile:
         if os.pwrite(self._fd, head, offset) != len(head):
             raise OSError(errno.EIO, "a record's head was written in part only")
 
-    def _write(self, views: list[memoryview], offset: int) -> int:
-        left = sum(view.nbytes for view in views)
-        end = offset + left
-        while left:
-            done = os.pwritev(self._fd, views, end - left)
+    def _write_rest(self, buffers: Sequence[Bytes | bytes], offset: int, done: int) -> None:
+        """Write what a system call has left of these buffers after `done` bytes."""
+        views = [memoryview(buffer).cast("B") for buffer in buffers]  # type: ignore[arg-type]
+        while True:
             if done == 0:
                 raise OSError(errno.EIO, "the system call wrote nothing")
-            left -= done
+            offset += done
             while views and done >= views[0].nbytes:
                 done -= views.pop(0).nbytes
-            if done:
-                views[0] = views[0][done:]
-        return end
+            if not views:
+                return
+            views[0] = views[0][done:]
+            done = os.pwritev(self._fd, views, offset)
 
     def sync(self) -> None:
         """Flush everything written so far to the disk.

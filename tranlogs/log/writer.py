@@ -277,7 +277,7 @@ class WriteAheadLog:
         start = offset + HEAD.size + (0 if is_pending else pieces.stored_bytes)
         segment.write([*pieces.pending, *rest] if is_pending else rest, start)
         position = self.position
-        is_first = kind == EntryKind.SEGMENT
+        is_first, ends_unit = kind is EntryKind.SEGMENT, kind.is_boundary
         sequence = position.sequence if is_first else position.sequence + 1
         head = pack_head(segment.segment_id, sequence, step, kind, payload_bytes, description, position.chain, covered)
         hit("log.before_commit")
@@ -288,9 +288,9 @@ class WriteAheadLog:
             segment.used_bytes = end
             self.position, self._writing, record.is_open = after, None, False
             row = RecordRow(segment.ordinal, sequence, offset, end, head)
-            self.group.add_record(row, after if kind.is_boundary else None)
+            self.group.add_record(row, after if ends_unit else None)
         self.bytes_written += end - offset
-        if kind.is_boundary and self._age_limit.is_exceeded():
+        if ends_unit and self._age_limit.is_exceeded():
             self._roll_old()
         return after
 

@@ -15,7 +15,7 @@ from ..recovery.report import judge_exactness, make_report
 from ..retention import Automatic, CheckpointPolicy, EverySteps, Monitor, RetentionPolicy, as_retention
 from ..retention.keep_policy import when_full
 from .environment import compare_environments
-from .fingerprint import Digests, Fingerprint, Mode, digest_of, full_digests, some_bytes, window_of
+from .fingerprint import Digests, Fingerprint, Mode, digest_of, some_bytes, window_of
 from .gradient_layout import GradientLayout
 from .live_report import UNKNOWN_DATA, Face, LiveReport, TurnData, announce, describe_end
 from .loop_sequence import LOOP_LENGTH, LoopDecision, LoopRecord, LoopSequence, name_loop
@@ -135,7 +135,6 @@ __all__ = [
     "digest_of",
     "find_changed_elements",
     "forecast_writes",
-    "full_digests",
     "is_below",
     "is_rounding",
     "is_same",

@@ -45,6 +45,7 @@ class Fingerprint:
 
     Attributes:
         kind: "full", "sample", or the name of a digest of all bytes that an integration computes on the device ("device").
+        look_seconds: duration of full digests: the fastest of the recent ones; 0 before the first.
     """
 
     def __init__(
@@ -57,17 +58,13 @@ class Fingerprint:
         self._is_fixed = mode != "auto"
         self._logged_bytes = 0  # by the step that logged most
         self._look_seconds: deque[float] = deque(maxlen=_MEASURED_STEPS)
+        self.look_seconds = 0.0
         self._step_seconds: deque[float] = deque(maxlen=_MEASURED_STEPS)
 
     @property
     def is_whole(self) -> bool:
         """True if all bytes are hashed."""
         return self.kind != "sample"
-
-    @property
-    def look_seconds(self) -> float:
-        """Duration of full digests: the fastest of the recent ones; 0 before the first."""
-        return min(self._look_seconds, default=0.0)
 
     @property
     def step_seconds(self) -> float:
@@ -91,6 +88,7 @@ class Fingerprint:
         start = time.perf_counter()
         found = self.whole(kind)
         self._look_seconds.append(time.perf_counter() - start)
+        self.look_seconds = min(self._look_seconds)
         return found
 
     def whole(self, kind: str) -> Digests:
@@ -114,9 +112,9 @@ class Fingerprint:
     def fit_budget(self, step_seconds: float) -> None:
         """Fall back to sampling if full digests take too much of a step that logs little."""
         self._step_seconds.append(step_seconds)
-        if self._is_fixed or not self.is_whole:
-            return
         look = self.look_seconds
+        if look <= _FREE_SECONDS or self._is_fixed or not self.is_whole:
+            return
         is_slow = len(self._step_seconds) == _MEASURED_STEPS and look > max(_FREE_SECONDS, BUDGET * min(self._step_seconds))
         if is_slow and self.nbytes > max(SMALL_BYTES, _HASHED_OVER_LOGGED * self._logged_bytes):
             self.kind = "sample"

@@ -37,7 +37,8 @@ class StepRecorder:
 
     def begin(self, payload: Payload) -> None:
         """Start the record of the next step. The payload's memory must not change until `wait` or `commit` has returned."""
-        self.discard()
+        if self._record is not None:
+            self.discard()
         self._record = self._journal.begin_step(payload)
 
     def wait(self) -> None:
@@ -125,7 +126,7 @@ class FixedCache:
 
         Values are compared by identity first, which takes a microsecond where comparing their contents takes fifty.
         """
-        if self._frozen is not None and _are_identical(self._frozen, values):
+        if self._frozen is not None and (values is self._frozen or _are_identical(self._frozen, values)):
             assert self._fixed is not None
             return self._fixed
         self._frozen = values

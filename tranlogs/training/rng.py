@@ -34,7 +34,7 @@ _TORCH_WORDS_END = _TORCH_WORDS_AT + 8 * _WORDS
 SplitPython = tuple[int, "np.ndarray[Any, np.dtype[np.uint32]]", int, float | None]
 SplitTorch = tuple["np.ndarray[Any, np.dtype[np.uint32]]", bytes]
 _generators: Any = np.random  # numpy's stubs do not have get_bit_generator
-_WORDS_BYTES = 624 * 4 + 4  # of numpy's Mersenne Twister: its words, and the place of the next one
+_WORDS_OF_NUMPY = ctypes.c_char * (624 * 4 + 4)  # of its Mersenne Twister: the words, and the place of the next one
 
 
 def python_state() -> tuple[Any, ...]:
@@ -60,29 +60,38 @@ def set_host_rng(state: dict[str, Any]) -> None:
 
 
 class HostRng:
-    """Reads both states repeatedly. A state that has not changed is returned as the same object."""
+    """Reads both states repeatedly. A state that has not changed is returned as the same object.
+
+    Attributes:
+        state: both states by name, as they were read last.
+    """
 
     def __init__(self) -> None:
         self._python_memory: Any = None  # when the state was read
         self._numpy_memory: Any = None
         self._seen: Any = None  # Python's state, as Python returns it
-        self._python: tuple[Any, ...] = ()
-        self._numpy: Any = None
+        self.state: dict[str, Any] = {"python": (), "numpy": None}
 
     def read(self) -> dict[str, Any]:
         """Return the states by name, in a form that can be encoded."""
-        memory = read_python_memory()
+        self.has_drawn()
+        return self.state
+
+    def has_drawn(self) -> bool:
+        """Bring `state` up to date; return True if one of the two has changed since the last call."""
+        before = self.state
+        memory = _python_memory(getattr(random.getstate, "__self__", None)) if is_python_memory_telling() else None
         if memory is None or memory != self._python_memory:
             self._python_memory, seen = memory, random.getstate()
             if seen != self._seen:
-                self._seen, self._python = seen, split_python(seen)
+                self._seen, self.state = seen, {**self.state, "python": split_python(seen)}
         memory = read_numpy_memory()
         if memory is None or memory != self._numpy_memory:
             # Compare the whole state: `set_state` may set the same words with another cached normal.
             self._numpy_memory, numpys = memory, numpy_state()
-            if not is_same_state(numpys, self._numpy):
-                self._numpy = numpys
-        return {"python": self._python, "numpy": self._numpy}
+            if not is_same_state(numpys, self.state["numpy"]):
+                self.state = {**self.state, "numpy": numpys}
+        return self.state is not before
 
 
 def is_same_state(a: Any, b: Any) -> bool:
@@ -213,7 +222,7 @@ def _numpy_memory(generator: Any, words: Any) -> Any:
     if generator._bit_generator is not words:  # the script has put another RandomState in place of the global one
         return None
     own = _object_memory(generator)
-    return None if own is None else (own, ctypes.string_at(words.ctypes.state_address, _WORDS_BYTES))
+    return None if own is None else (own, _WORDS_OF_NUMPY.from_address(words.ctypes.state_address).raw)
 
 
 def _object_memory(thing: object) -> bytes | None:
@@ -221,4 +230,4 @@ def _object_memory(thing: object) -> bytes | None:
     if sys.implementation.name != "cpython":
         return None
     header = object.__basicsize__
-    return ctypes.string_at(id(thing) + header, type(thing).__basicsize__ - header)
+    return (ctypes.c_char * (type(thing).__basicsize__ - header)).from_address(id(thing) + header).raw

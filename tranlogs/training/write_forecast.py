@@ -119,16 +119,14 @@ class ScanSchedule:
             look_seconds: duration of a full scan.
             step_seconds: duration of a step; 0 if unknown.
         """
-        is_full = self._is_wanted(place, look_seconds, step_seconds)
+        units = self._units
+        is_full = units < FIRST_UNITS or place in self._known or look_seconds < _FREE_SECONDS
+        if not is_full:
+            share = look_seconds / step_seconds if step_seconds else 1.0
+            is_full = share <= _SHARE or units - self._full_at.get(place, 0) >= share / _SHARE
         if is_full:
-            self._full_before[place], self._full_at[place] = self._full_at.get(place, self._units), self._units
+            self._full_before[place], self._full_at[place] = self._full_at.get(place, units), units
         return is_full
-
-    def _is_wanted(self, place: Place, look_seconds: float, step_seconds: float) -> bool:
-        if self._units < FIRST_UNITS or place in self._known or look_seconds < _FREE_SECONDS:
-            return True
-        share = look_seconds / step_seconds if step_seconds else 1.0
-        return share <= _SHARE or self._units - self._full_at.get(place, 0) >= share / _SHARE
 
     def note_write(self, place: Place) -> bool:
         """Record a write that left no trace.

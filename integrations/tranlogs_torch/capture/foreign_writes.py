@@ -8,7 +8,7 @@ import numpy as np
 
 from tranlogs.training import Place, ScanSchedule
 
-from ..state.fingerprint import Digests
+from ..state.fingerprint import Digests, Fingerprint
 from ..state.state import TorchState
 from .optimizer_hooks import OptimizerHooks
 
@@ -30,7 +30,7 @@ class ForeignWriteDetector:
 
     def digests(self, step: int) -> Digests:
         """Return the fingerprint of the parameters after a step, which is what the log holds from now on."""
-        fingerprint = self._state.fingerprint
+        fingerprint = self._state.named.fingerprint
         self._digests = fingerprint.digests(step)
         self._trace = fingerprint.trace()
         return self._digests
@@ -38,7 +38,7 @@ class ForeignWriteDetector:
     @property
     def known(self) -> bytes:
         """The digests of all parameters as the log holds them; empty where only some are looked at."""
-        return b"" if self._digests is None or not self._state.fingerprint.is_whole else self._digests.tobytes()
+        return b"" if self._digests is None or not self._state.named.fingerprint.is_whole else self._digests.tobytes()
 
     def remember(self, step: int) -> None:
         """Take the state as it is now for what the log holds."""
@@ -55,29 +55,25 @@ class ForeignWriteDetector:
         """
         if self._digests is None:
             return []
-        fingerprint = self._state.fingerprint
-        found = self._traced()
-        if not fingerprint.is_whole:
+        fingerprint, trace = self._state.named.fingerprint, self._trace
+        now, found = fingerprint.trace(), set[int]()
+        if now != trace:
+            found = {i % fingerprint.count for i, (a, b) in enumerate(zip(now, trace, strict=False)) if a != b}
+        if fingerprint.kind == "sample":
             window = fingerprint.window(step)
             found |= {window[i] for i in np.flatnonzero(fingerprint.digests(step) != self._digests).tolist()}
         elif len(self._digests) == fingerprint.count:
-            untraced = self._untraced(step, place) - found
+            untraced = self._untraced(fingerprint, self._digests, step, place) - found
             found |= untraced
             if untraced and place is not None and self.looks.note_write(place):
                 self._on_late(list(self._state.parameters)[min(untraced)])
+        if not found:
+            return []
         names = list(self._state.parameters)
         return [names[i] for i in sorted(found)]
 
-    def _traced(self) -> set[int]:
-        now, count = self._state.fingerprint.trace(), self._state.fingerprint.count
-        if now == self._trace:
-            return set()
-        return {i % count for i, (a, b) in enumerate(zip(now, self._trace, strict=False)) if a != b}
-
-    def _untraced(self, step: int, place: Place | None) -> set[int]:
+    def _untraced(self, fingerprint: Fingerprint, known: Digests, step: int, place: Place | None) -> set[int]:
         """Parameters whose bytes are others, as far as this look goes."""
-        fingerprint, known = self._state.fingerprint, self._digests
-        assert known is not None
         if place is None or self.looks.is_full_scan_due(place, fingerprint.look_seconds, fingerprint.step_seconds):
             now = fingerprint.digests(step)
             return set() if now.tobytes() == known.tobytes() else set(np.flatnonzero(now != known).tolist())
@@ -90,5 +86,8 @@ class ForeignWriteDetector:
 
         Before a step, writes that `StateWatch.after_step` is going to find are left out.
         """
-        is_before_step = place == "before a step"
-        return [which for which, member in self._members.items() if member.watch.changed(is_before_step=is_before_step)]
+        is_before_step, found = place == "before a step", []
+        for which, member in self._members.items():
+            if member.watch.changed(is_before_step=is_before_step):
+                found.append(which)
+        return found

@@ -12,7 +12,7 @@ import torch
 
 from tranlogs.base.errors import UsageError
 
-_FRAMES = 16  # between `GradScaler.step` and a hook of the optimizer
+_FRAMES = 10  # between `GradScaler.step` and a hook of the optimizer
 
 
 class ScalerWatch:
@@ -22,9 +22,7 @@ class ScalerWatch:
         self.scaler: torch.amp.GradScaler | None = None
 
     def look(self) -> bool:
-        """Return True if an enabled one is found that was not known before. Call it from a hook of the step."""
-        if self.scaler is not None:
-            return False
+        """Return True if an enabled one is found; call it from a hook of the step until then."""
         frame: FrameType | None = sys._getframe(1)
         for _ in range(_FRAMES):
             if frame is None:
@@ -42,8 +40,7 @@ class ScalerWatch:
         Raises:
             UsageError: the scaler was given the wrapper once and the plain optimizer once, since its last update.
         """
-        if self.scaler is None:
-            return
+        assert self.scaler is not None
         known = self.scaler._per_optimizer_states
         if id(inner) in known and id(shell) in known:
             raise UsageError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import is_
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -34,9 +34,7 @@ class GradientPlan:
     """
 
     def __init__(self, names: Sequence[str], gradients: Sequence[torch.Tensor]) -> None:
-        self._dtypes = [g.dtype for g in gradients]
-        self._shapes = [g.shape for g in gradients]
-        self._strides = [g.stride() for g in gradients]
+        self._forms = [(g.dtype, g.shape, g.stride()) for g in gradients]
         laid_out = GradientLayout(
             [TensorSpec(n, NAMES[g.dtype], tuple(g.shape), odd_strides(g)) for n, g in zip(names, gradients, strict=True)]
         )
@@ -55,22 +53,23 @@ class GradientPlan:
     def fits(self, gradients: Sequence[torch.Tensor]) -> bool:
         """Return True if the gradients are laid out as those that the plan was made of."""
         try:
-            return (
-                [g.stride() for g in gradients] == self._strides
-                and [g.dtype for g in gradients] == self._dtypes
-                and [g.shape for g in gradients] == self._shapes
-            )
+            return [(g.dtype, g.shape, g.stride()) for g in gradients] == self._forms
         except RuntimeError:  # a sparse one has no strides
             return False
 
-    @torch.no_grad()
     def payload(self, gradients: list[torch.Tensor]) -> Payload:
         """Return the gradients' bytes: small ones copied, large ones as views of their memory."""
         buffers: list[Bytes] = []
         if self._small:
-            torch._foreach_copy_(self._views, gradients if self._all_small else [gradients[i] for i in self._small])
+            is_recording = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(False)  # what `no_grad` does, in a tenth of the time
+            try:
+                torch._foreach_copy_(self._views, gradients if self._all_small else [gradients[i] for i in self._small])
+            finally:
+                torch._C._set_grad_enabled(is_recording)
             buffers.append(self._bytes)
-        buffers += [flat_view(gradients[i]) for i in self._large]
+        if self._large:
+            buffers += [flat_view(gradients[i]) for i in self._large]
         return Payload(self.layout, buffers)
 
 
@@ -81,7 +80,7 @@ class GradientPlans:
         self._plans: dict[bytes, GradientPlan] = {}
         self._names: list[str] = []
 
-    def payload(self, names: list[str], gradients: Sequence[torch.Tensor | None]) -> Payload | None:
+    def payload(self, names: list[str], gradients: list[torch.Tensor | None]) -> Payload | None:
         """Return the payload of a step's gradients; None where they need the general path.
 
         Args:
@@ -90,8 +89,10 @@ class GradientPlans:
         """
         if names is not self._names:
             self._names, self._plans = names, {}
-        present = [g for g in gradients if g is not None]
-        key = b"" if len(present) == len(gradients) else bytes(g is None for g in gradients)
+        if type(None) in map(type, gradients):
+            present, key = [g for g in gradients if g is not None], bytes(g is None for g in gradients)
+        else:
+            present, key = cast("list[torch.Tensor]", gradients), b""
         plan = self._plans.get(key)
         if plan is None or not plan.fits(present):
             plan = self._made(key, [name for name, g in zip(names, gradients, strict=True) if g is not None], present)

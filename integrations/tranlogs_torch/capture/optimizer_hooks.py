@@ -32,6 +32,9 @@ from .single_step import can_nest, is_nested
 
 _log = logging.getLogger("tranlogs")
 
+# Returns None if nothing is compiled now. A torch that does not say so lets every call pass through its wrapper.
+_get_compiler = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: False)
+
 _KNOWN = frozenset({"closure", "grad_scaler"})  # arguments of a step that redo has, or does without
 
 LogKind = Literal["gradients", "weights"]
@@ -100,8 +103,9 @@ class OptimizerHooks:
         self._rehearsal = StepRehearsal(inner)
         self._can_nest = can_nest(inner)
         self._scaler = ScalerWatch()
-        self._pre = inner.register_step_pre_hook(_seen_compiled(torch.compiler.disable(self._before_step)))
-        self._post = inner.register_step_post_hook(torch.compiler.disable(self._after_step))
+        self._is_clean = True  # nothing is noted of a step that has not come to its end
+        self._pre = inner.register_step_pre_hook(_uncompiled(self._before_step, asks=True))
+        self._post = inner.register_step_post_hook(_uncompiled(self._after_step))
         self.order_hooks()
 
     def order_hooks(self) -> None:
@@ -163,15 +167,16 @@ class OptimizerHooks:
     # The step.
 
     def _before_step(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_compiled: bool) -> Any:
-        if not self.run.is_active or self._is_nested():
+        if not self.run.journal.is_writer or (self._can_nest and is_nested(self.inner)):
             return None
         if is_compiled:
             self._log_weights("its compiled step rounds differently from the step that redo executes")
         if len(args) > 2 or not kwargs.keys() <= _KNOWN:  # args[0] is the optimizer itself, then comes the closure
             self._log_weights("its step is given arguments, which redo does not have")
-        if self._scaler.look():
+        if self._scaler.scaler is None and self._scaler.look():
             self.run.saw_scaler(self._scaler.scaler)
-        self._scaler.check(self.inner, self.shell)
+        if self._scaler.scaler is not None:
+            self._scaler.check(self.inner, self.shell)
         self._step.captures = 0
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer itself
         if closure is None and next(reversed(inner._optimizer_step_pre_hooks)) == self._pre.id:
@@ -191,9 +196,6 @@ class OptimizerHooks:
             return (args[0], closure_then_capture, *args[2:]), kwargs
         return args, {**kwargs, "closure": closure_then_capture}
 
-    def _is_nested(self) -> bool:
-        return self._can_nest and is_nested(self.inner)
-
     def _capture(self) -> None:
         """Note what the step is about to consume."""
         step, clipping = self._step, self._clipping
@@ -203,7 +205,7 @@ class OptimizerHooks:
             self._drop()
         if clipping.recorded is None:
             self._begin()
-        if self.log == "gradients" and (why := self._rehearsal.before_step()):
+        if self._rehearsal.is_needed and self.log == "gradients" and (why := self._rehearsal.before_step()):
             self._log_weights(why)
             self._begin()
         if not self._gradients.are_kept:
@@ -211,13 +213,13 @@ class OptimizerHooks:
         self._gradients.capture([] if step.is_image else self._payloads.owners)
         self.run.auxiliary.gradients.before_step(self.name)
         step.hyper = self._values.now()
-        step.amp = {
-            key: getattr(self.inner, key).detach().clone()
-            for key in ("grad_scale", "found_inf")
-            if isinstance(getattr(self.inner, key, None), torch.Tensor)
-        }
+        step.amp = self._read_amp() if hasattr(self.inner, "grad_scale") or hasattr(self.inner, "found_inf") else {}
         step.captures += 1
         step.began = time.perf_counter()
+
+    def _read_amp(self) -> dict[str, Any]:
+        given = {key: getattr(self.inner, key, None) for key in ("grad_scale", "found_inf")}
+        return {key: value.detach().clone() for key, value in given.items() if isinstance(value, torch.Tensor)}
 
     def _is_as_clipped(self) -> bool:
         """Whether nothing happened since the gradients were logged and clipped that the record does not hold."""
@@ -229,7 +231,9 @@ class OptimizerHooks:
 
     def _begin(self) -> None:
         """Note foreign writes, then put the gradients into a new record."""
-        self._drop()
+        if not self._is_clean:
+            self._drop()
+        self._is_clean = False
         run = self.run
         run.before_step()
         self._step.is_image = self.log == "weights" or self._has_foreign_strides()
@@ -241,18 +245,18 @@ class OptimizerHooks:
             run.journal.suspend(error)
             return
         self.recorder.begin(payload)
-        run.state.fingerprint.note_logged(payload.nbytes)
+        run.state.named.fingerprint.note_logged(payload.nbytes)
 
     def _after_step(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._is_nested():
+        if self._can_nest and is_nested(self.inner):
             return
         run = self.run
         self.mark_called()
-        mark_used(self.inner)
-        run.journal.recovery_speed.observe_step(time.perf_counter() - self._step.began)
-        if not run.is_active:
+        mark_used(inner)
+        run.journal.checkpoints.speed.observe_step(time.perf_counter() - self._step.began)
+        if not run.journal.is_writer:
             return
-        if why := self._rehearsal.after_step(self._step.amp):
+        if self._rehearsal.is_needed and (why := self._rehearsal.after_step(self._step.amp)):
             self._log_weights(why)
         if self._needs_image():
             self._drop()
@@ -265,7 +269,9 @@ class OptimizerHooks:
         else:
             self.recorder.commit(body, digests, is_frozen=True)
         self._step.captures = 0
-        self._clipping.forget()
+        if self._clipping.recorded is not None:
+            self._clipping.forget()
+        self._is_clean = True
         run.after_step(self.name)
 
     def _needs_image(self) -> bool:
@@ -285,7 +291,7 @@ class OptimizerHooks:
             "record": "weights" if step.is_image else "gradients",
             "optimizer": self.name,
             "hyper": step.hyper,
-            "fingerprint": self.run.state.fingerprint.kind,
+            "fingerprint": self.run.state.named.fingerprint.kind,
         }
         if step.amp:
             body["amp"] = step.amp
@@ -310,6 +316,7 @@ class OptimizerHooks:
         return tensors
 
     def _drop(self) -> None:
+        self._is_clean = True
         self.recorder.discard()
         self._gradients.forget()
         self._rehearsal.forget()
@@ -317,18 +324,28 @@ class OptimizerHooks:
 
     def _has_foreign_strides(self) -> bool:
         """Return True if a fused step has a gradient whose strides differ from its parameter's: such kernels follow memory."""
-        return any(
-            p.grad is not None and p.grad.layout is torch.strided and local(p.grad).stride() != local(p).stride()
-            for group in self.inner.param_groups
-            if group.get("fused")
-            for p in group["params"]
-        )
+        for group in self.inner.param_groups:
+            if group.get("fused") and any(
+                p.grad is not None and p.grad.layout is torch.strided and local(p.grad).stride() != local(p).stride()
+                for p in group["params"]
+            ):
+                return True
+        return False
 
 
-def _seen_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the hook with one more argument: whether torch.compile traces the step. If so, the value is compiled in."""
+def _uncompiled(hook: Callable[..., Any], *, asks: bool = False) -> Callable[..., Any]:
+    """Return a hook that torch.compile leaves alone: neither the hook nor what it calls is compiled.
 
-    def told(inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return hook(inner, args, kwargs, torch.compiler.is_compiling())
+    Args:
+        hook: the hook.
+        asks: True if it takes one more argument: whether torch.compile traces the step. If so, the value is compiled in.
+    """
+    kept_out: Any = torch.compiler.disable(hook)
 
-    return told
+    def call(inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.compiler.is_compiling():
+            return kept_out(inner, args, kwargs, True) if asks else kept_out(inner, args, kwargs)
+        run = hook if _get_compiler() is None else kept_out  # Nothing would be compiled now: save the wrapper.
+        return run(inner, args, kwargs, False) if asks else run(inner, args, kwargs)
+
+    return call

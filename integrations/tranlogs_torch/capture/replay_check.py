@@ -28,6 +28,9 @@ class StepRehearsal:
 
     Args:
         optimizer: as its constructor left it.
+
+    Attributes:
+        is_needed: False for an optimizer of torch's own, whose steps are known.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -35,12 +38,10 @@ class StepRehearsal:
         self._made = {name: value for name, value in own_attributes(optimizer).items() if isinstance(value, _PLAIN)}
         self._twin: Optimizer | None = None
         self._check = ReplayCheck()
-        self._is_needed = not is_torchs(optimizer)
+        self.is_needed = not is_torchs(optimizer)
 
     def before_step(self) -> str | None:
         """Gradients are there, the step comes: make the twin if one is due; says why none can be made."""
-        if not self._is_needed:
-            return None
         if not self._check.is_due() or not _has_room(self._optimizer):
             return None
         if hasattr(type(self._optimizer), "__del__"):

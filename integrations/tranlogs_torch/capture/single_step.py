@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,7 +67,8 @@ def step_of(kind: type[torch.optim.Optimizer]) -> Callable[[Any], Any]:
 
 def can_nest(optimizer: torch.optim.Optimizer) -> bool:
     """Return True if `step` may call the `step` of a base class, which has hooks of its own once an optimizer of it exists."""
-    return sum("step" in vars(kind) for kind in type(optimizer).__mro__) > 2  # its own, and the abstract one
+    steps = {inspect.unwrap(vars(kind)["step"]) for kind in type(optimizer).__mro__ if "step" in vars(kind)}
+    return len(steps) > 2  # Its own, and the abstract one. torch wraps what a class inherits, and puts it into the class.
 
 
 def is_nested(optimizer: torch.optim.Optimizer) -> bool:

@@ -35,11 +35,9 @@ class KeptRng:
 
     def now(self) -> Fixed:
         """Return the state now."""
-        host, own = self._host.read(), torch.get_rng_state().numpy().tobytes()
-        before = {} if self._kept is None else self._kept.value
-        is_same = own == self._torch and all(before.get(name) is state for name, state in host.items())
-        if self._kept is None or not is_same or torch.cuda.is_initialized():
-            self._torch, self._kept = own, Fixed({**host, **_torchs()})
+        has_drawn, own = self._host.has_drawn(), torch.default_generator.get_state().numpy().tobytes()
+        if self._kept is None or has_drawn or own != self._torch or torch.cuda.is_initialized():
+            self._torch, self._kept = own, Fixed({**self._host.state, **_torchs()})
         return self._kept
 
 

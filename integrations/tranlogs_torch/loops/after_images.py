@@ -46,7 +46,7 @@ class WriteLog:
         """
         journal, state = self._journal, self._state
         step, grown = journal.step, self.find_changed_groups()
-        if journal.is_suspended:  # a checkpoint will hold it all
+        if journal.log.suspension is not None:  # a checkpoint will hold it all
             state.named.refresh()
             self._writes.remember(step)
             return False
@@ -80,8 +80,11 @@ class WriteLog:
 
     def find_changed_groups(self) -> list[str]:
         """Return the names of optimizers whose parameter groups are not those that the log has."""
-        state = self._state
-        return [which for which in self._hooks if state.named.group_members(which) != state.named.logged_members.get(which)]
+        named, found = self._state.named, []
+        for which, hooks in self._hooks.items():
+            if [list(map(id, group["params"])) for group in hooks.inner.param_groups] != named.logged_members.get(which):
+                found.append(which)
+        return found
 
     def note_late_write(self, name: str) -> None:
         """Report a write that leaves no trace, and that was found some units after it may have been made."""

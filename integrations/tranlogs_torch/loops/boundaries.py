@@ -46,6 +46,7 @@ class Boundaries:
     Attributes:
         steps_since_boundary: number of steps and after-images of the running unit.
         units: number of units that this process has committed.
+        implicit: after a step in a loop of the user's own, the random state and the buffers for its boundary; else None.
         errors_at_step: ids of the exceptions that were being handled, and that the interpreter had last reported, when the
             newest step was taken. They have not ended the training.
     """
@@ -66,7 +67,7 @@ class Boundaries:
         self.units = 0
         self._taken_at_boundary: dict[str, int] = {}
         self._has_reserved = self._has_said_nested = False
-        self._implicit: dict[str, Any] | None = None  # after a step in a loop of the user's own: random state, and buffers
+        self.implicit: dict[str, Any] | None = None
         self._is_forward_seen = True
         self._outside_units = 0  # in a row
         self._boundary_at = time.perf_counter()
@@ -94,7 +95,7 @@ class Boundaries:
         if not self._loops.running:
             buffers = {} if self._is_forward_seen else naming.named_buffers(self._parts.modules)
             kept = {name: local(b).detach().clone() for name, b in buffers.items()}
-            self._implicit = {"rng": self._auxiliary.rng_now(), "buffers": kept}
+            self.implicit = {"rng": self._auxiliary.rng_now(), "buffers": kept}
 
     def note_writes(self, place: Place | None = None) -> None:
         """Log writes that no step made, as a part of the running unit."""
@@ -112,10 +113,10 @@ class Boundaries:
         if asking is not None and outermost is not asking:
             self._say_nested()
             return
-        self._implicit, self._outside_units = None, 0
+        self.implicit, self._outside_units = None, 0
         self.note_writes("at a boundary")
         taken = self._auxiliary.taken()
-        if self.steps_since_boundary == 0 and taken != self._taken_at_boundary and self._is_amid(taken, asking):
+        if not self.steps_since_boundary and taken != self._taken_at_boundary and self._is_amid(taken, asking):
             return
         self._note_turns()
         self._taken_at_boundary = taken
@@ -156,12 +157,16 @@ class Boundaries:
     def _commit(self, body: dict[str, Any]) -> None:
         now = time.perf_counter()
         if self.steps_since_boundary:
-            self._state.fingerprint.fit_budget((now - self._boundary_at) / self.steps_since_boundary)
-            if not self._state.fingerprint.is_whole:
+            fingerprint = self._state.named.fingerprint
+            fingerprint.fit_budget((now - self._boundary_at) / self.steps_since_boundary)
+            if fingerprint.kind == "sample":
                 self._parts.writes.remember(self._journal.step)
         self._boundary_at = now
         self.steps_since_boundary = 0
-        self._note_companion_steps()
+        if len(self._steps_by_optimizer) > 1:
+            self._note_companion_steps()
+        else:
+            self._steps_by_optimizer.clear()
         self.units += 1
         self._parts.writes.looks.count_unit()
         noted = self._parts.scalars.commit(self._journal.step)
@@ -177,15 +182,15 @@ class Boundaries:
         self._journal.boundary(body, lambda: self._state.snapshot(whole()), scalars=noted, checkpoint=wanted)
         if is_logged:
             self._auxiliary.has_script_changes = False
-        self._recovery.settle_recheck()
+        if self._recovery.recheck.is_pending:
+            self._recovery.settle_recheck()
         if self._journal.is_suspended:
             self._auxiliary.drop_unstorable()
 
     def _note_companion_steps(self) -> None:
         """Let the steps of several optimizers in one unit count as those of the one that took the fewest."""
         steps, self._steps_by_optimizer = self._steps_by_optimizer, {}
-        if len(steps) > 1:
-            self._journal.checkpoints.schedule.companion_steps += sum(steps.values()) - min(steps.values())
+        self._journal.checkpoints.schedule.companion_steps += sum(steps.values()) - min(steps.values())
 
     def before_forward(self, module: torch.nn.Module) -> None:
         """Note that a forward pass begins."""
@@ -193,7 +198,7 @@ class Boundaries:
             return
         if self._recovery.has_begun and not self._parts.restarts.is_open:
             self._parts.restarts.open()  # a step outside of all loops follows
-        if self._implicit is not None:
+        if self.implicit is not None:
             self.commit_implicit(is_before_forward=True)
 
     def commit_implicit(self, *, is_before_forward: bool) -> None:
@@ -202,7 +207,7 @@ class Boundaries:
         If no hook sees the forward pass (a compiled model), the unit ends at the next step, with the buffers as they were after
         the last step.
         """
-        implicit, self._implicit = self._implicit, None
+        implicit, self.implicit = self.implicit, None
         if implicit is None or self._loops.running or not self._journal.is_writer:
             return
         if not is_before_forward and not implicit["buffers"] and naming.named_buffers(self._parts.modules):

@@ -64,7 +64,8 @@ class LoggedSteps:
             self._parts.restarts.open()
         if self.auxiliary.has_landed:
             self._recovery.recheck.name_strangers()
-        self._boundaries.commit_implicit(is_before_forward=False)
+        if self._boundaries.implicit is not None:
+            self._boundaries.commit_implicit(is_before_forward=False)
         self._boundaries.note_writes("before a step")
 
     def saw_scaler(self, scaler: object) -> None:

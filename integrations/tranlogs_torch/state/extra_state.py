@@ -81,7 +81,7 @@ class ExtraState:
 
     def read(self) -> dict[str, Any]:
         """Return the extra state of each module, by prefix and path."""
-        return {path: module.get_extra_state() for path, module in self._stored.items()}
+        return {path: module.get_extra_state() for path, module in self._stored.items()} if self._stored else {}
 
     def write(self, recorded: Mapping[str, Any]) -> None:
         """Set the recorded extra state of each module."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 import torch
+import xxhash
 
 from tranlogs.base.types import Array, Bytes
-from tranlogs.training import Digests, Mode, digest_of, full_digests, some_bytes
+from tranlogs.training import Digests, Mode, digest_of, some_bytes
 from tranlogs.training import Fingerprint as BaseFingerprint
 
 from ..device.digests import DeviceDigests
@@ -39,16 +41,16 @@ class Fingerprint(BaseFingerprint):
         return sum(self.sizes)
 
     def _local(self) -> list[torch.Tensor]:
-        return self.tensors if self._is_plain else [local(t) for t in self.tensors]
+        return list(map(local, self.tensors))
 
     def memory(self) -> list[Bytes]:
         """Return each tensor's bytes in the order of memory: kept views while the tensors stay where they are."""
-        tensors = self._local()
+        tensors = self.tensors if self._is_plain else self._local()
         if not self.on_cpu:
             return [memory_of(t) for t in tensors]
-        pointers = [t.data_ptr() for t in tensors]
-        if pointers != self._pointers or [t.nbytes for t in tensors] != self.sizes:
-            self.sizes = [t.nbytes for t in tensors]
+        pointers, sizes = list(map(torch.Tensor.data_ptr, tensors)), list(map(_get_nbytes, tensors))
+        if pointers != self._pointers or sizes != self.sizes:
+            self.sizes = sizes
             self._views = [memory_of(t) for t in tensors]
             is_kept = all(view.ctypes.data == pointer for view, pointer in zip(self._views, pointers, strict=True) if view.size)
             self._pointers = pointers if is_kept else []
@@ -59,7 +61,8 @@ class Fingerprint(BaseFingerprint):
         if kind == "device":
             return self._device.digests([t.data for t in self._local()])
         views = self.memory()
-        return full_digests(self._buffers if self.on_cpu else [view.data for view in views])
+        buffers = self._buffers if self.on_cpu else [view.data for view in views]
+        return np.array(list(map(xxhash.xxh3_64_intdigest, buffers)), np.uint64)
 
     def one(self, index: int) -> int:
         """Return the digest of all bytes of one tensor, without a look at where the others lie."""
@@ -70,8 +73,9 @@ class Fingerprint(BaseFingerprint):
 
     def trace(self) -> list[int]:
         """Return what most writes change: where each tensor lies, its version counter, and its order in memory."""
-        tensors = self._local()
-        return [t.data_ptr() for t in tensors] + versions(tensors) + [t.is_contiguous() for t in tensors]
+        tensors = self.tensors if self._is_plain else self._local()
+        pointers, orders = map(torch.Tensor.data_ptr, tensors), map(torch.Tensor.is_contiguous, tensors)
+        return [*pointers, *versions(tensors), *orders]
 
     def sampled(self, indices: Sequence[int], step: int) -> Digests:
         if self.on_cpu:
@@ -84,6 +88,9 @@ class Fingerprint(BaseFingerprint):
         return np.array([digest_of(piece) for piece in np.split(coordinator, ends[:-1])], np.uint64)
 
 
+_get_version, _get_nbytes = attrgetter("_version"), attrgetter("nbytes")
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """Return the tensor's version counter; one that was made in inference mode has none."""
     tensor = local(tensor)
@@ -93,7 +100,7 @@ def version_of(tensor: torch.Tensor) -> int:
 def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Return the version counters of tensors that are all of this process."""
     try:
-        return [t._version for t in tensors]
+        return list(map(_get_version, tensors))
     except RuntimeError:  # one was made in inference mode
         return [0 if t.is_inference() else t._version for t in tensors]
 

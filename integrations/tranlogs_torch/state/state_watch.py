@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from itertools import chain
-from operator import is_, sub
+from operator import attrgetter, is_, sub
 from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 
 from tranlogs.base.types import Bytes
 from tranlogs.training import FIRST_UNITS, digest_of, some_bytes
 
 from ..tensors.placement import local
 from .fingerprint import memory_of, version_of
+
+_get_version = attrgetter("_version")
 
 _SAMPLE_BYTES = 16  # of each sampled tensor
 _SAMPLE_TENSORS = 32  # that are sampled at a look which does not read all
@@ -107,7 +110,9 @@ class StateWatch:
             self._is_left_out = True
         else:
             values = self._look()
-            if not _are_same(values, self._values) and not _are_equal(values, self._values):
+            known = self._values
+            is_same = len(values) == len(known) and all(map(is_, values, known))
+            if not is_same and not _are_equal(values, known):
                 return True
             if (self._versions, self._pointers) != self._trace():
                 return True
@@ -130,7 +135,7 @@ class StateWatch:
         """Return the versions of the tensors that `_look` found last, and where they lie."""
         tensors = self._tensors
         try:
-            return [t._version for t in tensors], [t.data_ptr() for t in tensors]
+            return list(map(_get_version, tensors)), list(map(torch.Tensor.data_ptr, tensors))
         except RuntimeError:  # sparse, sharded, or made in inference mode
             return [version_of(t) for t in tensors], [id(t) for t in tensors]
 
@@ -139,7 +144,7 @@ class StateWatch:
             some = self._views[self._first : self._first + _SAMPLE_TENSORS]
             return digest_of(np.concatenate(some)) if some else 0
         start = time.perf_counter()
-        digest = digest_of(np.concatenate(self._views)) if self._views else 0
+        digest = xxhash.xxh3_64_intdigest(np.concatenate(self._views).data) if self._views else 0
         seconds = time.perf_counter() - start
         self._whole_seconds = min(self._whole_seconds or seconds, seconds)
         return digest

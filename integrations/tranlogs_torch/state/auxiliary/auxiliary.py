@@ -19,7 +19,7 @@ from ...data.position.loader_position import LoaderPosition
 from ...data.rng import get_rng, set_rng
 from ...tensors.placement import local
 from ..compatibility import Settings
-from ..extra_state import split
+from ..extra_state import is_torchs, split
 from ..optimizer_states import write_hyper
 from ..state import TorchState
 from .kept_generators import is_kept_generator
@@ -201,15 +201,16 @@ class Auxiliary:
         """Return the auxiliary state as it is now."""
         flags, waiting = self.gradients.read()
         buffers, training = self._steady.modules()
+        tracked, optimizers = self._tracked.read(), self._state.named.optimizers
         return {
-            "tracked": {name: Fixed(state) for name, state in self._tracked.read().items()} or _NOTHING,
-            "data": self._positions.read_lasting(),
+            "tracked": {name: Fixed(state) for name, state in tracked.items()} if tracked else _NOTHING,
+            "data": self._positions.read_lasting() or _NOTHING,
             "count": self.count,
             "loop": self._read_loop(),
             "turns": self.turns,
-            "buffers": {name: local(buffer) for name, buffer in buffers.items()} or _NOTHING,
+            "buffers": {name: local(buffer) for name, buffer in buffers.items()} if buffers else _NOTHING,
             "extra": self._state.extra.read() or _NOTHING,
-            "own": {which: own for which, o in self._state.optimizers.items() if (own := split(o)[0])} or _NOTHING,
+            "own": {which: own for which, o in optimizers.items() if not is_torchs(o) and (own := split(o)[0])} or _NOTHING,
             "after": self._steady.hyper(),
             "flags": self._steady.flags(flags),
             "waiting": waiting or _NOTHING,

@@ -119,7 +119,7 @@ class LoaderPositions:
 
     def passed(self) -> dict[str, int]:
         """Return the batches handed out so far, by loader."""
-        return {name: position.passed for name, position in self.by_name.items()}
+        return {name: position.passed for name, position in self.by_name.items()} if self.by_name else {}
 
     def read(self) -> dict[str, Any]:
         """Return the positions, by loader."""
@@ -127,6 +127,8 @@ class LoaderPositions:
 
     def read_lasting(self) -> dict[str, Any]:
         """Return the positions for a boundary, split into what moves and what rarely changes."""
+        if not self.has_any:
+            return {}
         return {name: self._lasting[name].split(position) for name, position in self.read().items()}
 
     def write(self, recorded: dict[str, Any]) -> None:

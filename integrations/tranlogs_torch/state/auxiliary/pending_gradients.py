@@ -39,11 +39,14 @@ class Gradients:
     def read(self) -> tuple[bytes, dict[str, torch.Tensor]]:
         """Flags of each parameter, and the gradients that may wait for a step."""
         parameters = self._state.parameters
-        if (flags_of_used := self._read_used(parameters.values())) is not None:
+        gradients = [p.grad for p in parameters.values()]
+        kinds = set(map(type, gradients))
+        if kinds == {type(None)}:
+            self._left = set()
+            return bytes([_TRAINS if p.requires_grad else 0 for p in parameters.values()]), {}
+        if kinds == {torch.Tensor} and (flags_of_used := self._read_used(parameters.values(), gradients)) is not None:
             return flags_of_used, {}
         self._left = set()
-        if not any(p.grad is not None for p in parameters.values()):
-            return bytes([_TRAINS if p.requires_grad else 0 for p in parameters.values()]), {}
         owners = {id(p): which for which, p in self._owned()}
         flags, waiting = bytearray(), {}
         for name, parameter in parameters.items():
@@ -61,7 +64,7 @@ class Gradients:
             flags.append(flag)
         return bytes(flags), waiting
 
-    def _read_used(self, parameters: Collection[torch.Tensor]) -> bytes | None:
+    def _read_used(self, parameters: Collection[torch.Tensor], gradients: list[Any]) -> bytes | None:
         """Return the flags if each parameter has a gradient that a step has used, and that is gone before the next step.
 
         That is so at nearly every boundary of most scripts. The answer is that of the loop in `read`, without Python code for
@@ -69,8 +72,7 @@ class Gradients:
         """
         if any(self._is_kept.get(which) is not False for which in self._state.optimizers):
             return None
-        gradients: list[Any] = [p.grad for p in parameters]
-        if set(map(type, gradients)) != {torch.Tensor} or {g.layout for g in gradients} != {torch.strided}:
+        if {g.layout for g in gradients} != {torch.strided}:
             return None
         now = versions(gradients)
         if [getattr(g, _USED, None) for g in gradients] != now or any(hasattr(g, _ZERO) for g in gradients):
@@ -155,8 +157,7 @@ def move_into(place: torch.Tensor, gradient: torch.Tensor) -> None:
 
 def mark_used(optimizer: torch.optim.Optimizer) -> None:
     """Note that the optimizer has taken a step with its gradients."""
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
-    present = [g for g in gradients if g is not None]
+    present = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     is_plain = set(map(type, present)) <= {torch.Tensor}
     now = versions(present if is_plain else list(map(local, present)))
     deque(map(setattr, present, repeat(_USED), now), maxlen=0)  # without a Python loop: there may be hundreds

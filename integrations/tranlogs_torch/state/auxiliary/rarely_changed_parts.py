@@ -35,11 +35,18 @@ class ModuleWalk:
         self._seen: list[Any] = []
         self._counts: list[int] = []
         self._buffers: dict[str, torch.Tensor] = {}
+        self._modes: dict[str, bytes] = {}
 
     def read(self) -> tuple[dict[str, torch.Tensor], dict[str, bytes]]:
-        """Return all buffers by name and, by prefix, one byte a module: whether it is in training mode."""
+        """Return all buffers by name and, by prefix, one byte a module: whether it is in training mode.
+
+        Modes that have not changed are the same object.
+        """
         self._look()
-        return self._buffers, {prefix: bytes(map(_is_training, parts)) for prefix, parts in self._parts.items()}
+        modes = {prefix: bytes(map(_is_training, parts)) for prefix, parts in self._parts.items()}
+        if modes != self._modes:
+            self._modes = modes
+        return self._buffers, self._modes
 
     def _look(self) -> None:
         counts, seen = self._structure()
@@ -67,7 +74,8 @@ class SteadyParts:
         self._state = state
         self._walk = ModuleWalk(state.modules)
         self._values: dict[str, GroupValues] = {}  # by optimizer
-        self._after, self._flags, self._training, self._rng = FixedCache(), FixedCache(), FixedCache(), KeptRng()
+        self._after, self._training, self._rng = FixedCache(), FixedCache(), KeptRng()
+        self._flags = Fixed(b"")
 
     def hyper(self) -> Fixed:
         """Return the settings of all parameter groups, by optimizer."""
@@ -79,9 +87,11 @@ class SteadyParts:
             found = self._values[which] = GroupValues(self._state.optimizers[which])
         return found
 
-    def flags(self, flags: Any) -> Fixed:
+    def flags(self, flags: bytes) -> Fixed:
         """Return which parameters require gradients."""
-        return self._flags.of(flags)
+        if flags != self._flags.value:
+            self._flags = Fixed(flags)
+        return self._flags
 
     def modules(self) -> tuple[dict[str, torch.Tensor], Fixed]:
         """Return the buffers by name, and which modules are in training mode."""

@@ -121,6 +121,8 @@ class TrackedObjects:
 
     def read(self) -> dict[str, Any]:
         """Return the states of all objects at a boundary, by name."""
+        if not self.objects:
+            return {}
         states = {name: thing.state_dict() for name, thing in self.objects.items()}
         self._scalers = {name: states[name] for name in states if isinstance(self.objects[name], torch.amp.GradScaler)}
         return states
