@@ -204,6 +204,16 @@ def recurrent_states(model: Any) -> list[Any]:
     return [state for state in found if isinstance(state, keras.Variable)]
 
 
+def late_variables_of(optimizer: Any) -> list[Any]:
+    """Return the variables of an optimizer that do not show in the weights at the next step.
+
+    These are averages of the weights (`use_ema=True`) and accumulated gradients (`gradient_accumulation_steps=`).
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    found = ("_model_variables_moving_average", "_accumulated_gradients")
+    return [variable for name in found for variable in getattr(inner, name, ())]
+
+
 def global_seed_state() -> Any:
     """Return the variable of Keras's global seed generator, if it exists."""
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)

@@ -17,11 +17,11 @@ from tranlogs.base.types import AnyArray, SparseArray
 
 from ..keras_internals import trained_by
 from .arrays import Values, from_array, to_array
-from .backend import Backend, HostViews, OneStep, Tap, Watcher, check_one_update
+from .backend import Backend, OneStep, Tap, Watcher, check_one_update
 from .optimizer_tap import ApplyWatcher, Gradients, OptimizerTap, Updates
 from .tensorflow_optimizer_tap import TensorFlowOptimizerTap
 from .tensorflow_random import RANDOM_OPERATIONS, eager_generator, note_unrepeatable_operations, operations_of
-from .tensorflow_tensors import host_view, is_same_memory, is_sparse, plain_variable, reader_of
+from .tensorflow_tensors import TensorViews, addresses_of, host_view, host_views, is_sparse, plain_variable, reader_of
 from .tensorflow_updates import APART, TensorFlowUpdates
 
 _END_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)
@@ -48,7 +48,7 @@ class TensorFlowBackend(Backend):
         key = tuple(map(id, variables))
         if key not in self._readers:
             self._readers[key] = reader_of(variables), list(variables)  # which keeps the ids theirs
-        return HostViews(self._readers[key][0](), host_view)
+        return TensorViews(self._readers[key][0]())
 
     def assign(self, variable: Any, values: Values) -> None:
         plain = plain_variable(variable)
@@ -70,8 +70,14 @@ class TensorFlowBackend(Backend):
     def changed(self, variables: Sequence[Any], values: Sequence[Values] | None = None) -> list[int]:
         if len(self._held) != len(variables):
             return list(range(len(variables)))
-        now = self.values_of(variables) if values is None else values
-        return [i for i, (a, b) in enumerate(zip(self._held, now)) if not is_same_memory(a, b) and a.tobytes() != b.tobytes()]
+        now = list(self.values_of(variables) if values is None else values)
+        if (was_at := addresses_of(self._held)) == (is_at := addresses_of(now)):
+            return []
+        return [
+            i
+            for i, (a, b) in enumerate(zip(self._held, now, strict=True))
+            if was_at[i] != is_at[i] and a.tobytes() != b.tobytes()
+        ]
 
     # What distributes a model, and what its batches look like.
 
@@ -124,7 +130,7 @@ class TensorFlowBackend(Backend):
         )
 
     def forms_of(self, gradients: Gradients) -> list[Any] | None:
-        if any(map(is_sparse, gradients)):
+        if tf.IndexedSlices in map(type, gradients):
             return None
         return [None if gradient is None else gradient.dtype for gradient in gradients]
 
@@ -132,7 +138,7 @@ class TensorFlowBackend(Backend):
         return str(gradient.dtype.name)
 
     def host_of(self, tensors: Sequence[Any]) -> list[Values]:
-        return [host_view(tensor) for tensor in tensors]
+        return host_views(tensors)
 
     def form_of(self, gradient: Any) -> tuple[str, str] | None:
         if is_sparse(gradient):
@@ -257,7 +263,7 @@ class TensorFlowTap(Tap):
         if self._whole is None or not self._whole.returns(reads):
             self._whole = WholeStep(self._one, self._update, reads)
         logs, gradients, values = self._whole(iterator)
-        watcher.take_step([gradients.get(place) for place in self._places], HostViews(values, host_view))
+        watcher.take_step([gradients.get(place) for place in self._places], TensorViews(values))
         return logs
 
     def _update(self, gradients: dict[str, Any]) -> None:

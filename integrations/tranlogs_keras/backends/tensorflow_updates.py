@@ -9,9 +9,8 @@ import tensorflow as tf
 
 from ..keras_internals import trained_by
 from .arrays import Values
-from .backend import HostViews
 from .optimizer_tap import Gradients
-from .tensorflow_tensors import host_view, is_sparse, plain_variable
+from .tensorflow_tensors import TensorViews, is_sparse, plain_variable
 
 APART = {"_noinline": True}  # of a function: what calls it is optimized without it, and it without what calls it
 
@@ -47,7 +46,7 @@ class TensorFlowUpdates:
         key = update, tuple(map(id, reading))
         if key not in self._applies:
             self._applies[key] = _nested(update, reading), list(reading)
-        return HostViews(self._applies[key][0](given), host_view)
+        return TensorViews(self._applies[key][0](given))
 
     def update_of(self, given: tuple[Any, ...], mask: tuple[bool, ...]) -> Callable[[Any], Any]:
         """Return the update as a function that graph optimizers do not rewrite.

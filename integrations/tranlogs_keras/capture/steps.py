@@ -189,6 +189,7 @@ class StepCapture:
         self._recorder = StepRecorder(journal)
         self._taken: tuple[dict[str, Any], bytes] | None = None  # body and fingerprint of the last step, to be committed
         self._payloads = PayloadsByOptimizer(state)
+        self._known_rates: list[dict[str, float]] = []
         self._began = 0.0
 
     which = "optimizer"  # the optimizer of the present step
@@ -317,7 +318,8 @@ class StepCapture:
         if self.state.is_halved:
             body["halved"] = True
         body["hyper"] = self._rates(after)
-        self._taken = body, self.state.fingerprint.of(after, self.journal.step + 1).tobytes()
+        trained = after[: self.state.plan.fingerprinted]
+        self._taken = body, self.state.fingerprint.of(trained, self.journal.step + 1).tobytes()
         frozen = self.writes.frozen
         self.writes.hold(after if not len(frozen) else [*after, *frozen])
         self._after_step()
@@ -326,7 +328,7 @@ class StepCapture:
         """Commit the record of the last step. It may be written until here, while other callbacks have their turn."""
         taken, self._taken = self._taken, None
         if taken is not None:
-            self._recorder.commit(*taken)
+            self._recorder.commit(*taken, is_frozen=True)
 
     def _log_is_weights(self) -> bool:
         return self.state.log == "weights"
@@ -352,8 +354,14 @@ class StepCapture:
         return body
 
     def _rates(self, values: Sequence[Values]) -> list[dict[str, float]]:
-        """The learning rates that are plain numbers, for `tranlogs log`; redo has them from the log of writes."""
-        return [{"lr": float(values[place])} for place in self.state.plan.rates]
+        """The learning rates that are plain numbers, for `tranlogs log`; redo has them from the log of writes.
+
+        Rates that have not changed are the same object.
+        """
+        rates = [{"lr": float(values[place])} for place in self.state.plan.rates]
+        if rates != self._known_rates:
+            self._known_rates = rates
+        return self._known_rates
 
     def _after_step(self) -> None:
         self._steps += 1

@@ -58,11 +58,11 @@ class _ByStep:
 
     def read_digests(self, entry: Entry, body: dict[str, Any]) -> StateDigests:
         state, kind, values = self._state, body["fingerprint"], self._values
-        slots = state.variables.changed_by(body["record"])
+        slots = state.variables.fingerprinted_by(body["record"])
         state.fingerprint_kinds.add(kind)
         if values is None:
             values = state.backend.values_of([slot.variable for slot in slots])
-        found = state.fingerprint.of(values, entry.step, kind)
+        found = state.fingerprint.of(values[: len(slots)], entry.step, kind)
         indices = range(len(found)) if kind == "full" else window(len(slots), entry.step)
         return StateDigests(found, indices, [slot.name for slot in slots])
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +88,7 @@ class Boundaries:
         position, row = found.position, found.plan.checkpoint
         is_same = row.name == before.path.name and row.sequence == position.sequence and self._is_as_in(before.path)
         if not is_same:  # the chain starts anew: nothing links the two logs but the checkpoint that follows
-            position = replace(position, sequence=position.sequence + 1, chain=secrets.randbits(64))
+            position = position._replace(sequence=position.sequence + 1, chain=secrets.randbits(64))
         self._parts.journal.continue_from(
             position,
             new_timeline=found.plan.has_later,

@@ -57,9 +57,10 @@ class KerasState:
     @property
     def plan(self) -> Plan:
         """The variables that steps and boundaries read."""
-        if self._plan is None or not self._plan.is_of(self.variables, self.log):
-            self._plan = Plan(self.variables, self.log)
-        return self._plan
+        plan = self._plan
+        if plan is None or not plan.is_of(self.variables, self.log):
+            plan = self._plan = Plan(self.variables, self.log)
+        return plan
 
     def look(self) -> Look:
         """Read the variables that a boundary needs, in one read."""

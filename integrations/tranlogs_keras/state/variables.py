@@ -7,6 +7,7 @@ for such numbers.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,11 @@ class Slot:
         """The first part of the name."""
         return self.name.partition("/")[0]
 
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
 
 class Variables:
     """All variables that a step can change, sorted by who changes them.
@@ -64,6 +70,7 @@ class Variables:
         self.optimizers: dict[str, Any] = {}
         self.trained: list[Slot] = []
         self._recorded: dict[str, str] = {}  # names of the process that began the run
+        self._late: set[int] = set()  # ids of variables of optimizers that do not show in the weights at the next step
         self.refresh()
 
     def refresh(self) -> None:
@@ -87,6 +94,8 @@ class Variables:
             for slot in self._slots(f"optimizer/{which}", optimizer.variables, names)
         ]
         known = {id(slot.variable) for slot in self.everything_but_metrics}
+        late = [v for optimizer in self.optimizers.values() for v in keras_internals.late_variables_of(optimizer)]
+        self._late = {id(part) for v in late for part in self.backend.parts_of(v)}
         metrics = [v for v in model.metrics_variables if id(v) not in known]
         self.metrics = list(self._slots("metric", _unique(metrics), names))
         self._count = self._counted()
@@ -116,8 +125,22 @@ class Variables:
         self.refresh()
 
     def changed_by(self, record: str) -> list[Slot]:
-        """Return the variables that steps of a kind of record change. They are fingerprinted."""
-        return self.everything_but_metrics if record == "weights" else [*self.trained, *self.owned]
+        """Return the variables that steps of a kind of record change: those that are fingerprinted come first."""
+        if record == "weights":
+            return self.everything_but_metrics
+        first = self.fingerprinted_by(record)
+        known = {id(slot) for slot in first}
+        return [*first, *(slot for slot in self.owned if id(slot) not in known)]
+
+    def fingerprinted_by(self, record: str) -> list[Slot]:
+        """Return the variables that are fingerprinted after a step.
+
+        Of a step that is redone, these are the trained ones, what shows in them late (averages, accumulated gradients), and
+        single numbers such as the loss scale. The moments are left out: a wrong one shows in the weights of the next step.
+        """
+        if record == "weights":
+            return self.everything_but_metrics
+        return [*self.trained, *(slot for slot in self.owned if slot.size <= 1 or id(slot.variable) in self._late)]
 
     def watched_by(self, record: str) -> list[Slot]:
         """Return variables that a callback may write and no boundary holds: those that steps change, then frozen weights."""
@@ -248,6 +271,7 @@ class Plan:
         watched: what callbacks may write and no boundary holds; `updated` comes first.
         watched_variables: their variables.
         kept: variables that only boundaries hold.
+        fingerprinted: how many of `updated`, from the first, are fingerprinted.
         reads: `updated_variables`, then `kept`.
         rates: where in `updated` the learning rates are that are plain numbers.
     """
@@ -256,6 +280,7 @@ class Plan:
         self._version, self._record, self._seed = variables.version, record, keras_internals.global_seed_state()
         self.updated = list(variables.changed_by(record))
         self.updated_variables = [slot.variable for slot in self.updated]
+        self.fingerprinted = len(variables.fingerprinted_by(record))
         self.watched = list(variables.watched_by(record))
         self.watched_variables = [slot.variable for slot in self.watched]
         self._auxiliary, self._metrics = list(variables.auxiliary), list(variables.metrics)
