@@ -10,7 +10,7 @@ import itertools
 import os
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 
 import numpy as np
@@ -28,7 +28,18 @@ _AHEAD_BYTES_MIN = 1 << 18  # of a step; to hand over less costs more than to re
 _AHEAD_BYTES_MAX = 1 << 30  # of a step; memory for a second one is not taken if it is larger
 _VIEWS_MAX = 256  # combinations of layout and absent tensors for which tensors are kept
 
-Gradients = Mapping[str, torch.Tensor]  # by name of the parameter; those that are absent are not in it
+
+class Gradients(dict[str, torch.Tensor]):
+    """Gradients by name of the parameter. Those that are absent are not in it.
+
+    Attributes:
+        memory: in which they lie; empty if each has memory of its own.
+    """
+
+    memory: Bytes = np.empty(0, np.uint8)
+
+
+_View = tuple[int, int, Gradients]  # the range of the payload, and what lies there
 
 
 class GradientMemory:
@@ -41,7 +52,8 @@ class GradientMemory:
     def __init__(self, *, is_pinned: bool) -> None:
         self._is_pinned = is_pinned
         self._memory: Bytes = np.empty(0, np.uint8)
-        self._views: dict[tuple[Layout, frozenset[int]], tuple[int, int, Gradients] | None] = {}  # None: read one by one
+        self._views: dict[tuple[Layout, frozenset[int]], _View | None] = {}  # None: read one by one
+        self._newest: tuple[Layout | None, frozenset[int], _View | None] = None, frozenset(), None
 
     def read(self, entry: StepEntry) -> Gradients:
         """Return a step's gradients. The next call may overwrite them.
@@ -51,19 +63,23 @@ class GradientMemory:
         """
         if isinstance(entry, JoinedEntry) or entry.sparse:
             return _read_one_by_one(entry)
-        form = entry.layout, entry.absent
-        if form not in self._views:
-            if len(self._views) >= _VIEWS_MAX:
-                self._views.clear()
-            self._views[form] = self._over(entry)
-        view = self._views[form]
+        if entry.layout is self._newest[0] and entry.absent == self._newest[1]:  # one layout is one object in each segment
+            view = self._newest[2]
+        else:
+            form = entry.layout, entry.absent
+            if form not in self._views:
+                if len(self._views) >= _VIEWS_MAX:
+                    self._views.clear()
+                self._views[form] = self._over(entry)
+            view = self._views[form]
+            self._newest = *form, view
         if view is None:
             return _read_one_by_one(entry)
         begin, end, gradients = view
         entry.read_range(begin, self._memory[: end - begin], "")
         return gradients
 
-    def _over(self, entry: Entry) -> tuple[int, int, Gradients] | None:
+    def _over(self, entry: Entry) -> _View | None:
         """Return the range of the payload, and tensors over the memory; None where torch cannot have them so."""
         layout, starts = entry.layout, entry.starts()
         if len(layout.index) < len(layout):  # several ranges of a tensor
@@ -77,14 +93,12 @@ class GradientMemory:
             self._memory = self._allocate(end - begin)
             self._views.clear()
         places = {i: starts[i] - begin for i in there}
-        return (
-            begin,
-            end,
-            {
-                layout.names[i][5:]: from_array(array_of(layout.tensors[i], self._memory[at : at + layout.sizes[i]]))
-                for i, at in places.items()
-            },
+        gradients = Gradients(
+            (layout.names[i][5:], from_array(array_of(layout.tensors[i], self._memory[at : at + layout.sizes[i]])))
+            for i, at in places.items()
         )
+        gradients.memory = self._memory[: end - begin]
+        return begin, end, gradients
 
     def _allocate(self, nbytes: int) -> Bytes:
         if self._is_pinned:
@@ -95,7 +109,7 @@ class GradientMemory:
 
 def _read_one_by_one(entry: StepEntry) -> Gradients:
     names = [name for name in entry.tensor_names() if name.startswith("grad/")]
-    return {name[5:]: from_array(array) for name in names if (array := entry.read(name)) is not None}
+    return Gradients((name[5:], from_array(array)) for name in names if (array := entry.read(name)) is not None)
 
 
 class GradientReader:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -21,8 +22,10 @@ from ..state.optimizer_states import write_groups, write_hyper
 from ..state.plain_tensors import unwrapped
 from ..state.state import TorchState
 from ..tensors.arrays import DTYPES, write_into
-from .gradient_reader import GradientReader
+from .gradient_reader import GradientReader, Gradients
+from .joined_step import JoinedStep, can_join
 
+_JOINED_STEPS_MIN = 8  # to join the parameters takes as long as some steps
 # What torch calls in each step to find out whether a GPU is recording it. Where Lightning or accelerate run, that loads a
 # library in each step of a machine without a GPU, which takes as long as the step of a small model.
 _GRAPH_CHECKS = ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
@@ -58,13 +61,32 @@ def redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None
         for optimizer in state.optimizers.values():
             stack.enter_context(without_hooks(optimizer))
             stack.enter_context(_without_graph_checks(optimizer))
-        reader = stack.enter_context(GradientReader([entry for entry, _ in steps], devices))
-        target = _Target(state, reader, {body["optimizer"]: entry for entry, body in steps})
+        before = _Before.of(state, decoded)
+        found = _redo(state, steps, decoded, devices, lambda count: tick(done + count), joins=before is not None)
+        if before is None or found is None:
+            return found
+        before.restore()
+        return _redo(state, steps, decoded, devices, lambda count: tick(done + count), joins=False)
+
+
+def _redo(
+    state: TorchState,
+    steps: Sequence[tuple[StepEntry, dict[str, Any]]],
+    decoded: Sequence[tuple[StepEntry, dict[str, Any]]],
+    devices: Set[torch.device],
+    tick: Callable[[int], None],
+    *,
+    joins: bool,
+) -> Divergence | None:
+    with GradientReader([entry for entry, _ in steps], devices) as reader:
+        target = _Target(state, reader, {body["optimizer"]: entry for entry, body in steps}, joins=joins)
         try:
-            return redo_in_order(target, decoded, lambda count: tick(done + count))
+            return redo_in_order(target, decoded, tick)
         except BaseException:
             target.drop_gradients()
             raise
+        finally:
+            target.split()
 
 
 def _whole(state: TorchState, entry: StepEntry, body: dict[str, Any]) -> StepEntry:
@@ -128,6 +150,34 @@ class _Optimizer:
         self.hyper: Any = None
 
 
+class _Before:
+    """The state of a run with one optimizer, before records are redone with joined parameters."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._values = [(parameter, parameter.detach().clone()) for parameter in parameters]
+        self._state = [(parameter, copy.deepcopy(optimizer.state.get(parameter))) for parameter in parameters]
+
+    @classmethod
+    def of(cls, state: TorchState, decoded: Sequence[Decoded]) -> _Before | None:
+        """Return the state; None if its parameters cannot be joined, or it would not pay."""
+        if len(state.optimizers) != 1 or len(decoded) < _JOINED_STEPS_MIN or any("groups" in body for _, body in decoded):
+            return None
+        (optimizer,) = state.optimizers.values()
+        return cls(optimizer) if can_join(optimizer) else None
+
+    def restore(self) -> None:
+        """Set the state back."""
+        for parameter, value in self._values:
+            parameter.data.copy_(value)
+        for parameter, value in self._state:
+            if value is None:
+                self._optimizer.state.pop(parameter, None)
+            else:
+                self._optimizer.state[parameter] = value
+
+
 class _Target:
     """The state to which records are applied (`tranlogs.training.RedoTarget`).
 
@@ -135,15 +185,24 @@ class _Target:
         state: the state.
         reader: of the gradients.
         last: of each optimizer, the last record with gradients. The parameters keep these, in memory of their own.
+        joins: True if small parameters are redone as one.
     """
 
     compared = "parameters"
 
-    def __init__(self, state: TorchState, reader: GradientReader, last: dict[str, StepEntry]) -> None:
-        self._state, self._reader, self._last = state, reader, last
+    def __init__(self, state: TorchState, reader: GradientReader, last: dict[str, StepEntry], *, joins: bool) -> None:
+        self._state, self._reader, self._last, self._joins = state, reader, last, joins
         self._optimizers: dict[str, _Optimizer] = {}
+        self._joined: JoinedStep | None = None
+
+    def split(self) -> None:
+        """Give parameters that were joined memory of their own again."""
+        if self._joined is not None:
+            self._joined.split()
+            self._joined = None
 
     def write_image(self, entry: StepEntry, body: dict[str, Any]) -> None:
+        self.split()
         self._optimizers.clear()
         apply_image(self._state, entry, body)
         if body.get("is_stateless"):
@@ -157,6 +216,16 @@ class _Target:
         if hyper is not known.hyper or not known.is_by_element:  # Another optimizer may change its groups in a step.
             write_hyper(self._state.named, which, hyper)
             known.hyper = hyper
+            if self._joined is not None:
+                self._joined.take_hyper()
+        if (
+            self._joins
+            and entry is not self._last[which]
+            and "amp" not in body
+            and self._step_joined(optimizer, gradients, body)
+        ):
+            return
+        self.split()
         stays = known.is_by_element and entry is not self._last[which]
         for parameter, name in known.parameters:
             gradient = gradients.get(name)
@@ -168,6 +237,18 @@ class _Target:
             clip_again([parameter for parameter, _ in known.parameters if parameter.grad is not None], body)
         with amp_of(optimizer, body):
             known.step()
+
+    def _step_joined(self, optimizer: torch.optim.Optimizer, gradients: Gradients, body: dict[str, Any]) -> bool:
+        """Take the step with joined parameters; return False if that cannot be."""
+        if self._joined is None and can_join(optimizer):
+            self._joined = JoinedStep(optimizer, self._state.name_of)
+        self._joins = self._joined is not None and self._joined.take(gradients)
+        if self._joined is None or not self._joins:
+            return False
+        if "clip" in body:
+            clip_again(self._joined.parameters, body)
+        self._joined.step()
+        return True
 
     def drop_gradients(self) -> None:
         """Forget the gradients: what lies in their memory may be of another step."""

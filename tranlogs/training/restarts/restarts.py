@@ -14,7 +14,7 @@ import math
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -68,6 +68,8 @@ class Restarts:
         self._before = dict[str, tuple[bytes, str]]()  # digest and first value where the loop was opened
         self._in_pass = dict[str, tuple[bytes, str]]()  # and of what its turn had set where the running pass was opened
         self._boundaries = self._passes = 0
+        self._looks = _numbers_of_looks()
+        self._next_look = next(self._looks)
         self._pass_code, self._pass_look = "", 0
         self._ending, self._epochs = "", 0
         self._named = dict[str, Restart]()
@@ -181,7 +183,9 @@ class Restarts:
             return
         ending, self._ending = self._ending, ""
         self._boundaries += 1
-        is_due = ending or (self._boundaries > 1 and _is_chosen(self._boundaries)) or self._boundaries == self._pass_look
+        is_due = ending or self._boundaries in (self._next_look, self._pass_look)
+        if self._boundaries == self._next_look:
+            self._next_look = next(self._looks)
         if is_due and self._report.recheck != "pending":
             self._guard(lambda: self._compare(ending))
         elif ending == "loop":
@@ -215,6 +219,8 @@ class Restarts:
         seen = opened.seen | {id(value) for _, value, _ in values if not isinstance(value, (*ATOMS, str, bytes))}
         self._opened = replace(opened, values=[], seen=seen)
         self._boundaries = self._epochs = self._passes = self._pass_look = 0
+        self._looks = _numbers_of_looks()
+        self._next_look = next(self._looks)
         if not number:
             self._first = self._first or {key: digest for key, (digest, _) in self._before.items()}
             return
@@ -359,6 +365,14 @@ def _first_of(values: Iterable[tuple[Place, Any, bytes]]) -> dict[str, tuple[byt
 def _is_chosen(number: int) -> bool:
     """Return True for 1, 3, 10, 30, 100, ..."""
     return str(number).rstrip("0") in ("1", "3")
+
+
+def _numbers_of_looks() -> Iterator[int]:
+    """Yield 3, 10, 30, 100, ..."""
+    number = 3
+    while True:
+        yield number
+        number = number // 3 * 10 if str(number)[0] == "3" else number * 3
 
 
 def _count(value: Any) -> int:
