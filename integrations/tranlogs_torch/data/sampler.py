@@ -253,6 +253,8 @@ def _itself(sampler: Any) -> Any:
 def _plain(indices: Any) -> Any:
     if isinstance(indices, (torch.Tensor, np.ndarray)):
         return indices.tolist()
+    if type(indices) is list and set(map(type, indices)) == {int}:
+        return indices
     return [_plain(i) for i in indices] if isinstance(indices, (list, tuple)) else indices
 
 

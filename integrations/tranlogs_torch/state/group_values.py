@@ -87,6 +87,8 @@ class GroupValues:
         seen = [*chain.from_iterable(groups), *chain.from_iterable(map(dict.values, groups))]
         if self._is_immutable and sizes == self._sizes and all(map(is_, seen, self._seen)):
             return self._values
+        if self._is_immutable and sizes == self._sizes and self._set_some(groups, seen):
+            return self._values
         self._sizes, self._seen = sizes, seen
         live = values_of(self._optimizer)
         self._is_immutable = _are_immutable(chain.from_iterable(map(dict.values, live)))
@@ -94,6 +96,16 @@ class GroupValues:
         if not is_same(values, self._values):
             self._values = values
         return self._values
+
+    def _set_some(self, groups: Groups, seen: list[Any]) -> bool:
+        """Take numbers that were set, by a schedule for instance; return False if anything else has changed."""
+        changed = [(value, before) for value, before in zip(seen, self._seen, strict=True) if value is not before]
+        if not all(type(value) is type(before) and type(value) in (int, float) for value, before in changed):
+            return False
+        self._seen = seen
+        if any(value != before or value == 0 for value, before in changed):  # 0.0 and -0.0 are different bytes
+            self._values = [{key: group[key] for key in own} for group, own in zip(groups, self._values, strict=True)]
+        return True
 
 
 def _are_immutable(values: Iterable[Any]) -> bool:
