@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -61,6 +62,7 @@ __all__ = [
     "outside_of_functions",
     "own_non_trainable",
     "recurrent_states",
+    "shows_late",
     "symbolic_build",
     "tensors_of",
     "trained_by",
@@ -204,14 +206,12 @@ def recurrent_states(model: Any) -> list[Any]:
     return [state for state in found if isinstance(state, keras.Variable)]
 
 
-def late_variables_of(optimizer: Any) -> list[Any]:
-    """Return the variables of an optimizer that do not show in the weights at the next step.
+def shows_late(name: str) -> bool:
+    """Return True if a variable of an optimizer with this name need not show in the weights at the next step.
 
     These are averages of the weights (`use_ema=True`) and accumulated gradients (`gradient_accumulation_steps=`).
     """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    found = ("_model_variables_moving_average", "_accumulated_gradients")
-    return [variable for name in found for variable in getattr(inner, name, ())]
+    return re.sub(r"[@#]\d+", "", name).endswith(("_average", "_gradient_accumulator"))
 
 
 def global_seed_state() -> Any:

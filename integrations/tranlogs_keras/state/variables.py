@@ -70,7 +70,6 @@ class Variables:
         self.optimizers: dict[str, Any] = {}
         self.trained: list[Slot] = []
         self._recorded: dict[str, str] = {}  # names of the process that began the run
-        self._late: set[int] = set()  # ids of variables of optimizers that do not show in the weights at the next step
         self.refresh()
 
     def refresh(self) -> None:
@@ -94,8 +93,6 @@ class Variables:
             for slot in self._slots(f"optimizer/{which}", optimizer.variables, names)
         ]
         known = {id(slot.variable) for slot in self.everything_but_metrics}
-        late = [v for optimizer in self.optimizers.values() for v in keras_internals.late_variables_of(optimizer)]
-        self._late = {id(part) for v in late for part in self.backend.parts_of(v)}
         metrics = [v for v in model.metrics_variables if id(v) not in known]
         self.metrics = list(self._slots("metric", _unique(metrics), names))
         self._count = self._counted()
@@ -140,7 +137,7 @@ class Variables:
         """
         if record == "weights":
             return self.everything_but_metrics
-        return [*self.trained, *(slot for slot in self.owned if slot.size <= 1 or id(slot.variable) in self._late)]
+        return [*self.trained, *(slot for slot in self.owned if slot.size <= 1 or keras_internals.shows_late(slot.name))]
 
     def watched_by(self, record: str) -> list[Slot]:
         """Return variables that a callback may write and no boundary holds: those that steps change, then frozen weights."""
