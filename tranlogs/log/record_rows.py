@@ -73,7 +73,16 @@ def read_records(tables: Tables, ordinal: int) -> Records:
     Raises:
         CorruptCatalog: a row is damaged.
     """
-    return Records.join(_unpack(tables.values(f"{_PREFIX}{ordinal:010d}/")))
+    return Records.join(read_extents(tables, ordinal))
+
+
+def read_extents(tables: Tables, ordinal: int) -> list[tuple[int, bytes]]:
+    """Return what `Records.join` takes: of each row of a segment the offset of its first record, and its heads.
+
+    Raises:
+        CorruptCatalog: a row is damaged.
+    """
+    return _unpack(tables.values(f"{_PREFIX}{ordinal:010d}/"))
 
 
 def _unpack(rows: Iterable[tuple[str, bytes]]) -> list[tuple[int, bytes]]:
