@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-import typer
-
 from ...base.clock import Clock
 from ...base.quantities import parse_bytes, parse_seconds
 from ...journal import JournalPaths
@@ -16,14 +14,13 @@ from ...recovery.recover import Progress
 from ...shipping import Archiver, ShippingSettings, Throttle, journal_prefix
 from ...stores import TimeoutStore, open_store
 from .. import screen
-from ..options import FINE, PROBLEM, Json, Run, StoreCheckpoints, TakeOver, command, parse_store_checkpoints
+from ..options import Json, Run, StoreCheckpoints, TakeOver, command, parse_store_checkpoints
+from ..parameters import FINE, PROBLEM, Argument, Option
 from ..reading.find_journals import find_journals
 from ..reading.survey import Survey, survey
 from ..screen import print_json
 
-Url = Annotated[
-    str, typer.Argument(metavar="URL", show_default=False, help="Store: file:///path, alluxio://HOST:PORT/path, s3://...")
-]
+Url = Annotated[str, Argument(metavar="URL", help="Store: file:///path, alluxio://HOST:PORT/path, s3://...")]
 
 _SEAL_SECONDS = 0.5  # A live trainer seals segments of this age on request.
 
@@ -32,10 +29,10 @@ _SEAL_SECONDS = 0.5  # A live trainer seals segments of this age on request.
 def push(
     run: Run,
     url: Url,
-    bandwidth: Annotated[str | None, typer.Option(help="Bytes per second, like 50MiB.")] = None,
-    uploads: Annotated[int, typer.Option(min=1, help="Number of parts to send at once.")] = 4,
+    bandwidth: Annotated[str | None, Option(help="Bytes per second, like 50MiB.")] = None,
+    uploads: Annotated[int, Option(min=1, help="Number of parts to send at once.")] = 4,
     store_checkpoints: StoreCheckpoints = "2",
-    patience: Annotated[str, typer.Option(help="Stop if shipping makes no progress for this time.")] = "2min",
+    patience: Annotated[str, Option(help="Stop if shipping makes no progress for this time.")] = "2min",
     take_over: TakeOver = False,
     as_json: Json = False,
 ) -> int:
