@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import rich.console
 from rich.console import RenderableType
-from rich.live import Live
 
 from ...base.errors import NotARun, TranLogsError, UsageError, error_text
 from ...base.quantities import parse_seconds
@@ -86,6 +85,8 @@ def _overview(folder: Path, runs: Sequence[RunSummary], watch: bool, *, as_json:
 
 def _watch(run: Path, seconds: float, *, as_json: bool) -> int:
     """Show the status again and again: in place in a terminal, and one after the other elsewhere."""
+    from rich.live import Live
+
     console = screen.console()
     with contextlib.suppress(KeyboardInterrupt):
         if console.is_terminal and not as_json:
