@@ -48,6 +48,7 @@ checksum, which is compared when the piece is read.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -355,7 +356,7 @@ class Records(Sequence[Location]):
 
 
 def _digests(heads: bytes) -> Iterator[int]:
-    return map(xxhash.xxh3_64_intdigest, (head for (head,) in _HEAD_BYTES.iter_unpack(heads)))
+    return itertools.starmap(xxhash.xxh3_64_intdigest, _HEAD_BYTES.iter_unpack(heads))
 
 
 def _extents(found: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
