@@ -78,14 +78,19 @@ def _push(
 
 
 def _drain(archiver: Archiver, before: Survey, patience: float, progress: Progress | None) -> str:
-    """Ship until the store holds all committed steps, or makes no progress; return what prevents progress."""
+    """Ship until the store holds what the run had at the start, or makes no progress; return what prevents progress.
+
+    The committed steps are not all: they may be there before the newest checkpoint, from which a recovery starts sooner.
+    """
+    names = {row.name for row in before.checkpoints} | {row.file for row in before.segments if row.state == "sealed"}
     total, last, since = 0, None, time.monotonic()
     while True:
         now = archiver.run_once()
         total = max(total, now.bytes_left)
         if progress is not None and total:
             progress("push", total - now.bytes_left, total)
-        if now.archived >= before.watermarks.committed and now.persisted >= now.archived:
+        has_steps = now.archived >= before.watermarks.committed and now.persisted >= now.archived
+        if has_steps and archiver.has_shipped(names):
             return ""
         if now.is_refused:
             return now.problem
