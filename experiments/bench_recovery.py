@@ -2,7 +2,7 @@
 
 A child trains 1,218 parameters for 100,000 steps and dies by SIGKILL. Recovery is measured in fresh processes, each on a copy
 of the dead run. `tranlogs status` and `tranlogs log --step` are timed from outside, in turns with a Python that only imports
-numpy and typer: their floor.
+numpy and rich: their floor.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _commands(run: Path, step: int, *, rounds: int) -> dict[str, list[float]]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     tranlogs = [sys.executable, "-m", "tranlogs"]
     commands = {
-        "floor: Python with numpy and typer": [sys.executable, "-c", "import numpy, typer"],
+        "floor: Python with numpy and rich": [sys.executable, "-c", "import numpy, rich.console"],
         "tranlogs status": [*tranlogs, "status", str(run)],
         "tranlogs log --step": [*tranlogs, "log", str(run), "--step", str(step)],
     }

@@ -27,20 +27,20 @@ SOURCE_ROOTS = (ROOT, ROOT / "integrations", ROOT / "monitor")
 
 DEMO = """
 from dataclasses import replace
-from tranlogs.cli import app
+from tranlogs.cli import main
 from tranlogs_demo import demo
 from tranlogs_demo.training import GPT_TINY
 demo.QUICK = replace(demo.QUICK, config=GPT_TINY, until=40)
-app(prog_name="tranlogs")
+main()
 """
 
 # Calls commands that are given line by line, each as a process would, in one process.
 COMMANDS = """
 import sys
-from tranlogs.cli import app
+from tranlogs.cli import main
 for line in sys.argv[1].splitlines():
     try:
-        app(line.split(), prog_name="tranlogs")
+        main(line.split())
     except SystemExit as end:
         if end.code:
             raise SystemExit(f"{line}: {end.code}")

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 from .base.errors import UsageError
 from .journal import JournalPaths
-from .recovery import RecoveryReport
 from .recovery.group.journals import read_run_row
 from .recovery.recover import Progress
+from .recovery.report import RecoveryReport
 
 
 class OfflineRun(Protocol):

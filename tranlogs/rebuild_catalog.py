@@ -234,7 +234,7 @@ def list_files(folder: Path, pattern: str) -> list[Path]:
         CannotRead: the folder cannot be listed.
     """
     try:
-        return sorted(folder / name for name in os.listdir(folder) if fnmatch(name, pattern))
+        return [folder / name for name in sorted(os.listdir(folder)) if fnmatch(name, pattern)]
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -30,8 +30,8 @@ from tranlogs.catalog import (
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.log.record_format import HEAD
 from tranlogs.rebuild_catalog import rebuild_catalog
-from tranlogs.recovery import recover
 from tranlogs.recovery.journal_facts import CatalogContents, read_catalog, read_facts
+from tranlogs.recovery.recover import recover
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.retention.prune import retire
 from tranlogs.verify import Problem

@@ -20,7 +20,7 @@ from tranlogs.base.errors import CorruptCheckpoint, UnknownFormat
 from tranlogs.base.types import ITEMSIZE, AnyArray, Array, Piece, SparseArray, dense
 from tranlogs.checkpoints import Checkpoint, Snapshot, SnapshotPool, checkpoint_name, write_checkpoint
 from tranlogs.checkpoints.folder import MANIFEST, META, STATE, TEMPORARY
-from tranlogs.journal import Journal
+from tranlogs.journal.journal import Journal
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.scanner import scan

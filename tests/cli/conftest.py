@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from tranlogs.cli import app
+from tranlogs.cli import main
 from tranlogs_torch import LoggedOptimizer
 
 STEPS = 9
@@ -88,7 +88,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     def call(*arguments: object) -> Called:
         capsys.readouterr()
         with pytest.raises(SystemExit) as exit:
-            app([str(argument) for argument in arguments], prog_name="tranlogs")
+            main([str(argument) for argument in arguments])
         out, err = capsys.readouterr()
         assert "Traceback" not in out + err
         return Called(int(exit.value.code or 0), out, err)

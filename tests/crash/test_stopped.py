@@ -24,7 +24,7 @@ from tranlogs.catalog import CATALOG_NAME, Catalog
 from tranlogs.catalog import catalog as catalogs
 from tranlogs.journal import owner_lock, read_owner
 from tranlogs.log import preallocator
-from tranlogs.recovery import recover
+from tranlogs.recovery.recover import recover
 from tranlogs.retention import EverySteps, KeepLatest
 
 pytestmark = pytest.mark.crash

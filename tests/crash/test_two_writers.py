@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from tests.crash.processes import Judge, Processes, open_run, trainer, training
 from tests.crash.toy_trainers import SIZES
 from tests.monitor.test_beside import wait_until
 from tests.support import campaign
+from tests.support.command_line import call_tranlogs
 from tests.support.toy import open_toy, uninterrupted
 from tests.support.verify import verify_run
 from tranlogs.base.errors import UsageError
-from tranlogs.cli import app
 from tranlogs.verify import Finding, Problem
 
 pytestmark = pytest.mark.crash
@@ -42,7 +41,7 @@ def start(tmp_path: Path) -> Iterator[Processes]:
 
 def status(run: Path) -> dict[str, Any]:
     """What the command line says of a run's journal."""
-    found: dict[str, Any] = json.loads(CliRunner().invoke(app, ["status", str(run), "--json"]).stdout)["ranks"][0]
+    found: dict[str, Any] = json.loads(call_tranlogs("status", run, "--json")[1])["ranks"][0]
     return found
 
 

@@ -28,7 +28,7 @@ from tranlogs.base import failpoints
 from tranlogs.base.clock import Clock
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import RecoveryError
-from tranlogs.journal import Journal
+from tranlogs.journal.journal import Journal
 from tranlogs.log import preallocator
 from tranlogs.log.layout import Payload
 

@@ -30,8 +30,8 @@ from tests.kills.pytorch import Job
 from tests.torch.nets import seed
 from tranlogs.base.errors import UsageError
 from tranlogs.checkpoints import writer as checkpoint_writer
-from tranlogs.recovery import read_facts
 from tranlogs.recovery.group import journals
+from tranlogs.recovery.journal_facts import read_facts
 from tranlogs.shipping import in_process_shipping
 from tranlogs_torch import LoggedOptimizer
 from tranlogs_torch.distributed import group_messages, process_group

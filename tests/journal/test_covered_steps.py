@@ -7,14 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from tests.format.format_reader import DocumentSegment
+from tests.support.command_line import call_tranlogs
 from tests.support.toy import ToyTrainer
 from tests.support.toy_steps import boundary_of, killed, state_at, step_of
 from tests.support.verify import verify_run
 from tranlogs.base.errors import LogUnavailable, RecoveryError
-from tranlogs.cli import app
 from tranlogs.log.record_format import COVERED_MAX
 from tranlogs.verify import Problem
 
@@ -95,7 +94,10 @@ def test_a_boundary_that_covers_another_number_of_steps_is_refused(toy: Callable
     assert trainer.journal.committed == 2
 
 
-def test_the_command_line_names_covered_steps(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+def test_the_command_line_names_covered_steps(
+    toy: Callable[..., ToyTrainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # no line is wrapped
     trainer = toy()
     trainer.recover()
     trainer.train(2)
@@ -103,9 +105,9 @@ def test_the_command_line_names_covered_steps(toy: Callable[..., ToyTrainer], tm
     run = killed(trainer, tmp_path / "killed")
 
     def call(*words: object) -> str:
-        found = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "1000"})  # no line is wrapped
-        assert found.exit_code == 0, found.output
-        return found.output
+        code, out = call_tranlogs(*words)
+        assert code == 0, out
+        return out
 
     assert "goes back to step 2: checkpoint 0 and 2 steps of log; training computes steps 3 to 7 again" in call("status", run)
     [rank] = json.loads(call("status", run, "--json"))["ranks"]

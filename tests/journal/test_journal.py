@@ -25,12 +25,13 @@ from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
 from tranlogs.base.types import dense
 from tranlogs.catalog import Catalog
 from tranlogs.checkpoints import Checkpoint
-from tranlogs.journal import Journal, JournalPaths
+from tranlogs.journal import JournalPaths
 from tranlogs.journal.file_system import file_system_of, refuse_network_file_system
+from tranlogs.journal.journal import Journal
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
-from tranlogs.recovery import recover
 from tranlogs.recovery.journal_facts import read_facts
+from tranlogs.recovery.recover import recover
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 
 

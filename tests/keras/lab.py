@@ -187,12 +187,12 @@ class Labs:
 
 def run_tranlogs(words: list[str]) -> tuple[int, str, str]:
     """Run `tranlogs` in this process."""
-    from tranlogs.cli import app
+    from tranlogs.cli import main
 
     code: int | str | None = 0
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         try:
-            app(words, prog_name="tranlogs")
+            main(words)
         except SystemExit as end:
             code = end.code
     return int(code or 0), out.getvalue(), err.getvalue()

@@ -21,9 +21,9 @@ COMMAND = str(Path(sys.executable).parent / "tranlogs")
 
 REPLAY_AND_LIST_MODULES = """
 import sys
-from tranlogs.cli import app
+from tranlogs.cli import main
 try:
-    app(["replay", sys.argv[1], "--step", "99", "--out", sys.argv[2]])
+    main(["replay", sys.argv[1], "--step", "99", "--out", sys.argv[2]])
 except SystemExit as end:
     print(end.code, *sorted({"keras", "tensorflow", "torch", "jax"} & sys.modules.keys()))
 """

@@ -72,12 +72,12 @@ def test_records_of_a_while_have_space_reserved(memory_path: Path) -> None:
 
 def test_records_come_back_by_segment_in_groups_of_any_size(catalog: Catalog) -> None:
     """A group may end one segment and begin the next."""
-    for ordinal, group in ((1, 1), (7, 29), (8, 30), (4_000_000_000, 31)):
-        add(catalog, rows(ordinal, range(1, 95)), group)
-    add(catalog, [*rows(9, range(1, 95)), *rows(10, range(95, 100))])
+    for ordinal, group in ((1, 1), (7, 62), (8, 63), (4_000_000_000, 64)):
+        add(catalog, rows(ordinal, range(1, 195)), group)
+    add(catalog, [*rows(9, range(1, 195)), *rows(10, range(195, 200))])
     for ordinal in (1, 7, 8, 9, 4_000_000_000):
-        assert_has(catalog, ordinal, range(1, 95))
-    assert_has(catalog, 10, range(95, 100))
+        assert_has(catalog, ordinal, range(1, 195))
+    assert_has(catalog, 10, range(195, 200))
     assert found(catalog, 2) == []
     catalog.read(lambda tables: tables.check())
 
@@ -96,14 +96,14 @@ def test_rows_of_pruned_segments_go_and_their_pages_are_used_again(catalog: Cata
 
 
 def test_the_map_grows_beside_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a record takes at most 200 bytes of it."""
+    """And a record takes at most 80 bytes of it."""
     monkeypatch.setattr(catalog_module, "CATALOG_BYTES", MIB)
     made = Catalog.open(tmp_path, writable=True)
     for start in range(0, 20_000, 200):
         add(made, rows(1, range(start, start + 200)))
         if start % 4000 == 0:
             assert len(found(made, 1)) == start + 200
-    assert MIB < made.path.stat().st_size < 20_000 * 200 + CATALOG_BYTES_RESERVED
+    assert MIB < made.path.stat().st_size < 20_000 * 80 + CATALOG_BYTES_RESERVED
     made.close()
     monkeypatch.setattr(catalog_module, "CATALOG_BYTES", MIB // 4)  # less than the file has
     again = Catalog.open(tmp_path, writable=True)

@@ -19,8 +19,7 @@ from tranlogs.base.errors import RecoveryError, UsageError
 from tranlogs.cli.reading.find_journals import find_journals
 from tranlogs.journal import JournalPaths, opening
 from tranlogs.journal.owner_lock import OwnerLock
-from tranlogs.recovery import recover
-from tranlogs.recovery.recover import Recovered
+from tranlogs.recovery.recover import Recovered, recover
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 from tranlogs.retention.evaluations import read_evaluations, read_values
 from tranlogs.retention.prune import Budget

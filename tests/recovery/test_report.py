@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tranlogs.recovery import RecoveryReport
-from tranlogs.recovery.report import Restart
+from tranlogs.recovery.report import RecoveryReport, Restart
 
 
 def test_line_names_step_epoch_and_batches() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.kills.launchers import forked, wait_for
 from tests.support.launcher import environment
-from tranlogs.cli import app
+from tranlogs.cli import main
 from tranlogs.rehearsal import arms
 
 SCRIPTS = {
@@ -175,7 +175,7 @@ def begin(folder: Path, scratch: Path, command: list[str], said: Path) -> int:
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
         os.chdir(folder)
         try:
-            app(["rehearse", *command], prog_name="tranlogs")
+            main(["rehearse", *command])
         except SystemExit as end:
             sys.stdout.flush()
             os._exit(int(end.code or 0))

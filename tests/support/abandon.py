@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from tranlogs.journal import Journal
+from tranlogs.journal.journal import Journal
 
 
 def abandoned_copy(journal: Journal, to: Path) -> Path:

@@ -13,12 +13,13 @@ import xxhash
 from tranlogs.base.types import AnyArray, Array, dense
 from tranlogs.checkpoints import Checkpoint, Snapshot
 from tranlogs.encoding.tree import to_numpy
-from tranlogs.journal import Journal
+from tranlogs.journal.journal import Journal
 from tranlogs.log.decoded_record import Entry
 from tranlogs.log.layout import Payload
 from tranlogs.log.record_format import EntryKind
-from tranlogs.recovery import Divergence, RecoveryReport, recover
-from tranlogs.recovery.state_protocol import ReplacementSource
+from tranlogs.recovery.recover import recover
+from tranlogs.recovery.report import RecoveryReport
+from tranlogs.recovery.state_protocol import Divergence, ReplacementSource
 
 
 class ToyState:

@@ -1,5 +1,5 @@
 """The command line: one module for each subcommand, imported when the subcommand is called (see `app`)."""
 
-from .app import app, main
+from .app import main
 
-__all__ = ["app", "main"]
+__all__ = ["main"]

@@ -7,106 +7,85 @@ needs for a store or a group.
 
 from __future__ import annotations
 
+import argparse
 import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple
-
-import typer
-from typer.core import TyperCommand, TyperGroup
-from typer.main import get_command
+from typing import NoReturn
 
 from .. import __version__
 from . import debugging
+from .parameters import PROBLEM, USAGE, Parser, call, make_parser
 
-
-class Subcommand(NamedTuple):
-    """Reference to a subcommand, and its description in `tranlogs --help`.
-
-    Attributes:
-        module: name of the module in `commands`.
-        attribute: name of the function, or of the group of further subcommands.
-        help: one line, equal to the first line of the function's docstring.
-    """
-
-    module: str
-    attribute: str
-    help: str
-
-
-SUBCOMMANDS = {
-    "demo": Subcommand("demo", "demo", "Kill a small GPT's training, recover it, prove no bit was lost."),
-    "status": Subcommand("status", "status", "Show the newest steps of a run, and what a crash now would lose."),
-    "log": Subcommand("log", "log", "List the records of the newest timeline, or show one in full."),
-    "verify": Subcommand("verify", "verify", "Check every byte: checksums, chains, checkpoints, the catalog."),
-    "replay": Subcommand("replay", "replay", "Rebuild the state at a step without the script, as a file."),
-    "rehearse": Subcommand("rehearse", "rehearse", "Kill a training script, and check whether it resumes exactly."),
-    "monitor": Subcommand("monitor", "monitor", "Watch runs, and keep their logs within a budget."),
-    "push": Subcommand("push", "push", "Ship a run to a store, once."),
-    "pull": Subcommand("pull", "pull", "Fetch a run from a store."),
+SUBCOMMANDS = {  # each is the function of that name in the module of that name; the text is the first line of its docstring
+    "demo": "Kill a small GPT's training, recover it, prove no bit was lost.",
+    "status": "Show the newest steps of a run, and what a crash now would lose.",
+    "log": "List the records of the newest timeline, or show one in full.",
+    "verify": "Check every byte: checksums, chains, checkpoints, the catalog.",
+    "replay": "Rebuild the state at a step without the script, as a file.",
+    "rehearse": "Kill a training script, and check whether it resumes exactly.",
+    "monitor": "Watch runs, and keep their logs within a budget.",
+    "push": "Ship a run to a store, once.",
+    "pull": "Fetch a run from a store.",
 }
-
-
-class LazyGroup(TyperGroup):
-    """A group of subcommands that imports a subcommand's module when the subcommand is looked up to be called.
-
-    Until then, each name refers to an empty command with the name and the one-line help.
-    """
-
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__(**attributes)
-        self.commands.update({name: TyperCommand(name, short_help=entry.help) for name, entry in SUBCOMMANDS.items()})
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the name, the subcommand and its arguments, after importing the subcommand."""
-        name = args[0]
-        if name in SUBCOMMANDS:
-            self.commands[name] = load_subcommand(name)
-        return super().resolve_command(ctx, args)
-
-
-def load_subcommand(name: str) -> Any:
-    """Import a subcommand, and return it as Typer runs it."""
-    entry = SUBCOMMANDS[name]
-    found = getattr(import_module(f".commands.{entry.module}", __package__), entry.attribute)
-    if isinstance(found, typer.Typer):
-        return get_command(found)
-    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name)(found)
-    return get_command(alone)
-
-
-app = typer.Typer(
-    name="tranlogs",
-    cls=LazyGroup,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    epilog="Exit codes: 0 fine, 1 the run has a problem that the output names, 2 wrong usage. Each command has --json.",
-)
+_EPILOG = "Exit codes: 0 fine, 1 the run has a problem that the output names, 2 wrong usage. Each command has --json."
+_INTERRUPTED = 130
 
 logging.getLogger("tranlogs").addHandler(logging.NullHandler())  # Commands print the important messages themselves.
 
 
-def _show_version(is_wanted: bool) -> None:
-    if is_wanted:
-        typer.echo(f"tranlogs {__version__}")
-        raise typer.Exit
+def main(words: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit; the entry point of the distribution.
+
+    Args:
+        words: the words after `tranlogs`; None for those of this process.
+    """
+    try:
+        code = _run(list(sys.argv[1:] if words is None else words))
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has gone away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python flushes into the pipe once more
+        code = PROBLEM
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    sys.exit(code)
 
 
-@app.callback()
-def tranlogs(
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the library's log messages.")] = False,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
-    """A write-ahead log between checkpoints: inspect runs, verify them, rebuild their state."""
-    debugging.is_enabled = debug
-    if debug:
+def _run(words: list[str]) -> int:
+    """Run a subcommand and return its exit code."""
+    at = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
+    parser = _make_parser()
+    options = parser.parse_args(words[:at])
+    debugging.is_enabled = options.debug
+    if options.debug:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    if at == len(words):
+        parser.print_help()
+        return USAGE
+    if words[at] not in SUBCOMMANDS:
+        parser.error(f"there is no command {words[at]!r}")
+    function = load_subcommand(words[at])
+    return call(function, make_parser(f"tranlogs {words[at]}", function), words[at + 1 :])
 
 
-def main() -> None:
-    """Run the command line; the entry point of the distribution."""
-    app()
+def load_subcommand(name: str) -> Callable[..., int]:
+    """Import a subcommand and return its function."""
+    found: Callable[..., int] = getattr(import_module(f".commands.{name}", __package__), name)
+    return found
+
+
+def _make_parser() -> Parser:
+    width = max(map(len, SUBCOMMANDS))
+    commands = "\n".join(f"  {name:{width}}  {text}" for name, text in SUBCOMMANDS.items())
+    parser = Parser(
+        "tranlogs",
+        "[OPTIONS] COMMAND [ARGS]...",
+        description="A write-ahead log between checkpoints: inspect runs, verify them, rebuild their state.",
+        epilog=f"commands:\n{commands}\n\n{_EPILOG}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--debug", action="store_true", help="Show tracebacks and the library's log messages.")
+    parser.add_argument("--version", action="version", version=f"tranlogs {__version__}", help="Show the version.")
+    return parser

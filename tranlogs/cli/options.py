@@ -1,4 +1,4 @@
-"""Parameters that several subcommands share, exit codes, and the wrapper that turns an error into one line."""
+"""Parameters that several subcommands share, and the wrapper that turns an error into one line."""
 
 from __future__ import annotations
 
@@ -8,56 +8,49 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ..base.errors import TranLogsError, UsageError
 from ..retention.keep_policy import KeepAll, KeepLatest, RetentionPolicy
 from . import debugging
+from .parameters import PROBLEM, USAGE, Argument, Option
 from .screen import print_json
 
-FINE, PROBLEM, USAGE = 0, 1, 2
-
-Run = Annotated[
-    Path, typer.Argument(metavar="RUN", show_default=False, help="Folder of the run, or of one of its ranks (RUN/rank0).")
-]
+Run = Annotated[Path, Argument(metavar="RUN", help="Folder of the run, or of one of its ranks (RUN/rank0).")]
 RunOrUrl = Annotated[
     str,
-    typer.Argument(metavar="RUN|URL", show_default=False, help="Folder of the run or a rank, or URL of a store."),
+    Argument(metavar="RUN|URL", help="Folder of the run or a rank, or URL of a store."),
 ]
 Optimizers = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--optimizer",
         metavar="module:Class",
-        show_default=False,
         help="Class of an optimizer that is not part of torch (NAME=module:Class for one of several).",
     ),
 ]
 StoreCheckpoints = Annotated[
     str,
-    typer.Option(metavar="N|all", help="Number of checkpoints to keep in the store, with the log after the oldest of them."),
+    Option(metavar="N|all", help="Number of checkpoints to keep in the store, with the log after the oldest of them."),
 ]
-TakeOver = Annotated[bool, typer.Option("--take-over", help="Continue after what another machine has shipped of this run.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+TakeOver = Annotated[bool, Option("--take-over", help="Continue after what another machine has shipped of this run.")]
+Json = Annotated[bool, Option("--json", help="Print JSON, for programs.")]
 
 
-def command(function: Callable[..., int]) -> Callable[..., None]:
+def command(function: Callable[..., int]) -> Callable[..., int]:
     """Make a subcommand of a function that returns its exit code.
 
     An error becomes one line on stderr, and with --json an object on stdout. With --debug it is raised.
     """
 
     @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> None:
+    def run(*args: Any, **kwargs: Any) -> int:
         try:
-            code = function(*args, **kwargs)
-        except (typer.Exit, typer.Abort, BrokenPipeError):
+            return function(*args, **kwargs)
+        except BrokenPipeError:
             raise
         except Exception as error:
             if debugging.is_enabled:
                 raise
-            code = _report(error, as_json=bool(kwargs.get("as_json")))
-        raise typer.Exit(code)
+            return _report(error, as_json=bool(kwargs.get("as_json")))
 
     return run
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import typer
 from rich import box
 from rich.console import Console, Group
 from rich.table import Table
@@ -91,7 +90,7 @@ def number(value: object) -> str:
 
 def print_json(content: Any) -> None:
     """Print a value as JSON."""
-    typer.echo(json.dumps(to_json(content), indent=2, allow_nan=False))
+    print(json.dumps(to_json(content), indent=2, allow_nan=False))
 
 
 def to_json(value: Any) -> Any:

@@ -48,6 +48,7 @@ checksum, which is compared when the piece is read.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
@@ -298,42 +299,62 @@ class Records(Sequence[Location]):
         heads = b"".join([self._heads, *(repack_head(one.head) for one in more)])
         return Records(heads, np.append(self._offsets, np.array([one.offset for one in more], np.int64)))
 
+    def split(self, counts: Sequence[int], segment_ids: Sequence[int]) -> list[Records | None]:
+        """Return the records of each of several segments, given how many of these records belong to it.
+
+        Instead of records that are not sound, None is returned: those of a segment are a chain that follows from the start of
+        its file without gaps. All segments are checked at once, because a check of columns costs little for each record.
+        """
+        found, offsets = self.columns, self._offsets
+        sizes = np.array(counts, np.int64)
+        ends = np.cumsum(sizes)
+        firsts = ends - sizes
+        is_first = np.zeros(len(self), bool)
+        is_first[firsts[firsts < ends]] = True
+        is_good = self._can_follow(is_first) & (found["segment_id"] == np.repeat(np.array(segment_ids, np.uint64), sizes))
+        is_good[is_first] &= offsets[is_first] == 0
+        is_good[1:] &= is_first[1:] | (offsets[1:] == (offsets + _extents(found))[:-1]) & (offsets[1:] > offsets[:-1])
+        failures = np.concatenate([[0], np.cumsum(~is_good)])
+        pieces: list[Records | None] = []
+        for first, end, failed in zip(
+            firsts.tolist(), ends.tolist(), (failures[ends] - failures[firsts]).tolist(), strict=True
+        ):
+            # The next head names the digest of each head but the last.
+            if first == end or failed or unpack_head(self._heads, (end - 1) * HEAD.size) is None:
+                pieces.append(None)
+                continue
+            piece = Records(self._heads[first * HEAD.size : end * HEAD.size], offsets[first:end])
+            piece.is_chained = True
+            pieces.append(piece)
+        return pieces
+
     def is_sound(self, segment_id: int) -> bool:
         """Return True if the records are a chain that follows from the start of the file of a segment without gaps."""
-        found, offsets = self.columns, self._offsets
-        if not len(self) or offsets[0] or found["kind"][0] != EntryKind.SEGMENT:
-            return False
-        is_joined = np.array_equal(offsets[1:], (offsets + _extents(found))[:-1]) and bool((np.diff(offsets) > 0).all())
-        is_of_segment = bool((found["segment_id"] == segment_id).all())
-        # The next head names the digest of each head but the last.
-        return (
-            is_joined
-            and is_of_segment
-            and self.is_chained
-            and unpack_head(self._heads, len(self._heads) - HEAD.size) is not None
-        )
+        return self.split([len(self)], [segment_id])[0] is not None
 
     @cached_property
     def is_chained(self) -> bool:
         """True if each record but the first, which is outside the chain, can follow the one before."""
-        found = self.columns[1:]
-        kinds, covered = found["kind"], found["covered"]
-        if self.columns["kind"][0] != EntryKind.SEGMENT or EntryKind.SEGMENT in kinds:
-            return False
-        if not len(found):
-            return True
-        taken = covered + np.isin(kinds, (EntryKind.STEP, EntryKind.UNIT))
-        digests = np.fromiter(_digests(self._heads[HEAD.size : -HEAD.size]), np.uint64, len(found) - 1)
-        return bool(
-            (found["sequence"][1:] == found["sequence"][:-1] + np.uint64(1)).all()
-            and (found["step"][1:] == found["step"][:-1] + taken[1:].astype(np.uint64)).all()
-            and (kinds[covered > 0] == EntryKind.BOUNDARY).all()
-            and (found["chain"][1:] == digests).all()
+        return bool(self._can_follow(np.arange(len(self)) == 0).all())
+
+    def _can_follow(self, is_first: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Return for each record whether it can follow the one before. The first record of a segment has none before it."""
+        found, kinds, covered = self.columns, self.columns["kind"], self.columns["covered"]
+        taken = (covered + ((kinds == EntryKind.STEP) | (kinds == EntryKind.UNIT))).astype(np.uint64)
+        digests = np.fromiter(_digests(self._heads), np.uint64, len(self))
+        is_next = (
+            (found["sequence"][1:] == found["sequence"][:-1] + np.uint64(1))
+            & (found["step"][1:] == found["step"][:-1] + taken[1:])
+            & (found["chain"][1:] == digests[:-1])
         )
+        can_follow: npt.NDArray[np.bool_] = (kinds == EntryKind.SEGMENT) == is_first
+        can_follow &= is_first | (covered == 0) | (kinds == EntryKind.BOUNDARY)
+        can_follow[1:] &= is_first[1:] | is_first[:-1] | is_next
+        return can_follow
 
 
 def _digests(heads: bytes) -> Iterator[int]:
-    return map(xxhash.xxh3_64_intdigest, (head for (head,) in _HEAD_BYTES.iter_unpack(heads)))
+    return itertools.starmap(xxhash.xxh3_64_intdigest, _HEAD_BYTES.iter_unpack(heads))
 
 
 def _extents(found: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

@@ -4,9 +4,10 @@ The sync thread writes them in the transaction that makes a group durable, after
 has a row is in its segment, too. Records behind the last row are found by a scan of the open segment.
 
     key    record/<ordinal of the segment>/<sequence number of the first record in the row>
-    value  offset of the first record in its file (u64, little-endian), then the 64 head bytes of up to 30 records
+    value  offset of the first record in its file (u64, little-endian), then the 64 head bytes of up to 63 records
 
-The records of one row follow each other in the file without a gap, so heads give the offsets of all. Two rows fill a page.
+The records of one row follow each other in the file without a gap, so heads give the offsets of all. A full row
+fills a page of its own. Of rows that share pages LMDB leaves every page half empty, because it splits a page in the middle.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .record_format import HEAD, PLACE_BITS, Location, Records, repack_head
 _PREFIX = "record/"
 _OFFSET = struct.Struct("<Q")
 _OFFSET_MAX = 1 << PLACE_BITS
-_HEADS_MAX = 30
+_HEADS_MAX = 63
 _SWEPT_MAX = 200  # segments and rows that one transaction looks at
 
 
@@ -73,7 +74,16 @@ def read_records(tables: Tables, ordinal: int) -> Records:
     Raises:
         CorruptCatalog: a row is damaged.
     """
-    return Records.join(_unpack(tables.values(f"{_PREFIX}{ordinal:010d}/")))
+    return Records.join(read_extents(tables, ordinal))
+
+
+def read_extents(tables: Tables, ordinal: int) -> list[tuple[int, bytes]]:
+    """Return what `Records.join` takes: of each row of a segment the offset of its first record, and its heads.
+
+    Raises:
+        CorruptCatalog: a row is damaged.
+    """
+    return _unpack(tables.values(f"{_PREFIX}{ordinal:010d}/"))
 
 
 def _unpack(rows: Iterable[tuple[str, bytes]]) -> list[tuple[int, bytes]]:

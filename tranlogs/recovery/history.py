@@ -93,6 +93,13 @@ class Run(Sequence[Link]):
         self._pieces.append((segment, start, end))
         self._ends.append(total)
 
+    def truncate(self, length: int) -> None:
+        """Drop the entries after the first `length` ones."""
+        while len(self) > length:
+            segment, start, end = self._pieces.pop()
+            begin = self._ends.pop() - (end - start)
+            self.extend(segment, start, start + length - begin)
+
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
@@ -308,11 +315,12 @@ def _supersede(history: History, segment: ScannedSegment) -> None:
         return
     base = min(head.sequence if head.kind == EntryKind.SEGMENT else head.sequence - 1 for head in heads)
     while history.runs:
-        run = history.runs.pop()
-        kept = run[: bisect.bisect_right(run, base, key=_sequence)]
-        if kept:
-            history.runs.append(kept)
+        run = history.runs[-1]
+        if run[-1].sequence > base:
+            run.truncate(bisect.bisect_right(run, base, key=_sequence))
+        if run:
             return
+        history.runs.pop()
 
 
 def _describe_hole(last: Link, link: Link) -> str:

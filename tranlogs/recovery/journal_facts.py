@@ -11,8 +11,8 @@ from ..base.errors import CatalogUnavailable, CorruptCatalog, CorruptRecord
 from ..catalog import CATALOG_NAME, Catalog, CheckpointRow, PrunedRow, RunRow, SegmentRow, Tables, TimelineRow, Watermarks
 from ..catalog.lineage import Limits, trace_lineage
 from ..log.reader import SegmentReader
-from ..log.record_format import EntryKind, Location, Records
-from ..log.record_rows import read_records
+from ..log.record_format import HEAD, EntryKind, Location, Records
+from ..log.record_rows import read_extents
 from ..log.scanner import refuse_newer, scan
 from ..log.segment_file import was_written
 from ..rebuild_catalog import JournalFiles, find_misfit, read_files
@@ -104,14 +104,14 @@ def read_facts(folder: Path, *, choose: SegmentFilter | None = None) -> Facts:
     segments, torn, lost = [], [], []
     rows = [*known.segments, *found.segments]
     chosen = {row.ordinal for row in rows} if choose is None else choose(rows, trace_lineage(timelines.values(), newest))
-    with RecordLookup(folder, notes, is_used=bool(known.names)) as lookup:
-        for row in sort_newest_first(rows):
-            if row.state != "retired" and row.ordinal in chosen:
-                segment = scan_segment(folder / "log" / row.file, row, notes, newest, lookup)
-                segments += [segment] if segment is not None else []
-                torn += [folder / "log" / row.file] if row.state == "sealed" and not _is_whole(segment, row) else []
-                is_lost = row.state != "ready" and (segment is None or not segment.locations)
-                lost += [folder / "log" / row.file] if is_lost else []
+    rows = [row for row in sort_newest_first(rows) if row.state != "retired" and row.ordinal in chosen]
+    records = look_up_records(folder, rows, notes) if known.names else {}
+    for row in rows:
+        path = folder / "log" / row.file
+        segment = scan_segment(path, row, notes, newest, records.get(row.ordinal))
+        segments += [segment] if segment is not None else []
+        torn += [path] if row.state == "sealed" and not _is_whole(segment, row) else []
+        lost += [path] if row.state != "ready" and (segment is None or not segment.locations) else []
     checkpoints = [row for row in known.checkpoints if row.state == "published"] + found.checkpoints
     checkpoints.sort(key=lambda row: (row.timeline, row.sequence))
     ordered = [timelines[number] for number in sorted(timelines)]
@@ -148,38 +148,39 @@ def describe_replacement(path: Path, source: str) -> str:
     return f"{path}: it was damaged, and replaced by the copy in {source}"
 
 
-class RecordLookup:
-    """Look-up of records in the catalog, which is opened when a segment is looked up for the first time. Use it as a context.
+def look_up_records(folder: Path, rows: Iterable[SegmentRow], notes: list[str]) -> dict[int, Records]:
+    """Return the records of segments that the catalog lists, by ordinal, read in one snapshot.
+
+    A segment is left out if its records are no chain from the first one on. It is scanned instead, and so are all segments if
+    the catalog cannot be read.
 
     Args:
         folder: the folder of the journal.
+        rows: the segments.
         notes: list to which damage to the rows is added.
-        is_used: False if the catalog is damaged.
     """
+    found: list[tuple[SegmentRow, list[tuple[int, bytes]]]] = []
 
-    def __init__(self, folder: Path, notes: list[str], *, is_used: bool) -> None:
-        self._folder, self._notes, self._is_used = folder, notes, is_used
-        self._catalog: Catalog | None = None
+    def read(tables: Tables) -> None:
+        for row in rows:
+            try:
+                found.append((row, read_extents(tables, row.ordinal)))
+            except CorruptCatalog as error:
+                notes.append(f"{error}; the segment was scanned instead")
 
-    def __enter__(self) -> RecordLookup:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._catalog is not None:
-            self._catalog.close()
-
-    def find(self, row: SegmentRow) -> Records | None:
-        """Return the records of a segment that the catalog lists; None if they are no chain from the first one on."""
-        if not self._is_used:
-            return None
+    try:
+        catalog = Catalog.open(folder)
         try:
-            if self._catalog is None:
-                self._catalog = Catalog.open(self._folder)
-            found: Records = self._catalog.read(lambda tables: read_records(tables, row.ordinal))
-        except (CorruptCatalog, CatalogUnavailable) as error:
-            self._notes.append(f"{error}; the segment was scanned instead")
-            return None
-        return found if found.is_sound(row.number) else None
+            catalog.read(read)
+        finally:
+            catalog.close()
+    except (CorruptCatalog, CatalogUnavailable) as error:
+        notes.append(f"{error}; the segments were scanned instead")
+        return {}
+    records = Records.join([extent for _, extents in found for extent in extents])
+    counts = [sum(len(heads) for _, heads in extents) // HEAD.size for _, extents in found]
+    pieces = records.split(counts, [row.number for row, _ in found])
+    return {row.ordinal: piece for (row, _), piece in zip(found, pieces, strict=True) if piece is not None}
 
 
 def _is_whole(segment: ScannedSegment | None, row: SegmentRow) -> bool:
@@ -249,7 +250,7 @@ def read_catalog(folder: Path) -> CatalogContents:
 
 
 def scan_segment(
-    path: Path, row: SegmentRow, notes: list[str], timeline: int = 1, lookup: RecordLookup | None = None
+    path: Path, row: SegmentRow, notes: list[str], timeline: int = 1, known: Records | None = None
 ) -> ScannedSegment | None:
     """Return the entries of one segment; None if it was never written or cannot be read.
 
@@ -259,13 +260,13 @@ def scan_segment(
         notes: list to which damage to the segment is added.
         timeline: the newest timeline. A segment belongs to it if it was written before the catalog recorded its opening and
             its first entry is damaged.
-        lookup: records in the catalog. Those that it lists are not read from the file.
+        known: the records that the catalog lists, which are not read from the file.
     """
     last = row.last_sequence if row.state == "sealed" else 0
     try:
         if row.state == "ready" and not was_written(path, row.number):
             return None
-        found = _locate(path, row, last, lookup)
+        found = _locate(path, row, last, known)
     except OSError as error:
         if row.state != "ready":
             notes.append(f"{path}: it cannot be read ({error.strerror})")
@@ -281,9 +282,8 @@ def scan_segment(
     return ScannedSegment(row, path, found)
 
 
-def _locate(path: Path, row: SegmentRow, last: int, lookup: RecordLookup | None) -> Sequence[Location]:
+def _locate(path: Path, row: SegmentRow, last: int, known: Records | None) -> Sequence[Location]:
     """Return the records of a segment: those that the catalog lists, and those after them by a scan of the file."""
-    known = None if lookup is None else lookup.find(row)
     if known is None:
         return scan(path, row.number, last_sequence=last or None)
     refuse_newer(path, known)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
@@ -164,6 +165,14 @@ class Archiver:
             nbytes = sum(row.used_bytes if isinstance(row, SegmentRow) else row.nbytes for row in rows)
             problem, is_refused = self._retries.problem, self._retries.is_refused
             return ShippingProgress(len(rows), nbytes, *self._rows.marks, problem, is_refused)
+
+    def has_shipped(self, names: Collection[str]) -> bool:
+        """Return True if none of the named items is still to be sent, and the store calls those durable that it holds."""
+        with self._changed:
+            if not self._uploads.keys().isdisjoint(names):
+                return False
+        held = [item for name, item in self._inventory.shipped.items() if name in names]
+        return all(item.objects.is_durable or item.objects.is_lost for item in held)
 
     def _run(self) -> None:
         while not self._is_stopped:

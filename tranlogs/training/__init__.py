@@ -4,14 +4,14 @@ state, the redo driver, replay without the script, and the comparison of environ
 An integration imports from the core only what this package, `tranlogs.records` and `tranlogs.ranks` list, and `tranlogs.base`.
 """
 
-from ..journal import Journal
+from ..journal.journal import Journal
 from ..journal.shutdown import GRACE_SECONDS, OnSignal
-from ..recovery import Divergence, RecoveryReport, read_facts
 from ..recovery.history import LastUnit
-from ..recovery.journal_facts import describe_replacement
+from ..recovery.journal_facts import describe_replacement, read_facts
 from ..recovery.progress_bar import progress_bar
 from ..recovery.recover import Progress, Recovered, recover
-from ..recovery.report import judge_exactness, make_report
+from ..recovery.report import RecoveryReport, judge_exactness, make_report
+from ..recovery.state_protocol import Divergence
 from ..retention import Automatic, CheckpointPolicy, EverySteps, Monitor, RetentionPolicy, as_retention
 from ..retention.keep_policy import when_full
 from .environment import compare_environments

@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from ..recovery import RecoveryReport
-from ..recovery.report import RecheckState, Restart
+from ..recovery.report import RecheckState, RecoveryReport, Restart
 from .rehearsed_process.orders import current
 
 _log = logging.getLogger("tranlogs")

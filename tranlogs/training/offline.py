@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from ..base.errors import UsageError
-from ..recovery import RecoveryReport
 from ..recovery.recover import Progress, Recovered
-from ..recovery.report import make_report
+from ..recovery.report import RecoveryReport, make_report
 
 
 class OfflineState(Protocol):

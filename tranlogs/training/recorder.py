@@ -13,7 +13,7 @@ from operator import is_
 from typing import Any
 
 from ..encoding.tree import Fixed
-from ..journal import Journal
+from ..journal.journal import Journal
 from ..journal.record_writers import StepRecord
 from ..log.layout import Payload
 

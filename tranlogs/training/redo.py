@@ -15,8 +15,8 @@ from ..base.errors import CorruptRecord
 from ..log.decoded_record import Entry
 from ..log.payload_reader import RecordFile
 from ..log.record_format import EntryKind
-from ..recovery import Divergence
 from ..recovery.group.shards import StepEntry
+from ..recovery.state_protocol import Divergence
 from .fingerprint import Digests
 
 Decoded = tuple[StepEntry, dict[str, Any]]  # a record and its body

@@ -8,7 +8,8 @@ from ..base.config import SEGMENT_BYTES_MIN, JournalConfig
 from ..base.errors import UsageError
 from ..base.quantities import format_bytes
 from ..encoding.tree import Adapt
-from ..journal import Journal, JournalPaths
+from ..journal import JournalPaths
+from ..journal.journal import Journal
 from ..journal.monitor_launch import shipping_store, start_monitor
 from ..journal.shutdown import ShutdownHandler
 from ..recovery.group.journals import read_run_id

@@ -5,17 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ...frameworks import load_demo
 from ..options import Json, command
+from ..parameters import Option
 
 
 @command
 def demo(
-    quick: Annotated[bool, typer.Option("--quick", help="Train a smaller model; takes less than a minute.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Seed of the weights and the moment of the kill (default: random).")] = None,
-    folder: Annotated[Path, typer.Option(help="Folder for the run and the loss curves.")] = Path("demo-run"),
+    quick: Annotated[bool, Option("--quick", help="Train a smaller model; takes less than a minute.")] = False,
+    seed: Annotated[int | None, Option(help="Seed of the weights and the moment of the kill (default: random).")] = None,
+    folder: Annotated[Path, Option(help="Folder for the run and the loss curves.")] = Path("demo-run"),
     as_json: Json = False,
 ) -> int:
     """Kill a small GPT's training, recover it, prove no bit was lost.

@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import RenderableType
 
 from ...base.errors import UsageError
 from ...base.types import Piece
 from .. import screen
-from ..options import FINE, PROBLEM, Json, Run, command
+from ..options import Json, Run, command
+from ..parameters import FINE, PROBLEM, Option
 from ..reading.find_journals import find_journals, read_consistently
 from ..reading.journal_records import JournalRecords, Record, find_newest, find_step, list_records, read_history, show_records
 from ..screen import print_json, to_json
@@ -24,8 +24,8 @@ _CHARS_MAX = 1000  # of one value of a record
 @command
 def log(
     run: Run,
-    step: Annotated[int | None, typer.Option("--step", "-s", min=0, help="Show the record of this step in full.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Number of newest steps to list; 0 for all.")] = 20,
+    step: Annotated[int | None, Option("--step", "-s", min=0, help="Show the record of this step in full.")] = None,
+    limit: Annotated[int, Option("--limit", "-n", min=0, help="Number of newest steps to list; 0 for all.")] = 20,
     as_json: Json = False,
 ) -> int:
     """List the records of the newest timeline, or show one in full."""

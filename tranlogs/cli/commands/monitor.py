@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
-
-import typer
+from typing import Annotated, Any
 
 from ...base.errors import UsageError
 from ...base.quantities import parse_bytes, parse_seconds
@@ -19,6 +14,7 @@ from ...retention.value_decay import Decay
 from ...shipping import ShippingSettings, StoreSettings
 from .. import screen
 from ..options import Json, StoreCheckpoints, TakeOver, command, parse_store_checkpoints
+from ..parameters import Argument, Option
 from ..reading.find_journals import find_journals
 from ..screen import print_json
 
@@ -27,14 +23,12 @@ from ..screen import print_json
 class BudgetOptions:
     """Options that limit the log and the checkpoints of each rank."""
 
-    budget: Annotated[
-        str | None, typer.Option(help="Bytes on disk for each rank, like 20GiB; above it, old log is pruned.")
-    ] = None
-    high: Annotated[float, typer.Option(help="Start to prune above this share of the budget.")] = 0.95
-    low: Annotated[float, typer.Option(help="Stop to prune below this share of the budget.")] = 0.8
-    max_age: Annotated[str | None, typer.Option(help="Prune segments and checkpoints older than this, like 7d.")] = None
-    max_segments: Annotated[int | None, typer.Option(help="Keep at most this number of sealed segments.")] = None
-    max_checkpoints: Annotated[int | None, typer.Option(help="Keep at most this number of checkpoints.")] = None
+    budget: Annotated[str | None, Option(help="Bytes on disk for each rank, like 20GiB; above it, old log is pruned.")] = None
+    high: Annotated[float, Option(help="Start to prune above this share of the budget.")] = 0.95
+    low: Annotated[float, Option(help="Stop to prune below this share of the budget.")] = 0.8
+    max_age: Annotated[str | None, Option(help="Prune segments and checkpoints older than this, like 7d.")] = None
+    max_segments: Annotated[int | None, Option(help="Keep at most this number of sealed segments.")] = None
+    max_checkpoints: Annotated[int | None, Option(help="Keep at most this number of checkpoints.")] = None
 
     def to_budget(self) -> Budget:
         """Return the limits.
@@ -56,11 +50,11 @@ class BudgetOptions:
 class DecayOptions:
     """Options that set how the values of segments decay."""
 
-    life: Annotated[str | None, typer.Option(help="Expected life of a log, t_e (default: the checkpoint interval).")] = None
-    alpha_covered: Annotated[float, typer.Option(help="Value that a segment loses when a checkpoint covers it.")] = 0.5
-    alpha_newer: Annotated[float, typer.Option(help="Value that a segment loses with each newer segment.")] = 0.01
-    alpha_archived: Annotated[float, typer.Option(help="Value that a segment loses when a store holds it.")] = 0.2
-    alpha_persisted: Annotated[float, typer.Option(help="Value that a segment loses when it is durable in the store.")] = 0.1
+    life: Annotated[str | None, Option(help="Expected life of a log, t_e (default: the checkpoint interval).")] = None
+    alpha_covered: Annotated[float, Option(help="Value that a segment loses when a checkpoint covers it.")] = 0.5
+    alpha_newer: Annotated[float, Option(help="Value that a segment loses with each newer segment.")] = 0.01
+    alpha_archived: Annotated[float, Option(help="Value that a segment loses when a store holds it.")] = 0.2
+    alpha_persisted: Annotated[float, Option(help="Value that a segment loses when it is durable in the store.")] = 0.1
 
     def to_decay(self) -> Decay:
         """Return the settings of the decay.
@@ -76,13 +70,13 @@ class DecayOptions:
 class HttpOptions:
     """Options of the dashboard."""
 
-    http: Annotated[
-        str | None, typer.Option(help="Serve a page and /metrics at this address, like :9464 (this machine only).")
-    ] = None
+    http: Annotated[str | None, Option(help="Serve a page and /metrics at this address, like :9464 (this machine only).")] = (
+        None
+    )
     token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File with the token for --http (default: TRANLOGS_HTTP_TOKEN).")
+        Path | None, Option(metavar="FILE", help="File with the token for --http (default: TRANLOGS_HTTP_TOKEN).")
     ] = None
-    no_auth: Annotated[bool, typer.Option("--no-auth", help="Serve --http without a token, on any address.")] = False
+    no_auth: Annotated[bool, Option("--no-auth", help="Serve --http without a token, on any address.")] = False
 
     def check(self) -> None:
         """Check that no option requires another one that is missing, or excludes one that is given.
@@ -102,13 +96,11 @@ class ShippingOptions:
 
     store: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Ship sealed segments and checkpoints to this store, below the run's name."),
+        Option(metavar="URL", help="Ship sealed segments and checkpoints to this store, below the run's name."),
     ] = None
-    max_lag: Annotated[str | None, typer.Option(help="Seal segments of this age, so that the store is not further behind.")] = (
-        None
-    )
-    bandwidth: Annotated[str | None, typer.Option(help="Bytes per second to the store, like 50MiB.")] = None
-    uploads: Annotated[int, typer.Option(min=1, help="Number of parts to send at once.")] = 2
+    max_lag: Annotated[str | None, Option(help="Seal segments of this age, so that the store is not further behind.")] = None
+    bandwidth: Annotated[str | None, Option(help="Bytes per second to the store, like 50MiB.")] = None
+    uploads: Annotated[int, Option(min=1, help="Number of parts to send at once.")] = 2
     store_checkpoints: StoreCheckpoints = "2"
     take_over: TakeOver = False
 
@@ -132,64 +124,19 @@ class ShippingOptions:
 class DaemonOptions:
     """Options of the daemon: when it evaluates journals, when it ends, and how it logs."""
 
-    interval: Annotated[str, typer.Option(help="Time between two evaluations.")] = "10s"
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing: show once what would be pruned, and why.")] = False
-    once: Annotated[bool, typer.Option("--once", help="Evaluate once, then exit.")] = False
+    interval: Annotated[str, Option(help="Time between two evaluations.")] = "10s"
+    dry_run: Annotated[bool, Option("--dry-run", help="Change nothing: show once what would be pruned, and why.")] = False
+    once: Annotated[bool, Option("--once", help="Evaluate once, then exit.")] = False
     until_closed: Annotated[
-        bool, typer.Option("--until-closed", help="Exit once no trainer is running and nothing is left to do.")
+        bool, Option("--until-closed", help="Exit once no trainer is running and nothing is left to do.")
     ] = False
-    wait: Annotated[bool, typer.Option("--wait", help="Take over runs from another monitor when that one exits.")] = False
-    log_json: Annotated[bool, typer.Option("--log-json", help="Write log lines as JSON.")] = False
-
-
-def expand_option_groups(function: Callable[..., int]) -> Callable[..., int]:
-    """Decorate a subcommand: replace each parameter that is a dataclass by the fields of that dataclass.
-
-    A field has an `Annotated` type with a `typer.Option`, like a parameter of a subcommand. Its name must be unique in the
-    subcommand.
-    """
-    groups: dict[str, type[Any]] = {}
-    parameters: list[inspect.Parameter] = []
-    hints = get_type_hints(function, include_extras=True)
-    for parameter in inspect.signature(function).parameters.values():
-        kind = hints[parameter.name]
-        if is_dataclass(kind) and isinstance(kind, type):
-            groups[parameter.name] = kind
-            parameters += _make_parameters(kind)
-        else:
-            parameters.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
-
-    @functools.wraps(function)
-    def run(**arguments: Any) -> int:
-        for name, kind in groups.items():
-            arguments[name] = kind(**{field.name: arguments.pop(field.name) for field in fields(kind)})
-        return function(**arguments)
-
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # Typer reads both attributes
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
-
-
-def _make_parameters(kind: type[Any]) -> list[inspect.Parameter]:
-    """Return a parameter for each field of a dataclass."""
-    hints = get_type_hints(kind, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.default is MISSING else field.default,
-            annotation=hints[field.name],
-        )
-        for field in fields(kind)
-    ]
+    wait: Annotated[bool, Option("--wait", help="Take over runs from another monitor when that one exits.")] = False
+    log_json: Annotated[bool, Option("--log-json", help="Write log lines as JSON.")] = False
 
 
 @command
-@expand_option_groups
 def monitor(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", show_default=False, help="Runs, or folders that contain runs.")
-    ],
+    runs: Annotated[list[Path], Argument(metavar="RUN...", help="Runs, or folders that contain runs.")],
     limits: BudgetOptions,
     decay: DecayOptions,
     web: HttpOptions,

@@ -5,26 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ...recovery.progress_bar import progress_bar
 from ...shipping import find_run
 from ...shipping import pull as fetch_journal
 from ...stores import STALL_SECONDS, TimeoutStore, open_store
 from .. import screen
-from ..options import FINE, PROBLEM, Json, command
+from ..options import Json, command
+from ..parameters import FINE, PROBLEM, Argument, Option
 from ..screen import print_json
 
 
 @command
 def pull(
-    url: Annotated[
-        str, typer.Argument(metavar="URL", show_default=False, help="Address of the run: the URL given to `push`, then /RUN.")
-    ],
-    run: Annotated[Path, typer.Argument(metavar="RUN", show_default=False, help="Folder to write; it is created.")],
-    everything: Annotated[
-        bool, typer.Option("--all", help="Fetch all that the store holds, not only what recovery needs.")
-    ] = False,
+    url: Annotated[str, Argument(metavar="URL", help="Address of the run: the URL given to `push`, then /RUN.")],
+    run: Annotated[Path, Argument(metavar="RUN", help="Folder to write; it is created.")],
+    everything: Annotated[bool, Option("--all", help="Fetch all that the store holds, not only what recovery needs.")] = False,
     as_json: Json = False,
 ) -> int:
     """Fetch a run from a store.

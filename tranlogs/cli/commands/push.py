@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-import typer
-
 from ...base.clock import Clock
 from ...base.quantities import parse_bytes, parse_seconds
 from ...journal import JournalPaths
@@ -16,14 +14,13 @@ from ...recovery.recover import Progress
 from ...shipping import Archiver, ShippingSettings, Throttle, journal_prefix
 from ...stores import TimeoutStore, open_store
 from .. import screen
-from ..options import FINE, PROBLEM, Json, Run, StoreCheckpoints, TakeOver, command, parse_store_checkpoints
+from ..options import Json, Run, StoreCheckpoints, TakeOver, command, parse_store_checkpoints
+from ..parameters import FINE, PROBLEM, Argument, Option
 from ..reading.find_journals import find_journals
 from ..reading.survey import Survey, survey
 from ..screen import print_json
 
-Url = Annotated[
-    str, typer.Argument(metavar="URL", show_default=False, help="Store: file:///path, alluxio://HOST:PORT/path, s3://...")
-]
+Url = Annotated[str, Argument(metavar="URL", help="Store: file:///path, alluxio://HOST:PORT/path, s3://...")]
 
 _SEAL_SECONDS = 0.5  # A live trainer seals segments of this age on request.
 
@@ -32,10 +29,10 @@ _SEAL_SECONDS = 0.5  # A live trainer seals segments of this age on request.
 def push(
     run: Run,
     url: Url,
-    bandwidth: Annotated[str | None, typer.Option(help="Bytes per second, like 50MiB.")] = None,
-    uploads: Annotated[int, typer.Option(min=1, help="Number of parts to send at once.")] = 4,
+    bandwidth: Annotated[str | None, Option(help="Bytes per second, like 50MiB.")] = None,
+    uploads: Annotated[int, Option(min=1, help="Number of parts to send at once.")] = 4,
     store_checkpoints: StoreCheckpoints = "2",
-    patience: Annotated[str, typer.Option(help="Stop if shipping makes no progress for this time.")] = "2min",
+    patience: Annotated[str, Option(help="Stop if shipping makes no progress for this time.")] = "2min",
     take_over: TakeOver = False,
     as_json: Json = False,
 ) -> int:
@@ -81,14 +78,19 @@ def _push(
 
 
 def _drain(archiver: Archiver, before: Survey, patience: float, progress: Progress | None) -> str:
-    """Ship until the store holds all committed steps, or makes no progress; return what prevents progress."""
+    """Ship until the store holds what the run had at the start, or makes no progress; return what prevents progress.
+
+    The committed steps are not all: they may be there before the newest checkpoint, from which a recovery starts sooner.
+    """
+    names = {row.name for row in before.checkpoints} | {row.file for row in before.segments if row.state == "sealed"}
     total, last, since = 0, None, time.monotonic()
     while True:
         now = archiver.run_once()
         total = max(total, now.bytes_left)
         if progress is not None and total:
             progress("push", total - now.bytes_left, total)
-        if now.archived >= before.watermarks.committed and now.persisted >= now.archived:
+        has_steps = now.archived >= before.watermarks.committed and now.persisted >= now.archived
+        if has_steps and archiver.has_shipped(names):
             return ""
         if now.is_refused:
             return now.problem

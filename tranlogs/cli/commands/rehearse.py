@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -19,23 +18,22 @@ from ...rehearsal.settings import RehearsalSettings
 from ...rehearsal.verdict import Verdict
 from .. import screen
 from ..options import Json, command
+from ..parameters import Argument, Option
 from ..screen import print_json
 
 
 @command
 def rehearse(
-    script: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND", show_default=False, help="The command line of the script, after `--`.")
-    ],
-    units: Annotated[int, typer.Option(metavar="N", help="Units to train: batches, for most loops.")] = 16,
-    kills: Annotated[int, typer.Option(metavar="N", help="Kills by SIGKILL while it trains.")] = 3,
-    time: Annotated[str, typer.Option(help="Time after which the rehearsal ends without a verdict.")] = "10min",
-    disk: Annotated[str, typer.Option(help="Bytes that the rehearsal may take on disk.")] = "10GiB",
-    seed: Annotated[int | None, typer.Option(help="Seed of the moments of the kills (default: random).")] = None,
+    script: Annotated[list[str], Argument(metavar="-- COMMAND", help="The command line of the script, after `--`.")],
+    units: Annotated[int, Option(metavar="N", help="Units to train: batches, for most loops.")] = 16,
+    kills: Annotated[int, Option(metavar="N", help="Kills by SIGKILL while it trains.")] = 3,
+    time: Annotated[str, Option(help="Time after which the rehearsal ends without a verdict.")] = "10min",
+    disk: Annotated[str, Option(help="Bytes that the rehearsal may take on disk.")] = "10GiB",
+    seed: Annotated[int | None, Option(help="Seed of the moments of the kills (default: random).")] = None,
     scratch: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where its folder is made (default: that for temporary files).")
+        Path | None, Option(metavar="FOLDER", help="Where its folder is made (default: that for temporary files).")
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep its folder: runs, outputs and files of all lives.")] = False,
+    keep: Annotated[bool, Option("--keep", help="Keep its folder: runs, outputs and files of all lives.")] = False,
     as_json: Json = False,
 ) -> int:
     """Kill a training script, and check whether it resumes exactly.

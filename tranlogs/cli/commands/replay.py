@@ -6,14 +6,13 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ...base.errors import UsageError
 from ...frameworks import load_framework, open_offline_run
 from ...recovery.progress_bar import progress_bar
 from ...recovery.recover import require_covered
 from .. import screen
-from ..options import FINE, PROBLEM, Json, Optimizers, Run, command
+from ..options import Json, Optimizers, Run, command
+from ..parameters import FINE, PROBLEM, Option
 from ..reading.find_journals import find_journal, is_alone
 from ..screen import print_json
 
@@ -21,14 +20,14 @@ from ..screen import print_json
 @command
 def replay(
     run: Run,
-    out: Annotated[Path, typer.Option("--out", "-o", show_default=False, help="File to write (for --format dcp: folder).")],
-    step: Annotated[int | None, typer.Option("--step", min=0, help="The step to rebuild (default: the newest step).")] = None,
+    out: Annotated[Path, Option("--out", "-o", help="File to write (for --format dcp: folder).")],
+    step: Annotated[int | None, Option("--step", min=0, help="The step to rebuild (default: the newest step).")] = None,
     form: Annotated[
         str | None,
-        typer.Option("--format", metavar="FORMAT", help="pt, safetensors, dcp or keras (default: by the name of the file)."),
+        Option("--format", metavar="FORMAT", help="pt, safetensors, dcp or keras (default: by the name of the file)."),
     ] = None,
     optimizer: Optimizers = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
     as_json: Json = False,
 ) -> int:
     """Rebuild the state at a step without the script, as a file.

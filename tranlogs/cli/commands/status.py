@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import rich.console
-import typer
 from rich.console import RenderableType
-from rich.live import Live
 
 from ...base.errors import NotARun, TranLogsError, UsageError, error_text
 from ...base.quantities import parse_seconds
@@ -20,7 +18,8 @@ from ...journal import JournalPaths
 from ...retention.lost_work import LostWork, has_store
 from ...stores import is_address
 from .. import screen
-from ..options import FINE, PROBLEM, Json, command
+from ..options import Json, command
+from ..parameters import FINE, PROBLEM, Argument, Option
 from ..reading.find_journals import find_journals, is_journal
 from ..reading.survey import GroupSurvey, Survey, describe_monitor, survey, survey_group
 from ..screen import print_json
@@ -36,11 +35,9 @@ _NAME_MAX = 32  # characters of a run's name; JSON has all
 
 @command
 def status(
-    target: Annotated[
-        str, typer.Argument(metavar="RUN|FOLDER|URL", show_default=False, help="Run, rank, folder of runs, or URL of a store.")
-    ],
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
-    interval: Annotated[str, typer.Option(help="With --watch: time between two refreshes.")] = "2s",
+    target: Annotated[str, Argument(metavar="RUN|FOLDER|URL", help="Run, rank, folder of runs, or URL of a store.")],
+    watch: Annotated[bool, Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
+    interval: Annotated[str, Option(help="With --watch: time between two refreshes.")] = "2s",
     as_json: Json = False,
 ) -> int:
     """Show the newest steps of a run, and what a crash now would lose.
@@ -88,6 +85,8 @@ def _overview(folder: Path, runs: Sequence[RunSummary], watch: bool, *, as_json:
 
 def _watch(run: Path, seconds: float, *, as_json: bool) -> int:
     """Show the status again and again: in place in a terminal, and one after the other elsewhere."""
+    from rich.live import Live
+
     console = screen.console()
     with contextlib.suppress(KeyboardInterrupt):
         if console.is_terminal and not as_json:

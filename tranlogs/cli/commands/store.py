@@ -8,7 +8,7 @@ from ...shipping import list_runs
 from ...stores import STALL_SECONDS, TimeoutStore, open_store
 from ...stores.check import StoreReport, check_store
 from .. import screen
-from ..options import FINE, PROBLEM
+from ..parameters import FINE, PROBLEM
 from ..screen import print_json
 
 

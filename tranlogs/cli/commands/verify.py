@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ...base.errors import CorruptCatalog, TranLogsError, UsageError
 from ...catalog import Catalog, Tables
 from ...catalog.lineage import is_on_lineage, trace_lineage
@@ -17,15 +15,16 @@ from ...frameworks import open_offline_run
 from ...journal import JournalPaths
 from ...journal.owner_lock import OwnerLock
 from ...rebuild_catalog import rebuild_catalog
-from ...recovery import RecoveryReport
 from ...recovery.journal_facts import read_catalog, read_facts
 from ...recovery.progress_bar import progress_bar
 from ...recovery.recover import Progress
+from ...recovery.report import RecoveryReport
 from ...shipping import StoreCopies
 from ...stores import is_address
 from ...verify import Checked, Problem, verify_journal
 from .. import screen
-from ..options import FINE, PROBLEM, Json, Optimizers, RunOrUrl, command
+from ..options import Json, Optimizers, RunOrUrl, command
+from ..parameters import FINE, PROBLEM, Option
 from ..reading.find_journals import find_journals, read_consistently
 from ..screen import print_json
 
@@ -59,11 +58,11 @@ class Verified:
 @command
 def verify(
     target: RunOrUrl,
-    replay: Annotated[bool, typer.Option("--replay", help="Also redo all steps and compare every fingerprint.")] = False,
-    repair: Annotated[bool, typer.Option("--repair", help="Replace what is damaged; nobody may be training.")] = False,
+    replay: Annotated[bool, Option("--replay", help="Also redo all steps and compare every fingerprint.")] = False,
+    repair: Annotated[bool, Option("--repair", help="Replace what is damaged; nobody may be training.")] = False,
     store: Annotated[
         str | None,
-        typer.Option("--store", metavar="URL", help="With --repair: the store with intact copies (default: the run's own)."),
+        Option("--store", metavar="URL", help="With --repair: the store with intact copies (default: the run's own)."),
     ] = None,
     optimizer: Optimizers = None,
     as_json: Json = False,

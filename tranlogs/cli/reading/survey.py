@@ -28,7 +28,7 @@ from ...log.record_format import HEAD, unpack_head
 from ...rebuild_catalog import read_files
 from ...recovery.group.journals import get_world, is_of_group, read_environment
 from ...recovery.history import ScannedSegment, build_history
-from ...recovery.journal_facts import RecordLookup, read_catalog, read_unlisted, scan_segment, sort_newest_first
+from ...recovery.journal_facts import look_up_records, read_catalog, read_unlisted, scan_segment, sort_newest_first
 from ...recovery.recovery_plan import RecoveryPlan, has_later_boundary, plan_recovery
 from ...retention.evaluations import EvaluationRow, read_newest_first, read_values
 from ...retention.lost_work import LostWork, estimate_lost_work, has_store
@@ -310,15 +310,17 @@ def _scan(found: Survey, start: int, *, is_listed: bool) -> list[ScannedSegment]
 
     Like recovery, this takes the records that the catalog lists as they are, and scans the segments only behind them.
     """
-    scanned = []
-    with RecordLookup(found.folder, found.problems, is_used=is_listed) as lookup:
-        for row in sort_newest_first(found.segments):
-            if row.state == "retired" or (row.state == "sealed" and row.last_sequence <= start):
-                continue
-            segment = scan_segment(found.folder / "log" / row.file, row, found.problems, found.timeline, lookup)
-            if segment is not None:
-                scanned.append(segment)
-    return scanned
+    rows = [
+        row
+        for row in sort_newest_first(found.segments)
+        if row.state != "retired" and (row.state != "sealed" or row.last_sequence > start)
+    ]
+    records = look_up_records(found.folder, rows, found.problems) if is_listed else {}
+    scanned = (
+        scan_segment(found.folder / "log" / row.file, row, found.problems, found.timeline, records.get(row.ordinal))
+        for row in rows
+    )
+    return [segment for segment in scanned if segment is not None]
 
 
 def _complete_open_rows(found: Survey, scanned: Sequence[ScannedSegment]) -> None:

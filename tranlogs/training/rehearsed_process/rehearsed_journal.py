@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...checkpoints import Snapshot
-from ...journal import Journal
+from ...journal.journal import Journal
 from .orders import Orders, Rehearsal, current, require
 
 _WAIT_SECONDS_MAX = 120.0  # for the rehearsal to end the process
