@@ -36,8 +36,8 @@ CAPTURE: tuple[Mutant, ...] = (
     Mutant(
         "a hyper-parameter that is written in place is not copied again",
         "integrations/tranlogs_torch/state/group_values.py",
-        "if self._is_immutable and sizes == self._sizes",
-        "if sizes == self._sizes",
+        "if self._is_immutable and sizes == self._sizes and all(",
+        "if sizes == self._sizes and all(",
         ("tests/torch/state/test_parts.py::test_hyper_parameters_that_were_written_are_in_the_next_copy",),
     ),
     Mutant(
