@@ -9,7 +9,7 @@ from .recovery.group.plan import FindObstacle
 from .recovery.group.reader import SingleReader
 from .recovery.group.recover import GroupRecovered, GroupRecovery
 from .recovery.group.shards import GradientShards, JoinedEntry, StepEntry
-from .recovery.group.summary import extend_timeline_ids, get_first_timeline_id, new_timeline_id
+from .recovery.group.summary import extend_timeline_ids, get_first_timeline_id, get_timeline_ids, new_timeline_id
 from .recovery.state_protocol import ReplacementSource
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "agree",
     "extend_timeline_ids",
     "get_first_timeline_id",
+    "get_timeline_ids",
     "is_of_group",
     "is_sharded",
     "list_journals",

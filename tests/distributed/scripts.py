@@ -43,6 +43,7 @@ STEPS = EPOCHS * BATCHES
 EVERY = 5  # steps between checkpoints
 SAMPLES = 72  # of an epoch of `resized`, whatever the number of processes is
 DIFFER_FROM = 6  # the step in which rank 1 begins to have gradients of its own
+CHANGED_AT = 6  # the turn before which `changed` weights a loss otherwise
 THAWED_FROM = 3  # the step from which on a layer trains
 
 
@@ -285,6 +286,31 @@ def two_loops(job: Job) -> None:
     for x, y in optimizer.batches(loader, 5):
         train_on(x, y)
     job.keep(model=model, optimizer=optimizer, state=state)
+    optimizer.close()
+
+
+def changed(job: Job, *, kind: str = "ddp") -> None:
+    """Train; at a start after a crash, rank 1 weights its loss otherwise. The twin does so before its seventh batch."""
+    seed()
+    model = KINDS[kind]()
+    seed(100 + dist.get_rank())
+    loader = loader_of(BATCHES * BATCH * dist.get_world_size())
+    optimizer = job.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model)
+    state = optimizer.remember(weight=1.0, turn=0)
+    job.start(optimizer, loader=loader)
+    is_other = dist.get_rank() == 1
+    if is_other and job.run is not None and job.reports[-1].step:
+        state.weight = 3.0
+    for x, y in optimizer.batches(loader, STEPS):
+        if is_other and job.run is None and state.turn == CHANGED_AT:
+            state.weight = 3.0
+        optimizer.zero_grad()
+        (nn.functional.cross_entropy(model(x), y) * state.weight).backward()
+        job.at("backward")
+        optimizer.step()
+        state.turn += 1
+        job.at("batch")
+    job.keep(model=model, optimizer=optimizer, weight=state.weight)
     optimizer.close()
 
 

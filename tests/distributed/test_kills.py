@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,31 @@ def test_all_ranks_set_back_their_records_where_one_differs(number: int, groups:
         prove_deaths(script, tmp_path, twin, [Death("batch", number=number)], expected, launcher=group)
     ):
         assert life.differences(twin[rank]) == [], "the recorded state was set back, and with it what was drawn"
+
+
+@pytest.mark.parametrize("kind", ["ddp", campaign.in_soak("fsdp")])
+def test_what_one_rank_changes_after_recover_counts_for_all(kind: str, groups: Groups, tmp_path: Path) -> None:
+    """All ranks train the newest unit again, on one new timeline. Deaths in its first units cost no finished unit more."""
+    script, group = partial(scripts.changed, kind=kind), groups(2)
+    twin = finish(script, tmp_path / "twin", launcher=group)
+    folder = tmp_path / "killed"
+    group.dies(script, folder, Death("batch", number=scripts.CHANGED_AT + 2))
+    for death, landed, proof in [
+        (None, scripts.CHANGED_AT, ("", None)),
+        (Death("backward", number=1, rank=1), scripts.CHANGED_AT, ("", None)),
+        (Death("batch", number=2), scripts.CHANGED_AT + 1, ("", None)),  # the unit with which the timeline began
+        (Death("batch", number=3, rank=1), scripts.CHANGED_AT + 2, ("equal", True)),
+    ]:
+        if death is not None:
+            group.dies(script, folder, death)
+        copy = Path(shutil.copytree(folder, tmp_path / f"copy {landed} {death}"))
+        lives = group.ends(script, copy)
+        assert [(life.step, life.recheck, life.exact) for life in lives] == [(landed, *proof)] * 2, lives[0].notes
+        if landed == scripts.CHANGED_AT:
+            text = f"step {landed + 1} is trained again with what the script has changed since recover() on rank 1"
+            assert all(any(note.startswith(text) for note in life.notes) for life in lives), lives[0].notes
+            assert any(note.startswith("state.weight was changed") for note in lives[1].notes), lives[1].notes
+        assert [life.differences(right) for life, right in zip(lives, twin, strict=True)] == [[], []]
 
 
 def test_a_group_goes_on_in_its_second_loop(groups: Groups, tmp_path: Path) -> None:

@@ -213,29 +213,37 @@ EVERYTHING = (*_NAMES, "look")
     [("torch", EVERYTHING), campaign.in_soak("tensorflow", EVERYTHING), *(campaign.in_soak("torch", (one,)) for one in _NAMES)],
     indirect=["backend"],
 )
-def test_what_a_script_sets_holds_and_no_step_is_lost(backend: Lab, changes: tuple[str, ...], tmp_path: Path) -> None:
+def test_what_a_script_sets_stands_from_where_recovery_landed(backend: Lab, changes: tuple[str, ...], tmp_path: Path) -> None:
     kill(backend, "loops:change", tmp_path, ["step", 6])
     found = run_whole(backend, "loops:change", tmp_path, changes=changes, resumes=True)
-    wanted = run_whole(backend, "loops:change", tmp_path / "twin", is_logged=False, changes=changes, at=5)
+    wanted = run_whole(backend, "loops:change", tmp_path / "twin", is_logged=False, changes=changes, at=4)
     assert (wanted.of("state"), wanted.of("history")) == (found.of("state"), found.of("history"))
-    assert (found.exact, found.recheck, found.step) == (None, "", 5), found.notes
+    assert (found.exact, found.recheck, found.step) == (None, "", 4), found.notes
+    assert any(note.startswith("step 5 is trained again with what the script has changed") for note in found.notes)
     for name in (name for one in changes for name in _NAMES.get(one, ())):
         assert any(name in note and "was changed between recover() and the first" in note for note in found.notes)
     _demand_replayed(backend.ask("verify", tmp_path / "run", "--replay"), steps=12)
 
 
-@pytest.mark.parametrize(("changes", "again"), [(("rate", "weights", "state"), 3), (("rate",), 2), (("row",), 2)])
-def test_a_change_is_kept_by_the_next_crash(changes: tuple[str, ...], again: int, torch: Lab, tmp_path: Path) -> None:
-    """Right behind it, the log has the change in that unit, and a script that makes it no more cannot compute that again."""
+@pytest.mark.parametrize(
+    ("changes", "again", "repeats"),
+    [(("rate", "weights", "state"), 3, False), (("rate",), 2, False), (("rate",), 2, True), (("row",), 3, True)],
+)
+def test_a_crash_after_a_change_loses_nothing_more(
+    changes: tuple[str, ...], again: int, repeats: bool, torch: Lab, tmp_path: Path
+) -> None:
+    """The unit that the change is in is not computed again: the log does not have what the script has set before it."""
     kill(torch, "loops:change", tmp_path, ["step", 6])
     kill(torch, "loops:change", tmp_path, ["step", again], changes=changes, resumes=True)
-    found = run_whole(torch, "loops:change", tmp_path)
-    wanted = run_whole(torch, "loops:change", tmp_path / "twin", is_logged=False, changes=changes, at=5)
+    found = run_whole(torch, "loops:change", tmp_path, changes=changes if repeats else (), resumes=True)
+    is_proven = again > 2 and not repeats
+    assert (found.exact, found.recheck, found.step) == ((True, "equal", 5) if is_proven else (None, "", 5)), found.notes
+    assert any("the script had changed weights, hyper-parameters" in note for note in found.notes) is (again == 2)
+    if changes == ("row",):  # the steps have changed it, and it is set again
+        assert any("was changed between recover() and the first" in note for note in found.notes), found.notes
+        return
+    wanted = run_whole(torch, "loops:change", tmp_path / "twin", is_logged=False, changes=changes, at=4)
     assert (wanted.of("state"), wanted.of("history")) == (found.of("state"), found.of("history"))
-    proven = (True, "equal") if again == 3 else (None, "")
-    assert (found.exact, found.recheck, found.step) == (*proven, 6), found.notes
-    if again == 2:
-        assert any("the script had changed weights, hyper-parameters" in note for note in found.notes), found.notes
 
 
 def test_what_sets_nothing_new_is_no_change(torch: Lab, tmp_path: Path) -> None:

@@ -45,10 +45,10 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/keras/test_fits.py::test_a_script_that_was_changed_is_told_so",),
     ),
     Mutant(
-        "Keras: a row that the script has set takes the rows beside it along",
-        f"{_KERAS}/loop/script_changes.py",
-        "np.where(change.elements, change.value, now[name])",
-        "change.value",
-        ("tests/keras/test_loops.py::test_what_a_script_sets_holds_and_no_step_is_lost[torch-changes0]",),
+        "Keras: what the script has set is undone with what code before the batches writes",
+        f"{_KERAS}/loop/loop_run.py",
+        "            self._changes.apply()\n",
+        "            pass\n",
+        ("tests/keras/test_loops.py::test_what_a_script_sets_stands_from_where_recovery_landed[torch-changes0]",),
     ),
 )

@@ -27,10 +27,10 @@ CAPTURE: tuple[Mutant, ...] = (
         ("tests/torch/data/test_positions.py::test_each_draw_is_noticed_and_nothing_else",),
     ),
     Mutant(
-        "a sparse momentum is measured like a dense one",
-        "integrations/tranlogs_torch/loops/recovery/landed_tensors.py",
-        "(local(tensor) for tensor in tensors if tensor.layout is torch.strided)",
-        "(local(tensor) for tensor in tensors)",
+        "a sparse momentum is digested like a dense one",
+        "integrations/tranlogs_torch/loops/recovery/landed_state.py",
+        "isinstance(value, torch.Tensor) and value.layout is torch.strided:",
+        "isinstance(value, torch.Tensor):",
         ("tests/torch/replay/test_exact_matrix.py::test_sparse_momentum_comes_back_to_the_bit",),
     ),
     Mutant(
@@ -87,13 +87,18 @@ LOOPS: tuple[Mutant, ...] = (
         ("tests/training/test_loop_sequence.py::test_decisions",),
     ),
     Mutant(
-        "a learning rate that the script sets after recover() is lost with the unit that is not computed again",
-        "integrations/tranlogs_torch/loops/recovery/script_changes.py",
-        "            state.optimizers[which].param_groups[i][key] = value\n",
-        "            state.optimizers[which].param_groups[i].setdefault(key, value)\n",
-        (
-            "tests/torch/loops/test_script_changes.py::test_a_value_that_the_unit_changes_too_is_the_scripts_and_no_step_is_lost",
-        ),
+        "a learning rate that the script sets after recover() is not looked at when the loop opens",
+        "integrations/tranlogs_torch/loops/recovery/recovery.py",
+        "show(tensors + hyper + landed.find_other_changes(",
+        "show(tensors + landed.find_other_changes(",
+        ("tests/torch/loops/test_script_changes.py::test_it_stands_and_the_newest_unit_is_trained_again_with_it",),
+    ),
+    Mutant(
+        "what the script sets after recover() supersedes a unit at each start",
+        "integrations/tranlogs_torch/loops/recovery/recovery.py",
+        "parts.auxiliary.has_script_changes = None, True",
+        "parts.auxiliary.has_script_changes = None, False",
+        ("tests/torch/loops/test_script_changes.py::test_a_script_that_changes_something_anew_at_each_start_makes_progress",),
     ),
     Mutant(
         "the proof does not look at the arrays of a boundary",

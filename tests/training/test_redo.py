@@ -17,8 +17,6 @@ from tranlogs.training import (
     compare_environments,
     decode_entries,
     describe_difference,
-    find_changed_elements,
-    is_set_as_a_whole,
     redo_in_order,
 )
 from tranlogs.training.recheck.comparison import Difference, Kind
@@ -97,25 +95,6 @@ def test_only_labelled_keys_of_an_environment_are_compared() -> None:
 
 
 NAN = float("nan")
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-@pytest.mark.parametrize(
-    ("before", "now", "changed", "is_whole"),
-    [
-        ([0.0, 1.0, NAN, 4.0], [-0.0, 1.0, NAN, 4.0], [True, False, False, False], False),  # bits count, not values
-        ([0.0, 0.0, 0.0, 4.0], [0.0, 0.0, 0.0, 0.0], [False, False, False, True], True),  # zero_()
-        ([0.0, 2.0, 3.0, 4.0], [0.0, 5.0, 6.0, 4.0], [False, True, True, False], True),  # half of them
-        ([7.0], [8.0], [True], True),
-    ],
-)
-def test_elements_that_a_script_has_set(
-    before: list[float], now: list[float], changed: list[bool], is_whole: bool, dtype: str
-) -> None:
-    some, other = (np.array(values, dtype) for values in (before, now))
-    found = find_changed_elements(some.view(np.uint8), other.view(np.uint8), other.itemsize)
-    assert found.tolist() == changed
-    assert is_set_as_a_whole(other.view(np.uint8), found, other.itemsize) is is_whole
 
 
 REMEMBERED = "tracked.remember(...).values."

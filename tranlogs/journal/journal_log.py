@@ -96,13 +96,34 @@ class JournalLog:
         assert self.start is None, "the journal has a position already"
         self._damaged = damaged
         self._checkpoints.schedule.note_taken(position.step, 0)
+        self._set_position(position, new_timeline=new_timeline, number=number)
+
+    def _set_position(self, position: Position, *, new_timeline: bool, number: int | None) -> None:
         if new_timeline:
-            number = number or max((row.number for row in self._opened.catalog.timelines()), default=1) + 1
+            number = number or self.next_timeline
             self._timeline = TimelineRow(number, position.timeline, position.sequence, position.step, self._clock.now())
             position = position._replace(timeline=number)
             self._holds.hold_start_point()
         self.start = self.end = position
         self._committed = self._synced = position.step
+
+    def fork(self, position: Position, number: int | None) -> None:
+        """Let a new timeline begin at a position before `start`: what the log holds behind it counts no more.
+
+        Args:
+            position: the position at which training continues.
+            number: number of the timeline; None for the next free number.
+
+        Raises:
+            RecoveryError: a monitor has pruned the journal since it was opened.
+        """
+        assert self.wal is None, "a timeline begins before the first record is written"
+        self._set_position(position, new_timeline=True, number=number)
+
+    @property
+    def next_timeline(self) -> int:
+        """The number of the next timeline that begins."""
+        return max((row.number for row in self._opened.catalog.timelines()), default=1) + 1
 
     # Closed -> writing.
 

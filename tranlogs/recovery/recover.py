@@ -210,7 +210,13 @@ class _DamagePlanner:
             raise RecoveryError(f"{self._folder}: {error}") from None
 
     def find_last_unit(self, plan: RecoveryPlan) -> LastUnit | None:
-        """Return the newest unit with a step that a plan leads to; None if the log does not hold it."""
+        """Return the newest unit with a step that a plan leads to; None if the log does not hold it.
+
+        None, too, if the newest timeline holds nothing yet. A script may have begun it by what it changes before its loop, and
+        would supersede another unit at each start.
+        """
+        if plan.position.sequence in self._limits.values():
+            return None
         return find_last_unit(self._history, self._rows, plan.position)
 
     def shorten(self, plan: RecoveryPlan, unit: LastUnit) -> tuple[RecoveryPlan, LastUnit | None]:

@@ -23,7 +23,6 @@ from .loop_state import LoopState, NumberLists, Remembered, Unstorable, demand_s
 from .offline import OfflineReplay
 from .recheck import (
     CAUSES,
-    CHANGED_NOW,
     LEFT_NOW,
     NO_UNIT,
     PENDING,
@@ -32,13 +31,11 @@ from .recheck import (
     RecomputedUnit,
     describe_difference,
     describe_equal,
-    describe_moved,
     describe_not_computed,
     describe_script_change,
-    find_changed_elements,
+    describe_superseded,
     is_below,
     is_rounding,
-    is_set_as_a_whole,
     path_of_remembered,
 )
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
@@ -63,7 +60,6 @@ from .write_forecast import FIRST_UNITS, ExpectedWrites, Place, ScanSchedule, fo
 
 __all__ = [
     "CAUSES",
-    "CHANGED_NOW",
     "FIRST_UNITS",
     "GRACE_SECONDS",
     "LEFT_NOW",
@@ -126,20 +122,18 @@ __all__ = [
     "describe_difference",
     "describe_end",
     "describe_equal",
-    "describe_moved",
     "describe_not_computed",
     "describe_replacement",
     "describe_script_change",
+    "describe_superseded",
     "describe_unset",
     "describe_weights_read",
     "digest_of",
-    "find_changed_elements",
     "forecast_writes",
     "is_below",
     "is_rounding",
     "is_same",
     "is_same_state",
-    "is_set_as_a_whole",
     "join_python",
     "join_torch",
     "judge_exactness",

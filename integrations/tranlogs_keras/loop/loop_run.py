@@ -10,7 +10,6 @@ from typing import Any
 from tranlogs.base.config import OUTSIDE_UNITS_MAX, fitting_segment_bytes
 from tranlogs.base.errors import NotRecovered, UsageError
 from tranlogs.training import (
-    CHANGED_NOW,
     LEFT_NOW,
     LOOP_LENGTH,
     UNKNOWN_DATA,
@@ -24,9 +23,9 @@ from tranlogs.training import (
     RunResources,
     ScalarHistory,
     announce,
-    describe_moved,
     describe_not_computed,
     describe_script_change,
+    describe_superseded,
     path_of_remembered,
 )
 
@@ -216,39 +215,43 @@ class LoopRun:
         # If the run stood behind the first loop, what the script does before it is undone as what it does between loops.
         stands_in_first = not self.place.sequence.has_finished and self.read_newest_loop().count <= 1
         if self._is_waiting and not self.place.sequence.entered and stands_in_first:
-            self._keep_script_changes(self._begun)
+            self._settle_script_changes(self._begun)
 
     def enter_later_loop(self) -> None:
-        """Go on at the newest boundary if the script has left the loop that was to compute the newest unit again."""
+        """Do not wait for the newest unit if the script has left the loop that was to compute it again.
+
+        Training goes on at the newest boundary, unless the script has changed something.
+        """
         begun = self._demand_begun()
-        if 0 < self.read_newest_loop().count <= self.place.sequence.entered and not begun.capture.steps_since_boundary:
-            self._keep_script_changes(begun, is_left=True)
-            self._is_waiting = True
+        if not 0 < self.read_newest_loop().count <= self.place.sequence.entered or begun.capture.steps_since_boundary:
+            return
+        if self._settle_script_changes(begun):
+            return
+        recovery = begun.recovery
+        recovery.abandon_recheck()
+        self.place.position = Position(**recovery.body["position"])
+        self.place.sequence.land(recovery.body["loop"])
+        self.report.warn(describe_not_computed(LEFT_NOW), False)
+        recovery.refresh_report()
+        self._is_waiting = True
 
-    def _keep_script_changes(self, begun: BegunLoop, *, is_left: bool = False) -> None:
-        """Go on at the newest boundary if the script has set something: with other values the newest unit is another one.
+    def _settle_script_changes(self, begun: BegunLoop) -> bool:
+        """Compare the state with that where recovery has landed. What the script has changed stands; return True if it has.
 
-        Args:
-            begun: the run.
-            is_left: do so in any case, because no loop is going to compute that unit.
+        The unit that was to be computed again is then trained like any other: a new timeline begins where recovery has landed,
+        and the record of the unit counts no more.
         """
         recovery = begun.recovery
-        changes = ScriptChanges(begun.parts, self.members, recovery.body["tracked"], self.times)
-        if changes.has_writes:
-            recovery.return_to_landing()
-            changes.compare_variables()
-        if not changes.texts and not is_left:
-            return
-        self._changes = changes
-        if recovery.abandon_recheck():
-            self.place.position = Position(**recovery.body["position"])
-            self.place.sequence.land(recovery.body["loop"])
-            self.report.warn(describe_not_computed(LEFT_NOW if is_left else CHANGED_NOW), False)
-            if moved := changes.find_moved():
-                self.report.warn(describe_moved(moved), False)
-        for text in changes.texts if not is_left else ():  # code between two loops may change anything
+        changes = ScriptChanges(begun.parts, self.members, recovery.find_written(), recovery.body["tracked"], self.times)
+        if not changes.texts:
+            return False
+        self._changes, self._has_script_changes = changes, True
+        if recovery.recheck.is_pending:
+            self.report.warn(describe_superseded(recovery.recheck.supersede()), False)
+        for text in changes.texts:
             self.report.warn(describe_script_change(text), False)
         recovery.refresh_report()
+        return True
 
     # The place in the data.
 
@@ -297,7 +300,6 @@ class LoopRun:
         begun.parts.steps.remember()
         if self._changes is not None:
             self._changes.apply()
-            self._has_script_changes = True
         return True
 
     def _set_back(self, found: Recovered) -> None:
@@ -373,9 +375,8 @@ class LoopRun:
         noted = self.scalars.commit(journal.step)
         wants = is_epoch_end and self.settings.every_epoch
         self.place.was_set_back = False
-        is_logged = not journal.is_rechecking
         begun.boundaries.commit(is_end=True, wants_checkpoint=wants, scalars=noted or None)
-        self._has_script_changes &= not is_logged
+        self._has_script_changes = False
 
     def _name_untracked(self, begun: BegunLoop) -> None:
         variables = begun.parts.variables

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tranlogs.base.errors import RecoveryError, StateMismatch
 from tranlogs.training import (
+    NO_UNIT,
     PENDING,
     Recovered,
     RecoveryReport,
@@ -22,6 +24,7 @@ from tranlogs.training import (
 from ..backends.arrays import Values
 from ..state import environment
 from ..state.architecture import compare_models
+from ..state.fingerprint import digest
 from ..state.rarely_changed_parts import find_place
 from .log_choice import LogChoice
 from .run_parts import RunParts
@@ -64,6 +67,7 @@ class Recovery:
         self.landed: Recovered | None = None
         self.changes = ScriptChanges()
         self._small: dict[str, Values] = {}  # values right after the recovery
+        self._digests: dict[str, int] = {}  # of all of them, in a loop of the script's own
 
     @property
     def body(self) -> dict[str, Any]:
@@ -92,6 +96,8 @@ class Recovery:
         if found.last_unit is not None and (obstacle := self.recheck.find_obstacle(found.last_unit)):
             parts.report.warn(describe_not_computed(obstacle), False)
             found = self._recover(before_last_unit=False)
+        elif rechecks and fit is None and found.last_unit is None and found.position.step and not parts.journal.was_finished:
+            parts.report.warn(describe_not_computed(NO_UNIT), False)
         if found.last_unit is not None and fit is not None and self.body["position"]["fit"] != fit:
             found = self._recover(before_last_unit=False)  # the newest unit is the beginning of the fit
         if fit is not None and (landed := self.body["position"]["fit"]) != fit:
@@ -105,7 +111,7 @@ class Recovery:
         if state.body["log"] == "weights" and state.log == "gradients":
             self._form.log_weights()
         self.landed = found
-        self._small = self._read_small_values()
+        self._hold_values(with_digests=fit is None)
         parts.steps.remember()
         self._seconds = time.monotonic() - start
         self.refresh_report()
@@ -138,8 +144,16 @@ class Recovery:
             return False
         self.recheck.abandon()
         self.landed = self.recheck.recovered
-        self._small = self._read_small_values()
+        self._hold_values(with_digests=True)
         return True
+
+    def find_written(self) -> dict[str, Values]:
+        """Return the variables that were given other values than recovery has restored, with copies of these values."""
+        return {
+            name: value.copy()
+            for name, value in self._read(self._parts.steps.writes.names())
+            if self._digests.get(name) != digest(value)
+        }
 
     def return_to_landing(self) -> None:
         """Bring the state back to where recovery has landed."""
@@ -164,10 +178,16 @@ class Recovery:
             self.return_to_landing()
         self._small.clear()
 
-    def _read_small_values(self) -> dict[str, Values]:
-        slots = self._parts.variables.everything_but_metrics
-        values = self._parts.backend.values_of([slot.variable for slot in slots])
-        return {slot.name: value.copy() for slot, value in zip(slots, values, strict=True) if value.nbytes <= _SMALL_BYTES}
+    def _hold_values(self, *, with_digests: bool) -> None:
+        """Hold what recovery has restored: small values, and digests of all of them."""
+        found = self._read([slot.name for slot in self._parts.variables.everything_but_metrics])
+        self._small = {name: value.copy() for name, value in found if value.nbytes <= _SMALL_BYTES}
+        self._digests = {name: digest(value) for name, value in found} if with_digests else {}
+
+    def _read(self, names: Sequence[str]) -> list[tuple[str, Values]]:
+        by_name = self._parts.variables.by_name
+        values = self._parts.backend.values_of([by_name[name].variable for name in names])
+        return list(zip(names, values, strict=True))
 
     def _report_of(self, found: Recovered) -> RecoveryReport:
         parts, state = self._parts, self._parts.state

@@ -140,6 +140,10 @@ class UnitRecheck(RecomputedUnit):
         self._rules.set_back(found)
         parts.steps.remember()
 
+    def supersede(self) -> LastUnit:
+        """Compare nothing, and let a new timeline begin where recovery has landed; return the unit that no longer counts."""
+        return self._supersede()
+
     def abandon(self) -> None:
         """Bring everything to the newest boundary after all, before a loop begins."""
         self._set_back(self._give_up())

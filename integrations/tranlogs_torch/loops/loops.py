@@ -66,8 +66,8 @@ class UnitCommitter(Protocol):
         """Return the loop of the newest boundary of the log, if the unit before it is computed again; else an empty record."""
         ...
 
-    def keep_script_changes(self, opens: Literal["own", "next", ""]) -> list[str] | None:
-        """Go on at the newest boundary with what the script has changed, if anything; return its changes in words."""
+    def settle_script_changes(self, opens: Literal["own", "next", ""]) -> bool:
+        """Let what the script has changed since the recovery stand; return False if no unit is to be computed again."""
         ...
 
 
@@ -115,7 +115,7 @@ class Loops:
             self.note_early_writes(opens_loop=True)
         newest = self._boundaries.read_newest_loop()
         if 0 < newest.count <= sequence.entered and self._boundaries.is_as_recovered():  # that loop was left before its unit
-            self._boundaries.keep_script_changes("next")
+            self._boundaries.settle_script_changes("next")
         source, begin = auxiliary.name_of(position), partial(auxiliary.begin_loop, position)
         decision = sequence.enter(name, length, begin, source, newest=newest, done=self._count_done(name, position))
         if decision == "finished":
@@ -236,12 +236,11 @@ class Loops:
             return
         for what in parts.auxiliary.find_overruled_rates():
             raise UsageError(f"{parts.settings.run}: {what}")
-        texts = self._boundaries.keep_script_changes("own" if opens_loop else "")
-        if texts is None:
+        if not self._boundaries.settle_script_changes("own" if opens_loop else ""):
             texts = self._find_early_writes()
-        for text in texts:
-            parts.report.warn(describe_script_change(text), False)
-        parts.auxiliary.has_script_changes |= bool(texts)
+            for text in texts:
+                parts.report.warn(describe_script_change(text), False)
+            parts.auxiliary.has_script_changes |= bool(texts)
 
     def _find_early_writes(self) -> list[str]:
         """Return what was written since a recovery after which no unit is computed again, in words."""

@@ -229,9 +229,9 @@ class TrainingRun:
         """Begin a fresh run with a checkpoint of what was built, unless training has begun."""
         self._recovery.begin()
 
-    def keep_script_changes(self, opens: Literal["own", "next", ""]) -> list[str] | None:
-        """Go on at the newest boundary with what the script has changed, if anything; return its changes in words."""
-        return self._recovery.keep_script_changes(opens)
+    def settle_script_changes(self, opens: Literal["own", "next", ""]) -> bool:
+        """Let what the script has changed since the recovery stand; return False if no unit is to be computed again."""
+        return self._recovery.settle_script_changes(opens)
 
     def note_own_loop(self) -> None:
         """Note that a loop of `LoggedOptimizer` begins."""

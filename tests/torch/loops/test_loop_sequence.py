@@ -277,7 +277,7 @@ def test_script_that_does_not_come_to_the_loop_in_which_the_run_stood_is_warned(
     assert optimizer.report.exact is False
 
 
-def left_early(attempt: Attempt, *, limit: int, kind: str) -> tuple[int, list[int]]:
+def left_early(attempt: Attempt, *, limit: int, kind: str, sets_rate: bool = True) -> tuple[int, list[int]]:
     """Leave the first loop after `limit` batches of the run; return these, and the epochs of the second loop."""
     _, loader, optimizer, train = begin(attempt)
     state = optimizer.remember(count=0) if attempt.run is not None else SimpleNamespace(count=0)
@@ -296,22 +296,31 @@ def left_early(attempt: Attempt, *, limit: int, kind: str) -> tuple[int, list[in
                 break
             train(batch)
             state.count += 1
-    optimizer.param_groups[0]["lr"] = 0.05
+    if sets_rate:
+        optimizer.param_groups[0]["lr"] = 0.05
     epochs = list(train_epochs(optimizer, loader, train, 2))
     optimizer.close()
     return state.count, epochs
 
 
 @pytest.mark.parametrize("kind", ["epochs", "batches"])
-def test_loop_that_is_left_at_once_after_a_crash_loses_no_step_and_the_next_one_trains_whole_epochs(
-    kind: str, tmp_path: Path
+@pytest.mark.parametrize(("sets_rate", "count"), [(False, 5), (True, 4)], ids=["unchanged", "changed"])
+def test_loop_that_is_left_at_once_after_a_crash_goes_on_at_the_newest_boundary_or_with_what_was_changed(
+    kind: str, sets_rate: bool, count: int, tmp_path: Path
 ) -> None:
-    """The condition to leave differs from the run before the crash, which stood in the middle of an epoch."""
-    assert in_child(partial(left_early, Attempt(tmp_path / "run", 6), limit=9, kind=kind)) == -signal.SIGKILL
+    """The condition to leave differs from the run before the crash, which stood in the middle of an epoch.
+
+    The next loop trains whole epochs. If the script has changed something before that, it goes on from where it had landed.
+    """
+    script = partial(left_early, kind=kind, sets_rate=sets_rate)
+    assert in_child(partial(script, Attempt(tmp_path / "run", 6), limit=9)) == -signal.SIGKILL
     last = Attempt(tmp_path / "run")
-    assert left_early(last, limit=2, kind=kind) == (5, [0, 1])
-    assert last.final_report().exact is None
-    assert not differences(last.outcome(), uninterrupted(partial(left_early, limit=5, kind=kind)).outcome())
+    assert script(last, limit=2) == (count, [0, 1])
+    report = last.final_report()
+    assert report.exact is None
+    text = "step 5 is trained again with what the script has changed" if sets_rate else "no unit is computed again, because"
+    assert any(note.startswith(text) for note in report.notes), report.notes
+    assert not differences(last.outcome(), uninterrupted(partial(script, limit=count)).outcome())
 
 
 def test_step_before_a_break_is_committed_when_the_next_loop_begins(tmp_path: Path) -> None:

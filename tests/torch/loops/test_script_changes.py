@@ -1,4 +1,4 @@
-"""What the script changes between `recover()` and its loop holds, also if the newest unit was to be computed again."""
+"""What the script changes between `recover()` and its loop holds: training goes on with it from where recovery has landed."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch
 from tests.support.verify import verify_run
 from tests.torch.lab import Attempt, differences, in_child
 from tests.torch.loops import scripts
+from tranlogs.base import failpoints
 from tranlogs.verify import Problem
 
 pytestmark = pytest.mark.crash
@@ -85,41 +86,12 @@ def set_many(it: SimpleNamespace) -> None:
     it.optimizer.param_groups[0]["weight_decay"] = 0.5
 
 
-CHANGES = {
-    "modes": (freeze, ["training mode of module 1", "requires_grad of 0.weight"]),
-    "all together": (set_many, ["weight_decay of parameter group 0", "state.phase", "base_lrs", "buffer 1.running_mean"]),
-}
-
-
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was killed amid its loop."""
-    run = tmp_path_factory.mktemp("killed") / "run"
-    assert in_child(lambda: script(Attempt(run, KILLED_AT))) == -signal.SIGKILL
-    return run
-
-
-def resume(run: Path, to: Path, change: Change, **options: Any) -> Attempt:
-    shutil.copytree(run, to)
-    attempt = Attempt(to, **options)
-    script(attempt, change=change)
-    return attempt
-
-
-@pytest.mark.parametrize("what", CHANGES)
-def test_it_holds_as_without_a_recheck(what: str, killed: Path, tmp_path: Path) -> None:
-    change, named = CHANGES[what]
-    found = resume(killed, tmp_path / "on", change)
-    wanted = resume(killed, tmp_path / "off", change, recheck=False)
-    report = found.final_report()
-    assert (report.recheck, report.exact, report.step) == ("", None, STEP), report
-    assert differences(found.outcome(), wanted.outcome()) == []
-    for name in named:
-        assert any(name in note and "was changed between recover()" in note for note in report.notes), report.notes
-
-
 def halve_rate(it: SimpleNamespace) -> None:
     it.optimizer.param_groups[0]["lr"] *= 0.5
+
+
+def set_nothing(it: SimpleNamespace) -> None:
+    """Change nothing."""
 
 
 def draw(it: SimpleNamespace) -> None:
@@ -129,14 +101,6 @@ def draw(it: SimpleNamespace) -> None:
 def clear_momentum(it: SimpleNamespace) -> None:
     for state in it.optimizer.state.values():
         state["exp_avg"].zero_()
-
-
-def set_half_rate(it: SimpleNamespace) -> None:
-    it.optimizer.param_groups[0]["lr"] = 0.005  # 0.01 where recovery lands
-
-
-def change_nothing(it: SimpleNamespace) -> None:
-    """The generator is where the unit, too, has left it: one draw further."""
 
 
 def write_row(it: SimpleNamespace) -> None:
@@ -152,41 +116,126 @@ def write_moment(it: SimpleNamespace) -> None:
     next(iter(it.optimizer.state.values()))["exp_avg"].data[0] = 1.0
 
 
-# What a script does at the step where recovery lands, the same at the newest step, and how it is named.
-DERIVED = {
-    "a rate": (halve_rate, set_half_rate, "lr of parameter group 0 of optimizer 'main' (it was 0.01, then 0.001)"),
-    "a generator": (draw, change_nothing, "the tracked 'generator'"),
-    "a row": (write_row, write_row, "weight 0.weight"),
-    "one weight": (write_past_the_counter, write_past_the_counter, "weight 4.weight"),
-    "some moments": (write_moment, write_moment, "the state of optimizer 'main'"),
+# What a script changes, and how it is named.
+CHANGES: dict[str, tuple[Change, list[str]]] = {
+    "modes": (freeze, ["training mode of module 1", "requires_grad of 0.weight"]),
+    "all together": (set_many, ["weight_decay of parameter group 0", "state.phase", "base_lrs", "buffer 1.running_mean"]),
+    "a rate": (halve_rate, ["lr of parameter group 0 of optimizer 'main'"]),
+    "a generator": (draw, ["the tracked 'generator'"]),
+    "a row": (write_row, ["weight 0.weight"]),
+    "one weight": (write_past_the_counter, ["weight 4.weight"]),
+    "some moments": (write_moment, ["the state of optimizer 'main'"]),
+    "all moments": (clear_momentum, ["the state of optimizer 'main'"]),
 }
 
 
 @pytest.fixture(scope="module")
-def killed_stepped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was killed after a scheduler had lowered the rate in its last step."""
     run = tmp_path_factory.mktemp("killed") / "run"
     assert in_child(lambda: script(Attempt(run, KILLED_AT), make=make_stepped)) == -signal.SIGKILL
     return run
 
 
-@pytest.mark.parametrize("what", DERIVED)
-def test_a_value_that_the_unit_changes_too_is_the_scripts_and_no_step_is_lost(
-    what: str, killed_stepped: Path, tmp_path: Path
-) -> None:
-    change, at_the_end, named = DERIVED[what]
-    make = partial(script, make=make_stepped)
-    folders = tmp_path / "on", tmp_path / "off"
-    for folder in folders:
-        shutil.copytree(killed_stepped, folder)
-    found, wanted = Attempt(folders[0]), Attempt(folders[1], recheck=False)
-    make(found, change=change)
-    make(wanted, change=at_the_end)
-    report = found.final_report()
-    assert (report.recheck, report.exact, report.step) == ("", None, STEP), report
-    start = f"the script has changed {named} where recover() has landed"
-    assert any(note.startswith(start) and "give recheck=False" in note for note in report.notes), report.notes
+@pytest.fixture
+def run(killed: Path, tmp_path: Path) -> Path:
+    """A copy of that run."""
+    shutil.copytree(killed, tmp_path / "run")
+    return tmp_path / "run"
+
+
+stepped = partial(script, make=make_stepped)
+
+
+def die(run: Path, at: int, change: Change | None = None) -> None:
+    assert in_child(lambda: stepped(Attempt(run, at), change=change)) == -signal.SIGKILL
+
+
+def finish(run: Path, change: Change | None = None) -> Attempt:
+    attempt = Attempt(run)
+    stepped(attempt, change=change)
+    assert [finding for finding in verify_run(run) if isinstance(finding, Problem)] == []
+    return attempt
+
+
+def changed(change: Change) -> Attempt:
+    """A run without TranLogs in which the change is made before the turn that recovery lands at."""
+    attempt = Attempt()
+    stepped(attempt, change=change)
+    return attempt
+
+
+def demand_same(found: Attempt, wanted: Attempt) -> None:
+    rates = found.kept.pop("rates")
+    assert rates == wanted.kept.pop("rates")[-len(rates) :]
     assert differences(found.outcome(), wanted.outcome()) == []
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_it_stands_and_the_newest_unit_is_trained_again_with_it(what: str, run: Path) -> None:
+    change, named = CHANGES[what]
+    found = finish(run, change)
+    report = found.final_report()
+    assert (report.recheck, report.exact, report.step) == ("", None, STEP - 1), report
+    assert any(note.startswith(f"step {STEP} is trained again with what the script has changed") for note in report.notes)
+    for name in named:
+        assert any(name in note and "was changed between recover()" in note for note in report.notes), report.notes
+    demand_same(found, changed(change))
+
+
+@pytest.mark.parametrize(("at", "landed"), [(1, STEP - 1), (2, STEP), (3, STEP), (4, STEP + 1)])
+@pytest.mark.parametrize("again", [True, False], ids=["at each start", "once"])
+def test_a_crash_after_a_change_loses_nothing_more(at: int, landed: int, again: bool, run: Path) -> None:
+    """The second process dies in the first units of the new timeline; the third makes the same change again, or does not."""
+    change = CHANGES["all together"][0]
+    die(run, at, change)
+    found = finish(run, change if again else None)
+    report = found.final_report()
+    assert report.step == landed, report
+    if at == 1 and not again:  # nothing of the new timeline was trained: the log is as the first process has left it
+        assert (report.recheck, report.exact) == ("equal", True), report
+        return
+    is_proven = at > 2
+    assert (report.recheck, report.exact) == (("equal", True) if is_proven else ("", None)), report
+    demand_same(found, changed(change))
+
+
+def test_a_script_that_changes_something_anew_at_each_start_makes_progress(run: Path) -> None:
+    """Each process finishes one unit, and the next one does not train it again."""
+    steps = []
+    for _ in range(4):
+        shutil.rmtree(f"{run}.life", ignore_errors=True)
+        die(run, 2, halve_rate)
+        copy = run.parent / "copy"
+        shutil.copytree(run, copy)
+        steps.append(finish(copy, halve_rate).reports[0].step)
+        shutil.rmtree(copy)
+    assert steps == [STEP, STEP + 1, STEP + 2, STEP + 3]
+
+
+@pytest.mark.parametrize("point", ["catalog.before_commit", "catalog.after_commit", "log.begin", "log.before_commit"])
+def test_a_kill_as_the_timeline_begins_costs_no_unit_more(point: str, run: Path) -> None:
+    """Wherever it dies, the next process stands where recovery had landed or behind it, with or without the change."""
+    steps = set()
+    twins = {True: changed(halve_rate), False: changed(set_nothing)}
+    for number in range(1, 7):
+        copy = run.parent / f"copy{number}"
+        shutil.copytree(run, copy)
+
+        def begin(copy: Path = copy, number: int = number) -> None:
+            failpoints._rules = failpoints._parse(f"{point}=kill@{number}")
+            stepped(Attempt(copy), change=halve_rate)
+
+        assert in_child(begin) == -signal.SIGKILL
+        found = finish(copy)
+        report = found.final_report()
+        steps.add(report.step)
+        is_changed = found.kept["rates"][-1] != twins[False].kept["rates"][-1]
+        wanted = Attempt()
+        wanted.kept = dict(twins[is_changed].kept)
+        demand_same(found, wanted)
+        assert report.exact is (None if report.recheck == "" else True), report
+    assert min(steps) == STEP - 1
 
 
 def swap_and_swap_back(it: SimpleNamespace) -> None:
@@ -206,50 +255,15 @@ def write_the_same(it: SimpleNamespace) -> None:
     it.optimizer.param_groups[0]["lr"] = float(it.optimizer.param_groups[0]["lr"])
 
 
-def test_who_sets_what_is_there_changes_nothing(killed_stepped: Path, tmp_path: Path) -> None:
+def test_who_sets_what_is_there_changes_nothing(run: Path) -> None:
     wanted = Attempt()
-    script(wanted, make=make_stepped)
-    shutil.copytree(killed_stepped, tmp_path / "run")
-    found = Attempt(tmp_path / "run")
-    script(found, change=write_the_same, make=make_stepped)
+    stepped(wanted)
+    found = finish(run, write_the_same)
     report = found.final_report()
     assert (report.recheck, report.exact) == ("equal", True), report
     (note,) = report.notes
     assert note.startswith("state_dict() of the model was read before a loop"), "it is not seen that no file is made of it"
-    assert found.kept.pop("rates") == wanted.kept.pop("rates")[STEP - 1 :]
-    assert differences(found.outcome(), wanted.outcome()) == []
-
-
-def test_a_kill_right_behind_a_change_is_no_difference(killed_stepped: Path, tmp_path: Path) -> None:
-    """The log has the change in that unit, and a script that does not make it again cannot compute the unit again."""
-    run = tmp_path / "run"
-    shutil.copytree(killed_stepped, run)
-    assert in_child(lambda: script(Attempt(run, 2), change=clear_momentum, make=make_stepped)) == -signal.SIGKILL
-    found = Attempt(run)
-    script(found, make=make_stepped)
-    report = found.final_report()
-    assert (report.recheck, report.exact, report.step) == ("", None, STEP + 1), report
-    why = "no unit is computed again, because the script had changed weights, hyper-parameters or other state before its loop"
-    assert any(note.startswith(why) for note in report.notes), report.notes
-    assert [finding for finding in verify_run(run) if isinstance(finding, Problem)] == []
-
-
-def test_what_was_changed_beside_a_scheduler_is_there_after_another_crash(tmp_path: Path) -> None:
-    start = partial(script, make=make_stepped)
-    run, off = tmp_path / "run", tmp_path / "off"
-    assert in_child(lambda: start(Attempt(run, KILLED_AT))) == -signal.SIGKILL
-    shutil.copytree(run, off)
-    for folder, change, options in ((run, halve_rate, {}), (off, set_half_rate, {"recheck": False})):
-        attempt = Attempt(folder, 4, **options)
-        assert in_child(lambda attempt=attempt, change=change: start(attempt, change=change)) == -signal.SIGKILL
-    found, wanted = Attempt(run), Attempt(off, recheck=False)
-    start(found)
-    start(wanted)
-    report = found.final_report()
-    assert (report.recheck, report.exact, report.step) == ("equal", True, STEP + 2), report
-    rates = found.kept.pop("rates")
-    assert rates[1:] == wanted.kept.pop("rates"), "the first is of the unit that was computed again"
-    assert differences(found.outcome(), wanted.outcome()) == []
+    demand_same(found, wanted)
 
 
 @pytest.mark.parametrize("changes", [True, False])
@@ -274,3 +288,44 @@ def test_an_attribute_remembered_after_recover_is_kept_too(changes: bool, tmp_pa
     report = attempt.final_report()
     assert (attempt.kept["phase"], report.recheck) == ((5.0, "") if changes else (1.0, "equal")), report
     assert any("state.phase was changed" in note for note in report.notes) is changes
+
+
+def growing(attempt: Attempt, *, grows: bool = True) -> None:
+    """Train a layer; the other one joins after `recover()`, unless it has, and in the twin before the turn of the landing."""
+    scripts.seed()
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    optimizer = attempt.wrap(torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9), model)
+    state = optimizer.remember(turn=0)
+    attempt.start(optimizer)
+
+    def grow() -> None:
+        if len(optimizer.param_groups) == 1:
+            optimizer.add_param_group({"params": model[2].parameters(), "lr": 0.01})
+
+    if grows and attempt.run is not None:
+        grow()
+    for batch in optimizer.batches(scripts.loader_of(), until=scripts.TURNS):
+        if grows and attempt.run is None and state.turn == STEP - 1:
+            grow()
+        scripts.step(attempt, model, optimizer, batch)
+        state.turn += 1
+    attempt.keep(model=model, optimizer=optimizer)
+    optimizer.close()
+
+
+def test_a_group_that_is_added_after_recover_at_each_start_trains_on(tmp_path: Path) -> None:
+    run, wanted = tmp_path / "run", Attempt()
+    growing(wanted)
+    assert in_child(lambda: growing(Attempt(run, KILLED_AT), grows=False)) == -signal.SIGKILL
+    for at, landed, proof in ((None, STEP - 1, ("", None)), (2, STEP, ("", None)), (3, STEP + 1, ("equal", True))):
+        if at is not None:
+            assert in_child(lambda at=at: growing(Attempt(run, at))) == -signal.SIGKILL
+        copy = tmp_path / f"copy {at}"
+        shutil.copytree(run, copy)
+        found = Attempt(copy)
+        growing(found)
+        report = found.final_report()
+        assert (report.step, report.recheck, report.exact) == (landed, *proof), report
+        is_named = any("the number of parameter groups of optimizer 'main' was changed" in note for note in report.notes)
+        assert is_named is (landed == STEP - 1), report.notes
+        assert differences(found.outcome(), wanted.outcome()) == []

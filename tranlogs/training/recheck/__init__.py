@@ -1,14 +1,9 @@
 """A unit that training computes again after a crash, compared with its record."""
 
 from .comparison import (
-    CHANGED_BEFORE,
-    CHANGED_NOW,
     LEFT_NOW,
-    describe_moved,
     describe_script_change,
-    find_changed_elements,
     is_below,
-    is_set_as_a_whole,
 )
 from .messages import (
     CAUSES,
@@ -18,6 +13,7 @@ from .messages import (
     describe_difference,
     describe_equal,
     describe_not_computed,
+    describe_superseded,
     describe_unfinished,
     is_rounding,
     path_of_remembered,
@@ -27,8 +23,6 @@ from .recomputed_unit import RecomputedUnit
 
 __all__ = [
     "CAUSES",
-    "CHANGED_BEFORE",
-    "CHANGED_NOW",
     "LEFT_NOW",
     "NO_UNIT",
     "PENDING",
@@ -37,13 +31,11 @@ __all__ = [
     "RecomputedUnit",
     "describe_difference",
     "describe_equal",
-    "describe_moved",
     "describe_not_computed",
     "describe_script_change",
+    "describe_superseded",
     "describe_unfinished",
-    "find_changed_elements",
     "is_below",
     "is_rounding",
-    "is_set_as_a_whole",
     "path_of_remembered",
 ]

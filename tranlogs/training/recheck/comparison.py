@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from ...base.types import Array, Bytes, Extension, SparseArray, TensorSpec
 from ...encoding import tree
@@ -24,9 +23,6 @@ _SHOWN_MAX = 60  # characters of a value in a message
 
 Kind = Literal["gradients", "weights", "settings", "state", "order"]
 
-Mask = npt.NDArray[Any]  # of bool, an entry for each element
-CHANGED_NOW = "the script has changed weights, hyper-parameters or other state before its loop"
-CHANGED_BEFORE = "the script had changed weights, hyper-parameters or other state before its loop, in that unit"
 LEFT_NOW = "the script has left the loop in which it had stopped before that loop took a batch"
 
 
@@ -277,46 +273,6 @@ def _floats(data: Bytes, dtype: str) -> np.ndarray[Any, Any]:
     return flat.view(_FLOATS[dtype]).astype(np.float64)
 
 
-def find_changed_elements(before: Bytes, now: Bytes, itemsize: int) -> Mask:
-    """Return which elements differ bit for bit.
-
-    Args:
-        before: the bytes of an array, in one dimension.
-        now: those of another array of the same dtype and size.
-        itemsize: bytes of an element.
-    """
-    changed: Mask = (before.reshape(-1, itemsize) != now.reshape(-1, itemsize)).any(1)
-    return changed
-
-
-def is_set_as_a_whole(now: Bytes, changed: Mask, itemsize: int) -> bool:
-    """Return True if a script has set all of an array, though some elements had that value before.
-
-    Most have another one now, or all have the same (`zero_()`).
-
-    Args:
-        now: the bytes of the array, in one dimension.
-        changed: which elements differ from those before.
-        itemsize: bytes of an element.
-    """
-    elements = now.reshape(-1, itemsize)
-    return 2 * int(np.count_nonzero(changed)) >= changed.size or bool((elements == elements[:1]).all())
-
-
 def describe_script_change(what: str) -> str:
     """Return a text on something that the script has set."""
     return f"{what} was changed between recover() and the first batch; training continues with the new value"
-
-
-def describe_moved(moved: Sequence[str]) -> str:
-    """Return a text on what the script has set and the newest unit has changed, too.
-
-    Args:
-        moved: what it is, in words; at least one.
-    """
-    more = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
-    return (
-        f"the script has changed {moved[0]}{more} where recover() has landed, and so did the run in its newest unit, before "
-        "the crash. Training continues after that unit with the script's value. If the script makes the value from the one "
-        "that it finds, give recheck=False: recover() then lands after that unit"
-    )

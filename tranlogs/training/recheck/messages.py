@@ -12,7 +12,8 @@ from ..restarts import is_called_like_a_time
 from .comparison import Difference
 
 PENDING = "the newest unit before the crash is being computed again, to prove that this script resumes exactly"
-NO_UNIT = "the log does not hold the newest one with a step"
+NO_UNIT = "the log does not hold the newest one with a step, or a timeline began behind it"
+CHANGED_BEFORE = "the script had changed weights, hyper-parameters or other state before its loop, in that unit"
 
 _NAMES_MAX = 5
 _SETTING = re.compile(r"hyper\[(?P<group>\d+)\]\.(?P<name>.+)")
@@ -119,6 +120,21 @@ def describe_not_computed(why: str) -> str:
         why: the reason, as a clause.
     """
     return f"no unit is computed again, because {why}: that the script's loop resumes exactly is not proven"
+
+
+def describe_superseded(unit: LastUnit, where: str = "") -> str:
+    """Return a text on a recorded unit that is trained anew, because the script has changed the state before it.
+
+    Args:
+        unit: the unit.
+        where: " on rank 1"; empty for a process that trains alone.
+    """
+    first, last = unit.start.step + 1, unit.end.step
+    steps = f"step {last} is" if first >= last else f"steps {first} to {last} are"
+    return (
+        f"{steps} trained again with what the script has changed since recover(){where}, in place of the record that was made "
+        "before the crash: that the script's loop resumes exactly is not proven"
+    )
 
 
 def describe_unfinished(run: Path, unit: LastUnit) -> str:

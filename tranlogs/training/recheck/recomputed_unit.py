@@ -10,8 +10,7 @@ from ...journal.journal import Journal
 from ...recovery.history import LastUnit
 from ...recovery.recover import Recovered
 from ..live_report import LiveReport
-from .comparison import CHANGED_BEFORE
-from .messages import describe_unfinished, find_strangers
+from .messages import CHANGED_BEFORE, describe_unfinished, find_strangers
 from .recheck import Recheck
 
 
@@ -87,6 +86,12 @@ class RecomputedUnit:
         self._recheck.close()
         self._report.recheck = ""
         return self._recheck.unit
+
+    def _supersede(self, number: int | None = None) -> LastUnit:
+        """Compare nothing more, and let a new timeline begin before the unit. Return the unit."""
+        assert self._recheck is not None
+        self._journal.log.fork(self._recheck.unit.start, number)
+        return self._give_up()
 
     def note_end(self) -> None:
         """Report at the end of the script that its loop has not computed the unit."""

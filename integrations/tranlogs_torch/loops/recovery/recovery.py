@@ -8,9 +8,14 @@ from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
-from tranlogs.ranks import GroupRecovered, get_first_timeline_id
+from tranlogs.ranks import (
+    GroupRecovered,
+    extend_timeline_ids,
+    get_first_timeline_id,
+    get_timeline_ids,
+    new_timeline_id,
+)
 from tranlogs.training import (
-    CHANGED_NOW,
     LEFT_NOW,
     NO_UNIT,
     LastUnit,
@@ -18,9 +23,9 @@ from tranlogs.training import (
     Progress,
     Recovered,
     RecoveryReport,
-    describe_moved,
     describe_not_computed,
     describe_script_change,
+    describe_superseded,
     recover,
 )
 
@@ -31,8 +36,8 @@ from ...state.caveats import has_steps
 from ...state.compatibility import compare_modules, compare_schedulers, describe_modules
 from ..run_parts import RunParts
 from ..write_forecast import forecast
+from .landed_state import LandedState, show
 from .resume_report import ResumeReport
-from .script_changes import LandedState, ScriptChanges
 from .unit_recheck import OUTSIDE, UnitRecheck
 
 _log = logging.getLogger("tranlogs")
@@ -182,46 +187,62 @@ class Recovery:
         parts.writes.remember(parts.journal.step)
         return found
 
-    def keep_script_changes(self, opens: Literal["own", "next", ""]) -> list[str] | None:
-        """Go on at the newest boundary with all that the script has set since the recovery; return its changes in words.
+    def settle_script_changes(self, opens: Literal["own", "next", ""]) -> bool:
+        """Compare the state, as a loop begins, with that where recovery has landed. What the script has changed stands.
 
-        Several ranks do that together, at the end of the unit: until then one rank does not know what another has changed. A
-        script that has set what was there already has changed nothing, and the unit is computed again.
+        If it has changed something, on any rank, the unit that was to be computed again is trained like any other: a new
+        timeline begins where recovery has landed, and the record of the unit counts no more.
 
         Args:
             opens: the loop that begins. Outside of all loops (""), the loop may set everything in each turn, and the unit is
-                compared as it comes out. Before a loop after that in which the run stood ("next"), the unit is never
-                computed: that loop was left at once.
+                compared as it comes out. Before a loop after that in which the run stood ("next"), that loop was left at once:
+                if nothing was changed, training goes on at the newest boundary.
 
         Returns:
-            None if no unit is to be computed again.
+            False if no unit is to be computed again.
         """
         parts, start, landed = self._parts, time.monotonic(), self._landed_state
         if not self.recheck.is_pending or landed is None:
-            return None
-        changes = ScriptChanges(parts, landed, self.recheck.ignored)
-        if opens != "own" or changes.texts:  # else its loop may be left at once, and the next one asks again
-            self._landed_state = None
-        if not changes.is_certain:
+            return False
+        tensors, hyper = landed.find_tensor_changes(), landed.find_hyper_changes()
+        if not tensors:  # perhaps written, with the values that were there
             parts.writes.remember(parts.journal.step)
         if not opens:
-            self._suspects = changes.texts if changes.is_certain else []
-            return []
-        if opens != "next" and not changes.texts:
-            return []
-        moved = changes.find_moved(self.recheck.read_end())
-        if parts.coordinator.is_single or opens == "next":
+            self._landed_state, self._suspects = None, show(tensors + hyper)
+            return True
+        texts = show(tensors + hyper + landed.find_other_changes(self.recheck.ignored))
+        answers = parts.coordinator.all_gather([texts, parts.journal.log.next_timeline, new_timeline_id()])
+        changed = [rank for rank, (found, _, _) in enumerate(answers) if found]
+        if changed:
+            self._landed_state, parts.auxiliary.has_script_changes = None, True
+            self._supersede(max(number for _, number, _ in answers), answers[0][2], changed[0])
+            for text in texts:
+                parts.report.warn(describe_script_change(text), False)
+            self.report.note_set_back(None)
+        elif opens == "next":
+            self._landed_state = None
             found = self.recheck.abandon()
             parts.auxiliary.reopen()
             self._on_landed()
-            moved += changes.apply()
-            parts.report.warn(describe_not_computed(LEFT_NOW if opens == "next" else CHANGED_NOW), False)
+            parts.report.warn(describe_not_computed(LEFT_NOW), False)
             self.report.begin(found, time.monotonic() - start)
-        else:
-            self.recheck.drop(changes)
-        if moved:
-            parts.report.warn(describe_moved(moved), False)
-        return changes.texts
+        return True
+
+    def _supersede(self, number: int, name: str, rank: int) -> None:
+        """Begin a timeline where recovery has landed, on all ranks.
+
+        Args:
+            number: of the timeline.
+            name: its id.
+            rank: on which the script has changed something.
+        """
+        parts = self._parts
+        if self._is_of_group:
+            ids, step = get_timeline_ids(parts.environment), parts.journal.step
+            parts.environment.update(past=extend_timeline_ids(ids, step, name))
+        unit = self.recheck.supersede(number)
+        where = "" if parts.coordinator.is_single else f" on rank {rank}"
+        parts.report.warn(describe_superseded(unit, where), False)
 
     def read_newest_loop(self) -> LoopRecord:
         """Return the loop of the newest boundary of the log, if the unit before it is computed again; else an empty record."""

@@ -20,14 +20,12 @@ from tranlogs.training import (
     Recovered,
     describe_difference,
     describe_equal,
-    describe_moved,
     is_rounding,
 )
 
 from ...state.advice import causes
 from ...state.caveats import IMPLICIT
 from ..run_parts import RunParts
-from .script_changes import ScriptChanges
 from .unit_verdict import UnitOutcome, UnitVerdict, conclude
 
 # Parts of a boundary that depend on the process: where it began, whether it has learned that gradients are cleared before the
@@ -62,7 +60,6 @@ class UnitRecheck(RecomputedUnit):
     def __init__(self, parts: RunParts, recover_end: Callable[[LastUnit], Recovered], on_set_back: Callable[[], None]) -> None:
         super().__init__(parts.settings.run, parts.journal, parts.report)
         self._parts, self._recover_end, self._on_set_back = parts, recover_end, on_set_back
-        self._changes: ScriptChanges | None = None
         self.ignored, self.times = set(_OF_EACH_PROCESS), list[str]()
         self.obstacle = ""
         self.starts_timeline = False
@@ -99,10 +96,14 @@ class UnitRecheck(RecomputedUnit):
         if verdict is None:
             return False
         self._conclude(recheck, verdict)
-        if self.starts_timeline:  # in all journals before the first record
-            self._parts.journal.start()
-            coordinator.all_gather(True)
+        self._start_timeline()
         return True
+
+    def _start_timeline(self) -> None:
+        """Begin the new timeline, if there is one, in the journals of all ranks before the first record."""
+        if self.starts_timeline:
+            self._parts.journal.start()
+            self._parts.coordinator.all_gather(True)
 
     def _is_due(self, recheck: Recheck) -> bool:
         """Return True if all ranks ask each other at this boundary; other boundaries may be this rank's alone."""
@@ -111,14 +112,13 @@ class UnitRecheck(RecomputedUnit):
         return self._parts.journal.step > recheck.unit.start.step
 
     def _describe_outcome(self, recheck: Recheck) -> UnitOutcome:
-        difference, is_changed = recheck.difference, self._changes is not None
+        difference = recheck.difference
         if difference is None:
-            return UnitOutcome(recheck.is_over, is_changed=is_changed)
+            return UnitOutcome(recheck.is_over)
         return UnitOutcome(
             recheck.is_over,
             describe_difference(difference, causes=causes(self._parts.report.face), starts_over=self._parts.report.starts_over),
             not is_rounding(difference),
-            is_changed,
         )
 
     def _conclude(self, recheck: Recheck, verdict: UnitVerdict) -> None:
@@ -137,17 +137,11 @@ class UnitRecheck(RecomputedUnit):
         is_outside = bool(parts.auxiliary.is_outside or recheck.read_recorded("is_implicit"))
         is_wrong = verdict.is_wrong and (not is_outside or parts.auxiliary.is_loop_remembered)
         recheck.close()
-        report.recheck = "different" if verdict.kind == "different" else ""
+        report.recheck = "different"
         self.recovered = self._recover_end(recheck.unit)
-        if verdict.kind == "dropped":
-            self.obstacle = verdict.texts[0]
-        else:
-            parts.auxiliary.deviation = parts.auxiliary.deviation or (verdict.texts[0], is_wrong)
+        parts.auxiliary.deviation = parts.auxiliary.deviation or (verdict.texts[0], is_wrong)
         self._on_set_back()
-        moved = self._changes.apply() if self._changes is not None else []
-        if moved:
-            report.warn(describe_moved(moved), False)
-        for text in verdict.texts if verdict.kind == "different" else ():
+        for text in verdict.texts:
             if parts.coordinator.rank == 0:
                 report.warn(text, is_wrong)
             else:  # rank 0 warns of it
@@ -159,13 +153,22 @@ class UnitRecheck(RecomputedUnit):
         body: dict[str, Any] = self._parts.state.decode_boundary(self._recheck.end)
         return body
 
-    def drop(self, changes: ScriptChanges) -> None:
-        """Let all ranks give the unit up at the next boundary where they meet, and keep what the script has changed."""
-        self._changes = changes
+    def supersede(self, number: int) -> LastUnit:
+        """Compare nothing, and let a new timeline begin where recovery has landed. All ranks must call it with one number.
+
+        Returns:
+            The unit that the log does not lead to any more.
+        """
+        unit = self._supersede(number)
+        self.starts_timeline |= not self._parts.coordinator.is_single
+        self._start_timeline()
+        return unit
 
     def abandon(self) -> Recovered:
-        """Recover to the newest boundary after all, before a loop begins."""
-        return self._recover_end(self._give_up())
+        """Recover to the newest boundary after all, before a loop begins. All ranks must call it."""
+        found = self._recover_end(self._give_up())
+        self._start_timeline()
+        return found
 
     def _print(self, text: str) -> None:
         if self._parts.coordinator.rank == 0:

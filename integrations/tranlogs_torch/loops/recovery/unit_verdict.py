@@ -1,7 +1,6 @@
 """The verdict of all ranks on a unit that each of them has computed again (pure).
 
 outcomes of the ranks                                       verdict
-the script has changed something on a rank                  dropped: the unit cannot be equal, and the change holds
 a rank differs                                              different: all ranks set back what they have recorded
 some ranks have come to the end of the unit, others not     different
 all have come to its end, and are equal                     equal
@@ -14,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
-from tranlogs.training import CHANGED_NOW
-
 _TEXTS_MAX = 2  # ranks whose difference is described in full
 
 
@@ -27,13 +24,11 @@ class UnitOutcome:
         is_over: True if the rank has come to the end of its unit.
         text: the difference between its unit and the record; "" if there is none.
         is_wrong: True if the difference is larger than a rounding error.
-        is_changed: True if the script has changed weights, hyper-parameters or other state before its loop.
     """
 
     is_over: bool
     text: str = ""
     is_wrong: bool = False
-    is_changed: bool = False
 
     def pack(self) -> list[Any]:
         """Return the outcome as plain values that can be sent to other ranks."""
@@ -46,21 +41,17 @@ class UnitVerdict:
 
     Attributes:
         kind: see the table of the module.
-        texts: what differs, and on which ranks; or why the unit was dropped.
+        texts: what differs, and on which ranks.
         is_wrong: True if a difference is larger than a rounding error.
     """
 
-    kind: Literal["equal", "different", "dropped"]
+    kind: Literal["equal", "different"]
     texts: tuple[str, ...] = ()
     is_wrong: bool = False
 
 
 def conclude(outcomes: Sequence[UnitOutcome]) -> UnitVerdict | None:
     """Return the verdict on the outcomes of all ranks, by rank; None if it is not known yet."""
-    changed = [rank for rank, one in enumerate(outcomes) if one.is_changed]
-    if changed:
-        where = f" on rank {changed[0]}" if len(outcomes) > 1 else ""
-        return UnitVerdict("dropped", (CHANGED_NOW + where,))
     texts = {rank: one.text for rank, one in enumerate(outcomes) if one.text}
     if texts:
         return UnitVerdict("different", _name_ranks(texts, len(outcomes)), any(one.is_wrong for one in outcomes))
