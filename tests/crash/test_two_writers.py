@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 
 from tests.crash.processes import Judge, Processes, open_run, trainer, training
 from tests.crash.toy_trainers import SIZES
-from tests.monitor.test_beside import wait_until
 from tests.support import campaign
 from tests.support.toy import open_toy, uninterrupted
 from tests.support.verify import verify_run
+from tests.support.waiting import wait_until
 from tranlogs.base.errors import UsageError
 from tranlogs.cli import app
 from tranlogs.verify import Finding, Problem
