@@ -20,35 +20,30 @@ from pathlib import Path
 import pytest
 
 from tests.support import campaign
+from tranlogs_demo.demo import commands
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_ROOTS = (ROOT, ROOT / "integrations", ROOT / "monitor")
 
-# The demo with a model of the least size, and then the commands that it names, all in the process of the first: importing torch
-# takes longer than any of them. In a soak it is the model of `tranlogs demo --quick`.
 DEMO = """
-import contextlib, io, json, sys
 from dataclasses import replace
 from tranlogs.cli import app
 from tranlogs_demo import demo
 from tranlogs_demo.training import GPT_TINY
+demo.QUICK = replace(demo.QUICK, config=GPT_TINY, until=40)
+app(prog_name="tranlogs")
+"""
 
-def call(line):
+# Calls commands that are given line by line, each as a process would, in one process.
+COMMANDS = """
+import sys
+from tranlogs.cli import app
+for line in sys.argv[1].splitlines():
     try:
-        app(line, prog_name="tranlogs")
+        app(line.split(), prog_name="tranlogs")
     except SystemExit as end:
         if end.code:
             raise SystemExit(f"{line}: {end.code}")
-
-if sys.argv[1:]:
-    demo.QUICK = replace(demo.QUICK, config=GPT_TINY, until=40)
-with contextlib.redirect_stdout(io.StringIO()) as printed:
-    call(["demo", "--quick", "--json", "--seed", "7"])
-figures = json.loads(printed.getvalue())
-with contextlib.redirect_stdout(sys.stderr):
-    for line in demo.commands(figures["run"], figures["batches"]):
-        call(line.split())
-print(json.dumps(figures))
 """
 
 
@@ -196,7 +191,8 @@ def test_packages_come_from_the_wheel_and_the_checkout_is_unknown(installed: Ins
 @pytest.mark.slow
 def test_the_demo_is_exact(installed: Installed) -> None:
     """A trainer of PyTorch is killed and goes on, and the commands that the demo names work on its run."""
-    figures = json.loads(installed("python", "-c", DEMO, *(() if campaign.is_soak() else ("tiny",))))
+    command = ["tranlogs"] if campaign.is_soak() else ["python", "-c", DEMO]
+    figures = json.loads(installed(*command, "demo", "--quick", "--json", "--seed", 7))
     assert figures["is_exact"], figures["differences"]
     assert figures["differences"] == []
     assert set(figures["compared"].values()) == {True}
@@ -205,4 +201,5 @@ def test_the_demo_is_exact(installed: Installed) -> None:
     assert landed + 1 + figures["steps_lost"] == figures["killed_in_batch"]  # one batch was computed again
     assert Path(figures["run"]) == Path("demo-run/run")
     assert (installed.work / figures["curves"]).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    installed("python", "-c", COMMANDS, "\n".join(commands(figures["run"], figures["batches"])))
     assert (installed.work / "state.pt").is_file()
