@@ -1,4 +1,4 @@
-"""The words of the commands, on runs of public scripts of several kinds, most of which were killed.
+"""The words of the commands, on runs of public scripts that were killed: one optimizer, several, and a log of weights.
 
 Numbers, sizes, times and what depends on the machine are masked, and so is the width of columns; long lines are cut.
 `TRANLOGS_GOLDEN=write` writes the files in `golden/` anew: look at the difference, since it is what users read.
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.kills.pytorch import Death, Job, Script
-from tests.public.torch.scripts import dcgan, mnist, word_language_model
+from tests.public.torch.scripts import forward_forward, image_classifier, phases
 from tests.torch.lab import in_child
 
 from .conftest import Cli
@@ -75,16 +75,16 @@ def on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_commands_on_a_run_of_a_pytorch_script(cli: Cli, tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "state.pt"
     job = Job(tmp_path / "files", run, Death("batch", after=22), checkpoint_every=1000)
-    assert in_child(lambda: job.live(mnist.train)) == -signal.SIGKILL
+    assert in_child(lambda: job.live(image_classifier.train)) == -signal.SIGKILL
     found = "".join(
         [
             shown(cli, "status", run),
             shown(cli, "log", run, "-n", 3),
-            shown(cli, "log", run, "--step", 16),
+            shown(cli, "log", run, "--step", 6),
             shown(cli, "verify", run),
             shown(cli, "verify", run, "--replay"),
             shown(cli, "replay", run, "--out", out),
-            shown(cli, "replay", run, "--step", 8, "--out", out),
+            shown(cli, "replay", run, "--step", 4, "--out", out),
             shown(cli, "replay", run, "--step", 999, "--out", out, "--force"),
         ]
     )
@@ -92,8 +92,8 @@ def test_commands_on_a_run_of_a_pytorch_script(cli: Cli, tmp_path: Path) -> None
 
 
 KINDS: dict[str, tuple[Script, int, str]] = {
-    "gan": (dcgan.train, 14, "gradients"),
-    "weights": (word_language_model.train, 30, "weights"),
+    "optimizers": (forward_forward.train, 14, "gradients"),
+    "weights": (phases.train, 14, "weights"),
 }
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
-import subprocess
-import sys
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.kills.launchers import forked, wait_for
 from tests.support.damage import tensor_span
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import Location
@@ -319,34 +324,41 @@ def test_what_needs_the_framework_says_what_to_install_and_damage_is_told_withou
 
 # A run that another process is writing.
 
-SCRIPT = """
-import sys
-from pathlib import Path
-import torch
-from tests.cli.conftest import train
 
-def say(step):
-    if step == 6:
-        print("ready", flush=True)
-        sys.stdin.readline()
+@dataclass(frozen=True)
+class Trainer:
+    """A process that trains, and waits in the middle of its sixth step."""
 
-torch.save(train(Path(sys.argv[1]), 10, say).state_dict(), sys.argv[2])
-"""
+    pid: int
+    goes_on: Event
+
+    def finish(self) -> int:
+        """Let it train on to its end; return its exit status."""
+        self.goes_on.set()
+        return wait_for(self.pid)
 
 
 @pytest.fixture
-def trainer(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def trainer(tmp_path: Path) -> Iterator[Trainer]:
     """A process in the middle of its sixth step: five are committed, the sixth is not."""
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "run"), str(tmp_path / "end.pt")]
-    root = Path(__file__).parents[2]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-        yield child
-        child.kill()
+    forks = get_context("fork")
+    is_there, goes_on = forks.Event(), forks.Event()
+
+    def say(step: int) -> None:
+        if step == 6:
+            is_there.set()
+            goes_on.wait()
+
+    pid = forked(lambda: torch.save(train(tmp_path / "run", 10, say).state_dict(), tmp_path / "end.pt"))
+    assert is_there.wait(60)
+    yield Trainer(pid, goes_on)
+    with suppress(ChildProcessError):  # it was waited for
+        os.waitpid(pid, os.WNOHANG)
+        os.kill(pid, signal.SIGKILL)
+        wait_for(pid)
 
 
-def test_a_live_run_is_read_without_disturbing_it(cli: Cli, trainer: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_a_live_run_is_read_without_disturbing_it(cli: Cli, trainer: Trainer, tmp_path: Path) -> None:
     run = tmp_path / "run"
     status = cli("status", run, "--json")
     assert (status.code, status.json["problems"]) == (0, [])
@@ -361,8 +373,7 @@ def test_a_live_run_is_read_without_disturbing_it(cli: Cli, trainer: subprocess.
     replayed = cli("replay", run, "--out", tmp_path / "state.pt", "--json")
     assert (replayed.code, replayed.json["step"], replayed.json["exact"]) == (0, 5, True)
     assert cli("verify", run, "--repair").code == 2
-    out, _ = trainer.communicate("go on\n")
-    assert (out, trainer.returncode) == ("", 0)
+    assert trainer.finish() == 0
     right, end = train(tmp_path / "right", 10).state_dict(), torch.load(tmp_path / "end.pt", weights_only=True)
     assert all(torch.equal(end[name], right[name]) for name in right)
     assert cli("status", run, "--json").json["ranks"][0]["watermarks"]["committed"] == 10

@@ -59,7 +59,7 @@ def assert_all_is_there(run: Path, said: dict[str, Any], fault: str, *size: int)
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("writer", ["direct", "thread"])
+@pytest.mark.parametrize("writer", [campaign.in_soak("direct"), "thread"])
 @pytest.mark.parametrize("steps", [1_000_000 if campaign.is_soak() else 1_500])
 def test_a_long_run_of_tiny_steps_takes_no_more_at_its_end_than_at_its_beginning(
     memory_path: Path, steps: int, writer: str

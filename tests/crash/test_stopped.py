@@ -61,6 +61,7 @@ def names(trainer: Process, holder: Process, run: Path) -> bool:
     return f"WARNING {run}/rank0/{CATALOG_NAME}: process {holder.pid} holds a write transaction" in trainer.said
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("durability", "writer"), [("machine", "direct"), ("process", "thread")])
 def test_training_goes_on_and_no_step_is_lost_when_it_is_killed(
     tmp_path: Path, start: Processes, durability: str, writer: str

@@ -18,11 +18,11 @@ import pytest
 
 from tests.crash.processes import Judge, Processes, open_run, trainer, training
 from tests.crash.toy_trainers import SIZES
-from tests.monitor.test_beside import wait_until
 from tests.support import campaign
 from tests.support.command_line import call_tranlogs
 from tests.support.toy import open_toy, uninterrupted
 from tests.support.verify import verify_run
+from tests.support.waiting import wait_until
 from tranlogs.base.errors import UsageError
 from tranlogs.verify import Finding, Problem
 

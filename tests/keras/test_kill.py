@@ -22,8 +22,9 @@ from tests.keras.proof import Place, end, prove_exact, run_killed, run_whole
 from tests.kills.job import Death
 from tests.kills.judge import killed
 from tests.kills.launchers import Server
-from tests.monitor.test_beside import is_running, wait_until
+from tests.monitor.test_beside import is_running
 from tests.support import campaign
+from tests.support.waiting import wait_until
 from tranlogs.journal import read_owner
 
 pytestmark = pytest.mark.crash
@@ -41,7 +42,6 @@ GATE: list[tuple[str, dict[str, Any]]] = [
     ("tensorflow", {"data": "dataset-repeat", "model": "line", "epochs": 5, "options": {"checkpoint_every": 1}}),
     ("tensorflow", {"data": "generator", "model": "line", "compiled": {"executions": 2}}),
     ("jax", {"data": "arrays", "compiled": {"jit_compile": True}}),
-    ("jax", {"data": "generator", "compiled": {"jit_compile": True}}),
 ]
 SOAK: list[tuple[str, dict[str, Any]]] = [
     *(
@@ -50,7 +50,7 @@ SOAK: list[tuple[str, dict[str, Any]]] = [
         for data in ("arrays-in-order", "arrays-by-batch", "arrays-sample-weight", "numbered", "numbered-workers", "loader")
     ),
     *(("tensorflow", {"data": data, "model": "line"}) for data in ("dataset", "dataset-python", "numbered-own-order")),
-    *(("jax", {"data": data, "compiled": {"jit_compile": True}}) for data in ("numbered", "loader", "dataset")),
+    *(("jax", {"data": data, "compiled": {"jit_compile": True}}) for data in ("generator", "numbered", "loader", "dataset")),
     ("torch", {"data": "numbered", "options": {"data_order": "keras"}}),
     ("tensorflow", {"data": "numbered", "model": "line", "options": {"data_order": "keras"}}),
     ("tensorflow", {"model": "cnn", "optimizer": "adam-schedule", "validation": True, "beside": ["counting"]}),

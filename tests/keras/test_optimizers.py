@@ -24,7 +24,6 @@ CASES = [
     ("torch", ALL, {"model": "line"}),
     ("tensorflow", HARD, {"model": "line"}),
     campaign.in_soak("tensorflow", ALL, {"model": "line"}),
-    ("tensorflow", HARD[2:], {"model": "dense"} | XLA),
     campaign.in_soak("tensorflow", HARD, {"model": "dense"} | XLA),
     campaign.in_soak("jax", HARD, {"model": "dense"} | XLA),
     # A model that a compiler would fuse with its update.

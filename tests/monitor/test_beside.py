@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 
 from tests.support.launcher import ROOT
 from tests.support.toy import ToyTrainer
+from tests.support.waiting import wait_until
 from tranlogs import Monitor
 from tranlogs.base.errors import UsageError
 from tranlogs.journal import monitor_launch, read_owner
@@ -21,8 +20,6 @@ from tranlogs.retention.evaluations import read_evaluations
 from tranlogs_monitor.daemon import lock_journal
 
 Toy = Callable[..., ToyTrainer]
-
-SECONDS_MAX = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -36,13 +33,6 @@ def run(toy: Toy, tmp_path: Path) -> ToyTrainer:
     trainer.recover()
     trainer.train(5)
     return trainer
-
-
-def wait_until(is_so: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not is_so():
-        assert time.monotonic() < deadline, f"{what}: not in {SECONDS_MAX} s"
-        signal.sigtimedwait([], 0.02)
 
 
 def evaluations(journal: Path) -> int:

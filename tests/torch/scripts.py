@@ -13,6 +13,7 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.kills.pytorch import Job
 from tests.torch.lab import Attempt
 from tests.torch.nets import Mixed, loss_of, seed, tokens
 
@@ -239,3 +240,21 @@ def simple(
         optimizer.zero_grad()
     attempt.keep(model=model, optimizer=optimizer)
     optimizer.close()
+
+
+def built(job: Job) -> tuple[nn.Module, DataLoader[Any], Any]:
+    """Return a model of one layer, its data, and its optimizer."""
+    seed()
+    model = nn.Linear(6, 1)
+    loader = DataLoader(TensorDataset(torch.randn(40, 6)), batch_size=8, shuffle=True)
+    return model, loader, job.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
+
+
+def stepped(job: Job, model: nn.Module, optimizer: Any, rows: torch.Tensor) -> float:
+    """Take a step, and return its loss."""
+    optimizer.zero_grad()
+    loss = model(rows).square().mean()
+    loss.backward()
+    optimizer.step()
+    job.at("batch")
+    return loss.item()

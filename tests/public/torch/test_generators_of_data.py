@@ -119,6 +119,7 @@ def script(job: Job, make: Any) -> None:
 
 
 @pytest.mark.crash
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("which", LOADERS)
 def test_generator_that_no_pass_moves_is_no_reason_to_doubt(which: str, tmp_path: Path) -> None:
     made = partial(script, make=LOADERS[which])
@@ -128,6 +129,7 @@ def test_generator_that_no_pass_moves_is_no_reason_to_doubt(which: str, tmp_path
 
 
 @pytest.mark.crash
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("which", MOVED)
 def test_generator_that_a_pass_moves_is_named_in_each_later_process(which: str, tmp_path: Path) -> None:
     moved = partial(script, make=MOVED[which])

@@ -43,6 +43,9 @@ SCRIPTS: dict[str, tuple[Script, Expected]] = {
     "ppo": (partial(ppo.train, tracks=True), Expected()),
     "time sequence": (time_sequence.train, Expected(warns=("LBFGS evaluates its closure many times per step",))),
 }
+# What is odd in these is tried by itself, too: LBFGS, Muon and several optimizers in torch/replay; several loops and an
+# averaged model in torch/loops.
+REPETITIONS = ("image classifier", "forward-forward", "muon", "two phases", "time sequence")
 # What a script keeps only in its own variables is lost, named, and never called exact.
 FORGETFUL: dict[str, tuple[Script, Expected]] = {
     "language_model": (
@@ -66,7 +69,7 @@ FORGETFUL: dict[str, tuple[Script, Expected]] = {
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [in_soak(name) if name in REPETITIONS else name for name in SCRIPTS])
 def test_a_killed_script_ends_with_the_bits_of_its_twin(name: str, tmp_path: Path) -> None:
     script, expected = SCRIPTS[name]
     prove(script, tmp_path / name.replace(" ", "-"), expected)

@@ -140,7 +140,7 @@ def test_write_is_noticed(write: str, place: str, tmp_path: Path) -> None:
 STATE_WRITES = [write for write in WRITES if write.startswith("state")]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("place", ["before forward", "before step", "after step", "after clipping"])
 @pytest.mark.parametrize("write", STATE_WRITES)
 def test_write_to_the_state_of_a_steady_optimizer_is_noticed(
@@ -161,7 +161,7 @@ def test_write_to_the_state_of_a_steady_optimizer_is_noticed(
     assert any(left_out)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", [{"fingerprint": "sample"}, {"log": "weights"}, {"writer": "thread"}], ids=str)
 @pytest.mark.parametrize(
     "write", ["in place", "data clamped", "data replaced", "frozen", "state zeroed by data", "state cleared"]

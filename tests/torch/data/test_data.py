@@ -93,6 +93,7 @@ def test_epochs_go_on_where_they_were(name: str, tmp_path: Path) -> None:
     prove_exact(partial(training, make=SOURCES[name], per_epoch=2), tmp_path / "run", die_at, checkpoint_every=1000)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", [*SOURCES, *STATEFUL])
 def test_logging_changes_neither_order_nor_random_numbers(name: str, tmp_path: Path) -> None:
     outcomes = []

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from tests.crash.test_signals import sealed
-from tests.monitor.test_beside import ROOT, evaluations, is_running, is_watched, wait_until
+from tests.monitor.test_beside import ROOT, evaluations, is_running, is_watched
+from tests.support.waiting import wait_until
 from tests.torch.lab import in_child
 from tranlogs.base.errors import CorruptObject, StoreUnavailable, UsageError
 from tranlogs.catalog import Catalog

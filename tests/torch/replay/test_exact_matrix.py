@@ -222,12 +222,13 @@ def muon(model: nn.Module, adjust: str) -> torch.optim.Optimizer:
     return torch.optim.Muon(split(model), lr=0.01, adjust_lr_fn=adjust)
 
 
-ODD = campaign.pairwise(
+ODD = campaign.each_once(
     ["SGD momentum-single", "SGD momentum-foreach", "SGD momentum-fused", "AdamW-fused"],
     [in_a_bucket, strided],
     [torch.float32, torch.bfloat16],
 )
 COMPLEX = [*zip(["SGD momentum", "Adamax", "Adadelta", "Rprop", "RAdam"], ["single", "foreach"] * 3, strict=False)]
+COMPLEX = COMPLEX if campaign.is_soak() else COMPLEX[:2]
 CASES: dict[str, tuple[Callable[[Attempt], None], tuple[int, ...]]] = {
     "sparse SGD": (partial(ordinary, optimizer_of=of_table("SGD", "single"), sparse=True), DIE_AT),
     "sparse Adagrad": (partial(ordinary, optimizer_of=of_table("Adagrad", "single"), sparse=True), DIE_AT),
