@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -57,6 +58,8 @@ class JournalFiles:
         timelines: the timelines that they name, by number.
         runs: the runs that they name.
         unreadable: the names of segment files that cannot be read.
+        owners: the ids of the runs that segments and checkpoints name, by name of the file.
+        foreign: checkpoints of another run, with what is to be said of them.
         notes: what is damaged, one sentence each.
     """
 
@@ -66,15 +69,20 @@ class JournalFiles:
     timelines: dict[int, TimelineRow] = field(default_factory=lambda: {1: TimelineRow(1)})
     runs: list[RunRow] = field(default_factory=list)
     unreadable: set[str] = field(default_factory=set)
+    owners: dict[str, str] = field(default_factory=dict)
+    foreign: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
-def read_files(folder: Path, listed: Collection[str] = ()) -> JournalFiles:
-    """Read the segments and checkpoints of a journal.
+def read_files(folder: Path, listed: Collection[str] = (), run_id: str = "") -> JournalFiles:
+    """Read the segments and checkpoints of a journal. Checkpoints of another run are left out, with a note.
+
+    Segments of another run need no such care: no chain of records leads to them.
 
     Args:
         folder: the folder of the journal.
         listed: names of segment files and checkpoint folders to leave out.
+        run_id: the id of the run; "" for that of most of the files.
 
     Raises:
         UnknownFormat: a newer version wrote one of the files.
@@ -84,7 +92,22 @@ def read_files(folder: Path, listed: Collection[str] = ()) -> JournalFiles:
     # Checkpoints first: they give the timeline of a segment whose first entry is damaged.
     _read_checkpoints(folder / "checkpoints", listed, found)
     _read_segments(folder / "log", listed, found)
+    run_id = run_id or _choose_run(found)
+    others = {row.name: owner for row in found.checkpoints if (owner := found.owners.get(row.name, run_id)) != run_id}
+    if not others:
+        return found
+    found = read_files(folder, {*listed, *others}, run_id)  # without the timelines that they name, too
+    found.foreign = {
+        name: f"it belongs to run {owner}, and the journal to run {run_id}: it is not used" for name, owner in others.items()
+    }
+    found.notes += [f"{folder / 'checkpoints' / name}: {why}" for name, why in found.foreign.items()]
     return found
+
+
+def _choose_run(found: JournalFiles) -> str:
+    """Return the id of the run that most segments name, or else most checkpoints."""
+    counts, logged = Counter(found.owners.values()), Counter(found.owners.get(row.file) for row in found.segments)
+    return max(counts, key=lambda one: (logged[one], counts[one]), default="")
 
 
 def is_superseded(row: CheckpointRow, listed: Collection[CheckpointRow]) -> bool:
@@ -171,6 +194,8 @@ def rebuild_catalog(folder: Path) -> list[str]:
     path, notes = folder / CATALOG_NAME, []
     kept, found = _salvage_rows(folder), read_files(folder)
     run = kept.get("run")
+    if run is not None and found.foreign and run.run_id in {_read_run_id(path) for path in _list_all(folder)}:
+        found = read_files(folder, run_id=run.run_id)
     if run is not None and found.runs and all(run.run_id != other.run_id for other in found.runs):
         kept = {}  # another run's
     if path.exists():
@@ -285,6 +310,7 @@ def _read_segment(path: Path, timeline: int, found: JournalFiles) -> SegmentRow 
             timeline = int(body["timeline"])
             found.timelines[timeline] = _make_timeline(timeline, body)
             found.runs.append(_make_run(body))
+            found.owners[path.name] = found.runs[-1].run_id
         except (KeyError, TypeError, ValueError):
             body = None
     if body is None:
@@ -329,6 +355,7 @@ def _read_checkpoints(folder: Path, listed: Collection[str], found: JournalFiles
                 found.timelines.setdefault(checkpoint.timeline, _make_timeline(checkpoint.timeline, about))
                 if "run_id" in about:
                     found.runs.append(_make_run(about))
+                    found.owners[path.name] = found.runs[-1].run_id
         except CorruptCheckpoint as error:
             found.notes.append(str(error))
 

@@ -89,6 +89,8 @@ def _verify(folder: Path) -> Iterator[Finding]:
         # A kill between the name of the newest file and its row is ordinary.
         if row.ordinal < newest or owner is None or owner.has_closed:
             yield Problem(catalog, f"it does not list segment {row.file}, which reaches step {row.last_step}")
+    for name, why in found.foreign.items():
+        yield Problem(folder / "checkpoints" / name, why)
     yield from _verify_checkpoints(folder, known)
     yield from _verify_records(folder, known)
     _add_unlisted(known, found)

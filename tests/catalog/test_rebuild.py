@@ -289,6 +289,19 @@ def test_a_catalog_that_does_not_fit_the_files_is_rebuilt_from_them(made: Path, 
     goes_on(run, step)
 
 
+@pytest.mark.parametrize("is_lost", [False, True], ids=["catalog", "catalog lost"])
+def test_a_checkpoint_of_another_run_is_named_and_not_used(made: Path, run: Path, is_lost: bool) -> None:
+    """A restore that was put into the wrong folder must not become the run's newest state."""
+    theirs = sorted((made / "other" / "rank0" / "checkpoints").glob("step-*"))[-1]
+    shutil.copytree(theirs, run / "rank0" / "checkpoints" / theirs.name)
+    if is_lost:
+        (run / "rank0" / CATALOG_NAME).unlink()
+    (problem,) = [found for found in verify_run(run) if isinstance(found, Problem) and found.path.name == theirs.name]
+    assert problem.what.startswith("it belongs to run ")
+    goes_on(run, 66)
+    assert theirs.name not in {row.name for row in read_catalog(run / "rank0").checkpoints}
+
+
 def test_a_catalog_of_another_run_with_the_same_files_gives_nothing_to_the_rebuilt_one(made: Path, run: Path) -> None:
     """Names of checkpoints tell no runs apart."""
     other = Path(shutil.copytree(made / "other", run.parent / "other"))

@@ -24,6 +24,7 @@ from tests.support.toy import open_toy, uninterrupted
 from tests.support.verify import verify_run
 from tests.support.waiting import wait_until
 from tranlogs.base.errors import UsageError
+from tranlogs.recovery.journal_facts import read_catalog
 from tranlogs.verify import Finding, Problem
 
 pytestmark = pytest.mark.crash
@@ -269,6 +270,30 @@ def test_a_run_whose_files_are_deleted_is_logged_again(tmp_path: Path, start: Pr
         assert "was deleted while" in said
         assert "a crash now would lose what was logged since the last checkpoint that is left" in said
     assert "logging resumed from a fresh checkpoint" in said
+    assert_recovers(run, int(answer))
+
+
+@pytest.mark.parametrize("what", ["garbage", "cut off", "emptied"])
+def test_a_run_whose_catalog_is_damaged_while_it_is_open_is_logged_again(tmp_path: Path, start: Processes, what: str) -> None:
+    run = tmp_path / "run"
+    first = start(trainer, run, "machine")
+    first.answer()
+    assert first.do("train 20") == "20"
+    # Within a transaction, a look at what is missing would end the process.
+    wait_until(lambda: read_catalog(run / "rank0").watermarks.synced == 20, "synced")
+    catalog = run / "rank0" / "catalog.lmdb"
+    with catalog.open("r+b") as file:
+        if what == "garbage":
+            file.seek(8192)
+            file.write(os.urandom(catalog.stat().st_size - 8192))
+        else:
+            file.truncate(0 if what == "emptied" else 8192)
+    first.do_until("train 5", is_suspended)
+    first.do_until("train 5", is_logged)
+    answer = first.do("train 5")
+    said = first.end()
+    assert "logging resumed from a fresh checkpoint" in said
+    assert "the catalog was rebuilt from" in said
     assert_recovers(run, int(answer))
 
 

@@ -77,7 +77,9 @@ class Catalog:
 
     def __init__(self, path: Path, env: lmdb.Environment, *, writable: bool) -> None:
         self.path, self.writable = path, writable
-        self._inode, self._folder_inode = os.stat(path).st_ino, os.stat(path.parent).st_ino
+        status = os.stat(path)
+        self._inode, self._folder_inode = status.st_ino, os.stat(path.parent).st_ino
+        self._file_bytes = status.st_size  # at least
         self._env: lmdb.Environment | None = env  # None if the last attempt to open it again failed
         self.is_held = False
         self._map_bytes = CATALOG_BYTES
@@ -205,6 +207,19 @@ class Catalog:
             self._needs_reopening = True
         _log.warning("%s was deleted, and was written again", self.path)
 
+    def demand_sound(self) -> None:
+        """Open the file again, and read all of its structure and rows.
+
+        Raises:
+            CorruptCatalog: the file is damaged.
+            LogUnavailable: the file cannot be opened.
+        """
+        with self._lock:
+            self._needs_reopening = True
+            self.read(Tables.check)
+        if self.run() is None:  # an empty file is opened as a new one
+            raise CorruptCatalog(self.path, "the run's row is missing")
+
     def _note_held(self, error: _Held | None) -> None:
         was_held, self.is_held = self.is_held, error is not None
         if error is not None and not was_held:
@@ -272,6 +287,25 @@ class Catalog:
             self._leave()
             raise
 
+    def _demand_length(self) -> None:
+        """Check that no program has cut the file off while it is mapped: a look at what is missing would end the process.
+
+        Raises:
+            CorruptCatalog: it was cut off.
+        """
+        if self._env is None or self._needs_reopening:
+            return
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            return
+        if found.st_ino != self._inode:  # Another file is there now; the one that is mapped still has its length.
+            return
+        if found.st_size < self._file_bytes:
+            self._needs_reopening = True  # the next call opens what is left, or says that it is damaged
+            raise CorruptCatalog(self.path, f"it was cut off at byte {found.st_size} while it was open")
+        self._file_bytes = found.st_size
+
     def _enter(self) -> lmdb.Environment:
         """Return the environment and keep it open until `_leave`.
 
@@ -280,6 +314,7 @@ class Catalog:
             CorruptCatalog: the environment must be opened again and is damaged.
         """
         with self._idle:
+            self._demand_length()
             while self._env is None or self._needs_reopening or self._is_nearly_full(self._env):
                 if self._is_closed:
                     raise LogUnavailable(f"{self.path}: the catalog is closed")
@@ -334,7 +369,9 @@ class Catalog:
             self._env, self.writable = open_verified(self.path, writable, self._map_bytes), writable
         except CannotRead as error:
             raise LogUnavailable(str(error)) from error
-        self._inode = os.stat(self.path).st_ino
+        status = os.stat(self.path)
+        self._inode, self._file_bytes = status.st_ino, status.st_size
+        _open_here.setdefault(os.path.realpath(self.path), self)  # It was taken off if another catalog was written meanwhile.
         self._reserved = 0
         self._cache.clear()  # transaction numbers are valid for one file only
         self._needs_reopening = False

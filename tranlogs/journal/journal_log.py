@@ -10,7 +10,7 @@ from typing import Any
 from ..base.atomic_files import is_disk_full, make_folder
 from ..base.clock import Clock
 from ..base.config import JournalConfig
-from ..base.errors import SUSPENDING_ERRORS, LogUnavailable, RunLost, error_text
+from ..base.errors import SUSPENDING_ERRORS, CorruptCatalog, LogUnavailable, RunLost, error_text
 from ..catalog import TimelineRow, Watermarks, segment_key, timeline_key
 from ..checkpoints import Snapshot
 from ..checkpoints.folder import MANIFEST
@@ -21,6 +21,7 @@ from ..log.record_rows import delete_records
 from ..log.segment_file import unlink_retired
 from ..log.writer import WriteAheadLog
 from ..log.writer_thread import WriterThread
+from ..rebuild_catalog import rebuild_catalog
 from ..retention.prune import set_aside
 from .checkpointing import JournalCheckpoints
 from .opening import OpenedJournal, clean_up, retire_unreachable_segments, seal_abandoned_segments
@@ -321,6 +322,7 @@ class JournalLog:
         position = Position(self.end.sequence + 1, step, secrets.randbits(64), self.end.timeline)
         try:
             self._opened.catalog.write_deleted_file()
+            self._rebuild_damaged_catalog()
             if not checkpoints.is_started:  # this process has not written anything yet
                 self._begin(position, writes_watermarks=False)
                 self._take_segment()
@@ -339,6 +341,16 @@ class JournalLog:
         self.suspension, self._previous_suspension = None, suspension
         checkpoints.schedule.note_taken(step, 0)
         _log.warning("%s: logging resumed from a fresh checkpoint at step %d", self._opened.paths.folder, step)
+
+    def _rebuild_damaged_catalog(self) -> None:
+        """Set the catalog aside and write another one, from the files, if it was damaged while it was open."""
+        catalog = self._opened.catalog
+        try:
+            catalog.demand_sound()
+        except CorruptCatalog as error:
+            notes = rebuild_catalog(self._opened.lock.find_place())
+            catalog.demand_sound()
+            _log.warning("%s; %s", error, "; ".join(notes))
 
     def _bring_rows_up_to_date(self) -> None:
         """List segments whose rows were lost with the failure, seal all, and remove rows whose files a program has deleted."""

@@ -183,7 +183,9 @@ def clean_up(paths: JournalPaths, catalog: Catalog) -> list[str]:
         shutil.rmtree(left, ignore_errors=True)
     delete_retired(catalog, paths.checkpoints, catalog.make)
     listed = {row.name for row in catalog.checkpoints()} | {row.file for row in catalog.segments()}
-    found, checkpoints = read_files(paths.folder, listed), catalog.checkpoints()
+    run = catalog.run()
+    found = read_files(paths.folder, listed, run.run_id if run is not None else "")
+    checkpoints = catalog.checkpoints()
     known_timelines = {row.number for row in catalog.timelines()}
     has_unlisted = found.checkpoints or found.segments or found.timelines.keys() - known_timelines
     if has_unlisted:  # Without anything to add, nothing is written: the disk may be full.

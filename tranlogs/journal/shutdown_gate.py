@@ -43,20 +43,23 @@ class ShutdownGate:
 
     def wait(self) -> None:
         """Wait forever if the gate is shut for the caller, who has just entered and is not nested in another call."""
+        if os.getpid() != self._pid:  # A lock that another thread held when this process was forked is never released.
+            return
         with self._changed:
-            if self.depth > 1 or self.shut_by == threading.get_ident() or os.getpid() != self._pid:
+            if self.depth > 1 or self.shut_by == threading.get_ident():
                 return
-            self.depth -= 1
-            self._changed.notify_all()
             try:
+                self.depth -= 1
+                self._changed.notify_all()
                 self._changed.wait_for(lambda: self.shut_by is None)
             finally:
                 self.depth += 1
 
     def leave(self) -> None:
         """Tell the thread that has shut the gate that a call has left it."""
-        with self._changed:
-            self._changed.notify_all()
+        if os.getpid() == self._pid:
+            with self._changed:
+                self._changed.notify_all()
 
     def shut(self, seconds: float) -> bool:
         """Make every other thread that enters from now on wait forever, and wait until nobody is inside.
@@ -67,7 +70,7 @@ class ShutdownGate:
         end = time.monotonic() + seconds
         with self._changed:
             self.shut_by = threading.get_ident()
-            while self.depth:
+            while self.depth > 0:
                 if (left := end - time.monotonic()) <= 0:
                     return False
                 self._changed.wait(left)

@@ -205,7 +205,7 @@ def sort_newest_first(rows: list[SegmentRow]) -> list[SegmentRow]:
 
 def read_unlisted(folder: Path, known: CatalogContents) -> JournalFiles:
     """Return facts from the files that a catalog does not list."""
-    found = read_files(folder, known.names)
+    found = read_files(folder, known.names, known.run_id)
     if known.names and (found.segments or found.checkpoints):  # a trainer may have listed them since the catalog was read
         try:
             now = read_catalog(folder).names
