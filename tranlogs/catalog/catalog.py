@@ -80,6 +80,7 @@ class Catalog:
         status = os.stat(path)
         self._inode, self._folder_inode = status.st_ino, os.stat(path.parent).st_ino
         self._file_bytes = status.st_size  # at least
+        self._damage = ""  # that was done to the file while it was open to be written, and is not repaired yet
         self._env: lmdb.Environment | None = env  # None if the last attempt to open it again failed
         self.is_held = False
         self._map_bytes = CATALOG_BYTES
@@ -215,7 +216,7 @@ class Catalog:
             LogUnavailable: the file cannot be opened.
         """
         with self._lock:
-            self._needs_reopening = True
+            self._needs_reopening, self._damage = True, ""
             self.read(Tables.check)
         if self.run() is None:  # an empty file is opened as a new one
             raise CorruptCatalog(self.path, "the run's row is missing")
@@ -287,24 +288,23 @@ class Catalog:
             self._leave()
             raise
 
-    def _demand_length(self) -> None:
-        """Check that no program has cut the file off while it is mapped: a look at what is missing would end the process.
+    def _find_cut(self) -> int | None:
+        """Return the length of the file if a program has cut it off while it is mapped; None if it is whole.
 
-        Raises:
-            CorruptCatalog: it was cut off.
+        A look at what is missing would end the process.
         """
         if self._env is None or self._needs_reopening:
-            return
+            return None
         try:
             found = os.stat(self.path)
         except FileNotFoundError:
-            return
+            return None
         if found.st_ino != self._inode:  # Another file is there now; the one that is mapped still has its length.
-            return
+            return None
         if found.st_size < self._file_bytes:
-            self._needs_reopening = True  # the next call opens what is left, or says that it is damaged
-            raise CorruptCatalog(self.path, f"it was cut off at byte {found.st_size} while it was open")
+            return found.st_size
         self._file_bytes = found.st_size
+        return None
 
     def _enter(self) -> lmdb.Environment:
         """Return the environment and keep it open until `_leave`.
@@ -314,12 +314,16 @@ class Catalog:
             CorruptCatalog: the environment must be opened again and is damaged.
         """
         with self._idle:
-            self._demand_length()
+            if (cut_at := self._find_cut()) is not None:
+                self._needs_reopening = True
+                self._damage = f"it was cut off at byte {cut_at} while it was open" if self.writable else ""
             while self._env is None or self._needs_reopening or self._is_nearly_full(self._env):
                 if self._is_closed:
                     raise LogUnavailable(f"{self.path}: the catalog is closed")
                 self._wait_for_others()
                 self._reopen(writable=self.writable)
+            if self._damage:  # An empty file was opened as a new one, in which nothing must be written.
+                raise CorruptCatalog(self.path, self._damage)
             self._active[threading.get_ident()] += 1
             return self._env
 
