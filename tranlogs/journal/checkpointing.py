@@ -124,7 +124,7 @@ class JournalCheckpoints:
 
     def is_due(self, step: int, log_bytes: int) -> bool:
         """Return True if a checkpoint is due at `step`, after `log_bytes` of log."""
-        if self._thread is not None and self._thread.is_alive():
+        if self.is_busy:
             return False
         is_full = self.disk_space.take_request()
         return is_full or self.schedule.is_due(step, log_bytes, self.speed) or self.schedule.is_requested()

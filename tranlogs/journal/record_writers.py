@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from ..base.errors import LogUnavailable, error_text
 from ..base.types import Array
@@ -156,15 +156,14 @@ class LogWriter:
             if held is not None:
                 held.abort()
 
-    def _require_sound(self) -> None:
-        """Refuse further records once another thread has lost the record of a step."""
-        if self._failure is not None:
-            raise LogUnavailable(error_text(self._failure)) from self._failure
+    def _refuse(self, failure: BaseException) -> NoReturn:
+        """Refuse further records, because another thread has lost the record of a step."""
+        raise LogUnavailable(error_text(failure)) from failure
 
     def _require_step(self, content: RecordContent, step: int) -> None:
         """Refuse a record after a step whose record was lost: redo would not reach the state that it tells of."""
         if self._failure is not None:
-            self._require_sound()
+            self._refuse(self._failure)
         if content.step != step:
             raise LogUnavailable(f"a record of step {content.step} cannot follow one of step {self._step}: a record was lost")
 
@@ -172,14 +171,14 @@ class LogWriter:
         self._require_step(content, self._step + 1)
         body = encode_body(self._log.encoder, content)
         if type(content.body) is not tree.Fixed:
-            body = {name: copy_part(part) for name, part in body.items()}  # A `Fixed` keeps its arrays.
+            body = {name: copy_part(part) for name, part in body.items()}  # Nobody writes to the arrays of a `Fixed`.
         record.hold()
         record.step, record.body, record.digests = content.step, body, content.digests
         self._held, self._step = record, content.step
 
     def _close_step(self) -> None:
         if self._failure is not None:
-            self._require_sound()
+            self._refuse(self._failure)
         held, self._held = self._held, None
         if held is not None:
             self._write(held, EntryKind.STEP, held.body, None)

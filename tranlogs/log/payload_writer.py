@@ -91,8 +91,7 @@ class PieceWriter:
         Raises:
             LogUnavailable: a piece could not be written.
         """
-        if self._thread is not None:
-            self._thread.drain()
+        self.settle()
         if self._failure is not None:
             raise LogUnavailable(f"{self.segment.path}: {error_text(self._failure)}") from self._failure
         if not self._is_prepared:

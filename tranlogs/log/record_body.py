@@ -71,7 +71,8 @@ class BodyEncoder:
         Raises:
             UnencodableState: the body contains a value that cannot be stored.
         """
-        return {WHOLE: self._encoded(WHOLE, body, adapt, None)}
+        known = self._known.get(WHOLE)
+        return {WHOLE: known[1] if known is not None and known[0] is body else self._encode(WHOLE, body, adapt, None)}
 
     def parts(self, body: dict[str, Any], adapt: tree.Adapt | None) -> EncodedBody:
         """Encode a body whose values are parts.
@@ -83,16 +84,13 @@ class BodyEncoder:
         values = list(body.items())
         for name, value in values:  # The loop adds the parts below them.
             known = self._known.get(name)
-            part = found[name] = known[1] if known is not None and known[0] is value else self._encoded(name, value, adapt, [])
+            part = found[name] = known[1] if known is not None and known[0] is value else self._encode(name, value, adapt, [])
             if part.below:
                 values += [(f"{name}/{index}", below) for index, below in enumerate(part.below)]
         assert len(found) == len(values), "the name of a part has a slash"
         return found
 
-    def _encoded(self, name: str, value: Any, adapt: tree.Adapt | None, below: list[tree.Fixed] | None) -> Part:
-        known = self._known.get(name)
-        if known is not None and known[0] is value:
-            return known[1]
+    def _encode(self, name: str, value: Any, adapt: tree.Adapt | None, below: list[tree.Fixed] | None) -> Part:
         is_fixed = type(value) is tree.Fixed
         arrays: list[AnyArray] = []
         content = value.value if is_fixed else value

@@ -49,7 +49,7 @@ def host_views(tensors: Sequence[Any]) -> list[Values]:
     """Return views of the memory of tensors, or copies where numpy cannot read it; arrays as they are."""
     try:
         return list(map(np.asarray, map(_view_of, tensors)))
-    except (ValueError, TypeError, BufferError, NotImplementedError):  # of one of them
+    except (ValueError, TypeError, BufferError, NotImplementedError):  # numpy cannot read one of them
         return list(map(host_view, tensors))
 
 

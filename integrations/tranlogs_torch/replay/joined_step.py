@@ -35,13 +35,12 @@ class JoinedStep:
         self._groups = [_Group(optimizer, group["params"], names) for group in optimizer.param_groups]
         self._twin: Any = object.__new__(type(optimizer))  # its constructor would register hooks
         self._twin.__dict__.update(optimizer.__dict__)
-        self._twin.param_groups = [{**real, "params": [group.joined]} for real, group in self._pairs()]
+        self._twin.param_groups = [
+            {**real, "params": [group.joined]} for real, group in zip(optimizer.param_groups, self._groups, strict=True)
+        ]
         self._twin.state = defaultdict(dict, {group.joined: group.state for group in self._groups if group.state})
         self._step: Callable[[Any], Any] = step_of(type(optimizer))
         self._seen: Gradients | None = None
-
-    def _pairs(self) -> list[tuple[dict[str, Any], _Group]]:
-        return list(zip(self._optimizer.param_groups, self._groups, strict=True))
 
     def take_hyper(self) -> None:
         """Take the values of the optimizer's groups, which were set."""
