@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch.optim import Optimizer
@@ -54,7 +54,9 @@ class LoggedOptimizer(Optimizer):
         optimizer: any torch.optim.Optimizer.
         run: folder of the run; made if it is not there.
         model: the module (or a dict or list of modules) that is trained: its parameters' names, and its buffers.
-        log: "gradients" (redo with the optimizer) or "weights" (after-image of parameters and optimizer state).
+        log: "gradients" (redo with the optimizer), "weights" (after-image of parameters and optimizer state), or "inputs": no
+            tensors, so that it costs next to nothing. After a crash the script's loop computes the steps since the last
+            checkpoint again, and each recorded boundary on the way is compared.
         checkpoint_every: "auto" (as often as disk space and 10 seconds of replay need it), steps (500), a time ("10min"), a
             size of log ("256MiB"), a recovery time ("rto=30s"), or an object with `is_due(facts)`.
         durability: "machine" survives power loss (synced steps, a moment behind), "process" survives the process.
@@ -133,6 +135,8 @@ class LoggedOptimizer(Optimizer):
             recheck=recheck,
         )
         settings = RunSettings.of(options, processes=local_world())
+        if log == "inputs":
+            settings.demand_without_tensors()
         if worker_seeds not in (None, "batch"):
             raise UsageError(f'worker_seeds must be "batch" or None, got {worker_seeds!r}')
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -144,6 +148,7 @@ class LoggedOptimizer(Optimizer):
             segment_bytes=fit_segment(optimizer),
             worker_seeds=worker_seeds,
             copies=copies,
+            logs_tensors=log != "inputs",
         )
         try:
             self._join(optimizer, training_run, name, log, optimizer_state)
@@ -159,9 +164,13 @@ class LoggedOptimizer(Optimizer):
         optimizer._tranlogs_run = str(training_run.run)  # type: ignore[attr-defined]
 
     def add_optimizer(
-        self, optimizer: Optimizer, name: str, *, log: LogKind = "gradients", optimizer_state: bool = True
+        self, optimizer: Optimizer, name: str, *, log: LogKind | None = None, optimizer_state: bool = True
     ) -> LoggedOptimizer:
-        """Add another optimizer of the same loop, to be logged in the same run and recovered to the same moment."""
+        """Add another optimizer of the same loop, to be logged in the same run and recovered to the same moment.
+
+        Without `log=` it is logged as the first one, or as gradients where that one logs weights.
+        """
+        log = log or ("inputs" if self.hooks.log == "inputs" else "gradients")
         _check(optimizer, log)
         shell = object.__new__(LoggedOptimizer)
         shell._join(optimizer, self.training_run, name, log, optimizer_state)
@@ -320,6 +329,11 @@ class LoggedOptimizer(Optimizer):
         return self.training_run.scalars.curves
 
     @property
+    def is_recomputing(self) -> bool:
+        """True while the loop computes steps again that were finished before a crash; a script may then be quiet."""
+        return self.training_run.journal.is_rechecking
+
+    @property
     def watermarks(self) -> dict[str, int]:
         """Steps that are applied, committed (survive the process) and synced (survive power loss)."""
         journal = self.training_run.journal
@@ -365,9 +379,9 @@ def _check(optimizer: Any, log: str) -> None:
     logged = getattr(optimizer, "_tranlogs_run", None)
     if logged is not None:
         raise UsageError(f"this optimizer is already logged in run {logged}; close that LoggedOptimizer first")
-    if log not in ("gradients", "weights"):
-        raise UsageError(f'log must be "gradients" or "weights", got {log!r}')
-    if any(group.get("differentiable") for group in optimizer.param_groups):
+    if log not in get_args(LogKind):
+        raise UsageError(f'log must be "gradients", "weights" or "inputs", got {log!r}')
+    if log != "inputs" and any(group.get("differentiable") for group in optimizer.param_groups):
         raise UsageError("differentiable=True: such steps cannot be redone from a log")
 
 

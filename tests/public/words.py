@@ -20,6 +20,10 @@ _FORECAST = (
     r"about SIZE of log a step; next checkpoint (at the end of the epoch, or )?after (about )?# steps? \(SIZE of log\)"
     r"; at most about SIZE on disk without crashes"
 )
+_NO_TENSORS = (
+    r"no tensors are logged: a crash costs computing the steps since the last checkpoint again; checkpoints: "
+    r"(each when it saves more than it costs|the next one after # steps?)"
+)
 _RESUMED = (
     r"recovered to step # \((loop #, )?(epoch #, )?(after # batch(es)?, )?checkpoint # \+ # replayed, SECONDS, "
     r"(?P<verdict>[a-zA-Z# -]+)\)"
@@ -27,13 +31,14 @@ _RESUMED = (
 _PLACE = r"(step #|timestep #|epoch #, batch #|epoch #, its end)"
 _UNSET = r"; the loop body did not run, so `[^;]*` (is|are) unset"
 _FORMS = (
-    rf"TranLogs: (RUN: )?fresh run: step # \({_FORECAST}\)",
+    rf"TranLogs: (RUN: )?fresh run: step # \(({_FORECAST}|{_NO_TENSORS})\)",
     rf"TranLogs: RUN: fit #: {_FORECAST}",
     rf"TranLogs: (RUN goes on at {_PLACE}: )?{_RESUMED}",
     r"TranLogs: (RUN: )?starts from the beginning: nothing was finished before the crash \(step #, SECONDS\)",
     *(rf"TranLogs: {_RESUMED}: {re.escape(describe_end(end))}({_UNSET})?" for end in ("complete", "")),
     rf"TranLogs: RUN is finished at {_PLACE}, and nothing is trained \(for another training, give another folder\): {_RESUMED}",
     rf"TranLogs: RUN: {describe_equal(0).replace('step 0', 'step #')}",
+    rf"TranLogs: RUN: {describe_equal(0, first=0).replace('step 0 was', '(step #|steps # to #) (was|were)')}",
     r"TranLogs: RUN: this fit was finished before, at step #, and trains nothing; more epochs and later fits are trained",
     r"TranLogs: RUN: this fit was finished before, and trains nothing; the run goes on in a later one\. [^#]*",
 )

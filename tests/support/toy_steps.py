@@ -36,7 +36,9 @@ def step_of(trainer: ToyTrainer, gradients: Gradients | None = None) -> None:
     journal.commit_step(record, {"lr": lr}, state.digest().to_bytes(8, "little"))
 
 
-def boundary_of(trainer: ToyTrainer, **options: Any) -> None:
+def boundary_of(trainer: ToyTrainer, covered: int = 0, **options: Any) -> None:
+    for _ in range(covered):
+        trainer.journal.count_step()
     trainer.journal.boundary(trainer.state.auxiliary(), trainer.state.snapshot, **options)
 
 

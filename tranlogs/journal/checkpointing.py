@@ -47,6 +47,7 @@ _log = logging.getLogger("tranlogs")
 
 _JOIN_SECONDS = 0.1  # between two looks at whether a foreign process holds the catalog
 _FALLBACK = EverySteps(500)
+_AFFORDABLE = 20  # A checkpoint that nobody needs may cost a twentieth of the time.
 _GROWTH_MAX = 4  # The first steps create the optimizer's state: Adam with amsgrad adds three times the weights.
 
 
@@ -133,9 +134,12 @@ class JournalCheckpoints:
         """Take a checkpoint of the state at the log's newest boundary. An error is kept for `take_failure`."""
         assert self.is_started
         self.schedule.note_taken(step, wal.bytes_written)
+        start = self._clock.monotonic()
         try:
             wal.forget_definitions()  # Later records must not refer to records that may be pruned after the checkpoint.
             self._copy_and_write(snapshot, wal.group.boundary, adapt, wait=wait)
+            if not wait:
+                self.schedule.stall_seconds = self._clock.monotonic() - start
         except SUSPENDING_ERRORS as error:
             self._failure = error
 
@@ -193,7 +197,7 @@ class JournalCheckpoints:
             if self._has(name, position):
                 return
             nbytes = self._write_folder(name, snapshot, about)
-            seconds = self._clock.monotonic() - start
+            self.schedule.writing_seconds = seconds = self._clock.monotonic() - start
             row = CheckpointRow(
                 name, position.step, position.sequence, about["chain"], position.timeline, nbytes, about["created_at"], seconds
             )
@@ -338,6 +342,9 @@ class CheckpointSchedule:
     Attributes:
         state_bytes: the size of a checkpoint; 0 until it is known.
         companion_steps: steps taken in one unit with a step of another optimizer. They do not count as training steps.
+        is_recomputed: True if the log has no tensors of steps since the last checkpoint.
+        stall_seconds: the time that training stood still for the last checkpoint.
+        writing_seconds: the time that it took to write it.
     """
 
     def __init__(self, policy: CheckpointPolicy, catalog: Catalog, clock: Clock) -> None:
@@ -345,13 +352,21 @@ class CheckpointSchedule:
         self._request_read_at = 0.0
         self.companion_steps = 0
         self.state_bytes = 0
+        self.stall_seconds = self.writing_seconds = 0.0
         self.note_taken(0, 0)
 
     def note_taken(self, step: int, log_bytes: int, seconds_ago: float = 0.0) -> None:
         """Record that a checkpoint was taken at `step`, after `log_bytes` of log."""
         self._step, self._at, self._log_bytes = step, self._clock.monotonic() - seconds_ago, log_bytes
         self._companion_steps_before = self.companion_steps
+        self.is_recomputed = False
         self._free_bytes = free_bytes(self._catalog.path.parent)
+
+    @property
+    def is_affordable(self) -> bool:
+        """True if a checkpoint now would cost at most a twentieth of the time since the last one."""
+        cost = self.stall_seconds + self.writing_seconds
+        return self._clock.monotonic() - self._at >= _AFFORDABLE * cost
 
     def note_size(self, nbytes: int) -> None:
         """Record the size of a checkpoint: an expected one, or one that was published. The largest counts."""
@@ -361,14 +376,19 @@ class CheckpointSchedule:
         """Return True if the policy wants a checkpoint at `step`, after `log_bytes` of log."""
         redone = step - self._step
         steps = redone - (self.companion_steps - self._companion_steps_before)
+        seconds = self._clock.monotonic() - self._at
+        redo = speed.replay_seconds_per_step * (redone / steps if steps > 0 else 1.0)
         facts = CheckpointFacts(
             steps,
-            self._clock.monotonic() - self._at,
+            seconds,
             log_bytes - self._log_bytes,
-            speed.replay_seconds_per_step * (redone / steps if steps > 0 else 1.0),
+            seconds / steps if self.is_recomputed and steps > 0 else redo,
             speed.load_seconds,
             self.state_bytes,
             self._free_bytes,
+            self.stall_seconds,
+            self.writing_seconds,
+            self.is_recomputed,
         )
         try:
             return bool(self._policy.is_due(facts))

@@ -3,7 +3,8 @@
 The life of a journal: `open` takes the lock and opens the catalog, and writes nothing. Recovery may then read, and
 `continue_from` sets the position where recovery ended. Records and boundaries follow, and `close` ends the journal.
 
-A step is logged by `begin_step` ... `commit_step`, and counts once a `boundary` follows. When the disk is full or fails, the
+A step is logged by `begin_step` ... `commit_step`, and counts once a `boundary` follows. A step of which no tensors are logged
+is only counted (`count_step`), and the next boundary covers it. When the disk is full or fails, the
 journal suspends logging, warns once, lets training continue, and resumes logging from a fresh checkpoint when it can.
 """
 
@@ -52,6 +53,7 @@ class Journal:
         clock: returns the time.
         notes: what had to be repaired when the run was opened.
         step: optimizer updates applied so far.
+        uncovered: how many of these no boundary covers yet, of those of which no tensors are logged.
         is_fresh: True if the journal holds nothing to recover from.
         adapt: turns a framework's values into arrays; set by an integration.
         is_closed: True once `close` was called.
@@ -72,7 +74,7 @@ class Journal:
         catalog = opened.catalog
         self.paths, self.catalog, self.run, self.notes = opened.paths, catalog, opened.run, opened.notes
         self.config, self.clock = config, clock
-        self.step = 0
+        self.step = self.uncovered = 0
         self.is_fresh = not catalog.checkpoints() and not any(row.last_step for row in catalog.segments())
         self.adapt: tree.Adapt | None = None
         self.is_closed = False
@@ -212,12 +214,18 @@ class Journal:
             step: where training continues. It is one unit before the position that `continue_from` was given.
         """
         assert self.log.wal is None, "a recheck begins before the first record is written"
-        self._recheck_writer, self.step = writer, step
+        self._recheck_writer, self.step, self.uncovered = writer, step, 0
 
-    def end_recheck(self) -> None:
-        """Let the log take the records again. The state is that of the position at which the log ends."""
+    def end_recheck(self, step: int | None = None) -> None:
+        """Let the log take the records again.
+
+        Args:
+            step: to which training has come without records; None if the state is that of the position at which the log ends.
+        """
         assert self.log.start is not None
-        self._recheck_writer, self.step = None, self.log.start.step
+        end = self.log.start.step
+        self._recheck_writer, self.step = None, end if step is None else step
+        self.uncovered = self.step - end
 
     @gated
     def start(self) -> None:
@@ -286,6 +294,11 @@ class Journal:
         except SUSPENDING_ERRORS as error:
             self._suspend(error)
 
+    def count_step(self) -> None:
+        """Count a step of which no tensors are logged. The next boundary covers it, and only training can compute it again."""
+        self.step += 1
+        self.uncovered += 1
+
     @gated
     def append_step(self, payload: Payload, body: dict[str, Any], digests: bytes = b"") -> None:
         """Log a step whose tensors are known only after the step (an after-image)."""
@@ -305,7 +318,6 @@ class Journal:
         *,
         scalars: Scalars | None = None,
         checkpoint: bool | None = None,
-        covered: int = 0,
         digests: bytes = b"",
     ) -> None:
         """Commit everything since the last boundary; take a checkpoint if one is due.
@@ -315,16 +327,15 @@ class Journal:
             snapshot: returns the whole state, as views of live memory; called only if a checkpoint is taken now.
             scalars: the loop's scalars of this unit (loss, accuracy).
             checkpoint: True takes a checkpoint in any case, False takes none; None asks the policy.
-            covered: the number of steps since the last record of which no tensors are logged. Recovery does not redo them:
-                training has to compute them again.
-            digests: fingerprint of the state after these steps.
+            digests: fingerprint of the state after the steps that were counted since the last record.
         """
         is_writer = self.is_writer
         if is_writer:
             hit("boundary.before")
             if self.log.wal is None:
                 self.start()
-        self.step += covered  # Like any step, they count whether or not they could be logged.
+        covered, self.uncovered = self.uncovered, 0  # Like any step, they count whether or not they could be logged.
+        self.checkpoints.schedule.is_recomputed |= covered > 0
         if not is_writer:
             return
         if self.log.suspension is not None:

@@ -251,6 +251,8 @@ def without_unlogged_steps(history: History, checkpoints: Iterable[CheckpointRow
 class LastUnit:
     """The entries from the last boundary before the newest step up to the newest boundary.
 
+    Where the log has no tensors of the newest steps, they are the entries behind the last step that can be redone.
+
     Attributes:
         start: the position before the first of them. It is that of a boundary or of a checkpoint.
         end: the position after the last one, which is a boundary.
@@ -260,6 +262,11 @@ class LastUnit:
     start: Position
     end: Position
     links: tuple[Link, ...]
+
+    @property
+    def is_covered(self) -> bool:
+        """True if the log does not have the tensors of all its steps."""
+        return any(link.covered for link in self.links)
 
 
 def find_last_unit(history: History, checkpoints: Iterable[CheckpointRow], end: Position) -> LastUnit | None:

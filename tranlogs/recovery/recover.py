@@ -13,7 +13,7 @@ from typing import Any
 from ..base.errors import CorruptCheckpoint, CorruptRecord, RecoveryError, StateMismatch
 from ..base.failpoints import hit
 from ..base.quantities import count
-from ..catalog.lineage import trace_lineage
+from ..catalog.lineage import is_on_lineage, trace_lineage
 from ..checkpoints import Checkpoint
 from ..log.record_format import Position
 from .decoding import (
@@ -28,7 +28,7 @@ from .decoding import (
 )
 from .history import LastUnit, Link, build_history, find_last_unit
 from .journal_facts import Facts, read_facts, read_repaired_facts, replace_damaged
-from .recovery_plan import RecoveryPlan, plan_recovery
+from .recovery_plan import RecoveryPlan, has_later_boundary, plan_recovery
 from .state_protocol import Divergence, Recoverable, ReplacementSource
 
 _log = logging.getLogger(__name__)
@@ -103,6 +103,7 @@ def recover(
     progress: Progress | None = None,
     spare: ReplacementSource | None = None,
     before_last_unit: bool = False,
+    compares: bool = False,
 ) -> Recovered | None:
     """Bring `state` to the newest boundary, or to `step`. Return None if the run holds nothing yet.
 
@@ -115,6 +116,7 @@ def recover(
         progress: called with what is done.
         spare: source of sound copies that replace damaged files.
         before_last_unit: True to end one unit before the newest boundary, if the log holds that unit and leads to its begin.
+        compares: True to return the records of steps without tensors, which training computes again and compares.
 
     Raises:
         StateMismatch: `state` does not fit the run. Nothing was changed.
@@ -127,8 +129,10 @@ def recover(
         planner = _DamagePlanner(folder, facts, spare, checkpoint)
     for _ in range(_ATTEMPTS_MAX):
         plan = planner.plan(step, sequence)
-        unit = planner.find_last_unit(plan) if before_last_unit else None
-        if unit is not None:
+        unit: LastUnit | None = None
+        if plan.recomputed:
+            plan, unit = planner.with_comparison(plan) if compares else (plan, None)
+        elif before_last_unit and (unit := planner.find_last_unit(plan)) is not None:
             plan, unit = planner.shorten(plan, unit)
         try:
             recovered = execute_plan(folder, plan, state, planner.notes, progress)
@@ -144,7 +148,7 @@ def recover(
         recovered.damaged = tuple(planner.broken)
         recovered.has_losses = bool(planner.broken or facts.lost_paths)
         committed, end = max(facts.watermarks.committed, planner.newest_step), max(recovered.end.step, plan.end.step)
-        if plan.recomputed:
+        if plan.recomputed and not compares:
             recovered.notes.append(f"the log has no tensors of {plan.recomputed_steps}: training computes them again")
         if step is None and sequence is None and checkpoint is None and end < committed:
             recovered.steps_lost = committed - end
@@ -228,6 +232,12 @@ class _DamagePlanner:
         if shorter.position != unit.start:
             return plan, None
         return replace(shorter, has_later=plan.has_later, notes=plan.notes), unit
+
+    def with_comparison(self, plan: RecoveryPlan) -> tuple[RecoveryPlan, LastUnit]:
+        """Return a plan after which training computes steps again, and the records with which they are compared."""
+        rows = [row for row in self._rows if is_on_lineage(row, self._limits)]
+        has_later = has_later_boundary(self._history, rows, plan.end)
+        return replace(plan, has_later=has_later), LastUnit(plan.position, plan.end, tuple(plan.recomputed))
 
     def exclude_checkpoint(self, plan: RecoveryPlan, error: CorruptCheckpoint) -> None:
         """Replace the damaged checkpoint of a plan, or exclude it from further plans."""

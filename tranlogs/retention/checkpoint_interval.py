@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,6 +15,8 @@ _LOG_OVER_STATE = 16  # Checkpoints then add a sixteenth to what the log writes.
 _LOG_BYTES_MIN = 4 * MIB  # A checkpoint of a small model costs as much as some hundred of its steps.
 _FREE_DISK_SHARE = 16  # The log after the oldest kept checkpoint is some three intervals long.
 _REPLAY_SECONDS_MAX = 10.0
+_MTBF_SECONDS = 3600.0  # between two failures, if nobody says otherwise
+_WRITING_SHARE = 0.5  # of the time that another thread writes a checkpoint, the training loop loses at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,9 @@ class CheckpointFacts:
         load_seconds: the measured time to load a checkpoint.
         state_bytes: the size of a checkpoint; 0 if it is not known yet.
         free_bytes: free space of the disk when the last checkpoint was taken.
+        stall_seconds: the time that training stood still for the last checkpoint.
+        writing_seconds: the time that another thread wrote it.
+        is_recomputed: True if the log has no tensors of the steps since then: training would have to compute them again.
     """
 
     steps: int
@@ -37,6 +43,9 @@ class CheckpointFacts:
     load_seconds: float
     state_bytes: int = 0
     free_bytes: int = 1 << 62
+    stall_seconds: float = 0.0
+    writing_seconds: float = 0.0
+    is_recomputed: bool = False
 
 
 class CheckpointPolicy(Protocol):
@@ -91,12 +100,17 @@ class Automatic:
     """A checkpoint as often as disk space and recovery time need it: the default of `checkpoint_every`.
 
     A checkpoint is due when the log since the last one has 16 times the size of a checkpoint (at least 4 MiB), or a sixteenth
-    of the free disk (at least the size of a checkpoint), or when its replay would take 10 seconds.
+    of the free disk (at least the size of a checkpoint), or when its replay would take 10 seconds. Where training would have to
+    compute the steps again, it is due when the time since the last one is worth what a checkpoint costs, at a failure an hour:
+    after the square root of twice the product of both (Young 1974, Daly 2006).
     """
 
     def is_due(self, facts: CheckpointFacts) -> bool:
         if facts.steps == 0:
             return False
+        if facts.is_recomputed:
+            cost = facts.stall_seconds + _WRITING_SHARE * facts.writing_seconds
+            return facts.seconds >= math.sqrt(2 * cost * _MTBF_SECONDS)
         is_long = bool(facts.state_bytes) and facts.log_bytes >= self.log_bytes_max(facts.state_bytes, facts.free_bytes)
         return is_long or (facts.steps + 1) * facts.replay_seconds_per_step >= _REPLAY_SECONDS_MAX
 

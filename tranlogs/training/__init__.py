@@ -14,6 +14,7 @@ from ..recovery.report import RecoveryReport, judge_exactness, make_report
 from ..recovery.state_protocol import Divergence
 from ..retention import Automatic, CheckpointPolicy, EverySteps, Monitor, RetentionPolicy, as_retention
 from ..retention.keep_policy import when_full
+from .cadence import FULL_BYTES_MAX, Cadence
 from .environment import compare_environments
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, some_bytes, window_of
 from .gradient_layout import GradientLayout
@@ -25,9 +26,12 @@ from .recheck import (
     CAUSES,
     LEFT_NOW,
     NO_UNIT,
+    NOTHING_RECORDED,
+    PASSES,
     PENDING,
     REMEMBERED_NAMES,
     Recheck,
+    RecomputedSteps,
     RecomputedUnit,
     describe_difference,
     describe_equal,
@@ -56,19 +60,23 @@ from .rng import (
 )
 from .scalars import Curve, ScalarHistory
 from .settings import RunOptions, RunSettings, check_epochs
-from .write_forecast import FIRST_UNITS, ExpectedWrites, Place, ScanSchedule, forecast_writes
+from .write_forecast import FIRST_UNITS, ExpectedWrites, Place, ScanSchedule, forecast_inputs, forecast_writes
 
 __all__ = [
     "CAUSES",
     "FIRST_UNITS",
+    "FULL_BYTES_MAX",
     "GRACE_SECONDS",
     "LEFT_NOW",
     "LOOP_LENGTH",
+    "NOTHING_RECORDED",
     "NO_UNIT",
+    "PASSES",
     "PENDING",
     "REMEMBERED_NAMES",
     "UNKNOWN_DATA",
     "Automatic",
+    "Cadence",
     "CheckpointPolicy",
     "Curve",
     "Decoded",
@@ -97,6 +105,7 @@ __all__ = [
     "Place",
     "Progress",
     "Recheck",
+    "RecomputedSteps",
     "RecomputedUnit",
     "Recovered",
     "RecoveryReport",
@@ -129,6 +138,7 @@ __all__ = [
     "describe_unset",
     "describe_weights_read",
     "digest_of",
+    "forecast_inputs",
     "forecast_writes",
     "is_below",
     "is_rounding",

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ..base.errors import UsageError
+from ..base.quantities import format_bytes
 from ..journal.monitor_launch import parse_monitor
 from ..journal.shutdown import OnSignal, check_shutdown_settings
-from ..retention import CheckpointPolicy, Monitor, RetentionPolicy, as_policy, as_retention
+from ..retention import CheckpointPolicy, EveryBytes, Monitor, RetentionPolicy, as_policy, as_retention
 from ..retention.keep_policy import KeepAll
 from .fingerprint import Mode
 from .rehearsed_process.orders import current
@@ -102,6 +103,18 @@ class RunSettings:
             rechecks=_is_recheck_wanted(options.recheck),
         )
         return settings._rehearsed()
+
+    def demand_without_tensors(self) -> None:
+        """Check that the settings fit a run that logs no tensors.
+
+        Raises:
+            UsageError: one does not; the message says what to write.
+        """
+        if isinstance(self.policy, EveryBytes):
+            raise UsageError(
+                f'{self.run}: checkpoint_every={format_bytes(self.policy.nbytes)!r} counts bytes of log, and log="inputs" '
+                'writes hardly any. Give "auto", steps (500) or a time ("10min")'
+            )
 
     def _rehearsed(self) -> RunSettings:
         """Return these settings; in a rehearsal, those of a run in its folder that keeps its whole log and is not shipped."""

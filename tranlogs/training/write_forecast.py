@@ -77,6 +77,17 @@ def forecast_writes(
     return f"about {format_bytes(step_bytes)} of log a step; next checkpoint {first}{interval}{disk}"
 
 
+def forecast_inputs(policy: CheckpointPolicy) -> str:
+    """Return what a crash costs a fresh run that logs no tensors, and when its next checkpoint comes."""
+    if isinstance(policy, Automatic):
+        interval = "each when it saves more than it costs"
+    elif isinstance(policy, EverySteps):
+        interval = f"the next one after {count(policy.steps, 'step')}"
+    else:
+        interval = f"the next one {_describe_interval(policy, 0, 0)}"
+    return f"no tensors are logged: a crash costs computing the steps since the last checkpoint again; checkpoints: {interval}"
+
+
 def _count_steps(policy: CheckpointPolicy, run: Path, step_bytes: int, state_bytes: int) -> int:
     """Return how many steps lie between two checkpoints; 0 if neither bytes nor steps decide."""
     if isinstance(policy, Automatic):

@@ -105,6 +105,7 @@ class UnitRecheck(RecomputedUnit):
             return False
         if not (recheck.is_equal or is_last or position is None) and _place(position) < _place(self.end["position"]):
             return False
+        assert isinstance(recheck, Recheck)
         self._conclude(recheck, position)
         return True
 

@@ -37,7 +37,7 @@ _get_compiler = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", 
 
 _KNOWN = frozenset({"closure", "grad_scaler"})  # arguments of a step that redo has, or does without
 
-LogKind = Literal["gradients", "weights"]
+LogKind = Literal["gradients", "weights", "inputs"]
 
 
 @dataclass(slots=True)
@@ -69,7 +69,8 @@ class OptimizerHooks:
         name: of the optimizer in the run.
         inner: the optimizer.
         shell: the LoggedOptimizer around it, as soon as there is one.
-        log: "gradients" or "weights"; an optimizer that cannot be redone from gradients logs weights once that is found out.
+        log: "gradients", "weights" or "inputs"; an optimizer that cannot be redone from gradients logs weights once that is
+            found out, and one that logs no tensors ("inputs") only counts its steps.
         with_state: True if an after-image includes the optimizer's state.
         watch: sees writes to the optimizer's state between steps.
         recorder: writes the records of the steps.
@@ -169,12 +170,16 @@ class OptimizerHooks:
     def _before_step(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_compiled: bool) -> Any:
         if not self.run.journal.is_writer or (self._can_nest and is_nested(self.inner)):
             return None
+        if self._scaler.scaler is None and self._scaler.look():
+            self.run.saw_scaler(self._scaler.scaler)
+        if self.log == "inputs":
+            self.run.before_step()
+            self.run.auxiliary.gradients.before_step(self.name)
+            return None
         if is_compiled:
             self._log_weights("its compiled step rounds differently from the step that redo executes")
         if len(args) > 2 or not kwargs.keys() <= _KNOWN:  # args[0] is the optimizer itself, then comes the closure
             self._log_weights("its step is given arguments, which redo does not have")
-        if self._scaler.scaler is None and self._scaler.look():
-            self.run.saw_scaler(self._scaler.scaler)
         if self._scaler.scaler is not None:
             self._scaler.check(self.inner, self.shell)
         self._step.captures = 0
@@ -253,6 +258,11 @@ class OptimizerHooks:
         run = self.run
         self.mark_called()
         mark_used(inner)
+        if self.log == "inputs":
+            if run.journal.is_writer:
+                run.journal.count_step()
+                run.after_step(self.name)
+            return
         run.journal.checkpoints.speed.observe_step(time.perf_counter() - self._step.began)
         if not run.journal.is_writer:
             return

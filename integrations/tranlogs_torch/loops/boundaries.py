@@ -11,12 +11,14 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from tranlogs.base.config import OUTSIDE_UNITS_MAX
-from tranlogs.training import UNKNOWN_DATA, Place
+from tranlogs.training import FULL_BYTES_MAX, PASSES, UNKNOWN_DATA, Place, digest_of
 
 from ..state import naming
 from ..state.caveats import IMPLICIT
@@ -64,7 +66,8 @@ class Boundaries:
         self._journal, self._state, self._auxiliary = parts.journal, parts.state, parts.auxiliary
         self.steps_since_boundary = 0
         self._steps_by_optimizer: dict[str, int] = {}  # of the running unit
-        self.units = 0
+        self._loops_ended = 0
+        self.units = self._passes = 0  # and of boundaries since the newest step
         self._taken_at_boundary: dict[str, int] = {}
         self._has_reserved = self._has_said_nested = False
         self.implicit: dict[str, Any] | None = None
@@ -87,6 +90,7 @@ class Boundaries:
     def after_step(self, optimizer: str) -> None:
         """Count a step of an optimizer that was logged."""
         self.steps_since_boundary += 1
+        self._passes = 0
         self.errors_at_step = id(sys.exc_info()[1]), id(getattr(sys, "last_value", None))
         self._steps_by_optimizer[optimizer] = self._steps_by_optimizer.get(optimizer, 0) + 1
         if not self._has_reserved:  # optimizer state is there from the first step on
@@ -114,18 +118,46 @@ class Boundaries:
             self._say_nested()
             return
         self.implicit, self._outside_units = None, 0
-        self.note_writes("at a boundary")
+        if self._parts.cadence is None:
+            self.note_writes("at a boundary")
         taken = self._auxiliary.taken()
         if not self.steps_since_boundary and taken != self._taken_at_boundary and self._is_amid(taken, asking):
             return
         self._note_turns()
         self._taken_at_boundary = taken
+        began = time.perf_counter()
+        self._parts.restarts.look()
+        if self._is_passed_over():
+            self._count_unit()
+            return
         self._commit(self._read())
+        if self._parts.cadence is not None:
+            self._parts.cadence.note(began)
+
+    def expect_end(self) -> None:
+        """Note that a loop ends with the next boundary: where no tensors are logged, only a checkpoint leads there."""
+        if self._parts.cadence is not None and not self._journal.is_rechecking:
+            self._parts.cadence.demand()
+            self._write_log.wants_checkpoint |= self._loops_ended == 0 or self._journal.checkpoints.schedule.is_affordable
+            self._loops_ended += 1
+
+    def _is_passed_over(self) -> bool:
+        """Return True if this boundary is not recorded, because no tensors are logged and another one was recorded just now."""
+        cadence, journal = self._parts.cadence, self._journal
+        if cadence is None or self._write_log.wants_checkpoint:
+            return False
+        if journal.is_rechecking:
+            return not self._recovery.recheck.wants(journal.step, self._passes)
+        return not cadence.is_due(journal.uncovered) and not (journal.uncovered and journal.is_checkpoint_due())
 
     def _read(self) -> dict[str, Any]:
-        self._parts.restarts.look()
         recorded = self._parts.restarts.recorded
-        return {**self._auxiliary.read(), **({"restarts": recorded} if recorded is not None else {})}
+        is_counted = self._parts.cadence is not None or self._recovery.recheck.is_covered
+        return {
+            **self._auxiliary.read(),
+            **({"restarts": recorded} if recorded is not None else {}),
+            **({PASSES: self._passes} if self._passes and is_counted else {}),
+        }
 
     def _note_turns(self) -> None:
         """Note what the data of the running loop come from, if it is one over `steps()`."""
@@ -162,14 +194,7 @@ class Boundaries:
             if fingerprint.kind == "sample":
                 self._parts.writes.remember(self._journal.step)
         self._boundary_at = now
-        self.steps_since_boundary = 0
-        if len(self._steps_by_optimizer) > 1:
-            self._note_companion_steps()
-        else:
-            self._steps_by_optimizer.clear()
-        self.units += 1
-        self._parts.writes.looks.count_unit()
-        noted = self._parts.scalars.commit(self._journal.step)
+        noted = self._count_unit()
         wanted: bool | None = self._write_log.wants_checkpoint or None
         self._write_log.wants_checkpoint = False
 
@@ -179,13 +204,38 @@ class Boundaries:
         coordinator, writes = self._parts.coordinator, self._parts.writes
         wanted = coordinator.at_boundary(self._journal, body, whole, wanted=wanted, read_digests=lambda: writes.known)
         is_logged = not self._journal.is_rechecking
-        self._journal.boundary(body, lambda: self._state.snapshot(whole()), scalars=noted, checkpoint=wanted)
+        commit = partial(self._journal.boundary, body, lambda: self._state.snapshot(whole()), scalars=noted)
+        digests = self._digest_weights()
+        if self._parts.cadence is not None and self._auxiliary.has_script_changes:
+            wanted = True  # The next start goes on from what the script has changed.
+        commit(checkpoint=wanted, digests=digests)
         if is_logged:
             self._auxiliary.has_script_changes = False
-        if self._recovery.recheck.is_pending:
-            self._recovery.settle_recheck()
+        if self._recovery.recheck.is_pending and self._recovery.settle_recheck() and self._journal.uncovered:
+            commit(checkpoint=True, digests=digests)  # Training goes on from what the loop has computed.
         if self._journal.is_suspended:
             self._auxiliary.drop_unstorable()
+
+    def _count_unit(self) -> dict[str, float]:
+        """Count the unit that ends, and return its scalars."""
+        self.steps_since_boundary = 0
+        self._passes += 1
+        if len(self._steps_by_optimizer) > 1:
+            self._note_companion_steps()
+        else:
+            self._steps_by_optimizer.clear()
+        self.units += 1
+        self._parts.writes.looks.count_unit()
+        return self._parts.scalars.commit(self._journal.step)
+
+    def _digest_weights(self) -> bytes:
+        """Return a digest of the weights, where the log has nothing else of the steps before."""
+        if not self._journal.uncovered and not self._recovery.recheck.is_covered:
+            return b""
+        fingerprint = self._state.named.fingerprint
+        kind = "full" if fingerprint.nbytes <= FULL_BYTES_MAX else "sample"
+        digests = fingerprint.digests(self._journal.step, kind if fingerprint.on_cpu else "device")
+        return digest_of(digests.view(np.uint8)).to_bytes(8, "little")
 
     def _note_companion_steps(self) -> None:
         """Let the steps of several optimizers in one unit count as those of the one that took the fewest."""
@@ -217,6 +267,7 @@ class Boundaries:
         if self._outside_units == OUTSIDE_UNITS_MAX and not self._auxiliary.is_loop_remembered:
             self._parts.report.warn_of_script(IMPLICIT)
         self.note_writes("at a boundary")
+        self._parts.restarts.look()
         body = self._read() | {"rng": implicit["rng"], "is_implicit": True, "turns": None}
         self._commit(body if is_before_forward else body | {"buffers": implicit["buffers"]})
 

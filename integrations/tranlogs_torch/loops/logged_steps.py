@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from tranlogs.base.errors import UsageError
 from tranlogs.records import Payload, Tensor
 
 from ..capture.staging import Staging
@@ -16,6 +17,12 @@ from .recovery.recovery import Recovery
 from .run_parts import RunParts
 
 _log = logging.getLogger("tranlogs")
+
+_OUTSIDE = (
+    'log="inputs" logs no tensors, so a crash is made good by the script\'s loop alone, and this step was taken outside of '
+    "batches(), epochs() and steps(), where nobody knows the loop's position. Write `for batch in "
+    'optimizer.batches(loader, until=...)`, or log="gradients"'
+)
 
 
 class LoggedSteps:
@@ -56,6 +63,8 @@ class LoggedSteps:
         if not self._recovery.has_begun:
             self._recovery.begin()
         if not self._loops.running:
+            if self._parts.cadence is not None:
+                raise UsageError(f"{self.run}: {_OUTSIDE}")
             self.auxiliary.sequence.demand_no_step_between()
             self._loops.unwatch_reads()
             if self.auxiliary.is_waiting:  # no loop was opened, which would have compared them
@@ -66,7 +75,8 @@ class LoggedSteps:
             self._recovery.recheck.name_strangers()
         if self._boundaries.implicit is not None:
             self._boundaries.commit_implicit(is_before_forward=False)
-        self._boundaries.note_writes("before a step")
+        if self._parts.cadence is None:
+            self._boundaries.note_writes("before a step")
 
     def saw_scaler(self, scaler: object) -> None:
         """Warn if a GradScaler that calls a step is not tracked; its scale decides over the steps to come."""

@@ -33,6 +33,10 @@ class UnitCommitter(Protocol):
         """Note that a loop of `LoggedOptimizer` begins."""
         ...
 
+    def expect_end(self) -> None:
+        """Note that a loop ends with the next boundary."""
+        ...
+
     def commit_implicit(self) -> None:
         """Commit the last step outside of all loops, which takes no part in a unit of a loop."""
         ...
@@ -269,7 +273,7 @@ class Loops:
                 self.end = f"in turn {auxiliary.count - start} of {until}"
                 yield auxiliary.count - start - 1
                 if auxiliary.count - start == until:
-                    self._parts.restarts.note_end(of_loop=True)
+                    self._note_end(of_loop=True)
                 self._boundaries.boundary(turns)
                 start = auxiliary.sequence.start("turn")
             self.end = "complete"
@@ -284,7 +288,7 @@ class Loops:
             for data in position.batches(None if until is None else start + until):
                 self.end = "" if until is None else f"in batch {position.taken - start} of {until}"
                 if position.taken - start == until:
-                    self._parts.restarts.note_end(of_loop=True)
+                    self._note_end(of_loop=True)
                 yield (position.taken - start - 1, data) if numbered else data
             self.end = "complete"
 
@@ -315,9 +319,15 @@ class Loops:
                     auxiliary.open_loop()
                     continue
                 self._leave_epoch(position, number, number - first)
-                self._parts.restarts.note_end(of_loop=position.epoch - first >= count)
+                self._note_end(of_loop=position.epoch - first >= count)
                 self._boundaries.boundary()  # the epoch's own code ran
             self.end = "complete"
+
+    def _note_end(self, *, of_loop: bool) -> None:
+        """Note that an epoch ends, or the loop itself, with the next boundary."""
+        self._parts.restarts.note_end(of_loop=of_loop)
+        if of_loop:
+            self._boundaries.expect_end()
 
     def _leave_epoch(self, position: LoaderPosition, number: int, number_in_loop: int) -> None:
         """End an epoch whose loop was left by `break`: the next one begins with its first batch, as without TranLogs."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tranlogs.training import Journal, LiveReport, Restarts, RunResources, RunSettings, ScalarHistory
+from tranlogs.training import Cadence, Journal, LiveReport, Restarts, RunResources, RunSettings, ScalarHistory
 
 from ..capture.foreign_writes import ForeignWriteDetector
 from ..capture.optimizer_hooks import OptimizerHooks
@@ -35,6 +35,7 @@ class RunParts:
         scalars: that the loop has logged.
         report: of the recovery, with what became known since.
         restarts: names what of the script starts over.
+        cadence: decides which boundaries are recorded, where no tensors are logged; else None.
     """
 
     settings: RunSettings
@@ -49,6 +50,7 @@ class RunParts:
     scalars: ScalarHistory
     report: LiveReport
     restarts: Restarts
+    cadence: Cadence | None = None
 
     @property
     def journal(self) -> Journal:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UsageError
 from tranlogs.training import (
+    Cadence,
     LiveReport,
     LoopRecord,
     Progress,
@@ -84,6 +85,7 @@ class TrainingRun:
         segment_bytes: int | None = None,
         worker_seeds: str | None = None,
         copies: int = 1,
+        logs_tensors: bool = True,
     ) -> None:
         self.run = settings.run
         demand_group(self.run)  # before a journal is opened: all would open that of rank 0
@@ -134,6 +136,7 @@ class TrainingRun:
             ScalarHistory(),
             report,
             Restarts(report, make_framework(modules, hooks, self.auxiliary)),
+            None if logs_tensors else Cadence(),
         )
         self._write_log.attach(self._parts, staging)
         self._recovery = Recovery(self._parts, lambda: self._boundaries.landed(), lambda: self._boundaries.set_back())
@@ -198,6 +201,11 @@ class TrainingRun:
         mine = {id(p) for p in naming.named_parameters(self.modules).values()}
         if mine and not any(id(p) in mine for group in hooks.inner.param_groups for p in group["params"]):
             raise UsageError(f"optimizer {hooks.name!r} trains no parameter of model=...; give the module that it trains")
+        if (hooks.log == "inputs") != (self._parts.cadence is not None):
+            raise UsageError(
+                f'optimizer {hooks.name!r}: log="inputs" holds for all optimizers of a run, because the loop computes its '
+                "steps again as a whole. Give it to each of them, or to none"
+            )
         self.hooks[hooks.name] = hooks
         self.state.optimizers[hooks.name] = hooks.inner
         self.state.named.refresh()
@@ -266,6 +274,10 @@ class TrainingRun:
     def note_writes(self) -> None:
         """Log writes that no step made, as a part of the running unit."""
         self._boundaries.note_writes()
+
+    def expect_end(self) -> None:
+        """Note that a loop ends with the next boundary."""
+        self._boundaries.expect_end()
 
     def boundary(self, asking: object = None) -> None:
         """Commit what came since the last boundary: the loop `asking` (None: whichever runs) wants its next batch."""

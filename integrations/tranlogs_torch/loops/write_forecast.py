@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tranlogs.training import ExpectedWrites, forecast_writes
+from tranlogs.training import ExpectedWrites, forecast_inputs, forecast_writes
 
 from ..tensors.placement import local
 from .log_sizes import count_kept, count_logged
@@ -13,6 +13,8 @@ def forecast(parts: RunParts) -> str:
     """Return how much a fresh run writes; empty for several processes, which may divide the log."""
     if not parts.coordinator.is_single:
         return ""
+    if parts.cadence is not None:
+        return forecast_inputs(parts.settings.policy)
     trained = {name: sum(local(p).nbytes for p in hooks.parameters() if p.requires_grad) for name, hooks in parts.hooks.items()}
     state_bytes = parts.state.nbytes() + sum(count_kept(parts.hooks[name].inner) * n for name, n in trained.items())
     logged = {name: count_logged(hooks.inner) if hooks.log == "weights" else 1 for name, hooks in parts.hooks.items()}

@@ -8,6 +8,7 @@ from .comparison import (
 from .messages import (
     CAUSES,
     NO_UNIT,
+    NOTHING_RECORDED,
     PENDING,
     REMEMBERED_NAMES,
     describe_difference,
@@ -19,15 +20,19 @@ from .messages import (
     path_of_remembered,
 )
 from .recheck import Recheck
+from .recomputed_steps import PASSES, RecomputedSteps
 from .recomputed_unit import RecomputedUnit
 
 __all__ = [
     "CAUSES",
     "LEFT_NOW",
+    "NOTHING_RECORDED",
     "NO_UNIT",
+    "PASSES",
     "PENDING",
     "REMEMBERED_NAMES",
     "Recheck",
+    "RecomputedSteps",
     "RecomputedUnit",
     "describe_difference",
     "describe_equal",

@@ -7,12 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...base.quantities import count
 from ...recovery.history import LastUnit
 from ..restarts import is_called_like_a_time
 from .comparison import Difference
 
 PENDING = "the newest unit before the crash is being computed again, to prove that this script resumes exactly"
 NO_UNIT = "the log does not hold the newest one with a step, or a timeline began behind it"
+NOTHING_RECORDED = "nothing was recorded behind the newest checkpoint"
 CHANGED_BEFORE = "the script had changed weights, hyper-parameters or other state before its loop, in that unit"
 
 _NAMES_MAX = 5
@@ -44,7 +46,11 @@ _ROUNDING = (
 
 
 def describe_difference(
-    difference: Difference, units: str = "batch", causes: Mapping[str, str] = CAUSES, starts_over: Sequence[str] = ()
+    difference: Difference,
+    units: str = "batch",
+    causes: Mapping[str, str] = CAUSES,
+    starts_over: Sequence[str] = (),
+    recomputed: LastUnit | None = None,
 ) -> str:
     """Return a text on what differs, what usually causes that, and what to do.
 
@@ -53,6 +59,7 @@ def describe_difference(
         units: what a unit is to the user.
         causes: usual causes and what to do, by kind of difference.
         starts_over: names of values of the script that start over.
+        recomputed: the steps that are computed again because the log has no tensors of them; None if it has them.
     """
     name = difference.name.removeprefix("grad/").removeprefix("param/")
     setting = _SETTING.fullmatch(name)
@@ -70,10 +77,22 @@ def describe_difference(
     if remembered:
         what = f"state.{remembered}"
         cause = _tell_remembered(remembered, may_be_time=difference.ratio is not None, is_outside=difference.is_outside)
+    if recomputed is not None:
+        return (
+            f"steps that were finished before the crash were computed again, and at step {difference.step} {what} "
+            f"{difference.text}. {cause}. Training goes on with what the loop computes now: "
+            f"{_count_others(recomputed, difference)} others than before the crash"
+        )
     return (
         f"the last {units} before the crash (step {difference.step}) was computed again, and {what} {difference.text}. "
         f"{cause}. The recorded state holds, so no finished step is lost"
     )
+
+
+def _count_others(recomputed: LastUnit, difference: Difference) -> str:
+    """Return how many finished steps are not what they were, with the verb."""
+    others = max(recomputed.end.step - difference.step + 1, 1)
+    return f"{count(others, 'finished step')} {'is' if others == 1 else 'are'}"
 
 
 def _tell_remembered(path: str, *, may_be_time: bool, is_outside: bool) -> str:
@@ -97,16 +116,37 @@ def _tell_remembered(path: str, *, may_be_time: bool, is_outside: bool) -> str:
     return cause
 
 
-def describe_equal(step: int, ranks: int = 1, times: Collection[str] = ()) -> str:
+def describe_steps(first: int, last: int) -> str:
+    """Return the words for some steps: "step 7", "steps 7 to 12"."""
+    return f"step {last}" if first >= last else f"steps {first} to {last}"
+
+
+def describe_recomputing(unit: LastUnit) -> str:
+    """Return a text on steps that are being computed again, because the log has no tensors of them."""
+    steps = describe_steps(unit.start.step + 1, unit.end.step)
+    return f"{steps}, finished before the crash, {_verb(unit)} being computed again and compared with the log"
+
+
+def _verb(unit: LastUnit) -> str:
+    return "is" if unit.end.step <= unit.start.step + 1 else "are"
+
+
+def describe_equal(step: int, ranks: int = 1, times: Collection[str] = (), *, first: int | None = None) -> str:
     """Return a text on a unit that is equal to its record on all ranks. It claims no more than was compared.
 
     Args:
         step: the step.
         ranks: number of processes that have computed it.
         times: what was not compared, since the script measures it.
+        first: the first of several steps that were computed again because the log has no tensors of them.
     """
     where = f" on all {ranks} ranks" if ranks > 1 else ""
     but = f" (without the times {', '.join(sorted(times))})" if times else ""
+    if first is not None:
+        return (
+            f"{describe_steps(first, step)} {'was' if first == step else 'were'} computed again{where}: the weights and all "
+            f"that the run keeps{but} are equal to those before the crash, bit for bit"
+        )
     return (
         f"step {step} was computed again{where}: its gradients, the weights and all that the run keeps{but} are equal to those "
         "before the crash, bit for bit"
@@ -129,16 +169,21 @@ def describe_superseded(unit: LastUnit, where: str = "") -> str:
         unit: the unit.
         where: " on rank 1"; empty for a process that trains alone.
     """
-    first, last = unit.start.step + 1, unit.end.step
-    steps = f"step {last} is" if first >= last else f"steps {first} to {last} are"
+    steps = describe_steps(unit.start.step + 1, unit.end.step)
     return (
-        f"{steps} trained again with what the script has changed since recover(){where}, in place of the record that was made "
-        "before the crash: that the script's loop resumes exactly is not proven"
+        f"{steps} {_verb(unit)} trained again with what the script has changed since recover(){where}, in place of the record "
+        "that was made before the crash: that the script's loop resumes exactly is not proven"
     )
 
 
 def describe_unfinished(run: Path, unit: LastUnit) -> str:
     """Return a text on a script that ended before its loop had computed the unit."""
+    if unit.is_covered:
+        return (
+            f"the script ended before its loop had computed {describe_steps(unit.start.step + 1, unit.end.step)} again, so "
+            f"what it has used or saved is the state of step {unit.start.step}. The log has no tensors of these steps: only "
+            "the loop can compute them"
+        )
     return (
         f"the script ended before its loop had computed step {unit.end.step} again, so what it has used or saved is the state "
         f"of step {unit.start.step}. The log has the newest step: a script that does not train (an evaluation) recovers it "

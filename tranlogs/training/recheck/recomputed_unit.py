@@ -10,8 +10,9 @@ from ...journal.journal import Journal
 from ...recovery.history import LastUnit
 from ...recovery.recover import Recovered
 from ..live_report import LiveReport
-from .messages import CHANGED_BEFORE, describe_unfinished, find_strangers
+from .messages import CHANGED_BEFORE, PENDING, describe_recomputing, describe_unfinished, find_strangers
 from .recheck import Recheck
+from .recomputed_steps import RecomputedSteps
 
 
 class RecomputedUnit:
@@ -28,7 +29,7 @@ class RecomputedUnit:
 
     def __init__(self, run: Path, journal: Journal, report: LiveReport) -> None:
         self._run, self._journal, self._report = run, journal, report
-        self._recheck: Recheck | None = None
+        self._recheck: Recheck | RecomputedSteps | None = None
         self.recovered: Recovered | None = None
 
     @property
@@ -40,6 +41,20 @@ class RecomputedUnit:
     def is_pending(self) -> bool:
         """True while the unit is computed."""
         return self._recheck is not None and self._report.recheck == "pending"
+
+    @property
+    def is_covered(self) -> bool:
+        """True while steps are computed again of which the log has no tensors."""
+        return self.is_pending and isinstance(self._recheck, RecomputedSteps)
+
+    def wants(self, step: int, passes: int) -> bool:
+        """Return True if the boundary that comes now is compared with a record; see `RecomputedSteps.wants`."""
+        return not isinstance(self._recheck, RecomputedSteps) or self._recheck.wants(step, passes)
+
+    def describe_pending(self) -> str:
+        """Return a text on the unit that is being computed."""
+        assert self._recheck is not None
+        return describe_recomputing(self._recheck.unit) if self.is_covered else PENDING
 
     def find_obstacle(self, unit: LastUnit) -> str:
         """Return why the unit cannot be computed again, or is known to come out otherwise; "" if it may be equal."""
@@ -71,7 +86,7 @@ class RecomputedUnit:
         if self._recheck is not None:
             self._recheck.ignore(find_strangers(landed, tracked) | find_strangers(end, tracked))
 
-    def _begin(self, recheck: Recheck, step: int) -> None:
+    def _begin(self, recheck: Recheck | RecomputedSteps, step: int) -> None:
         """Let the journal compare the unit behind `step`."""
         self._recheck = recheck
         recheck.read_ahead()

@@ -18,6 +18,7 @@ from tranlogs.ranks import (
 from tranlogs.training import (
     LEFT_NOW,
     NO_UNIT,
+    NOTHING_RECORDED,
     LastUnit,
     LoopRecord,
     Progress,
@@ -156,11 +157,11 @@ class Recovery:
     def _recover_alone(self, step: int | None, progress: Progress | None, *, rechecks: bool) -> Recovered | None:
         """Recover the journal of this process: one unit before the newest boundary, if that unit can show anything."""
         state, folder, spare = self._parts.state, self._parts.journal.paths.folder, self._parts.resources.spare
-        found = recover(folder, state, step=step, progress=progress, spare=spare, before_last_unit=rechecks)
-        if found is None or not rechecks:
+        found = recover(folder, state, step=step, progress=progress, spare=spare, before_last_unit=rechecks, compares=True)
+        if found is None or not rechecks or found.plan.recomputed:
             return found
         if found.last_unit is None:
-            self.recheck.obstacle = NO_UNIT
+            self.recheck.obstacle = NO_UNIT if self._parts.cadence is None else NOTHING_RECORDED
         elif obstacle := self._find_obstacle(found):
             self.recheck.obstacle = obstacle
             return recover(folder, state, progress=progress, spare=spare)
@@ -246,7 +247,8 @@ class Recovery:
 
     def read_newest_loop(self) -> LoopRecord:
         """Return the loop of the newest boundary of the log, if the unit before it is computed again; else an empty record."""
-        return LoopRecord.read(self.recheck.read_end().get("loop") if self.recheck.is_pending else None)
+        is_skipped = self.recheck.is_pending and not self.recheck.is_covered  # else loops behind are computed again
+        return LoopRecord.read(self.recheck.read_end().get("loop") if is_skipped else None)
 
     def note_tracked(self, names: Collection[str]) -> None:
         """Note that objects were tracked, or attributes remembered, after the recovery."""

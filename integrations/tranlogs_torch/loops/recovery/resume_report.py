@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tranlogs.training import PENDING, Recovered, RecoveryReport, describe_end, describe_not_computed, make_report
+from tranlogs.training import Recovered, RecoveryReport, describe_end, describe_not_computed, make_report
 
 from ...data.position.loader_iteration import find_place
 from ...state import environment
@@ -80,7 +80,7 @@ class ResumeReport:
             others.append(text if text in parts.report.texts else f"an earlier resume of this run differed: {text}")
             exact = False if is_wrong else exact
         elif parts.report.recheck == "pending":
-            others.append(PENDING)
+            others.append(self._recheck.describe_pending())
         elif self._recheck.obstacle == OUTSIDE and IMPLICIT in others:
             pass  # says the same
         elif self._recheck.obstacle and found.position.step:

@@ -16,6 +16,7 @@ from tranlogs.training import (
     UNKNOWN_DATA,
     LastUnit,
     Recheck,
+    RecomputedSteps,
     RecomputedUnit,
     Recovered,
     describe_difference,
@@ -75,7 +76,8 @@ class UnitRecheck(RecomputedUnit):
             return
         # A resume may add to what is doubted of a loader (random numbers of its workers, generators of its dataset).
         doubts = {f"data.{name}.head.{part}" for name in self._parts.auxiliary.read_data() for part in ("doubts", "moved")}
-        recheck = Recheck(found.last_unit, self.ignored | doubts)
+        compare = RecomputedSteps if found.last_unit.is_covered else Recheck
+        recheck = compare(found.last_unit, self.ignored | doubts)
         self._begin(recheck, found.position.step)
         self._parts.auxiliary.deviation = recheck.read_recorded("deviation")
 
@@ -105,25 +107,31 @@ class UnitRecheck(RecomputedUnit):
             self._parts.journal.start()
             self._parts.coordinator.all_gather(True)
 
-    def _is_due(self, recheck: Recheck) -> bool:
+    def _is_due(self, recheck: Recheck | RecomputedSteps) -> bool:
         """Return True if all ranks ask each other at this boundary; other boundaries may be this rank's alone."""
         if self._parts.coordinator.is_single:
             return recheck.is_over
         return self._parts.journal.step > recheck.unit.start.step
 
-    def _describe_outcome(self, recheck: Recheck) -> UnitOutcome:
-        difference = recheck.difference
+    def _describe_outcome(self, recheck: Recheck | RecomputedSteps) -> UnitOutcome:
+        difference, report = recheck.difference, self._parts.report
         if difference is None:
             return UnitOutcome(recheck.is_over)
+        unit = recheck.unit if isinstance(recheck, RecomputedSteps) else None
         return UnitOutcome(
             recheck.is_over,
-            describe_difference(difference, causes=causes(self._parts.report.face), starts_over=self._parts.report.starts_over),
+            describe_difference(difference, causes=causes(report.face), starts_over=report.starts_over, recomputed=unit),
             not is_rounding(difference),
         )
 
-    def _conclude(self, recheck: Recheck, verdict: UnitVerdict) -> None:
+    def _conclude(self, recheck: Recheck | RecomputedSteps, verdict: UnitVerdict) -> None:
         parts, report, journal = self._parts, self._parts.report, self._parts.journal
-        journal.end_recheck()
+        if verdict.kind == "different" and isinstance(recheck, RecomputedSteps):
+            step = journal.step
+            journal.log.fork(recheck.equal, None)
+            journal.end_recheck(step)
+        else:
+            journal.end_recheck()
         if verdict.kind == "equal":
             # How many turns are left of a loop of the script's own is known if it keeps its state in the run.
             # An equal unit removes doubts about what the loop keeps.
@@ -131,16 +139,18 @@ class UnitRecheck(RecomputedUnit):
             report.recheck, report.refuted = "equal", frozenset(refuted)
             parts.coordinator.restore_division(_read_division(recheck))
             recheck.close()
-            self._print(describe_equal(journal.step, parts.coordinator.world, self.times))
+            first = recheck.unit.start.step + 1 if isinstance(recheck, RecomputedSteps) else None
+            self._print(describe_equal(journal.step, parts.coordinator.world, self.times, first=first))
             return
         # A loop of the script's own may start over. That it differs then shows nothing, unless the run keeps its state.
         is_outside = bool(parts.auxiliary.is_outside or recheck.read_recorded("is_implicit"))
         is_wrong = verdict.is_wrong and (not is_outside or parts.auxiliary.is_loop_remembered)
         recheck.close()
         report.recheck = "different"
-        self.recovered = self._recover_end(recheck.unit)
         parts.auxiliary.deviation = parts.auxiliary.deviation or (verdict.texts[0], is_wrong)
-        self._on_set_back()
+        if isinstance(recheck, Recheck):
+            self.recovered = self._recover_end(recheck.unit)
+            self._on_set_back()
         for text in verdict.texts:
             if parts.coordinator.rank == 0:
                 report.warn(text, is_wrong)
@@ -175,7 +185,7 @@ class UnitRecheck(RecomputedUnit):
             print(f"TranLogs: {self._parts.settings.run}: {text}", file=sys.stderr, flush=True)
 
 
-def _read_division(recheck: Recheck) -> dict[str, Any]:
+def _read_division(recheck: Recheck | RecomputedSteps) -> dict[str, Any]:
     """Return the division of the log among the ranks, from the boundary that ends the unit."""
     found = {name: recheck.read_recorded(name) for name in ("ddp", "equal")}
     return {name: value for name, value in found.items() if value is not None}
