@@ -372,6 +372,10 @@ class CheckpointSchedule:
         """Record the size of a checkpoint: an expected one, or one that was published. The largest counts."""
         self.state_bytes = max(self.state_bytes, nbytes)
 
+    def has_steps_due(self, step: int) -> bool:
+        """Return True if the policy counts steps, and wants a checkpoint at `step`: a check that costs next to nothing."""
+        return isinstance(self._policy, EverySteps) and step - self._step >= self._policy.steps
+
     def is_due(self, step: int, log_bytes: int, speed: RecoverySpeed) -> bool:
         """Return True if the policy wants a checkpoint at `step`, after `log_bytes` of log."""
         redone = step - self._step

@@ -148,7 +148,7 @@ class Boundaries:
             return False
         if journal.is_rechecking:
             return not self._recovery.recheck.wants(journal.step, self._passes)
-        return not cadence.is_due(journal.uncovered) and not (journal.uncovered and journal.is_checkpoint_due())
+        return not cadence.is_due(journal.uncovered) and not journal.checkpoints.schedule.has_steps_due(journal.step)
 
     def _read(self) -> dict[str, Any]:
         recorded = self._parts.restarts.recorded

@@ -4,23 +4,206 @@ boundary on the way is compared.
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from tests.kills.pytorch import prove
 from tests.public.torch.test_scripts import SCRIPTS
-from tranlogs.training import NOTHING_RECORDED
+from tests.support.damage import flip_bit
+from tests.torch.lab import Attempt, differences, in_child, prove_exact, uninterrupted
+from tests.torch.loops import scripts
+from tranlogs.base.errors import UsageError
+from tranlogs.recovery.journal_facts import read_facts
+from tranlogs.training import NOTHING_RECORDED, cadence
+from tranlogs_torch import LoggedOptimizer
+
+pytestmark = pytest.mark.crash
 
 # Of these, one counts bytes of log, which there are none of.
 OTHERS = ("nanogpt_style", "pytorch_minimal")
 
 
-@pytest.mark.crash
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in OTHERS])
 def test_a_killed_script_ends_with_the_bits_of_its_twin(name: str, tmp_path: Path) -> None:
     script, expected = SCRIPTS[name]
     warns = tuple(text for text in expected.warns if "LBFGS" not in text)
     expected = replace(expected, warns=warns, unproven=NOTHING_RECORDED)
     prove(script, tmp_path / name.replace(" ", "-"), expected, log="inputs", checkpoint_every="auto")
+
+
+@pytest.fixture
+def every(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each boundary be recorded."""
+    monkeypatch.setattr(cadence, "_SECONDS", 0.0)
+    monkeypatch.setattr(cadence, "_SHARE", 1e9)
+
+
+@pytest.fixture
+def none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no boundary be recorded between the first one and the end of a loop."""
+    monkeypatch.setattr(cadence, "_SECONDS", 1e9)
+
+
+KINDS: dict[str, tuple[scripts.Script, tuple[int, ...]]] = {
+    "batches": (scripts.batches, (6, 3, 12, 2)),
+    "epochs": (scripts.epochs, (9, 3, 6, 13)),
+    "a GradScaler": (scripts.mixed_precision, (11, 5, 7, 14)),
+    "averaged weights": (scripts.averaged, (9, 4, 10)),
+    "many steps or none": (scripts.many_or_none, (8, 5, 9)),
+    "stages": (scripts.stages, (9, 5, 8)),
+    "before each epoch": (scripts.before_each_epoch, (9, 3, 8)),
+    "two sources": (scripts.second_source, (9, 4, 6)),
+    "cycled": (scripts.cycled, (9, 4, 6)),
+}
+
+
+@pytest.mark.usefixtures("every")
+@pytest.mark.parametrize("checkpoint_every", [4, 1000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loop_of_any_kind_comes_back_to_the_bit(kind: str, checkpoint_every: int, tmp_path: Path) -> None:
+    script, ticks = KINDS[kind]
+    prove_exact(script, tmp_path / "run", ticks, log="inputs", checkpoint_every=checkpoint_every)
+
+
+@pytest.mark.usefixtures("none")
+def test_what_is_not_recorded_is_computed_again_all_the_same(tmp_path: Path) -> None:
+    last = prove_exact(scripts.epochs, tmp_path / "run", (9, 14), log="inputs", checkpoint_every=1000)
+    assert last.final_report().rechecked == 1, "the first boundary was recorded, and no other"
+
+
+def noisy(attempt: Attempt, *, noise: bool) -> None:
+    """The gradients of the sixth batch are not those of another process."""
+    model, optimizer, loader = scripts.begin(attempt)
+    attempt.start(optimizer)
+    for number, batch in optimizer.batches(loader, until=scripts.TURNS, enumerate=True):
+        found = scripts.loss(model, batch)
+        if noise and number == 5:
+            found = found * float(os.getpid())
+        found.backward()
+        attempt.tick()
+        optimizer.step()
+        optimizer.zero_grad()
+    attempt.keep(model=model, optimizer=optimizer)
+    optimizer.close()
+
+
+@pytest.mark.usefixtures("every")
+def test_a_loop_that_does_not_repeat_itself_is_named_and_what_it_computes_holds(tmp_path: Path) -> None:
+    run, options = tmp_path / "run", {"log": "inputs", "checkpoint_every": 1000}
+    assert in_child(lambda: noisy(Attempt(run, 10, **options), noise=True)) == -signal.SIGKILL
+    assert in_child(lambda: noisy(Attempt(run, 12, **options), noise=True)) == -signal.SIGKILL
+    last = Attempt(run, **options)
+    noisy(last, noise=True)
+    first, report = last.reports[0], last.final_report()
+    # The second process has found it out at step 6, and begun anew there with a checkpoint.
+    assert (first.step, first.checkpoint_step, report.exact) == (6, 6, False)
+    [note] = [note for note in report.notes if "computed again, and at step 6 the weights differ" in note]
+    assert "4 finished steps are others than before the crash" in note
+    assert "an earlier resume of this run differed" in note
+
+
+@pytest.mark.usefixtures("every")
+def test_what_the_script_changes_after_recover_stands_and_the_next_start_goes_on_from_it(tmp_path: Path) -> None:
+    def changing(attempt: Attempt, *, rate: float) -> None:
+        model, optimizer, loader = scripts.begin(attempt)
+        attempt.start(optimizer)
+        optimizer.param_groups[0]["lr"] = rate
+        for batch in optimizer.batches(loader, until=scripts.TURNS):
+            scripts.step(attempt, model, optimizer, batch)
+        attempt.keep(model=model, optimizer=optimizer)
+        optimizer.close()
+
+    run, options = tmp_path / "run", {"log": "inputs", "checkpoint_every": 1000}
+    for rate, tick in ((0.01, 6), (0.25, 4), (0.25, 3)):
+        assert in_child(lambda rate=rate, tick=tick: changing(Attempt(run, tick, **options), rate=rate)) == -signal.SIGKILL
+    last = Attempt(run, **options)
+    changing(last, rate=0.25)
+    # The second process began at step 0 with another rate, and took a checkpoint behind its first step.
+    assert (last.reports[0].checkpoint_step, last.final_report().exact) == (1, True)
+    right = uninterrupted(partial(changing, rate=0.25))
+    assert not differences(last.outcome(), right.outcome())
+
+
+@pytest.mark.usefixtures("every")
+@pytest.mark.parametrize(("before", "after"), [("gradients", "inputs"), ("inputs", "gradients"), ("inputs", "weights")])
+def test_the_kind_of_log_may_change_with_the_process(before: str, after: str, tmp_path: Path) -> None:
+    run, right = tmp_path / "run", uninterrupted(scripts.epochs)
+    assert in_child(lambda: scripts.epochs(Attempt(run, 9, log=before, checkpoint_every=1000))) == -signal.SIGKILL
+    for die_at in (3, None):
+        if die_at is not None:
+            assert in_child(lambda: scripts.epochs(Attempt(run, 3, log=after, checkpoint_every=1000))) == -signal.SIGKILL
+    last = Attempt(run, log=after, checkpoint_every=1000)
+    scripts.epochs(last)
+    assert not differences(last.outcome(), right.outcome())
+    assert last.final_report().exact is True
+
+
+@pytest.mark.usefixtures("every")
+def test_a_damaged_boundary_is_named_and_the_steps_are_computed_all_the_same(tmp_path: Path) -> None:
+    run, options = tmp_path / "run", {"log": "inputs", "checkpoint_every": 1000}
+    assert in_child(lambda: scripts.epochs(Attempt(run, 9, **options))) == -signal.SIGKILL
+    [segment] = read_facts(run / "rank0").segments
+    location = next(one for one in segment.locations if one.head.step == 5)
+    flip_bit(segment.path, random.Random(1), (location.offset + 100, location.offset + 164))
+    last = prove_exact(scripts.epochs, run, **options)
+    assert last.reports[0].checkpoint_step == 0
+    assert any("damaged" in note for note in last.reports[0].notes)
+
+
+@pytest.mark.usefixtures("every")
+def test_a_script_is_told_whether_it_computes_again_and_a_finished_run_is_finished(tmp_path: Path) -> None:
+    def asking(attempt: Attempt) -> list[bool]:
+        model, optimizer, loader = scripts.begin(attempt)
+        attempt.start(optimizer)
+        answers = []
+        for batch in optimizer.batches(loader, until=scripts.TURNS):
+            answers.append(optimizer.is_recomputing)
+            scripts.step(attempt, model, optimizer, batch)
+        optimizer.close()
+        return answers
+
+    run, options = tmp_path / "run", {"log": "inputs", "checkpoint_every": 1000}
+    assert in_child(lambda: asking(Attempt(run, 7, **options))) == -signal.SIGKILL
+    assert asking(Attempt(run, **options)) == [True] * 6 + [False] * 10
+    again = Attempt(run, **options)
+    assert asking(again) == []
+    assert (again.reports[0].step, again.reports[0].checkpoint_step) == (16, 16)
+    assert "the run is finished" in str(again.reports[0])
+
+
+def optimizer_of(run: Path, **options: Any) -> LoggedOptimizer:
+    return LoggedOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1), run, **({"log": "inputs"} | options))
+
+
+def test_what_does_not_fit_is_refused_before_the_crash(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"checkpoint_every='256\.0 MiB' counts bytes of log"):
+        optimizer_of(tmp_path / "a", checkpoint_every="256MiB")
+    optimizer = optimizer_of(tmp_path / "b")
+    other = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    with pytest.raises(UsageError, match='log="inputs" holds for all optimizers of a run'):
+        optimizer.add_optimizer(other, "other", log="gradients")
+    optimizer.add_optimizer(other, "another")
+    optimizer.recover()
+    with pytest.raises(UsageError, match=r"taken outside of batches\(\), epochs\(\) and steps\(\)"):
+        optimizer.step()
+    optimizer.close()
+    with pytest.raises(UsageError, match='log must be "gradients", "weights" or "inputs"'):
+        optimizer_of(tmp_path / "c", log="values")
+
+
+def test_a_step_that_gradients_cannot_redo_is_as_good_as_any(tmp_path: Path) -> None:
+    """LBFGS, and steps that are given arguments, log weights otherwise, and say so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer = LoggedOptimizer(torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))]), tmp_path / "run", log="inputs")
+    assert optimizer.hooks.log == "inputs"
+    optimizer.close()

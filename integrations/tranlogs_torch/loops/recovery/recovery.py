@@ -145,6 +145,8 @@ class Recovery:
     def _find_obstacle(self, found: Recovered) -> str:
         """Return why the unit after a recovery is known to come out otherwise; "" if it may be equal."""
         state = self._parts.state
+        if self._parts.cadence is not None:
+            return 'the log has the tensors of the newest steps, and this script (log="inputs") shows none'
         if state.redone.stale:
             return "the state of an optimizer was not logged"
         if compare_modules(state.redone.environment.get("settings", {}), describe_modules(self._parts.modules)):
