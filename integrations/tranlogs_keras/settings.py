@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tranlogs.base.errors import UsageError
 from tranlogs.training import Automatic, Progress, RetentionPolicy, RunOptions, RunSettings, as_retention, when_full
@@ -51,7 +51,7 @@ class Settings:
 
     Attributes:
         shared: what all integrations have.
-        log: "auto", "gradients" or "weights".
+        log: "auto", "gradients", "weights" or "inputs".
         every_epoch: whether a checkpoint is taken at the end of each epoch.
         retention: keeps the checkpoints at the ends of fits, besides those that were asked for.
         data_order: "tranlogs" or "keras".
@@ -95,8 +95,10 @@ class Settings:
         retention = KeepEnds(as_retention(keep))
         policy = EVERY_EPOCH if every_epoch else checkpoint_every
         common = RunSettings.of(RunOptions(run=run, checkpoint_every=policy, keep=retention, **shared))
-        if log not in ("auto", "gradients", "weights"):
-            raise UsageError(f'log={log!r}: use "auto", "gradients" or "weights"')
+        if log not in ("auto", *get_args(LogKind)):
+            raise UsageError(f'log={log!r}: use "auto", "gradients", "weights" or "inputs"')
+        if log == "inputs":
+            common.demand_without_tensors()
         if data_order not in ("tranlogs", "keras"):
             raise UsageError(f'data_order={data_order!r}: use "tranlogs" or "keras"')
         if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or seed < 0):
@@ -121,9 +123,9 @@ class Settings:
         Raises:
             UsageError: gradients were asked for, and cannot be right.
         """
+        if self.log in ("weights", "inputs"):
+            return self.log, ""
         why = why_not_gradients(model, backend, is_asked_for=self.log == "gradients")
-        if self.log == "weights":
-            return "weights", ""
         if self.log == "gradients" and why:
             raise UsageError(f'{self.run}: log="gradients" cannot be right here: {why}. Use log="weights" (or "auto")')
         return ("weights", why) if why else ("gradients", "")

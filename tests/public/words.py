@@ -22,7 +22,7 @@ _FORECAST = (
 )
 _NO_TENSORS = (
     r"no tensors are logged: a crash costs computing the steps since the last checkpoint again; checkpoints: "
-    r"(each when it saves more than it costs|the next one after # steps?)"
+    r"(at the end of each epoch, and )?(each when it saves more than it costs|the next one after # steps?)"
 )
 _RESUMED = (
     r"recovered to step # \((loop #, )?(epoch #, )?(after # batch(es)?, )?checkpoint # \+ # replayed, SECONDS, "
@@ -32,7 +32,7 @@ _PLACE = r"(step #|timestep #|epoch #, batch #|epoch #, its end)"
 _UNSET = r"; the loop body did not run, so `[^;]*` (is|are) unset"
 _FORMS = (
     rf"TranLogs: (RUN: )?fresh run: step # \(({_FORECAST}|{_NO_TENSORS})\)",
-    rf"TranLogs: RUN: fit #: {_FORECAST}",
+    rf"TranLogs: RUN: fit #: ({_FORECAST}|{_NO_TENSORS})",
     rf"TranLogs: (RUN goes on at {_PLACE}: )?{_RESUMED}",
     r"TranLogs: (RUN: )?starts from the beginning: nothing was finished before the crash \(step #, SECONDS\)",
     *(rf"TranLogs: {_RESUMED}: {re.escape(describe_end(end))}({_UNSET})?" for end in ("complete", "")),

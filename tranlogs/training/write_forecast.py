@@ -77,14 +77,20 @@ def forecast_writes(
     return f"about {format_bytes(step_bytes)} of log a step; next checkpoint {first}{interval}{disk}"
 
 
-def forecast_inputs(policy: CheckpointPolicy) -> str:
-    """Return what a crash costs a fresh run that logs no tensors, and when its next checkpoint comes."""
+def forecast_inputs(policy: CheckpointPolicy, *, at_epoch_ends: bool = False) -> str:
+    """Return what a crash costs a fresh run that logs no tensors, and when its next checkpoint comes.
+
+    Args:
+        policy: when a checkpoint is taken.
+        at_epoch_ends: True if one is also taken at the end of each epoch.
+    """
     if isinstance(policy, Automatic):
         interval = "each when it saves more than it costs"
     elif isinstance(policy, EverySteps):
         interval = f"the next one after {count(policy.steps, 'step')}"
     else:
         interval = f"the next one {_describe_interval(policy, 0, 0)}"
+    interval = f"at the end of each epoch, and {interval}" if at_epoch_ends else interval
     return f"no tensors are logged: a crash costs computing the steps since the last checkpoint again; checkpoints: {interval}"
 
 

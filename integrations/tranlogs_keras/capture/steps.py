@@ -227,6 +227,8 @@ class StepCapture:
             watched: values of what may have been written, if they were just read.
             can_repeat: whether this step may be taken twice, to check that gradients are all that an update consumes.
         """
+        if self.state.log == "inputs":
+            return
         self._commit()  # where an execution has several steps, not each of them ends at a boundary
         self._began = time.perf_counter()
         if self._log_is_weights():
@@ -256,7 +258,7 @@ class StepCapture:
 
     def drop_step(self) -> None:
         self._repeated.forget()
-        if not self._log_is_weights():  # nothing has noted yet what was written before the step: the boundary logs it
+        if self.state.log == "gradients":  # nothing has noted yet what was written before the step: the boundary logs it
             self.remember()
 
     def take_gradients(self, gradients: Gradients) -> None:
@@ -335,6 +337,10 @@ class StepCapture:
 
     def end_step(self) -> None:
         """Log what a whole step has changed."""
+        if self.state.log == "inputs":
+            self.journal.count_step()
+            self._steps += 1
+            return
         self._commit()
         if self.state.variables.has_grown():
             self.state.variables.refresh()
@@ -373,8 +379,17 @@ class StepCapture:
         Args:
             is_end: True at the end of an epoch or a fit, where callbacks of all kinds have run.
         """
+        if self.state.log == "inputs":
+            return self._look()
         self._commit()
         return self.writes.look(self._behind, is_end=is_end)
+
+    def _look(self) -> Look:
+        """Read what a boundary holds, and nothing else: what writes to other variables does so again after a crash."""
+        if self.state.variables.has_grown():
+            self.state.variables.refresh()
+        plan = self.state.plan
+        return plan.look_of(self.backend.values_of(plan.kept))
 
     # Writes of the train step.
 

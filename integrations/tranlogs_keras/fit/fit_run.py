@@ -184,7 +184,8 @@ class FitRun:
                 parts.report.warn(text, True)
             earlier.read(before, keeps_checkpoints=True)
             is_open = not before["position"]["is_finished"] and not self._recovery.changes.texts
-            self._recovery.recover(rechecks=settings.shared.rechecks and is_open, fit=number)
+            is_changed = bool(self._recovery.changes.texts)
+            self._recovery.recover(rechecks=settings.shared.rechecks and is_open, fit=number, compares=not is_changed)
             self._restarts.resume(self._recovery.body.get("restarts"))
             self._is_waiting = True
             if recheck_end := self._recovery.recheck.end:  # callbacks that the script has now, or had then, have no counterpart

@@ -73,7 +73,7 @@ def make_parts(
     """
     log, why = settings.choose_log(model, backend)
     splits = log == "gradients"
-    if recorded is not None:  # as the run has found out
+    if recorded is not None and "inputs" not in (log, recorded["log"]):  # as the run has found out
         log, splits = recorded["log"], recorded["splits"]
     if why and recorded is None:
         _log.warning("%s: weights are logged, not gradients: %s", settings.run, why)

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tranlogs.base.errors import DataError
 from tranlogs.records import Checkpoint, Snapshot
+from tranlogs.training import FULL_BYTES_MAX, PASSES, Cadence, digest_of
 
 from ..state import rng
 from ..state.rarely_changed_parts import Parts
@@ -61,6 +66,8 @@ class Boundaries:
         self._find_late, self._describe = find_late, describe
         self._generators, self._fixed = rng.Generators(parts.backend), Parts()
         self._has_reserved = False
+        self._cadence = Cadence() if parts.state.log == "inputs" else None  # without it, each boundary is recorded
+        self._passes = 0  # boundaries since the newest step
 
     def begin(self, before: NewestCheckpoint | None = None) -> None:
         """Begin a new run, or the next fit of one.
@@ -118,27 +125,57 @@ class Boundaries:
             wants_checkpoint: True to take a checkpoint even if the policy does not ask for one.
             scalars: for `tranlogs log`.
         """
-        parts, journal = self._parts, self._parts.journal
+        parts, journal, began = self._parts, self._parts.journal, time.perf_counter()
+        self._passes = 0 if parts.steps.steps_since_boundary else self._passes + 1
+        wanted = self._form.wants_checkpoint or wants_checkpoint
+        late = self._find_late()
+        if self._is_passed_over(is_needed=wanted or bool(late)):
+            parts.steps.begin_unit()
+            return
         look = parts.steps.note_unit(is_end=is_end)
         parts.steps.begin_unit()
         if not self._has_reserved and journal.step:
             self._has_reserved = True
             journal.checkpoints.expect_snapshot(parts.state.nbytes())
-        wanted = self._form.wants_checkpoint or wants_checkpoint
         self._form.wants_checkpoint = False
         body = self._read(look)
         if body is None:
             self._recovery.settle_recheck(None)
             return
-        late = self._find_late()
         if late:
             self._describe()
-        journal.boundary(body, lambda: self._snapshot(body), scalars=scalars, checkpoint=wanted or None)
-        if self._recovery.settle_recheck(body["position"]) and wanted and not self._has_checkpoint():
-            self._form.wants_checkpoint = True  # the former process died before this one was written
+        digests = self._digest_weights()
+        commit = partial(journal.boundary, body, lambda: self._snapshot(body), scalars=scalars, digests=digests)
+        commit(checkpoint=wanted or None)
+        if self._recovery.settle_recheck(body["position"]):
+            if journal.uncovered:
+                commit(checkpoint=True)  # training goes on from what the loop has computed
+            elif wanted and not self._has_checkpoint():
+                self._form.wants_checkpoint = True  # the former process died before this one was written
+        if self._cadence is not None:
+            self._cadence.note(began)
         if late:  # the log alone cannot be redone by a process in which no step has built them
             journal.wait_checkpoint()
             journal.checkpoint(self._snapshot(body), wait=True)
+
+    def _is_passed_over(self, *, is_needed: bool) -> bool:
+        """Return True if this boundary is not recorded, because no tensors are logged and another one was recorded just now."""
+        cadence, journal = self._cadence, self._parts.journal
+        if cadence is None or is_needed:
+            return False
+        if journal.is_rechecking:
+            return not self._recovery.recheck.wants(journal.step, self._passes)
+        return not cadence.is_due(journal.uncovered) and not journal.checkpoints.schedule.has_steps_due(journal.step)
+
+    def _digest_weights(self) -> bytes:
+        """Return a digest of the weights, where the log has nothing else of the steps before."""
+        parts = self._parts
+        if not parts.journal.uncovered and not self._recovery.recheck.is_covered:
+            return b""
+        values = parts.backend.values_of([slot.variable for slot in parts.variables.trained])
+        kind = "full" if sum(value.nbytes for value in values) <= FULL_BYTES_MAX else "sample"
+        digests = parts.state.fingerprint.of(values, parts.journal.step, kind)
+        return digest_of(digests.view(np.uint8)).to_bytes(8, "little")
 
     def commit_end(self, changes: dict[str, Any], scalars: dict[str, float] | None) -> None:
         """Commit the end of the training, with a checkpoint. `changes` replace values of the boundary's body."""
@@ -148,14 +185,15 @@ class Boundaries:
             self._recovery.settle_recheck(None)
             return
         journal.wait_checkpoint()  # while one is being written no other is taken, and this one is needed
-        journal.boundary(body, lambda: self._snapshot(body), scalars=scalars, checkpoint=True)
+        digests = self._digest_weights()
+        journal.boundary(body, lambda: self._snapshot(body), scalars=scalars, checkpoint=True, digests=digests)
         if not self._recovery.settle_recheck(body["position"], is_last=True):
             return
         if self._recovery.recheck.recovered is None:  # it equals the recorded end
             if not self._has_checkpoint():
                 journal.checkpoint(self._snapshot(body), wait=True)
         elif (now := self._read_end(changes)) is not None:
-            journal.boundary(now, lambda: self._snapshot(now), scalars=scalars, checkpoint=True)
+            journal.boundary(now, lambda: self._snapshot(now), scalars=scalars, checkpoint=True, digests=digests)
 
     def keep_end(self) -> None:
         """Take the checkpoint at the end of a fit that is over, if the process that came to it has published none."""
@@ -164,6 +202,7 @@ class Boundaries:
             self._parts.journal.checkpoint(self._snapshot(self._recovery.body), wait=True)
 
     def _read_end(self, changes: dict[str, Any]) -> dict[str, Any] | None:
+        self._passes = 0 if self._parts.steps.steps_since_boundary else self._passes + 1
         body = self._read(self._parts.steps.note_unit(is_end=True))
         return None if body is None else body | changes
 
@@ -182,6 +221,7 @@ class Boundaries:
 
     def _body(self, look: Look) -> dict[str, Any]:
         now, fixed = self._generators.read(look.seed), self._fixed
+        is_counted = self._cadence is not None or self._recovery.recheck.is_covered
         return {
             "auxiliary": look.auxiliary or fixed.of("auxiliary", _NOTHING),
             "metrics": look.metrics or fixed.of("metrics", _NOTHING),
@@ -190,6 +230,7 @@ class Boundaries:
             **({"deviation": deviation} if (deviation := self._recovery.recheck.deviation) else {}),
             **self._read_place(now, fixed),
             **fixed.under(RNG, now),
+            **({PASSES: self._passes} if self._passes and is_counted else {}),
         }
 
     def _snapshot(self, body: dict[str, Any]) -> Snapshot:

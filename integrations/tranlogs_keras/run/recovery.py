@@ -10,7 +10,8 @@ from typing import Any
 from tranlogs.base.errors import RecoveryError, StateMismatch
 from tranlogs.training import (
     NO_UNIT,
-    PENDING,
+    SHOWS_NO_TENSORS,
+    LastUnit,
     Recovered,
     RecoveryReport,
     describe_end,
@@ -79,11 +80,12 @@ class Recovery:
         """The checkpoint's state of the data, and the position at which it was taken."""
         return self._parts.state.kept
 
-    def recover(self, *, rechecks: bool, fit: int | None = None) -> None:
+    def recover(self, *, rechecks: bool, fit: int | None = None, compares: bool = True) -> None:
         """Bring the state back. A report follows by `report`.
 
         Args:
             rechecks: whether the newest unit is computed again, unless the former process came to its end.
+            compares: whether steps of which the log has no tensors are compared as they are computed again.
             fit: number of the fit in which the run stands; None in a loop of the script's own.
 
         Raises:
@@ -92,13 +94,14 @@ class Recovery:
         parts, state = self._parts, self._parts.state
         start = time.monotonic()
         parts.backend.prepare_apply(parts.model)
-        found = self._recover(before_last_unit=rechecks and not parts.journal.was_finished)
-        if found.last_unit is not None and (obstacle := self.recheck.find_obstacle(found.last_unit)):
+        found = self._recover(before_last_unit=rechecks and not parts.journal.was_finished, compares=compares)
+        unit = found.last_unit
+        if unit is not None and not unit.is_covered and (obstacle := self._find_obstacle(unit)):
             parts.report.warn(describe_not_computed(obstacle), False)
             found = self._recover(before_last_unit=False)
         elif rechecks and fit is None and found.last_unit is None and found.position.step and not parts.journal.was_finished:
             parts.report.warn(describe_not_computed(NO_UNIT), False)
-        if found.last_unit is not None and fit is not None and self.body["position"]["fit"] != fit:
+        if unit is not None and not unit.is_covered and fit is not None and self.body["position"]["fit"] != fit:
             found = self._recover(before_last_unit=False)  # the newest unit is the beginning of the fit
         if fit is not None and (landed := self.body["position"]["fit"]) != fit:
             raise RecoveryError(
@@ -116,17 +119,24 @@ class Recovery:
         self._seconds = time.monotonic() - start
         self.refresh_report()
 
-    def _recover(self, *, before_last_unit: bool) -> Recovered:
+    def _find_obstacle(self, unit: LastUnit) -> str:
+        if self._parts.state.log == "inputs":
+            return SHOWS_NO_TENSORS
+        return self.recheck.find_obstacle(unit)
+
+    def _recover(self, *, before_last_unit: bool, compares: bool = False) -> Recovered:
         parts = self._parts
         folder, spare = parts.journal.paths.folder, parts.resources.spare
         found: Recovered | None = None
         if before_last_unit:
             try:
-                found = recover(folder, parts.state, progress=parts.progress(), spare=spare, before_last_unit=True)
+                found = recover(
+                    folder, parts.state, progress=parts.progress(), spare=spare, before_last_unit=True, compares=compares
+                )
             except StateMismatch:  # the last unit has built an optimizer, and only the checkpoint after it fits the model
                 found = None
         if found is None:
-            found = recover(folder, parts.state, progress=parts.progress(), spare=spare)
+            found = recover(folder, parts.state, progress=parts.progress(), spare=spare, compares=compares)
         assert found is not None, "a run with a checkpoint holds something"
         return found
 
@@ -198,7 +208,7 @@ class Recovery:
         compared += [
             f"the script has changed: {text}" for text in self.changes.texts if text.startswith(("the layers", "the trial"))
         ]
-        others = [*compared, *([PENDING] if self.recheck.is_pending else [])]
+        others = [*compared, *([self.recheck.describe_pending()] if self.recheck.is_pending else [])]
         if self.recheck.deviation is not None:
             text, is_wrong = self.recheck.deviation
             others.append(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from tranlogs.training import ExpectedWrites, RecoveryReport, RetentionPolicy, RunSettings, forecast_writes
+from tranlogs.training import ExpectedWrites, RecoveryReport, RetentionPolicy, RunSettings, forecast_inputs, forecast_writes
 
 from .run_parts import RunParts
 
@@ -22,6 +22,10 @@ def report_start(
         retention: which checkpoints are kept.
         ends: number of further checkpoints that are kept, at the ends of fits.
     """
+    if parts.state.log == "inputs":
+        forecast = forecast_inputs(settings.policy, at_epoch_ends=every_epoch)
+        parts.report.current = replace(parts.report.current or RecoveryReport(), forecast=forecast)
+        return
     state, trained = parts.state, sum(math.prod(v.shape) * 4 for v in parts.model.trainable_variables)
     state_bytes = state.nbytes()
     writes = ExpectedWrites(

@@ -12,6 +12,7 @@ from tranlogs.training import (
     REMEMBERED_NAMES,
     LastUnit,
     Recheck,
+    RecomputedSteps,
     RecomputedUnit,
     Recovered,
     describe_difference,
@@ -74,7 +75,8 @@ class UnitRecheck(RecomputedUnit):
         if found.last_unit is None:
             return
         self._rules.ignored.update(_OF_EACH_PROCESS)
-        recheck = Recheck(found.last_unit, self._rules.ignored, _CALLBACK)
+        compare = RecomputedSteps if found.last_unit.is_covered else Recheck
+        recheck = compare(found.last_unit, self._rules.ignored, _CALLBACK)
         self._begin(recheck, found.position.step)
         self.end = self._parts.state.decode_boundary(recheck.end)
 
@@ -103,28 +105,41 @@ class UnitRecheck(RecomputedUnit):
             recheck.fail("the loop", "ends before the record does")
         if not recheck.is_over:
             return False
-        if not (recheck.is_equal or is_last or position is None) and _place(position) < _place(self.end["position"]):
+        is_far = position is not None and _place(position) < _place(self.end["position"])
+        if is_far and not (recheck.is_equal or is_last or self.is_covered):
             return False
-        assert isinstance(recheck, Recheck)
         self._conclude(recheck, position)
         return True
 
-    def _conclude(self, recheck: Recheck, position: dict[str, Any] | None) -> None:
+    def _conclude(self, recheck: Recheck | RecomputedSteps, position: dict[str, Any] | None) -> None:
         report, journal = self._parts.report, self._parts.journal
-        journal.end_recheck()
+        covered = recheck if isinstance(recheck, RecomputedSteps) else None
+        if covered is not None and not covered.is_equal:
+            step = journal.step
+            journal.log.fork(covered.equal, None)
+            journal.end_recheck(step)
+        else:
+            journal.end_recheck()
         recheck.close()
         if recheck.is_equal:
             report.recheck, report.refuted = "equal", frozenset(self._rules.refuted)
-            self._print(describe_equal(journal.step, times=self._rules.times))
+            first = None if covered is None else recheck.unit.start.step + 1
+            self._print(describe_equal(journal.step, times=self._rules.times, first=first))
             return
         report.recheck = "different"
         difference = recheck.difference
         assert difference is not None
-        text = describe_difference(difference, causes=self._rules.causes, starts_over=report.starts_over)
-        if position is not None and _place(position) != _place(self.end["position"]):
+        text = describe_difference(
+            difference,
+            causes=self._rules.causes,
+            starts_over=report.starts_over,
+            recomputed=None if covered is None else recheck.unit,
+        )
+        if covered is None and position is not None and _place(position) != _place(self.end["position"]):
             here, there = _in_words(position), _in_words(self.end["position"])
             text += f". The loop stands at another place than the record: {here}, not {there}"
-        self._set_back(recheck.unit)
+        if covered is None:
+            self._set_back(recheck.unit)
         found = text, not (is_rounding(difference) or difference.may_be_time)
         self.deviation = self.deviation or found
         report.warn(*found)

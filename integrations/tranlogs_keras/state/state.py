@@ -18,7 +18,7 @@ from . import environment
 from .fingerprint import Fingerprint, Mode
 from .variables import Look, Plan, Variables, matched
 
-LogKind = Literal["gradients", "weights"]
+LogKind = Literal["gradients", "weights", "inputs"]
 
 
 class KerasState:

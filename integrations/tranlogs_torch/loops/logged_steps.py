@@ -63,7 +63,7 @@ class LoggedSteps:
         if not self._recovery.has_begun:
             self._recovery.begin()
         if not self._loops.running:
-            if self._parts.cadence is not None:
+            if self._parts.cadence is not None and self._parts.report.face == "script":
                 raise UsageError(f"{self.run}: {_OUTSIDE}")
             self.auxiliary.sequence.demand_no_step_between()
             self._loops.unwatch_reads()

@@ -109,6 +109,11 @@ class TrainingRun:
         hooks: dict[str, OptimizerHooks] = {}
         environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
         self.coordinator = make_coordinator(self.state, settings.policy, rank, copies)
+        if not (logs_tensors or self.coordinator.is_single):
+            raise UsageError(
+                f'{self.run}: log="inputs" is for a process that trains alone: processes that train together would have to '
+                'record the same boundaries. Use log="gradients"'
+            )
         self._resources = RunResources(
             settings,
             framework="torch",

@@ -15,6 +15,7 @@ from .comparison import Difference
 PENDING = "the newest unit before the crash is being computed again, to prove that this script resumes exactly"
 NO_UNIT = "the log does not hold the newest one with a step, or a timeline began behind it"
 NOTHING_RECORDED = "nothing was recorded behind the newest checkpoint"
+SHOWS_NO_TENSORS = 'the log has the tensors of the newest steps, and this script (log="inputs") shows none'
 CHANGED_BEFORE = "the script had changed weights, hyper-parameters or other state before its loop, in that unit"
 
 _NAMES_MAX = 5

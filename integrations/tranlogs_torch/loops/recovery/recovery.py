@@ -19,6 +19,7 @@ from tranlogs.training import (
     LEFT_NOW,
     NO_UNIT,
     NOTHING_RECORDED,
+    SHOWS_NO_TENSORS,
     LastUnit,
     LoopRecord,
     Progress,
@@ -146,7 +147,7 @@ class Recovery:
         """Return why the unit after a recovery is known to come out otherwise; "" if it may be equal."""
         state = self._parts.state
         if self._parts.cadence is not None:
-            return 'the log has the tensors of the newest steps, and this script (log="inputs") shows none'
+            return SHOWS_NO_TENSORS
         if state.redone.stale:
             return "the state of an optimizer was not logged"
         if compare_modules(state.redone.environment.get("settings", {}), describe_modules(self._parts.modules)):

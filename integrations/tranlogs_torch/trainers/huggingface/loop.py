@@ -196,6 +196,8 @@ class Loop:
             return
         position.advance(progress.batches)
         progress.is_stopped = is_stopped
+        if is_stopped or self.trainer.state.global_step >= self.trainer.state.max_steps:
+            self.optimizer.training_run.expect_end()
         if is_over:
             self.optimizer.training_run.restarts.note_end(of_loop=False)
             position.end_epoch()

@@ -164,6 +164,8 @@ class TranLogsLightningCallback(LoggingCallback, TranLogsCallback):
         self._pass_boundary(is_amid=False)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._is_open:
+            self.optimizer.training_run.expect_end()
         self._pass_boundary(is_amid=False)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -1,0 +1,55 @@
+"""Fits that log no tensors: after a crash the fit computes the batches since the last checkpoint again, and compares them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.keras.lab import Lab
+from tests.keras.proof import Place, prove_exact
+from tests.kills.judge import Expected
+from tests.support import campaign
+from tranlogs.training import NOTHING_RECORDED
+
+pytestmark = pytest.mark.crash
+
+OPTIONS = {"log": "inputs", "checkpoint_every": "epoch"}
+EXPECTED = Expected(unproven=NOTHING_RECORDED)
+PLACES: list[Place] = [["batch", 13], ["batch", 3]]
+
+
+@pytest.mark.parametrize(
+    ("backend", "arguments"),
+    [
+        ("torch", {"data": "arrays", "model": "cnn", "optimizer": "adam-schedule", "validation": True, "beside": ["counting"]}),
+        ("torch", {"data": "generator", "model": "global-noise"}),
+        ("tensorflow", {"data": "arrays", "model": "line", "validation": True, "beside": ["plateau", "clamp"]}),
+        ("jax", {"data": "arrays", "compiled": {"jit_compile": True}}),
+        campaign.in_soak("torch", {"data": "numbered-augmented"}),
+        campaign.in_soak("torch", {"data": "dataset"}),
+        campaign.in_soak("tensorflow", {"data": "dataset-repeat", "model": "line", "epochs": 5}),
+        campaign.in_soak("tensorflow", {"compiled": {"run_eagerly": True}}),
+        campaign.in_soak("jax", {"data": "generator", "compiled": {"jit_compile": True}}),
+    ],
+    indirect=["backend"],
+    ids=str,
+)
+def test_killed_fits_end_with_the_bits_of_their_twins(backend: Lab, arguments: dict[str, Any], tmp_path: Path) -> None:
+    last = prove_exact(backend, "fits:fit", tmp_path, PLACES, expected=EXPECTED, **arguments, options=OPTIONS)
+    assert last.exact is not False
+
+
+@pytest.mark.parametrize(
+    ("backend", "script", "places"),
+    [
+        ("torch", "many_callbacks", [["boundary.before", 7], ["recovery.restored", 1], ["before", 1], ["after", 1]]),
+        ("tensorflow", "custom_layers", [["boundary.after", 3], ["before", 1]]),
+    ],
+    indirect=["backend"],
+)
+def test_killed_scripts_end_as_those_that_nobody_killed(
+    backend: Lab, script: str, places: list[Place], tmp_path: Path
+) -> None:
+    prove_exact(backend, f"tests.public.keras.scripts.{script}:train", tmp_path, places, expected=EXPECTED, options=OPTIONS)
