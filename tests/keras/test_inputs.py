@@ -49,7 +49,5 @@ def test_killed_fits_end_with_the_bits_of_their_twins(backend: Lab, arguments: d
     ],
     indirect=["backend"],
 )
-def test_killed_scripts_end_as_those_that_nobody_killed(
-    backend: Lab, script: str, places: list[Place], tmp_path: Path
-) -> None:
+def test_killed_scripts_end_as_those_that_nobody_killed(backend: Lab, script: str, places: list[Place], tmp_path: Path) -> None:
     prove_exact(backend, f"tests.public.keras.scripts.{script}:train", tmp_path, places, expected=EXPECTED, options=OPTIONS)
