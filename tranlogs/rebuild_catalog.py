@@ -128,7 +128,7 @@ def find_misfit(folder: Path, segments: Sequence[SegmentRow], checkpoints: Seque
     """
     listed = [(row.file, row.state) for row in segments] + [(row.name, row.state) for row in checkpoints]
     needed = {name for name, state in listed if state in ("open", "sealed", "published")}
-    missing = needed - {path.name for path in _list_all(folder)}
+    missing = needed - {path.name for path in list_all(folder)}
     found = read_files(folder, {name for name, _ in listed}) if missing else JournalFiles()
     unlisted = [*(row.name for row in found.checkpoints), *(row.file for row in found.segments)]
     return f"it lists {min(missing)}, which is missing, and does not list {unlisted[0]}, which is there" if unlisted else ""
@@ -137,7 +137,7 @@ def find_misfit(folder: Path, segments: Sequence[SegmentRow], checkpoints: Seque
 def find_other_run(folder: Path, run_id: str) -> str:
     """Return why a catalog belongs to another run than the files in its folder; "" if it does not."""
     others = set[str]()
-    for path in reversed(_list_all(folder)):  # the newest checkpoint first: mostly, it is the only one that is looked at
+    for path in reversed(list_all(folder)):  # the newest checkpoint first: mostly, it is the only one that is looked at
         found = _read_run_id(path)
         if found == run_id:
             return ""
@@ -145,7 +145,12 @@ def find_other_run(folder: Path, run_id: str) -> str:
     return f"it belongs to run {run_id}, and the files to run {', '.join(sorted(others))}" if others else ""
 
 
-def _list_all(folder: Path) -> list[Path]:
+def list_all(folder: Path) -> list[Path]:
+    """Return the segment files and checkpoint folders of a journal.
+
+    Raises:
+        CannotRead: a folder cannot be listed.
+    """
     return [*list_files(folder / "log", "*.seg"), *list_files(folder / "checkpoints", "step-*")]
 
 
@@ -194,7 +199,7 @@ def rebuild_catalog(folder: Path) -> list[str]:
     path, notes = folder / CATALOG_NAME, []
     kept, found = _salvage_rows(folder), read_files(folder)
     run = kept.get("run")
-    if run is not None and found.foreign and run.run_id in {_read_run_id(path) for path in _list_all(folder)}:
+    if run is not None and found.foreign and run.run_id in {_read_run_id(path) for path in list_all(folder)}:
         found = read_files(folder, run_id=run.run_id)
     if run is not None and found.runs and all(run.run_id != other.run_id for other in found.runs):
         kept = {}  # another run's

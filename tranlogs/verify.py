@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .base.errors import CatalogUnavailable, CorruptCatalog, CorruptCheckpoint, CorruptRecord, LogUnavailable, UnknownFormat
 from .catalog import CATALOG_NAME, Catalog, CheckpointRow, SegmentRow, Tables
-from .catalog.lineage import Limits, is_on_lineage, trace_lineage
+from .catalog.lineage import Limits, is_on_lineage
 from .checkpoints import Checkpoint
 from .checkpoints.folder import MANIFEST
 from .journal.owner_lock import read_owner
@@ -24,15 +24,8 @@ from .log.reader import SegmentReader
 from .log.record_format import EntryKind, Head, Location
 from .log.record_rows import read_records
 from .log.scanner import scan
-from .rebuild_catalog import JournalFiles, is_superseded
 from .recovery.history import History, Link, ScannedSegment, build_history
-from .recovery.journal_facts import (
-    CatalogContents,
-    read_catalog,
-    read_unlisted,
-    scan_segment,
-    sort_newest_first,
-)
+from .recovery.journal_facts import JournalRows, read_rows, scan_segment, sort_newest_first
 from .recovery.recovery_plan import describe_refused
 
 
@@ -75,42 +68,23 @@ def verify_journal(folder: Path) -> Iterator[Finding]:
 
 
 def _verify(folder: Path) -> Iterator[Finding]:
-    catalog = folder / CATALOG_NAME
-    try:
-        _read_every_row(folder)
-        known = read_catalog(folder)
-        yield Checked(catalog, catalog.stat().st_size)
-    except CorruptCatalog as error:
-        known = CatalogContents()
-        yield Problem(catalog, error.why)
-    found = read_unlisted(folder, known)
-    newest, owner = max((row.ordinal for row in known.segments), default=0), read_owner(folder)
-    for row in found.segments if known.names else ():
+    catalog, known = folder / CATALOG_NAME, read_rows(folder)
+    if known.damage is not None:
+        yield Problem(catalog, known.damage.why)
+    newest, owner = max((row.ordinal for row in known.segments if row.file in known.listed), default=0), read_owner(folder)
+    for row in known.unlisted.segments if known.listed else ():
         # A kill between the name of the newest file and its row is ordinary.
         if row.ordinal < newest or owner is None or owner.has_closed:
             yield Problem(catalog, f"it does not list segment {row.file}, which reaches step {row.last_step}")
-    for name, why in found.foreign.items():
+    for name, why in known.unlisted.foreign.items():
         yield Problem(folder / "checkpoints" / name, why)
     yield from _verify_checkpoints(folder, known)
-    yield from _verify_records(folder, known)
-    _add_unlisted(known, found)
+    if known.damage is None:
+        yield from _verify_catalog(folder, known)
     yield from _verify_log(folder, known)
 
 
-def _read_every_row(folder: Path) -> None:
-    """Decode all rows of the catalog.
-
-    Raises:
-        CorruptCatalog: a row is damaged.
-    """
-    catalog = Catalog.open(folder)
-    try:
-        catalog.read(Tables.check)
-    finally:
-        catalog.close()
-
-
-def _verify_checkpoints(folder: Path, known: CatalogContents) -> Iterator[Finding]:
+def _verify_checkpoints(folder: Path, known: JournalRows) -> Iterator[Finding]:
     """Check all bytes of all checkpoints, listed or not, except retired ones."""
     rows = {row.name: row for row in known.checkpoints}
     names = set(rows) | {path.name for path in (folder / "checkpoints").glob("step-*")}
@@ -142,17 +116,20 @@ def _make_checkpoint_problem(damage: CorruptCheckpoint, step: int | None) -> Pro
     return Problem(Path(str(damage.path)), damage.why, step, damage.tensor)
 
 
-def _verify_records(folder: Path, known: CatalogContents) -> Iterator[Finding]:
-    """Compare the rows of records with the segments. Records without a row are no problem: recovery scans for them."""
-    if not known.names:  # the catalog is damaged, which is reported elsewhere
-        return
+def _verify_catalog(folder: Path, known: JournalRows) -> Iterator[Finding]:
+    """Decode all rows of the catalog, and compare those of records with the segments.
+
+    Records without a row are no problem: recovery scans for them.
+    """
     try:
         catalog = Catalog.open(folder)
     except (CorruptCatalog, LogUnavailable):
         return
     try:
+        catalog.read(Tables.check)
+        yield Checked(catalog.path, catalog.path.stat().st_size)
         for row in known.segments:
-            if row.state != "retired":
+            if row.state != "retired" and row.file in known.listed:
                 yield from _compare(catalog, folder / "log" / row.file, row)
     except CorruptCatalog as error:
         yield Problem(catalog.path, error.why)
@@ -186,7 +163,7 @@ def _compare(catalog: Catalog, path: Path, row: SegmentRow) -> Iterator[Finding]
 # The log.
 
 
-def _verify_log(folder: Path, known: CatalogContents) -> Iterator[Finding]:
+def _verify_log(folder: Path, known: JournalRows) -> Iterator[Finding]:
     """Check the log. Unsealed segments that seem damaged are checked twice, because a trainer may be writing them."""
     unsealed = {folder / "log" / row.file for row in known.segments if row.state in ("open", "ready")}
     needs_second_look = False
@@ -196,24 +173,18 @@ def _verify_log(folder: Path, known: CatalogContents) -> Iterator[Finding]:
         else:
             yield finding
     if needs_second_look:
-        try:
-            again = read_catalog(folder)
-        except CorruptCatalog:
-            again = CatalogContents()
-        _add_unlisted(again, read_unlisted(folder, again))
-        yield from (one for one in _verify_once(folder, again) if isinstance(one, Problem) and one.path in unsealed)
+        again = _verify_once(folder, read_rows(folder))
+        yield from (one for one in again if isinstance(one, Problem) and one.path in unsealed)
 
 
-def _verify_once(folder: Path, known: CatalogContents) -> Iterator[Finding]:
+def _verify_once(folder: Path, known: JournalRows) -> Iterator[Finding]:
     """Check all segments of the newest lineage, and the history that they form."""
-    newest = max((row.number for row in known.timelines), default=1)
-    limits = trace_lineage(known.timelines, newest)
-    segments = []
+    limits, segments = known.limits, []
     for row in sort_newest_first(known.segments):
         if row.state == "retired" or (row.state != "ready" and row.timeline not in limits):
             continue
         path, notes = folder / "log" / row.file, list[str]()
-        segment = scan_segment(path, row, notes, newest)
+        segment = scan_segment(path, row, notes, known.timeline)
         if segment is not None:
             segments.append(segment)
         for what in _check_file(path, row):
@@ -253,7 +224,7 @@ def _find_needed(segments: list[ScannedSegment], limits: Limits, oldest: int) ->
     return needed
 
 
-def _verify_history(folder: Path, known: CatalogContents, history: History, limits: Limits) -> Iterator[Finding]:
+def _verify_history(folder: Path, known: JournalRows, history: History, limits: Limits) -> Iterator[Finding]:
     """Check that a checkpoint leads to each run of entries, and that the log reaches the committed step."""
     checkpoints = _list_published(known, limits)
     if history.runs and not checkpoints:
@@ -269,7 +240,7 @@ def _verify_history(folder: Path, known: CatalogContents, history: History, limi
         is_start = (first.sequence - 1, first.location.head.chain) in starts or first.sequence - 1 <= oldest
         is_in_file = before is not None and before.segment is first.segment  # reported with the segment
         rows = [row for row in known.segments if row.state != "retired"]
-        if not is_start and not is_in_file and not any(_is_retired(folder, row) for row in rows):
+        if not is_start and not is_in_file and not _is_retired(folder, *rows):
             what = f"entries before {first.sequence} are missing from the log: no checkpoint leads to it"
             yield Problem(first.segment.path, what, first.step)
         before = run[-1]
@@ -349,24 +320,15 @@ def _verify_entry(reader: SegmentReader, link: Link) -> Iterator[Finding]:
 # Rows.
 
 
-def _add_unlisted(known: CatalogContents, found: JournalFiles) -> None:
-    """Add the rows that unlisted files describe to the rows of the catalog."""
-    known.segments += found.segments
-    known.checkpoints += [row for row in found.checkpoints if not is_superseded(row, known.checkpoints)]
-    known.timelines += [row for row in found.timelines.values() if row.number not in {row.number for row in known.timelines}]
-
-
-def _list_published(known: CatalogContents, limits: Limits) -> list[CheckpointRow]:
+def _list_published(known: JournalRows, limits: Limits) -> list[CheckpointRow]:
     """Return the published checkpoints on a lineage."""
-    return [row for row in known.checkpoints if row.state == "published" and is_on_lineage(row, limits)]
+    return [row for row in known.published if is_on_lineage(row, limits)]
 
 
-def _is_retired(folder: Path, row: SegmentRow | CheckpointRow) -> bool:
-    """Return True if the file of a row was retired after the row was read, by a trainer or a monitor."""
-    try:
-        now = read_catalog(folder)
-    except CorruptCatalog:
+def _is_retired(folder: Path, *rows: SegmentRow | CheckpointRow) -> bool:
+    """Return True if the file of one of the rows was retired after the row was read, by a trainer or a monitor."""
+    now = read_rows(folder)
+    if now.damage is not None:
         return False
-    if isinstance(row, CheckpointRow):
-        return not any(other.name == row.name and other.state == "published" for other in now.checkpoints)
-    return not any(other.file == row.file and other.state != "retired" for other in now.segments)
+    names = {row.name for row in now.published} | {row.file for row in now.segments if row.state != "retired"}
+    return not names.issuperset(row.name if isinstance(row, CheckpointRow) else row.file for row in rows)

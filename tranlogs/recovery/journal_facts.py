@@ -2,51 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..base.atomic_files import ReadFile
 from ..base.errors import CatalogUnavailable, CorruptCatalog, CorruptRecord
-from ..catalog import CATALOG_NAME, Catalog, CheckpointRow, PrunedRow, RunRow, SegmentRow, Tables, TimelineRow, Watermarks
+from ..catalog import (
+    CATALOG_NAME,
+    Catalog,
+    CheckpointRow,
+    Incident,
+    PrunedRow,
+    RunRow,
+    SegmentRow,
+    StoreRow,
+    Tables,
+    TimelineRow,
+    Watermarks,
+)
 from ..catalog.lineage import Limits, trace_lineage
 from ..log.reader import SegmentReader
 from ..log.record_format import HEAD, EntryKind, Location, Records
 from ..log.record_rows import read_extents
 from ..log.scanner import refuse_newer, scan
 from ..log.segment_file import was_written
-from ..rebuild_catalog import JournalFiles, find_misfit, read_files
-from .history import ScannedSegment
+from ..rebuild_catalog import JournalFiles, find_misfit, is_superseded, list_all, read_files
+from .history import History, ScannedSegment, build_history
 from .state_protocol import ReplacementSource
-
-# Given the rows of all segments and the newest lineage, returns the ordinals of the segments to read.
-SegmentFilter = Callable[[Sequence[SegmentRow], Limits], Collection[int]]
 
 
 @dataclass(slots=True)
-class CatalogContents:
-    """Contents of a catalog.
+class JournalRows:
+    """Rows of a journal: those of its catalog, and those that files describe which the catalog does not list.
 
     Attributes:
-        segments: the rows of all segments.
-        checkpoints: the rows of all checkpoints.
-        timelines: the rows of all timelines.
+        run: the run.
+        segments: all segments.
+        checkpoints: all checkpoints.
+        timelines: all timelines.
         watermarks: the watermarks.
-        pruned: the sequence number up to which a monitor has pruned entries.
-        run_id: the id of the run.
+        incidents: the times in which logging was suspended, oldest first.
+        store: the store to which the journal is shipped; None if there is none.
+        pruned: the sequence number up to which a monitor has pruned records.
+        listed: the names of the segment files and checkpoint folders that the catalog lists.
+        damage: why the catalog is not used; None if it is. Then all rows come from the files.
+        unlisted: what the files describe that the catalog does not list. Its segments and checkpoints are among the rows.
     """
 
+    run: RunRow = field(default_factory=lambda: RunRow("", 0, 0.0))
     segments: list[SegmentRow] = field(default_factory=list)
     checkpoints: list[CheckpointRow] = field(default_factory=list)
     timelines: list[TimelineRow] = field(default_factory=list)
     watermarks: Watermarks = field(default_factory=Watermarks)
+    incidents: list[Incident] = field(default_factory=list)
+    store: StoreRow | None = None
     pruned: int = 0
-    run_id: str = ""
+    listed: set[str] = field(default_factory=set)
+    damage: CorruptCatalog | None = None
+    unlisted: JournalFiles = field(default_factory=JournalFiles)
 
     @property
-    def names(self) -> set[str]:
-        """The names of the files of segments and of the folders of checkpoints."""
-        return {row.file for row in self.segments} | {row.name for row in self.checkpoints}
+    def timeline(self) -> int:
+        """The number of the newest timeline."""
+        return max((row.number for row in self.timelines), default=1)
+
+    @property
+    def limits(self) -> Limits:
+        """The lineage of the newest timeline."""
+        return trace_lineage(self.timelines, self.timeline)
+
+    @property
+    def published(self) -> list[CheckpointRow]:
+        """The published checkpoints, oldest first."""
+        found = [row for row in self.checkpoints if row.state == "published"]
+        return sorted(found, key=lambda row: (row.timeline, row.sequence))
+
+    def describe_files(self, folder: Path) -> list[str]:
+        """Return what is wrong with the catalog, and in which files it is wrong, one sentence each."""
+        notes = [] if self.damage is None else [str(self.damage)]
+        paths = [folder / "log" / row.file for row in self.unlisted.segments if self.listed]
+        notes += [f"{path}: the catalog does not list it, but it holds entries" for path in paths]
+        return notes + self.unlisted.notes
 
 
 @dataclass(slots=True)
@@ -76,46 +114,55 @@ class Facts:
         """The number of the newest timeline."""
         return max((row.number for row in self.timelines), default=1)
 
+    @property
+    def limits(self) -> Limits:
+        """The lineage of the newest timeline."""
+        return trace_lineage(self.timelines, self.timeline)
 
-def read_facts(folder: Path, *, choose: SegmentFilter | None = None) -> Facts:
-    """Read the facts about a journal: its catalog, files that the catalog does not list, and what the log holds.
+    @property
+    def is_empty(self) -> bool:
+        """True if there is neither a checkpoint nor an entry of a unit."""
+        return not self.checkpoints and not any(len(segment.locations) > 1 for segment in self.segments)
 
-    If the catalog is damaged, the descriptions in the files are used instead.
+    def build_history(self) -> History:
+        """Chain the entries of the newest timeline and of those that lead to it."""
+        return build_history(self.segments, self.limits)
 
-    Args:
-        folder: the folder of the journal.
-        choose: returns the ordinals of the segments to read; None for all segments.
+
+def read_facts(folder: Path) -> Facts:
+    """Read the facts about a journal: its rows, and what its log holds. The notes are about the catalog, too.
 
     Raises:
         UnknownFormat: a newer version wrote the run.
     """
-    notes: list[str] = []
-    try:
-        known = read_catalog(folder)
-    except CorruptCatalog as error:
-        known = CatalogContents()
-        notes.append(str(error))
-    found = read_unlisted(folder, known)
-    if known.names:
-        notes += [f"{folder / 'log' / row.file}: the catalog does not list it, but it holds entries" for row in found.segments]
-    notes += found.notes
-    timelines = {**found.timelines, **{row.number: row for row in known.timelines}}
-    newest = max(timelines)
-    segments, torn, lost = [], [], []
-    rows = [*known.segments, *found.segments]
-    chosen = {row.ordinal for row in rows} if choose is None else choose(rows, trace_lineage(timelines.values(), newest))
-    rows = [row for row in sort_newest_first(rows) if row.state != "retired" and row.ordinal in chosen]
-    records = look_up_records(folder, rows, notes) if known.names else {}
-    for row in rows:
+    rows = read_rows(folder)
+    facts = read_log(folder, rows)
+    facts.notes = rows.describe_files(folder) + facts.notes
+    return facts
+
+
+def read_log(folder: Path, rows: JournalRows, chosen: Collection[int] | None = None) -> Facts:
+    """Return the facts about a journal, given its rows. The notes are about its log only.
+
+    Args:
+        folder: the folder of the journal.
+        rows: the rows of the journal.
+        chosen: the ordinals of the segments to read; None for all.
+
+    Raises:
+        UnknownFormat: a newer version wrote the run.
+    """
+    facts = Facts(rows.published, [], rows.timelines, rows.watermarks)
+    wanted = [row for row in sort_newest_first(rows.segments) if row.state != "retired"]
+    wanted = [row for row in wanted if chosen is None or row.ordinal in chosen]
+    records = look_up_records(folder, wanted, facts.notes) if rows.damage is None else {}
+    for row in wanted:
         path = folder / "log" / row.file
-        segment = scan_segment(path, row, notes, newest, records.get(row.ordinal))
-        segments += [segment] if segment is not None else []
-        torn += [path] if row.state == "sealed" and not _is_whole(segment, row) else []
-        lost += [path] if row.state != "ready" and (segment is None or not segment.locations) else []
-    checkpoints = [row for row in known.checkpoints if row.state == "published"] + found.checkpoints
-    checkpoints.sort(key=lambda row: (row.timeline, row.sequence))
-    ordered = [timelines[number] for number in sorted(timelines)]
-    return Facts(checkpoints, segments, ordered, known.watermarks, notes, torn, lost)
+        segment = scan_segment(path, row, facts.notes, facts.timeline, records.get(row.ordinal))
+        facts.segments += [segment] if segment is not None else []
+        facts.torn_paths += [path] if row.state == "sealed" and not _is_whole(segment, row) else []
+        facts.lost_paths += [path] if row.state != "ready" and (segment is None or not segment.locations) else []
+    return facts
 
 
 def read_repaired_facts(folder: Path, spare: ReplacementSource | None) -> Facts:
@@ -203,44 +250,60 @@ def sort_newest_first(rows: list[SegmentRow]) -> list[SegmentRow]:
     return sorted(rows, key=lambda row: -row.ordinal)
 
 
-def read_unlisted(folder: Path, known: CatalogContents) -> JournalFiles:
-    """Return facts from the files that a catalog does not list."""
-    found = read_files(folder, known.names, known.run_id)
-    if known.names and (found.segments or found.checkpoints):  # a trainer may have listed them since the catalog was read
-        try:
-            now = read_catalog(folder).names
-        except CorruptCatalog:
-            return found
-        found.segments = [row for row in found.segments if row.file not in now]
-        found.checkpoints = [row for row in found.checkpoints if row.name not in now]
-    return found
+def read_rows(folder: Path) -> JournalRows:
+    """Return the rows of a journal. If the catalog is damaged or does not fit the files, all of them come from the files.
+
+    Raises:
+        UnknownFormat: a newer version wrote the run.
+    """
+    try:
+        rows = read_catalog(folder)
+    except CorruptCatalog as error:
+        rows = JournalRows(damage=error)
+    found = rows.unlisted = read_files(folder, rows.listed, rows.run.run_id)
+    if rows.listed and (found.segments or found.checkpoints):  # a trainer may have listed them since the catalog was read
+        with suppress(CorruptCatalog):
+            now = read_catalog(folder).listed
+            found.segments = [row for row in found.segments if row.file not in now]
+            found.checkpoints = [row for row in found.checkpoints if row.name not in now]
+    if rows.damage is not None and found.runs:
+        rows.run = found.runs[0]
+    rows.segments += found.segments
+    rows.checkpoints += [row for row in found.checkpoints if not is_superseded(row, rows.checkpoints)]
+    timelines = {**found.timelines, **{row.number: row for row in rows.timelines}}
+    rows.timelines = [timelines[number] for number in sorted(timelines)]
+    return rows
 
 
-def read_catalog(folder: Path) -> CatalogContents:
+def read_catalog(folder: Path) -> JournalRows:
     """Return what the catalog lists, in one snapshot.
 
     Raises:
         CorruptCatalog: the catalog is missing or damaged, or does not fit the files.
     """
 
-    def read_tables(tables: Tables) -> CatalogContents:
+    def read_tables(tables: Tables) -> JournalRows:
         run = tables.get("run", RunRow)
-        if run is None:
+        if run is None and list_all(folder):
             raise CorruptCatalog(folder / CATALOG_NAME, "the run's row is missing")
         pruned = tables.get("pruned", PrunedRow) or PrunedRow()
-        return CatalogContents(
-            tables.rows("segment/", SegmentRow),
-            tables.rows("checkpoint/", CheckpointRow),
+        segments, checkpoints = tables.rows("segment/", SegmentRow), tables.rows("checkpoint/", CheckpointRow)
+        return JournalRows(
+            run or RunRow("", 0, 0.0),
+            segments,
+            checkpoints,
             tables.rows("timeline/", TimelineRow),
             tables.get("watermarks", Watermarks) or Watermarks(),
+            tables.rows("incident/", Incident),
+            tables.get("store", StoreRow),
             pruned.sequence,
-            run.run_id,
+            {row.file for row in segments} | {row.name for row in checkpoints},
         )
 
     catalog = Catalog.open(folder)
     try:
         for _ in range(2):  # a file of which a trainer has deleted the row meanwhile is none that is missing
-            contents: CatalogContents = catalog.read(read_tables)
+            contents: JournalRows = catalog.read(read_tables)
             why = find_misfit(folder, contents.segments, contents.checkpoints)
             if not why:
                 return contents

@@ -13,7 +13,6 @@ from typing import Any
 from ..base.errors import CorruptCheckpoint, CorruptRecord, RecoveryError, StateMismatch
 from ..base.failpoints import hit
 from ..base.quantities import count
-from ..catalog.lineage import trace_lineage
 from ..checkpoints import Checkpoint
 from ..log.record_format import Position
 from .decoding import (
@@ -122,7 +121,7 @@ def recover(
     """
     with paused_collection():
         facts = read_repaired_facts(folder, spare)
-        if not facts.checkpoints and not any(len(segment.locations) > 1 for segment in facts.segments):
+        if facts.is_empty:
             return None
         planner = _DamagePlanner(folder, facts, spare, checkpoint)
     for _ in range(_ATTEMPTS_MAX):
@@ -181,8 +180,8 @@ class _DamagePlanner:
     def __init__(self, folder: Path, facts: Facts, spare: ReplacementSource | None, checkpoint: str | None) -> None:
         self._folder, self._facts, self._spare = folder, facts, spare
         self._rows = [row for row in facts.checkpoints if checkpoint in (None, row.name)]
-        self._limits = trace_lineage(facts.timelines, facts.timeline)
-        self._history = build_history(facts.segments, self._limits)
+        self._limits = facts.limits
+        self._history = facts.build_history()
         self._last_good: dict[int, int] = {}  # by ordinal of a damaged segment: the last sequence number before the damage
         self._reported: set[str] = set()
         self.broken: list[str] = []

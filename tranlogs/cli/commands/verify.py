@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from ...base.errors import CorruptCatalog, TranLogsError, UsageError
 from ...catalog import Catalog, Tables
-from ...catalog.lineage import is_on_lineage, trace_lineage
+from ...catalog.lineage import is_on_lineage
 from ...frameworks import open_offline_run
 from ...journal import JournalPaths
 from ...journal.owner_lock import OwnerLock
@@ -142,7 +142,7 @@ def _replay(
 ) -> tuple[list[RecoveryReport], list[Problem]]:
     """Redo the newest timeline from its oldest checkpoint, and after a hole in the log from the next checkpoint after it."""
     facts = read_facts(paths.folder)
-    limits = trace_lineage(facts.timelines, facts.timeline)
+    limits = facts.limits
     replays: list[RecoveryReport] = []
     problems = []
     for row in sorted((row for row in facts.checkpoints if is_on_lineage(row, limits)), key=lambda row: row.sequence):

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ...base.errors import CorruptRecord
-from ...catalog import CheckpointRow, SegmentRow
-from ...catalog.lineage import Limits, is_on_lineage, trace_lineage
+from ...catalog import CheckpointRow
+from ...catalog.lineage import is_on_lineage
 from ...log.decoded_record import Entry
 from ...log.reader import SegmentReader
-from ...recovery.history import Link, Run, build_history
-from ...recovery.journal_facts import Facts, read_facts
+from ...recovery.history import Link, Run
+from ...recovery.journal_facts import Facts, JournalRows, read_facts, read_log, read_rows, sort_newest_first
 
 
 @dataclass(slots=True)
@@ -47,17 +47,18 @@ def read_history(folder: Path, *, step: int | None = None, newest: int = 0) -> J
         newest: return the entries of this number of newest steps; 0 for all.
     """
     if step is not None or newest:
-        choice = _Choice(step, newest)
-        history = _build_history(read_facts(folder, choose=choice.choose), choice)
+        choice, rows = _Choice(step, newest), read_rows(folder)
+        facts = read_log(folder, rows, choice.choose(rows))
+        facts.notes = rows.describe_files(folder) + facts.notes
+        history = _build_history(facts, choice)
         if choice.is_answered_by(history):
             return history
     return _build_history(read_facts(folder))
 
 
 def _build_history(facts: Facts, choice: _Choice | None = None) -> JournalRecords:
-    limits = trace_lineage(facts.timelines, facts.timeline)
-    found = build_history(facts.segments, limits)
-    links: Sequence[Link] = Run.join(found.runs)
+    limits = facts.limits
+    links: Sequence[Link] = Run.join(facts.build_history().runs)
     if choice is not None and not choice.is_all:
         links = [link for link in links if choice.is_valid(link)]
     checkpoints = [row for row in facts.checkpoints if is_on_lineage(row, limits)]
@@ -94,11 +95,11 @@ class _Choice:
         self._ends: dict[int, int] = {}  # by ordinal: the base of the next segment, after which entries are not valid
         self.is_all = True
 
-    def choose(self, rows: Sequence[SegmentRow], limits: Limits) -> set[int]:
-        """Return the ordinals of the segments to read, as `read_facts` expects them."""
-        chosen: set[int] = set()
+    def choose(self, rows: JournalRows) -> set[int]:
+        """Return the ordinals of the segments to read."""
+        chosen, limits = set[int](), rows.limits
         steps, end = 0, sys.maxsize
-        for row in sorted(rows, key=lambda row: -row.ordinal):
+        for row in sort_newest_first(rows.segments):
             self._ends[row.ordinal] = end
             if row.state != "sealed":
                 chosen.add(row.ordinal)

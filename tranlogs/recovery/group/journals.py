@@ -10,7 +10,7 @@ from typing import Any
 
 from ...base.errors import CorruptCatalog, CorruptCheckpoint, CorruptRecord
 from ...catalog import Catalog, CheckpointRow, RunRow
-from ...catalog.lineage import Limits, is_on_lineage, trace_lineage
+from ...catalog.lineage import Limits, is_on_lineage
 from ...checkpoints import Checkpoint
 from ...log.decoded_record import Entry
 from ...log.reader import SegmentReader
@@ -48,7 +48,7 @@ class GenerationLog:
     @classmethod
     def from_facts(cls, facts: Facts, folder: Path, limits: Limits | None = None) -> GenerationLog:
         """Return the part of the newest generation that facts show. A later generation may have limited its lineage."""
-        log = cls(facts, limits or trace_lineage(facts.timelines, facts.timeline), History())
+        log = cls(facts, limits or facts.limits, History())
         log._fill()
         log.environment = _read_checkpoint_environment(folder, [row.name for row in log.checkpoints]) or {}
         log.environment = log.environment or log._read_segment_environment()
