@@ -8,9 +8,8 @@ import numpy as np
 
 from tests.support.bare_log import BareLog, expected_step
 from tranlogs.base.types import dense
-from tranlogs.log.decoded_record import Entry
 from tranlogs.log.layout import Payload
-from tranlogs.log.reader import SegmentReader
+from tranlogs.log.reader import Entry, SegmentReader
 from tranlogs.log.record_body import EncodedBody
 from tranlogs.log.record_format import EntryKind
 from tranlogs.log.writer import WriteAheadLog

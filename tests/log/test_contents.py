@@ -19,9 +19,8 @@ from tranlogs.base.errors import LogUnavailable, UnencodableState
 from tranlogs.base.types import Array, Piece, SparseArray, TensorSpec, dense
 from tranlogs.encoding import tree
 from tranlogs.encoding.tree import Fixed
-from tranlogs.log.decoded_record import Entry
 from tranlogs.log.layout import NO_TENSORS, PIECE_BYTES_MAX, SEPARATE_PIECE_BYTES_MIN, Payload
-from tranlogs.log.reader import SegmentReader
+from tranlogs.log.reader import Entry, SegmentReader
 from tranlogs.log.record_body import BASE, BodyEncoder, PackedBody, merge_bodies, merge_part, unpack_body
 from tranlogs.log.record_format import HEAD, EntryKind
 from tranlogs.log.scanner import scan

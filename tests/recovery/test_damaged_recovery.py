@@ -16,9 +16,8 @@ from tests.support.verify import verify_run
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import RecoveryError
 from tranlogs.checkpoints import Checkpoint
-from tranlogs.log.decoded_record import Entry
 from tranlogs.log.layout import NO_TENSORS
-from tranlogs.log.reader import SegmentReader
+from tranlogs.log.reader import Entry, SegmentReader
 from tranlogs.log.record_format import HEAD, EntryKind
 from tranlogs.recovery.journal_facts import read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest

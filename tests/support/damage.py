@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tranlogs.log.decoded_record import Entry
+from tranlogs.log.reader import Entry
 
 Span = tuple[int, int]  # bytes from, to
 Damage = Callable[[Path, random.Random, Span], str]

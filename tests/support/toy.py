@@ -14,8 +14,8 @@ from tranlogs.base.types import AnyArray, Array, dense
 from tranlogs.checkpoints import Checkpoint, Snapshot
 from tranlogs.encoding.tree import to_numpy
 from tranlogs.journal.journal import Journal
-from tranlogs.log.decoded_record import Entry
 from tranlogs.log.layout import Payload
+from tranlogs.log.reader import Entry
 from tranlogs.log.record_format import EntryKind
 from tranlogs.recovery.recover import recover
 from tranlogs.recovery.report import RecoveryReport

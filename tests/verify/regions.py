@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.support.damage import Span
-from tranlogs.log.decoded_record import Entry
-from tranlogs.log.reader import SegmentReader
+from tranlogs.log.reader import Entry, SegmentReader
 from tranlogs.log.record_format import EntryKind, Location
 
 Regions = dict[str, list[Span]]

@@ -26,8 +26,7 @@ from tranlogs.base.errors import NotARun, UnknownFormat
 from tranlogs.catalog import CATALOG_NAME, Catalog, segment_key
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.checkpoints.folder import MANIFEST, open_manifest, seal_manifest
-from tranlogs.log.decoded_record import Entry
-from tranlogs.log.reader import SegmentReader
+from tranlogs.log.reader import Entry, SegmentReader
 from tranlogs.log.record_format import HEAD, Location
 from tranlogs.recovery.history import ScannedSegment
 from tranlogs.recovery.journal_facts import read_facts

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..base.errors import CorruptRecord
-from ..log.decoded_record import Entry
-from ..log.reader import SegmentReader
+from ..log.reader import Entry, SegmentReader
 from ..log.record_body import WHOLE
 from ..log.record_format import EntryKind
 from .history import Link

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..checkpoints import Checkpoint
-from ..log.decoded_record import Entry
+from ..log.reader import Entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from ..base.errors import CorruptRecord
-from ..log.decoded_record import Entry
-from ..log.payload_reader import RecordFile
+from ..log.reader import Entry
+from ..log.record_file import RecordFile
 from ..log.record_format import EntryKind
 from ..recovery.group.shards import StepEntry
 from ..recovery.state_protocol import Divergence

@@ -13,8 +13,7 @@ from typing import Any
 from ...base.errors import CorruptRecord
 from ...catalog import CheckpointRow
 from ...catalog.lineage import is_on_lineage
-from ...log.decoded_record import Entry
-from ...log.reader import SegmentReader
+from ...log.reader import Entry, SegmentReader
 from ...recovery.history import Link, Run
 from ...recovery.journal_facts import Facts, JournalRows, read_facts, read_log, read_rows, sort_newest_first
 

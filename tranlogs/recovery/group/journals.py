@@ -12,8 +12,7 @@ from ...base.errors import CorruptCatalog, CorruptCheckpoint, CorruptRecord
 from ...catalog import Catalog, CheckpointRow, RunRow
 from ...catalog.lineage import Limits, is_on_lineage
 from ...checkpoints import Checkpoint
-from ...log.decoded_record import Entry
-from ...log.reader import SegmentReader
+from ...log.reader import Entry, SegmentReader
 from ...log.record_format import EntryKind
 from ...rebuild_catalog import read_files
 from ..history import History, Link, ScannedSegment, build_history, without_unlogged_steps

@@ -17,8 +17,7 @@ import numpy as np
 
 from ...base.errors import CorruptRecord, MissingShard
 from ...base.types import ITEMSIZE, AnyArray, Array, Bytes
-from ...log.decoded_record import Entry
-from ...log.reader import SegmentReader
+from ...log.reader import Entry, SegmentReader
 from ..history import Link
 from .journals import GenerationLog
 

@@ -14,8 +14,7 @@ import xxhash
 from ...base.errors import DataError
 from ...checkpoints import Checkpoint
 from ...journal import JournalPaths
-from ...log.decoded_record import Entry
-from ...log.reader import SegmentReader
+from ...log.reader import Entry, SegmentReader
 from ...log.record_format import EntryKind
 from ...rebuild_catalog import rebuild_catalog
 from ...recovery.history import Link

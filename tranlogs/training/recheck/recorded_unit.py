@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from ...base.types import Array, Bytes
-from ...log.decoded_record import Entry
-from ...log.reader import SegmentReader
+from ...log.reader import Entry, SegmentReader
 from ...log.record_body import WHOLE
 from ...log.record_format import EntryKind
 from ...recovery.history import LastUnit
