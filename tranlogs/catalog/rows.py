@@ -163,39 +163,6 @@ class StoreRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ShippedRow:
-    """A segment or a checkpoint that the store holds. Digests are 16 hex digits.
-
-    Another segment continues a segment at its last entry or, after a crash, at its newest boundary.
-
-    Attributes:
-        name: the name of the segment's file or of the checkpoint's folder.
-        files: the objects in the store, by file; each is [name, bytes, xxh3_128 in hex].
-        boundary_step: the step of the newest boundary in a segment.
-        boundary_sequence: the sequence number of that boundary.
-        boundary_chain: the digest of that boundary.
-        base_chain: the digest of the entry before a segment's first one.
-        end_sequence: the sequence number of a segment's last entry.
-        end_chain: the digest of that entry.
-        is_durable: True if the store calls all objects durable.
-        at: the time of shipping, in seconds since 1970.
-        is_lost: True if the store does not hold the objects any more, or not at present. The row does not count then.
-    """
-
-    name: str
-    files: dict[str, list[list[Any]]]
-    boundary_step: int = 0
-    boundary_sequence: int = 0
-    boundary_chain: str = ""
-    base_chain: str = ""
-    end_sequence: int = 0
-    end_chain: str = ""
-    is_durable: bool = False
-    at: float = 0.0
-    is_lost: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class RunRow:
     """The run that the journal is part of."""
 
@@ -217,7 +184,6 @@ Row = TypeVar(
     PrunedRow,
     CommonRow,
     StoreRow,
-    ShippedRow,
     RunRow,
 )
 
@@ -229,7 +195,6 @@ KINDS: dict[str, type[Any]] = {
     "pruned": PrunedRow,
     "common": CommonRow,
     "store": StoreRow,
-    "shipped/": ShippedRow,
     "watermarks": Watermarks,
     "run": RunRow,
 }

@@ -30,7 +30,16 @@ from ..journal import JournalPaths
 from ..recovery.journal_facts import JournalRows, read_facts, read_rows
 from ..recovery.recovery_plan import plan_recovery
 from ..stores import STALL_SECONDS, Store, TimeoutStore, open_store
-from .manifest import Manifest, ShippedItem, journal_prefix, manifest_names, parse_manifest_name, read_first_sound, read_newest
+from .manifest import (
+    Manifest,
+    ShippedItem,
+    journal_prefix,
+    manifest_names,
+    parse_manifest_name,
+    read_first_sound,
+    read_newest,
+    write_local,
+)
 from .plan import find_chain, find_recoverable_step, list_contents
 
 _log = logging.getLogger("tranlogs")
@@ -171,7 +180,7 @@ def _fetch_items(reader: _ItemReader, manifest: Manifest, everything: bool) -> l
             chain = find_chain(row, sound, manifest.timelines, limits)
         result.checkpoint_step, result.step = row.step, find_recoverable_step([row], chain, manifest.timelines, limits)
         result.steps_lost = max(expected - result.step, 0)
-        end = max([row.sequence, *(item.objects.boundary_sequence for item in chain)])
+        end = max([row.sequence, *(item.boundary_sequence for item in chain)])
         return [
             item
             for item in items
@@ -182,7 +191,7 @@ def _fetch_items(reader: _ItemReader, manifest: Manifest, everything: bool) -> l
 
 def _extends_past(item: ShippedItem, end: int) -> bool:
     """Return True if an item belongs to the part of the log that could not be read, before which the journal now continues."""
-    return isinstance(item.row, SegmentRow) and item.objects.end_sequence > end
+    return isinstance(item.row, SegmentRow) and item.end_sequence > end
 
 
 @dataclass(slots=True)
@@ -227,7 +236,6 @@ def _publish_journal(reader: _ItemReader, manifest: Manifest, stored: Sequence[S
             for timeline in manifest.timelines:
                 tables.put(timeline_key(timeline.number), timeline)
             for item in stored:
-                tables.put(f"shipped/{item.name}", item.objects)
                 if item.name not in reader.done:
                     continue
                 if isinstance(item.row, SegmentRow):
@@ -241,6 +249,7 @@ def _publish_journal(reader: _ItemReader, manifest: Manifest, stored: Sequence[S
             tables.put("watermarks", Watermarks(result.step, result.step, result.step, result.step, manifest.at))
     finally:
         catalog.close()
+    write_local(target, replace(manifest, shipped={item.name: item for item in stored}))
     (target / "catalog.lmdb-lock").unlink(missing_ok=True)
     sync_folder(target)
     hit("pull.publish")
@@ -357,7 +366,7 @@ def _fetch_item(store: Store, item: ShippedItem, journal: Path, *, is_preallocat
     make_folder(folder)
     nbytes = 0
     try:
-        for name, parts in item.objects.files.items():
+        for name, parts in item.files.items():
             if not _is_intact(folder / name, parts, size):
                 nbytes += _fetch_file(store, folder / name, parts, size)
     except BaseException:
