@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .base.errors import CatalogUnavailable, CorruptCatalog, CorruptCheckpoint, CorruptRecord, LogUnavailable, UnknownFormat
+from .base.errors import CorruptCatalog, CorruptCheckpoint, CorruptRecord, LogUnavailable, UnknownFormat
 from .catalog import CATALOG_NAME, Catalog, CheckpointRow, SegmentRow, Tables
 from .catalog.lineage import Limits, is_on_lineage
 from .checkpoints import Checkpoint
@@ -122,21 +122,16 @@ def _verify_catalog(folder: Path, known: JournalRows) -> Iterator[Finding]:
     Records without a row are no problem: recovery scans for them.
     """
     try:
-        catalog = Catalog.open(folder)
-    except (CorruptCatalog, LogUnavailable):
-        return
-    try:
-        catalog.read(Tables.check)
-        yield Checked(catalog.path, catalog.path.stat().st_size)
-        for row in known.segments:
-            if row.state != "retired" and row.file in known.listed:
-                yield from _compare(catalog, folder / "log" / row.file, row)
+        with Catalog.open(folder) as catalog:
+            catalog.read(Tables.check)
+            yield Checked(catalog.path, catalog.path.stat().st_size)
+            for row in known.segments:
+                if row.state != "retired" and row.file in known.listed:
+                    yield from _compare(catalog, folder / "log" / row.file, row)
     except CorruptCatalog as error:
-        yield Problem(catalog.path, error.why)
-    except CatalogUnavailable:
+        yield Problem(folder / CATALOG_NAME, error.why)
+    except LogUnavailable:
         return
-    finally:
-        catalog.close()
 
 
 def _compare(catalog: Catalog, path: Path, row: SegmentRow) -> Iterator[Finding]:

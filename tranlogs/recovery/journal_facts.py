@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..base.atomic_files import ReadFile
-from ..base.errors import CatalogUnavailable, CorruptCatalog, CorruptRecord
+from ..base.errors import CatalogUnavailable, CorruptCatalog
 from ..catalog import (
     CATALOG_NAME,
     Catalog,
@@ -23,12 +23,11 @@ from ..catalog import (
     Watermarks,
 )
 from ..catalog.lineage import Limits, trace_lineage
-from ..log.reader import SegmentReader
 from ..log.record_format import HEAD, EntryKind, Location, Records
 from ..log.record_rows import read_extents
 from ..log.scanner import refuse_newer, scan
 from ..log.segment_file import was_written
-from ..rebuild_catalog import JournalFiles, find_misfit, is_superseded, list_all, read_files
+from ..rebuild_catalog import JournalFiles, find_misfit, is_superseded, list_all, read_files, read_first_body
 from .history import History, ScannedSegment, build_history
 from .state_protocol import ReplacementSource
 
@@ -216,11 +215,8 @@ def look_up_records(folder: Path, rows: Iterable[SegmentRow], notes: list[str]) 
                 notes.append(f"{error}; the segment was scanned instead")
 
     try:
-        catalog = Catalog.open(folder)
-        try:
+        with Catalog.open(folder) as catalog:
             catalog.read(read)
-        finally:
-            catalog.close()
     except (CorruptCatalog, CatalogUnavailable) as error:
         notes.append(f"{error}; the segments were scanned instead")
         return {}
@@ -300,16 +296,13 @@ def read_catalog(folder: Path) -> JournalRows:
             {row.file for row in segments} | {row.name for row in checkpoints},
         )
 
-    catalog = Catalog.open(folder)
-    try:
+    with Catalog.open(folder) as catalog:
         for _ in range(2):  # a file of which a trainer has deleted the row meanwhile is none that is missing
             contents: JournalRows = catalog.read(read_tables)
             why = find_misfit(folder, contents.segments, contents.checkpoints)
             if not why:
                 return contents
         raise CorruptCatalog(catalog.path, why)
-    finally:
-        catalog.close()
 
 
 def scan_segment(
@@ -340,8 +333,9 @@ def scan_segment(
         notes.append(f"{path}: none of its entries can be found")
     elif found[-1].head.sequence < last:
         notes.append(f"{path}: its last entries, after step {found[-1].head.step}, are damaged or missing")
-    if row.state in ("ready", "open"):
-        row = replace(row, timeline=_read_timeline(path, found) or row.timeline or timeline)
+    if row.state in ("ready", "open"):  # it was perhaps written before the catalog recorded its opening
+        named = read_first_body(path, found[0]).get("timeline") if found else None
+        row = replace(row, timeline=named if isinstance(named, int) and named else row.timeline or timeline)
     return ScannedSegment(row, path, found)
 
 
@@ -355,17 +349,3 @@ def _locate(path: Path, row: SegmentRow, last: int, known: Records | None) -> Se
         with ReadFile(path):  # raises OSError if it cannot be opened
             return known
     return known.extended(scan(path, row.number, start=newest.end, last_sequence=last or None))
-
-
-def _read_timeline(path: Path, found: Sequence[Location]) -> int | None:
-    """Return the timeline that the first entry of a segment names; None if that entry is damaged.
-
-    It is needed if the segment was written before the catalog recorded its opening.
-    """
-    if not found or found[0].head.kind != EntryKind.SEGMENT:
-        return None
-    try:
-        with SegmentReader(path) as reader:
-            return int(reader.decode(found[0]).body()["timeline"])
-    except (CorruptRecord, OSError, KeyError, TypeError):
-        return None

@@ -229,8 +229,7 @@ class _ItemReader:
 def _publish_journal(reader: _ItemReader, manifest: Manifest, stored: Sequence[ShippedItem], row: StoreRow) -> None:
     """Write the catalog of the fetched files, and rename the temporary folder to the journal's name."""
     target, result = reader.target, reader.result
-    catalog = Catalog.open(target, writable=True)
-    try:
+    with Catalog.open(target, writable=True) as catalog:
         with catalog.transaction() as tables:
             tables.put("run", manifest.run)
             for timeline in manifest.timelines:
@@ -247,8 +246,6 @@ def _publish_journal(reader: _ItemReader, manifest: Manifest, stored: Sequence[S
         _check_recovery(target, result)
         with catalog.transaction() as tables:
             tables.put("watermarks", Watermarks(result.step, result.step, result.step, result.step, manifest.at))
-    finally:
-        catalog.close()
     write_local(target, replace(manifest, shipped={item.name: item for item in stored}))
     (target / "catalog.lmdb-lock").unlink(missing_ok=True)
     sync_folder(target)

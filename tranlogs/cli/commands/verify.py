@@ -231,11 +231,8 @@ def _part_of(paths: JournalPaths, problem: Problem) -> Path | None:
 def _is_catalog_intact(folder: Path) -> bool:
     """Return True if every row of the catalog can be read."""
     try:
-        catalog = Catalog.open(folder)
-        try:
+        with Catalog.open(folder) as catalog:
             catalog.read(Tables.check)
             return catalog.run() is not None
-        finally:
-            catalog.close()
     except CorruptCatalog:
         return False

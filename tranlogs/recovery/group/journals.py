@@ -14,7 +14,7 @@ from ...catalog.lineage import Limits, is_on_lineage
 from ...checkpoints import Checkpoint
 from ...log.reader import Entry, SegmentReader
 from ...log.record_format import EntryKind
-from ...rebuild_catalog import read_files
+from ...rebuild_catalog import read_files, read_first_body
 from ..history import History, Link, ScannedSegment, build_history, without_unlogged_steps
 from ..journal_facts import Facts, read_facts
 from .summary import CheckpointRef, JournalSummary, LogRange, TimelineIds, get_timeline_ids
@@ -126,14 +126,10 @@ class GenerationLog:
     def _read_segment_environment(self, after_timeline: int = 0) -> dict[str, Any]:
         """Return the environment that the newest segment with an entry on a later timeline records; {} if there is none."""
         for segment in sorted(self.facts.segments, key=lambda segment: -segment.row.ordinal):
-            if segment.row.timeline <= after_timeline:
-                continue
-            heads = [location for location in segment.locations if location.head.kind == EntryKind.SEGMENT]
-            if segment.row.timeline not in self.limits or len(segment.locations) == len(heads):
-                continue
-            for location in heads:
-                with contextlib.suppress(CorruptRecord, OSError), SegmentReader(segment.path) as reader:
-                    return dict(reader.decode(location).body()["environment"])
+            if segment.row.timeline in self.limits and segment.row.timeline > after_timeline and _has_records(segment):
+                body = read_first_body(segment.path, segment.locations[0])
+                if "environment" in body:
+                    return dict(body["environment"])
         return {}
 
 
@@ -206,11 +202,8 @@ def list_journals(folder: Path) -> list[tuple[int, Path]]:
 def read_run_row(folder: Path) -> RunRow | None:
     """Return the run's row of the journal in a folder; None if the folder holds none that can be read."""
     try:
-        catalog = Catalog.open(folder)
-        try:
+        with Catalog.open(folder) as catalog:
             return catalog.run()
-        finally:
-            catalog.close()
     except (CorruptCatalog, OSError):
         rows = read_files(folder).runs if folder.is_dir() else []
         return rows[0] if rows else None
