@@ -54,7 +54,7 @@ class RecoveryPlan:
     @property
     def end(self) -> Position:
         """The newest boundary that the log leads to, once training has computed again what cannot be redone."""
-        return _position_after(self.recomputed, self.position)
+        return position_after(self.recomputed, self.position)
 
     @property
     def recomputed_steps(self) -> str:
@@ -113,7 +113,7 @@ def plan_recovery(
     if best is None:
         raise RecoveryError(_describe_no_checkpoint(usable, broken, step))
     row, redone, recomputed = best
-    position = _position_after(redone, Position(row.sequence, row.step, int(row.chain, 16), timeline))
+    position = position_after(redone, Position(row.sequence, row.step, int(row.chain, 16), timeline))
     on_lineage = [row for row in checkpoints if is_on_lineage(row, limits)]
     has_later = has_later_boundary(history, on_lineage, position)
     plan = RecoveryPlan(row, redone, position, has_later, (), recomputed=recomputed)
@@ -166,7 +166,7 @@ def _get_end(row: CheckpointRow, links: Sequence[Link]) -> int:
     return links[-1].sequence if links else row.sequence
 
 
-def _position_after(links: Sequence[Link], start: Position) -> Position:
+def position_after(links: Sequence[Link], start: Position) -> Position:
     """Return the position after entries that follow a position."""
     if not links:
         return start

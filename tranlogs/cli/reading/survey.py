@@ -19,7 +19,7 @@ from rich.text import Text
 
 from ...base.errors import CorruptCheckpoint, RecoveryError
 from ...base.quantities import count, format_bytes, format_seconds
-from ...catalog import CheckpointRow, Incident, RunRow, SegmentRow, StoreRow, TimelineRow, Watermarks
+from ...catalog import Watermarks
 from ...catalog.lineage import is_on_lineage
 from ...checkpoints import Checkpoint
 from ...journal import Owner, read_owner
@@ -27,7 +27,7 @@ from ...journal.file_system import is_in_memory
 from ...log.record_format import HEAD, unpack_head
 from ...recovery.group.journals import get_world, is_of_group, read_environment
 from ...recovery.history import ScannedSegment
-from ...recovery.journal_facts import Facts, read_log, read_rows
+from ...recovery.journal_facts import Facts, JournalRows, read_log, read_rows
 from ...recovery.recovery_plan import RecoveryPlan, has_later_boundary, plan_recovery
 from ...retention.evaluations import EvaluationRow, read_newest_first, read_values
 from ...retention.lost_work import LostWork, estimate_lost_work, has_store
@@ -39,23 +39,18 @@ _SEGMENTS_MAX = 48
 _SEGMENTS_LOOKED_AT_MAX = 1000  # of which length and first head are looked at; more takes noticeable time
 
 
-@dataclass(slots=True)
-class Survey:
-    """Survey of one journal.
+@dataclass(slots=True, kw_only=True)
+class Survey(JournalRows):
+    """Survey of one journal: its rows, of the checkpoints those of published ones, and what follows from them.
+
+    The watermark `committed` is the step that recovery would reach now.
 
     Attributes:
         folder: the journal's folder.
         at: the time of the survey, in seconds since 1970.
-        run: the run's row.
         owner: the process that writes the journal, or the last one; None if there was none.
-        checkpoints: the published checkpoints.
-        segments: the segments.
-        timelines: the timelines.
-        incidents: the times when logging was suspended.
-        watermarks: the watermarks. `committed` is the step that recovery would reach now.
-        plan: the plan of a recovery now; None if the run is still empty, or nothing in it is intact.
         monitor: the monitor that watches the journal, or the last one; None if there was none.
-        store: the store to which the journal is shipped; None if there is none.
+        plan: the plan of a recovery now; None if the run is still empty, or nothing in it is intact.
         evaluations: the monitor's evaluations, oldest first, back to the one at which the lowest watermark was committed.
         environment: environment of the newest intact checkpoint.
         problems: what is wrong, one sentence each.
@@ -63,24 +58,12 @@ class Survey:
 
     folder: Path
     at: float
-    run: RunRow
     owner: Owner | None
-    checkpoints: list[CheckpointRow]
-    segments: list[SegmentRow]
-    timelines: list[TimelineRow]
-    incidents: list[Incident]
-    watermarks: Watermarks
+    monitor: Owner | None
     plan: RecoveryPlan | None = None
-    monitor: Owner | None = None
-    store: StoreRow | None = None
     evaluations: list[EvaluationRow] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-
-    @property
-    def timeline(self) -> int:
-        """The newest timeline."""
-        return max((row.number for row in self.timelines), default=1)
 
     @property
     def log_bytes(self) -> int:
@@ -186,22 +169,23 @@ def survey(folder: Path) -> Survey:
 
 def _survey_journal(folder: Path) -> Survey:
     rows = read_rows(folder)
-    owner, monitor, marks = read_owner(folder), read_owner(folder, "monitor"), rows.watermarks
     found = Survey(
-        folder,
-        time.time(),
         rows.run,
-        owner,
-        rows.published,
         rows.segments,
+        rows.published,
         rows.timelines,
+        rows.watermarks,
         rows.incidents,
-        marks,
-        monitor=monitor,
-        store=rows.store,
-        evaluations=_read_evaluations(folder, marks) if rows.damage is None else [],
-        problems=rows.describe_files(folder) if rows.damage is not None else [],
+        rows.store,
+        folder=folder,
+        at=time.time(),
+        owner=read_owner(folder),
+        monitor=read_owner(folder, "monitor"),
     )
+    if rows.damage is None:
+        found.evaluations = _read_evaluations(folder, rows.watermarks)
+    else:
+        found.problems += rows.describe_files(folder)
     found.problems += _find_missing_files(found) + _find_damaged_segments(found)
     for incident in found.incidents:
         if incident.to_step is None:

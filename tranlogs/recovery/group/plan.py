@@ -17,7 +17,7 @@ from ...log.record_format import EntryKind, Position
 from ..decoding import DamagedEntry, decode_chunks, require_sound
 from ..history import LastUnit, Link, Run, find_last_unit
 from ..recover import EarlierNotes, Recovered
-from ..recovery_plan import RecoveryPlan, has_later_boundary
+from ..recovery_plan import RecoveryPlan, has_later_boundary, position_after
 from .decide import BaseCheckpoint, Damage, Generation, GroupTarget, choose_target
 from .exchange import Exchange, Known, OwnJournal, message
 from .journals import GenerationLog, enumerate_boundaries, read_generations, select_generation
@@ -77,11 +77,7 @@ class RankPlanner:
         row = self.read_row(base)
         source = None if base.rank == donor else self.folders[base.rank]
         links = self._select_links(log, donor, base, row)
-        timeline = log.facts.timeline
-        position = Position(row.sequence, row.step, int(row.chain, 16), timeline)
-        if links:
-            head = links[-1].location.head
-            position = Position(head.sequence, head.step, head.digest, timeline)
+        position = position_after(links, Position(row.sequence, row.step, int(row.chain, 16), log.facts.timeline))
         has_later = has_later_boundary(log.recorded, log.checkpoints, position)
         note = f"loaded weights and optimizer state from rank {base.rank}'s checkpoint of step {row.step}"
         return RecoveryPlan(row, tuple(links), position, has_later, (note,) if source is not None else (), source)
