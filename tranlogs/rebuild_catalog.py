@@ -89,7 +89,7 @@ def read_files(folder: Path, listed: Collection[str] = (), run_id: str = "") -> 
         CannotRead: a folder cannot be listed.
     """
     found = JournalFiles()
-    # Checkpoints first: they give the timeline of a segment whose first entry is damaged.
+    # Checkpoints first: they give the timeline of a segment whose first record is damaged.
     _read_checkpoints(folder / "checkpoints", listed, found)
     _read_segments(folder / "log", listed, found)
     run_id = run_id or _choose_run(found)
@@ -174,7 +174,7 @@ def read_segment(path: Path, timeline: int = 1) -> tuple[SegmentRow, list[Locati
 
     Args:
         path: the file.
-        timeline: the timeline to assume if the first entry, which names it, is damaged.
+        timeline: the timeline to assume if the first record, which names it, is damaged.
 
     Raises:
         OSError: the file cannot be opened.
@@ -311,7 +311,7 @@ def _read_segment(path: Path, timeline: int, found: JournalFiles) -> SegmentRow 
     except (KeyError, TypeError, ValueError):
         heads = {(location.head.sequence, f"{location.head.digest:016x}") for location in locations}
         timeline = max((row.timeline for row in found.checkpoints if (row.sequence, row.chain) in heads), default=timeline)
-        found.notes.append(f"{path}: the first entry of the segment is damaged; timeline {timeline} is assumed")
+        found.notes.append(f"{path}: the first record of the segment is damaged; timeline {timeline} is assumed")
     return SegmentRow(
         ordinal=ordinal,
         segment_id=f"{segment_id:016x}",

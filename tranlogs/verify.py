@@ -48,11 +48,11 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A part of a file that was checked, whether it is sound or not, with the numbers of bytes, entries and tensors in it."""
+    """A part of a file that was checked, whether it is sound or not, with the numbers of bytes, records and tensors in it."""
 
     path: Path
     nbytes: int
-    entries: int = 0
+    records: int = 0
     tensors: int = 0
 
 
@@ -220,7 +220,7 @@ def _find_needed(segments: list[ScannedSegment], limits: Limits, oldest: int) ->
 
 
 def _verify_history(folder: Path, known: JournalRows, history: History, limits: Limits) -> Iterator[Finding]:
-    """Check that a checkpoint leads to each run of entries, and that the log reaches the committed step."""
+    """Check that a checkpoint leads to each run of records, and that the log reaches the committed step."""
     checkpoints = _list_published(known, limits)
     if history.runs and not checkpoints:
         yield Problem(folder / "checkpoints", "there is no checkpoint to recover from")
@@ -236,7 +236,7 @@ def _verify_history(folder: Path, known: JournalRows, history: History, limits: 
         is_in_file = before is not None and before.segment is first.segment  # reported with the segment
         rows = [row for row in known.segments if row.state != "retired"]
         if not is_start and not is_in_file and not _is_retired(folder, *rows):
-            what = f"entries before {first.sequence} are missing from the log: no checkpoint leads to it"
+            what = f"records before {first.sequence} are missing from the log: no checkpoint leads to it"
             yield Problem(first.segment.path, what, first.step)
         before = run[-1]
     steps = [link.step for run in history.runs for link in run if link.kind.is_boundary]
@@ -259,15 +259,15 @@ def _check_file(path: Path, row: SegmentRow) -> Iterator[str]:
 
 
 def _verify_segment(segment: ScannedSegment, links: list[Link], needed: range) -> Iterator[Finding]:
-    """Check the entries of one segment.
+    """Check the records of one segment.
 
-    Recovery may read the entries of `links`. The entries with the sequence numbers `needed` must be in the segment.
+    Recovery may read the records of `links`. The records with the sequence numbers `needed` must be in the segment.
     """
     first = segment.locations[0] if segment.locations else None
     before = first.head if first is not None and first.head.kind == EntryKind.SEGMENT else None
     if before is None and needed:
-        what = "its first entry is damaged or missing"
-        yield Problem(segment.path, what if first else f"no entry of segment {segment.row.segment_id} is in it")
+        what = "its first record is damaged or missing"
+        yield Problem(segment.path, what if first else f"no record of segment {segment.row.segment_id} is in it")
     try:
         with SegmentReader(segment.path) as reader:
             if first is not None and before is not None:
@@ -275,7 +275,7 @@ def _verify_segment(segment: ScannedSegment, links: list[Link], needed: range) -
             for link in links:
                 if before is not None and link.sequence != before.sequence + 1 and link.sequence > needed.start:
                     yield _make_missing_problem(segment, before, link.sequence - 1)
-                yield from _verify_entry(reader, link)
+                yield from _verify_record(reader, link)
                 before = link.location.head
     except (CorruptRecord, OSError) as error:
         yield Problem(segment.path, f"it cannot be opened ({error})")
@@ -285,7 +285,7 @@ def _verify_segment(segment: ScannedSegment, links: list[Link], needed: range) -
 
 def _make_missing_problem(segment: ScannedSegment, before: Head, last: int) -> Problem:
     first = before.sequence + 1
-    what = f"entry {first} is damaged or missing" if first == last else f"entries {first} to {last} are damaged or missing"
+    what = f"record {first} is damaged or missing" if first == last else f"records {first} to {last} are damaged or missing"
     return Problem(segment.path, what, before.step + (before.kind == EntryKind.SEGMENT or before.kind.is_boundary))
 
 
@@ -293,23 +293,23 @@ def _verify_first(reader: SegmentReader, location: Location, row: SegmentRow) ->
     try:
         body = reader.decode(location).body()
     except CorruptRecord as damage:
-        yield Problem(reader.path, f"its first entry: {damage.why}")
+        yield Problem(reader.path, f"its first record: {damage.why}")
         return
     found, listed = (body.get("ordinal"), body.get("timeline")) if isinstance(body, dict) else None, (row.ordinal, row.timeline)
     if found != listed:
-        yield Problem(reader.path, f"its first entry names ordinal and timeline {found}, the catalog lists {listed}")
+        yield Problem(reader.path, f"its first record names ordinal and timeline {found}, the catalog lists {listed}")
 
 
-def _verify_entry(reader: SegmentReader, link: Link) -> Iterator[Finding]:
+def _verify_record(reader: SegmentReader, link: Link) -> Iterator[Finding]:
     try:
-        entry = reader.decode(link.location)
+        record = reader.decode(link.location)
     except CorruptRecord as damage:
         yield Problem(reader.path, damage.why, link.step)
         return
-    for problem in entry.find_damage():
+    for problem in record.find_damage():
         yield Problem(reader.path, problem.why, link.step, problem.tensor)
-    nbytes = entry.head.description_bytes + entry.stored_bytes
-    yield Checked(reader.path, nbytes, entries=1, tensors=len(entry.layout))
+    nbytes = record.head.description_bytes + record.stored_bytes
+    yield Checked(reader.path, nbytes, records=1, tensors=len(record.layout))
 
 
 # Rows.

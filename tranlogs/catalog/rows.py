@@ -22,11 +22,11 @@ class SegmentRow:
         state: "ready" = prepared, and perhaps written to since this row was written; "open"; "sealed"; "retired" = the file
             may be recycled or deleted.
         timeline: the timeline that the segment belongs to; 0 until it is opened.
-        base_sequence: the sequence number of the entry before the first one.
-        base_step: the step of that entry.
-        last_sequence: the sequence number of the last entry; 0 until the segment is sealed.
-        last_step: the step of the last entry; 0 until the segment is sealed.
-        used_bytes: bytes that hold entries; 0 until the segment is sealed.
+        base_sequence: the sequence number of the record before the first one.
+        base_step: the step of that record.
+        last_sequence: the sequence number of the last record; 0 until the segment is sealed.
+        last_step: the step of the last record; 0 until the segment is sealed.
+        used_bytes: bytes that hold records; 0 until the segment is sealed.
         sealed_at: the time of sealing, in seconds since 1970.
         created_at: the time of creation, in seconds since 1970.
     """
@@ -58,8 +58,8 @@ class CheckpointRow:
     Attributes:
         name: the name of the folder.
         step: the step of the checkpoint.
-        sequence: the sequence number of the entry after which it was taken.
-        chain: the digest of that entry, in hex; the next entry names it as its predecessor.
+        sequence: the sequence number of the record after which it was taken.
+        chain: the digest of that record, in hex; the next record names it as its predecessor.
         timeline: the timeline that the checkpoint belongs to.
         nbytes: bytes of the folder.
         created_at: the time of creation, in seconds since 1970.
@@ -80,7 +80,7 @@ class CheckpointRow:
 
 @dataclass(frozen=True, slots=True)
 class TimelineRow:
-    """A timeline, and the entry at which it forks from its parent. Timeline 1 has no parent."""
+    """A timeline, and the record at which it forks from its parent. Timeline 1 has no parent."""
 
     number: int
     parent: int = 0

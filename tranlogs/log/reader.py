@@ -27,12 +27,12 @@ _NAMES_MAX = 8  # names in a message about a damaged piece that several tensors 
 class SegmentReader(RecordFile):
     """Reads records from one segment's file."""
 
-    def entries(self, locations: Iterable[Location]) -> Iterator[Entry]:
+    def records(self, locations: Iterable[Location]) -> Iterator[Record]:
         """Decode records in the order given."""
         for location in locations:
             yield self.decode(location)
 
-    def decode(self, location: Location) -> Entry:
+    def decode(self, location: Location) -> Record:
         """Decode the record at a location.
 
         Raises:
@@ -40,12 +40,12 @@ class SegmentReader(RecordFile):
         """
         description = self.description(location)
         try:
-            return Entry(self, location, description, self.layout_of(location, description))
+            return Record(self, location, description, self.layout_of(location, description))
         except (ValueError, TypeError, AttributeError) as error:
             raise self.make_unreadable(location, error) from None
 
 
-class Entry:
+class Record:
     """A record of the log. Its tensors are read from the file on demand, piece by piece.
 
     A body may refer to other records of the same file that hold parts of it in full.

@@ -82,7 +82,7 @@ class JournalRows:
         """Return what is wrong with the catalog, and in which files it is wrong, one sentence each."""
         notes = [] if self.damage is None else [str(self.damage)]
         paths = [folder / "log" / row.file for row in self.unlisted.segments if self.listed]
-        notes += [f"{path}: the catalog does not list it, but it holds entries" for path in paths]
+        notes += [f"{path}: the catalog does not list it, but it holds records" for path in paths]
         return notes + self.unlisted.notes
 
 
@@ -92,12 +92,12 @@ class Facts:
 
     Attributes:
         checkpoints: the published checkpoints.
-        segments: the segments, with the entries found in them.
+        segments: the segments, with the records found in them.
         timelines: the timelines, by number.
         watermarks: the watermarks in the catalog.
         notes: what is damaged or missing, one sentence each.
-        torn_paths: files of sealed segments that miss entries or hold damaged ones.
-        lost_paths: files of segments in which no entry can be read.
+        torn_paths: files of sealed segments that miss records or hold damaged ones.
+        lost_paths: files of segments in which no record can be read.
     """
 
     checkpoints: list[CheckpointRow]
@@ -120,11 +120,11 @@ class Facts:
 
     @property
     def is_empty(self) -> bool:
-        """True if there is neither a checkpoint nor an entry of a unit."""
+        """True if there is neither a checkpoint nor a record of a unit."""
         return not self.checkpoints and not any(len(segment.locations) > 1 for segment in self.segments)
 
     def build_history(self) -> History:
-        """Chain the entries of the newest timeline and of those that lead to it."""
+        """Chain the records of the newest timeline and of those that lead to it."""
         return build_history(self.segments, self.limits)
 
 
@@ -227,7 +227,7 @@ def look_up_records(folder: Path, rows: Iterable[SegmentRow], notes: list[str]) 
 
 
 def _is_whole(segment: ScannedSegment | None, row: SegmentRow) -> bool:
-    """Return True if a sealed segment holds all of its entries."""
+    """Return True if a sealed segment holds all of its records."""
     if segment is None:
         return False
     found = segment.locations
@@ -241,7 +241,7 @@ def _is_whole(segment: ScannedSegment | None, row: SegmentRow) -> bool:
 def sort_newest_first(rows: list[SegmentRow]) -> list[SegmentRow]:
     """Return segments in the order in which they are scanned while the run may be written.
 
-    A segment continues earlier ones. Since these are scanned after it, all entries that it continues are found.
+    A segment continues earlier ones. Since these are scanned after it, all records that it continues are found.
     """
     return sorted(rows, key=lambda row: -row.ordinal)
 
@@ -308,14 +308,14 @@ def read_catalog(folder: Path) -> JournalRows:
 def scan_segment(
     path: Path, row: SegmentRow, notes: list[str], timeline: int = 1, known: Records | None = None
 ) -> ScannedSegment | None:
-    """Return the entries of one segment; None if it was never written or cannot be read.
+    """Return the records of one segment; None if it was never written or cannot be read.
 
     Args:
         path: the file of the segment.
         row: the segment's row in the catalog.
         notes: list to which damage to the segment is added.
         timeline: the newest timeline. A segment belongs to it if it was written before the catalog recorded its opening and
-            its first entry is damaged.
+            its first record is damaged.
         known: the records that the catalog lists, which are not read from the file.
     """
     last = row.last_sequence if row.state == "sealed" else 0
@@ -330,9 +330,9 @@ def scan_segment(
     if not found:
         if row.state == "ready":
             return None
-        notes.append(f"{path}: none of its entries can be found")
+        notes.append(f"{path}: none of its records can be found")
     elif found[-1].head.sequence < last:
-        notes.append(f"{path}: its last entries, after step {found[-1].head.step}, are damaged or missing")
+        notes.append(f"{path}: its last records, after step {found[-1].head.step}, are damaged or missing")
     if row.state in ("ready", "open"):  # it was perhaps written before the catalog recorded its opening
         named = read_first_body(path, found[0]).get("timeline") if found else None
         row = replace(row, timeline=named if isinstance(named, int) and named else row.timeline or timeline)

@@ -111,9 +111,9 @@ def _content(item: ShippedItem) -> dict[str, list[list[object]]]:
 
 
 def _is_same_log(local: SegmentRow, item: ShippedItem, log: Path) -> bool:
-    """Return True if the local segment contains the last entry of the store's copy. Its digest covers all earlier entries.
+    """Return True if the local segment contains the last record of the store's copy. Its digest covers all earlier records.
 
-    A sealed segment that is damaged at that entry is assumed to be the same.
+    A sealed segment that is damaged at that record is assumed to be the same.
     """
     try:
         chain = read_chain(log / local.file, local, item.end_sequence)

@@ -38,7 +38,7 @@ T = TypeVar("T")
 class ShippedItem:
     """A segment or a checkpoint in the store. Digests are 16 hex digits.
 
-    Another segment continues a segment at its last entry or, after a crash, at its newest boundary.
+    Another segment continues a segment at its last record or, after a crash, at its newest boundary.
 
     Attributes:
         row: its row in the catalog.
@@ -46,9 +46,9 @@ class ShippedItem:
         boundary_step: the step of the newest boundary in a segment.
         boundary_sequence: the sequence number of that boundary.
         boundary_chain: the digest of that boundary.
-        base_chain: the digest of the entry before a segment's first one.
-        end_sequence: the sequence number of a segment's last entry.
-        end_chain: the digest of that entry.
+        base_chain: the digest of the record before a segment's first one.
+        end_sequence: the sequence number of a segment's last record.
+        end_chain: the digest of that record.
         is_durable: True if the store calls all objects durable.
         at: the time of shipping, in seconds since 1970.
         is_lost: True if the store does not hold the objects any more, or not at present. The item does not count then.

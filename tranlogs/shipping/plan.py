@@ -102,8 +102,8 @@ def find_chain(
 ) -> list[ShippedItem]:
     """Return the segments that follow a checkpoint, in the order of the log, along the chain that leads furthest.
 
-    Each segment is linked to the previous one by the digest that its first entry names. Sequence numbers are not unique: after
-    a crash, the log continues from its newest boundary, and entries after that boundary keep their numbers in the old segment.
+    Each segment is linked to the previous one by the digest that its first record names. Sequence numbers are not unique: after
+    a crash, the log continues from its newest boundary, and records after that boundary keep their numbers in the old segment.
     """
     ours = [item for item in segments if limits.get(_row(item).timeline, -1) != -1]
     parents = {row.number: (row.parent, row.fork_sequence) for row in timelines if row.number in limits and row.parent}

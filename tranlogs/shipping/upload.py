@@ -239,9 +239,9 @@ def open_segment(folder: Path, row: SegmentRow) -> Source:
     with SegmentReader(path) as reader:
         locations = scan(path, row.number, last_sequence=row.last_sequence or None)
         if not locations or locations[-1].head.sequence < row.last_sequence:
-            raise CorruptRecord(path, "entries at its end are missing")
-        for entry in reader.entries(locations):
-            for damage in entry.find_damage():
+            raise CorruptRecord(path, "records at its end are missing")
+        for record in reader.records(locations):
+            for damage in record.find_damage():
                 raise damage
         end = max(row.used_bytes, *(location.end for location in locations))
         fd = os.dup(reader.fd)  # The duplicate keeps the lock.
@@ -260,7 +260,7 @@ def _chain_ends(heads: Sequence[Head]) -> dict[str, Any]:
 
 
 def read_chain(path: Path, row: SegmentRow, sequence: int) -> str | None:
-    """Return the digest of a segment's entry, as `ShippedItem` has it; None if the entry is missing or damaged.
+    """Return the digest of a segment's record, as `ShippedItem` has it; None if the record is missing or damaged.
 
     Raises:
         CannotRead: file handles, memory or rights are missing.

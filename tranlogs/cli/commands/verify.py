@@ -119,7 +119,7 @@ def check_journal(paths: JournalPaths, progress: Progress | None) -> Verified:
     for finding in verify_journal(paths.folder):
         if isinstance(finding, Checked):
             about.nbytes += finding.nbytes
-            about.entries += finding.entries
+            about.entries += finding.records
             about.tensors += finding.tensors
             progress("verify (MiB)", min(about.nbytes, total) // _MIB, total // _MIB)
         else:

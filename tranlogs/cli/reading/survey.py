@@ -250,7 +250,7 @@ def _read_environment(found: Survey) -> set[str]:
 
 
 def _complete_open_rows(found: Survey, scanned: Sequence[ScannedSegment]) -> None:
-    """Add the last entry and the bytes in use to the rows of open segments. The catalog does not record them."""
+    """Add the last record and the bytes in use to the rows of open segments. The catalog does not record them."""
     seen = {segment.row.ordinal: segment for segment in scanned if segment.locations}
     for i, row in enumerate(found.segments):
         if row.state in ("ready", "open") and row.ordinal in seen:

@@ -14,7 +14,7 @@ import xxhash
 from ...base.errors import DataError
 from ...checkpoints import Checkpoint
 from ...journal import JournalPaths
-from ...log.reader import Entry, SegmentReader
+from ...log.reader import Record, SegmentReader
 from ...log.record_format import EntryKind
 from ...rebuild_catalog import rebuild_catalog
 from ...recovery.history import Link
@@ -123,7 +123,7 @@ def _open(link: Link) -> SegmentReader:
     return SegmentReader(link.segment.path, link.segment.locations)
 
 
-def _compare_steps(a: Entry, b: Entry) -> Iterator[Difference]:
+def _compare_steps(a: Record, b: Record) -> Iterator[Difference]:
     step = a.step
     for path, detail in find_differences(_without_form(a.body()), _without_form(b.body())):
         yield Difference("hyper-parameters", path, detail, step)
@@ -137,7 +137,7 @@ def _compare_steps(a: Entry, b: Entry) -> Iterator[Difference]:
                 yield Difference("gradients", name.removeprefix("grad/"), detail, step)
 
 
-def _compare_boundaries(a: Entry, b: Entry) -> Iterator[Difference]:
+def _compare_boundaries(a: Record, b: Record) -> Iterator[Difference]:
     if a.parts() == b.parts() and not a.arrays():
         return
     ours, theirs = a.boundary(), b.boundary()
