@@ -8,7 +8,7 @@ from .recovery.group.journals import is_of_group, is_sharded, list_journals, rea
 from .recovery.group.plan import FindObstacle
 from .recovery.group.reader import SingleReader
 from .recovery.group.recover import GroupRecovered, GroupRecovery
-from .recovery.group.shards import GradientShards, JoinedEntry, StepEntry
+from .recovery.group.shards import GradientShards, JoinedRecord, StepRecord
 from .recovery.group.summary import extend_timeline_ids, get_first_timeline_id, get_timeline_ids, new_timeline_id
 from .recovery.state_protocol import ReplacementSource
 
@@ -19,12 +19,12 @@ __all__ = [
     "GradientShards",
     "GroupRecovered",
     "GroupRecovery",
-    "JoinedEntry",
+    "JoinedRecord",
     "OwnJournal",
     "ReplacementSource",
     "SingleReader",
     "Solo",
-    "StepEntry",
+    "StepRecord",
     "Transport",
     "agree",
     "extend_timeline_ids",

@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from .base.atomic_files import sync_folder
+from .base.atomic_files import ReadFile, sync_folder
 from .base.errors import CannotRead, CorruptCatalog, CorruptCheckpoint, CorruptRecord
 from .catalog import (
     CATALOG_NAME,
@@ -89,7 +89,7 @@ def read_files(folder: Path, listed: Collection[str] = (), run_id: str = "") -> 
         CannotRead: a folder cannot be listed.
     """
     found = JournalFiles()
-    # Checkpoints first: they give the timeline of a segment whose first entry is damaged.
+    # Checkpoints first: they give the timeline of a segment whose first record is damaged.
     _read_checkpoints(folder / "checkpoints", listed, found)
     _read_segments(folder / "log", listed, found)
     run_id = run_id or _choose_run(found)
@@ -128,7 +128,7 @@ def find_misfit(folder: Path, segments: Sequence[SegmentRow], checkpoints: Seque
     """
     listed = [(row.file, row.state) for row in segments] + [(row.name, row.state) for row in checkpoints]
     needed = {name for name, state in listed if state in ("open", "sealed", "published")}
-    missing = needed - {path.name for path in _list_all(folder)}
+    missing = needed - {path.name for path in list_all(folder)}
     found = read_files(folder, {name for name, _ in listed}) if missing else JournalFiles()
     unlisted = [*(row.name for row in found.checkpoints), *(row.file for row in found.segments)]
     return f"it lists {min(missing)}, which is missing, and does not list {unlisted[0]}, which is there" if unlisted else ""
@@ -137,7 +137,7 @@ def find_misfit(folder: Path, segments: Sequence[SegmentRow], checkpoints: Seque
 def find_other_run(folder: Path, run_id: str) -> str:
     """Return why a catalog belongs to another run than the files in its folder; "" if it does not."""
     others = set[str]()
-    for path in reversed(_list_all(folder)):  # the newest checkpoint first: mostly, it is the only one that is looked at
+    for path in reversed(list_all(folder)):  # the newest checkpoint first: mostly, it is the only one that is looked at
         found = _read_run_id(path)
         if found == run_id:
             return ""
@@ -145,7 +145,12 @@ def find_other_run(folder: Path, run_id: str) -> str:
     return f"it belongs to run {run_id}, and the files to run {', '.join(sorted(others))}" if others else ""
 
 
-def _list_all(folder: Path) -> list[Path]:
+def list_all(folder: Path) -> list[Path]:
+    """Return the segment files and checkpoint folders of a journal.
+
+    Raises:
+        CannotRead: a folder cannot be listed.
+    """
     return [*list_files(folder / "log", "*.seg"), *list_files(folder / "checkpoints", "step-*")]
 
 
@@ -155,13 +160,12 @@ def _read_run_id(path: Path) -> str:
         if path.suffix != ".seg":
             with Checkpoint(path) as checkpoint:
                 return str(checkpoint.manifest.get("run_id", ""))
-        with SegmentReader(path) as reader:
-            head = unpack_head(os.pread(reader.fd, HEAD.size, 0))
-            named = parse_segment_name(path.name)
-            if head is None or named is None or (head.segment_id, head.kind) != (named[1], EntryKind.SEGMENT):
-                return ""
-            return str(reader.decode(Location(head, 0)).body()["run_id"])
-    except (CorruptCheckpoint, CorruptRecord, OSError, KeyError, TypeError):
+        with ReadFile(path) as file:
+            head, named = unpack_head(os.pread(file.fd, HEAD.size, 0)), parse_segment_name(path.name)
+        if head is None or named is None or head.segment_id != named[1]:
+            return ""
+        return str(read_first_body(path, Location(head, 0)).get("run_id", ""))
+    except (CorruptCheckpoint, OSError):
         return ""
 
 
@@ -170,7 +174,7 @@ def read_segment(path: Path, timeline: int = 1) -> tuple[SegmentRow, list[Locati
 
     Args:
         path: the file.
-        timeline: the timeline to assume if the first entry, which names it, is damaged.
+        timeline: the timeline to assume if the first record, which names it, is damaged.
 
     Raises:
         OSError: the file cannot be opened.
@@ -194,7 +198,7 @@ def rebuild_catalog(folder: Path) -> list[str]:
     path, notes = folder / CATALOG_NAME, []
     kept, found = _salvage_rows(folder), read_files(folder)
     run = kept.get("run")
-    if run is not None and found.foreign and run.run_id in {_read_run_id(path) for path in _list_all(folder)}:
+    if run is not None and found.foreign and run.run_id in {_read_run_id(path) for path in list_all(folder)}:
         found = read_files(folder, run_id=run.run_id)
     if run is not None and found.runs and all(run.run_id != other.run_id for other in found.runs):
         kept = {}  # another run's
@@ -203,26 +207,23 @@ def rebuild_catalog(folder: Path) -> list[str]:
         os.rename(path, aside)
         notes.append(f"the broken catalog is kept as {aside.name}, and a new one was written")
     path.with_name(path.name + "-lock").unlink(missing_ok=True)
-    catalog = Catalog.open(folder, writable=True)
-    try:
-        with catalog.transaction() as tables:  # one transaction: a crash before its end leaves a catalog that is rebuilt again
-            for timeline in found.timelines.values():
-                tables.put(timeline_key(timeline.number), timeline)
-            for row in found.segments:
-                tables.put(segment_key(row.ordinal), row)
-                complete_records(tables, row, found.records[row.ordinal])
-            if found.checkpoints:
-                sync_folder(folder / "checkpoints")  # The names of the folders may not be durable yet.
-            for checkpoint in found.checkpoints:
-                tables.put(f"checkpoint/{checkpoint.name}", checkpoint)
-            if found.runs:
-                tables.put("run", found.runs[0])
-            if len(list(folder.parent.glob("rank*"))) > 1:  # of a group, no checkpoint is known to be on all ranks
-                tables.put("common", CommonRow(0))
-            for key, content in kept.items():
-                tables.put(key, content)
-    finally:
-        catalog.close()
+    # One transaction: a crash before its end leaves a catalog that is rebuilt again.
+    with Catalog.open(folder, writable=True) as catalog, catalog.transaction() as tables:
+        for timeline in found.timelines.values():
+            tables.put(timeline_key(timeline.number), timeline)
+        for row in found.segments:
+            tables.put(segment_key(row.ordinal), row)
+            complete_records(tables, row, found.records[row.ordinal])
+        if found.checkpoints:
+            sync_folder(folder / "checkpoints")  # The names of the folders may not be durable yet.
+        for checkpoint in found.checkpoints:
+            tables.put(f"checkpoint/{checkpoint.name}", checkpoint)
+        if found.runs:
+            tables.put("run", found.runs[0])
+        if len(list(folder.parent.glob("rank*"))) > 1:  # of a group, no checkpoint is known to be on all ranks
+            tables.put("common", CommonRow(0))
+        for key, content in kept.items():
+            tables.put(key, content)
     notes.append(f"the catalog was rebuilt from {len(found.segments)} segments and {len(found.checkpoints)} checkpoints")
     return notes + found.notes
 
@@ -242,11 +243,8 @@ def _salvage_rows(folder: Path) -> dict[str, Any]:
                     kept[key] = row
 
     try:
-        catalog = Catalog.open(folder)
-        try:
+        with Catalog.open(folder) as catalog:
             catalog.read(read_rows)
-        finally:
-            catalog.close()
     except CorruptCatalog:
         pass
     return kept
@@ -304,19 +302,16 @@ def _read_segment(path: Path, timeline: int, found: JournalFiles) -> SegmentRow 
     found.records[ordinal] = locations
     first, last = locations[0].head, locations[-1].head
     is_whole = first.kind == EntryKind.SEGMENT
-    body = _read_first_body(path, locations[0]) if is_whole else None
-    if body is not None:
-        try:
-            timeline = int(body["timeline"])
-            found.timelines[timeline] = _make_timeline(timeline, body)
-            found.runs.append(_make_run(body))
-            found.owners[path.name] = found.runs[-1].run_id
-        except (KeyError, TypeError, ValueError):
-            body = None
-    if body is None:
+    body = read_first_body(path, locations[0])
+    try:
+        timeline = int(body["timeline"])
+        found.timelines[timeline] = _make_timeline(timeline, body)
+        found.runs.append(_make_run(body))
+        found.owners[path.name] = found.runs[-1].run_id
+    except (KeyError, TypeError, ValueError):
         heads = {(location.head.sequence, f"{location.head.digest:016x}") for location in locations}
         timeline = max((row.timeline for row in found.checkpoints if (row.sequence, row.chain) in heads), default=timeline)
-        found.notes.append(f"{path}: the first entry of the segment is damaged; timeline {timeline} is assumed")
+        found.notes.append(f"{path}: the first record of the segment is damaged; timeline {timeline} is assumed")
     return SegmentRow(
         ordinal=ordinal,
         segment_id=f"{segment_id:016x}",
@@ -334,14 +329,16 @@ def _read_segment(path: Path, timeline: int, found: JournalFiles) -> SegmentRow 
     )
 
 
-def _read_first_body(path: Path, first: Location) -> dict[str, Any] | None:
-    """Return the body of a segment's first entry; None if it is damaged."""
+def read_first_body(path: Path, first: Location) -> dict[str, Any]:
+    """Return the body of a segment's first record, which describes the segment; {} if it is damaged or another record."""
+    if first.head.kind != EntryKind.SEGMENT:
+        return {}
     try:
         with SegmentReader(path) as reader:
             body = reader.decode(first).body()
-            return body if isinstance(body, dict) else None
+            return body if isinstance(body, dict) else {}
     except (CorruptRecord, OSError):
-        return None
+        return {}
 
 
 def _read_checkpoints(folder: Path, listed: Collection[str], found: JournalFiles) -> None:

@@ -3,8 +3,8 @@
 from .checkpoints import Checkpoint, Snapshot
 from .encoding import tree
 from .encoding.tree import Fixed, to_numpy
-from .log.decoded_record import Entry
 from .log.layout import NO_TENSORS, Layout, Payload, SparseForm, array_of, spec_of
+from .log.reader import Record
 from .log.record_body import BodyEncoder, decode_part
 from .log.writer import Tensor
 
@@ -12,10 +12,10 @@ __all__ = [
     "NO_TENSORS",
     "BodyEncoder",
     "Checkpoint",
-    "Entry",
     "Fixed",
     "Layout",
     "Payload",
+    "Record",
     "Snapshot",
     "SparseForm",
     "Tensor",

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .base.errors import CatalogUnavailable, CorruptCatalog, CorruptCheckpoint, CorruptRecord, LogUnavailable, UnknownFormat
+from .base.errors import CorruptCatalog, CorruptCheckpoint, CorruptRecord, LogUnavailable, UnknownFormat
 from .catalog import CATALOG_NAME, Catalog, CheckpointRow, SegmentRow, Tables
-from .catalog.lineage import Limits, is_on_lineage, trace_lineage
+from .catalog.lineage import Limits, is_on_lineage
 from .checkpoints import Checkpoint
 from .checkpoints.folder import MANIFEST
 from .journal.owner_lock import read_owner
@@ -24,15 +24,8 @@ from .log.reader import SegmentReader
 from .log.record_format import EntryKind, Head, Location
 from .log.record_rows import read_records
 from .log.scanner import scan
-from .rebuild_catalog import JournalFiles, is_superseded
 from .recovery.history import History, Link, ScannedSegment, build_history
-from .recovery.journal_facts import (
-    CatalogContents,
-    read_catalog,
-    read_unlisted,
-    scan_segment,
-    sort_newest_first,
-)
+from .recovery.journal_facts import JournalRows, read_rows, scan_segment, sort_newest_first
 from .recovery.recovery_plan import describe_refused
 
 
@@ -55,11 +48,11 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A part of a file that was checked, whether it is sound or not, with the numbers of bytes, entries and tensors in it."""
+    """A part of a file that was checked, whether it is sound or not, with the numbers of bytes, records and tensors in it."""
 
     path: Path
     nbytes: int
-    entries: int = 0
+    records: int = 0
     tensors: int = 0
 
 
@@ -75,42 +68,23 @@ def verify_journal(folder: Path) -> Iterator[Finding]:
 
 
 def _verify(folder: Path) -> Iterator[Finding]:
-    catalog = folder / CATALOG_NAME
-    try:
-        _read_every_row(folder)
-        known = read_catalog(folder)
-        yield Checked(catalog, catalog.stat().st_size)
-    except CorruptCatalog as error:
-        known = CatalogContents()
-        yield Problem(catalog, error.why)
-    found = read_unlisted(folder, known)
-    newest, owner = max((row.ordinal for row in known.segments), default=0), read_owner(folder)
-    for row in found.segments if known.names else ():
+    catalog, known = folder / CATALOG_NAME, read_rows(folder)
+    if known.damage is not None:
+        yield Problem(catalog, known.damage.why)
+    newest, owner = max((row.ordinal for row in known.segments if row.file in known.listed), default=0), read_owner(folder)
+    for row in known.unlisted.segments if known.listed else ():
         # A kill between the name of the newest file and its row is ordinary.
         if row.ordinal < newest or owner is None or owner.has_closed:
             yield Problem(catalog, f"it does not list segment {row.file}, which reaches step {row.last_step}")
-    for name, why in found.foreign.items():
+    for name, why in known.unlisted.foreign.items():
         yield Problem(folder / "checkpoints" / name, why)
     yield from _verify_checkpoints(folder, known)
-    yield from _verify_records(folder, known)
-    _add_unlisted(known, found)
+    if known.damage is None:
+        yield from _verify_catalog(folder, known)
     yield from _verify_log(folder, known)
 
 
-def _read_every_row(folder: Path) -> None:
-    """Decode all rows of the catalog.
-
-    Raises:
-        CorruptCatalog: a row is damaged.
-    """
-    catalog = Catalog.open(folder)
-    try:
-        catalog.read(Tables.check)
-    finally:
-        catalog.close()
-
-
-def _verify_checkpoints(folder: Path, known: CatalogContents) -> Iterator[Finding]:
+def _verify_checkpoints(folder: Path, known: JournalRows) -> Iterator[Finding]:
     """Check all bytes of all checkpoints, listed or not, except retired ones."""
     rows = {row.name: row for row in known.checkpoints}
     names = set(rows) | {path.name for path in (folder / "checkpoints").glob("step-*")}
@@ -142,24 +116,22 @@ def _make_checkpoint_problem(damage: CorruptCheckpoint, step: int | None) -> Pro
     return Problem(Path(str(damage.path)), damage.why, step, damage.tensor)
 
 
-def _verify_records(folder: Path, known: CatalogContents) -> Iterator[Finding]:
-    """Compare the rows of records with the segments. Records without a row are no problem: recovery scans for them."""
-    if not known.names:  # the catalog is damaged, which is reported elsewhere
-        return
+def _verify_catalog(folder: Path, known: JournalRows) -> Iterator[Finding]:
+    """Decode all rows of the catalog, and compare those of records with the segments.
+
+    Records without a row are no problem: recovery scans for them.
+    """
     try:
-        catalog = Catalog.open(folder)
-    except (CorruptCatalog, LogUnavailable):
-        return
-    try:
-        for row in known.segments:
-            if row.state != "retired":
-                yield from _compare(catalog, folder / "log" / row.file, row)
+        with Catalog.open(folder) as catalog:
+            catalog.read(Tables.check)
+            yield Checked(catalog.path, catalog.path.stat().st_size)
+            for row in known.segments:
+                if row.state != "retired" and row.file in known.listed:
+                    yield from _compare(catalog, folder / "log" / row.file, row)
     except CorruptCatalog as error:
-        yield Problem(catalog.path, error.why)
-    except CatalogUnavailable:
+        yield Problem(folder / CATALOG_NAME, error.why)
+    except LogUnavailable:
         return
-    finally:
-        catalog.close()
 
 
 def _compare(catalog: Catalog, path: Path, row: SegmentRow) -> Iterator[Finding]:
@@ -186,7 +158,7 @@ def _compare(catalog: Catalog, path: Path, row: SegmentRow) -> Iterator[Finding]
 # The log.
 
 
-def _verify_log(folder: Path, known: CatalogContents) -> Iterator[Finding]:
+def _verify_log(folder: Path, known: JournalRows) -> Iterator[Finding]:
     """Check the log. Unsealed segments that seem damaged are checked twice, because a trainer may be writing them."""
     unsealed = {folder / "log" / row.file for row in known.segments if row.state in ("open", "ready")}
     needs_second_look = False
@@ -196,24 +168,18 @@ def _verify_log(folder: Path, known: CatalogContents) -> Iterator[Finding]:
         else:
             yield finding
     if needs_second_look:
-        try:
-            again = read_catalog(folder)
-        except CorruptCatalog:
-            again = CatalogContents()
-        _add_unlisted(again, read_unlisted(folder, again))
-        yield from (one for one in _verify_once(folder, again) if isinstance(one, Problem) and one.path in unsealed)
+        again = _verify_once(folder, read_rows(folder))
+        yield from (one for one in again if isinstance(one, Problem) and one.path in unsealed)
 
 
-def _verify_once(folder: Path, known: CatalogContents) -> Iterator[Finding]:
+def _verify_once(folder: Path, known: JournalRows) -> Iterator[Finding]:
     """Check all segments of the newest lineage, and the history that they form."""
-    newest = max((row.number for row in known.timelines), default=1)
-    limits = trace_lineage(known.timelines, newest)
-    segments = []
+    limits, segments = known.limits, []
     for row in sort_newest_first(known.segments):
         if row.state == "retired" or (row.state != "ready" and row.timeline not in limits):
             continue
         path, notes = folder / "log" / row.file, list[str]()
-        segment = scan_segment(path, row, notes, newest)
+        segment = scan_segment(path, row, notes, known.timeline)
         if segment is not None:
             segments.append(segment)
         for what in _check_file(path, row):
@@ -253,8 +219,8 @@ def _find_needed(segments: list[ScannedSegment], limits: Limits, oldest: int) ->
     return needed
 
 
-def _verify_history(folder: Path, known: CatalogContents, history: History, limits: Limits) -> Iterator[Finding]:
-    """Check that a checkpoint leads to each run of entries, and that the log reaches the committed step."""
+def _verify_history(folder: Path, known: JournalRows, history: History, limits: Limits) -> Iterator[Finding]:
+    """Check that a checkpoint leads to each run of records, and that the log reaches the committed step."""
     checkpoints = _list_published(known, limits)
     if history.runs and not checkpoints:
         yield Problem(folder / "checkpoints", "there is no checkpoint to recover from")
@@ -269,8 +235,8 @@ def _verify_history(folder: Path, known: CatalogContents, history: History, limi
         is_start = (first.sequence - 1, first.location.head.chain) in starts or first.sequence - 1 <= oldest
         is_in_file = before is not None and before.segment is first.segment  # reported with the segment
         rows = [row for row in known.segments if row.state != "retired"]
-        if not is_start and not is_in_file and not any(_is_retired(folder, row) for row in rows):
-            what = f"entries before {first.sequence} are missing from the log: no checkpoint leads to it"
+        if not is_start and not is_in_file and not _is_retired(folder, *rows):
+            what = f"records before {first.sequence} are missing from the log: no checkpoint leads to it"
             yield Problem(first.segment.path, what, first.step)
         before = run[-1]
     steps = [link.step for run in history.runs for link in run if link.kind.is_boundary]
@@ -293,15 +259,15 @@ def _check_file(path: Path, row: SegmentRow) -> Iterator[str]:
 
 
 def _verify_segment(segment: ScannedSegment, links: list[Link], needed: range) -> Iterator[Finding]:
-    """Check the entries of one segment.
+    """Check the records of one segment.
 
-    Recovery may read the entries of `links`. The entries with the sequence numbers `needed` must be in the segment.
+    Recovery may read the records of `links`. The records with the sequence numbers `needed` must be in the segment.
     """
     first = segment.locations[0] if segment.locations else None
     before = first.head if first is not None and first.head.kind == EntryKind.SEGMENT else None
     if before is None and needed:
-        what = "its first entry is damaged or missing"
-        yield Problem(segment.path, what if first else f"no entry of segment {segment.row.segment_id} is in it")
+        what = "its first record is damaged or missing"
+        yield Problem(segment.path, what if first else f"no record of segment {segment.row.segment_id} is in it")
     try:
         with SegmentReader(segment.path) as reader:
             if first is not None and before is not None:
@@ -309,7 +275,7 @@ def _verify_segment(segment: ScannedSegment, links: list[Link], needed: range) -
             for link in links:
                 if before is not None and link.sequence != before.sequence + 1 and link.sequence > needed.start:
                     yield _make_missing_problem(segment, before, link.sequence - 1)
-                yield from _verify_entry(reader, link)
+                yield from _verify_record(reader, link)
                 before = link.location.head
     except (CorruptRecord, OSError) as error:
         yield Problem(segment.path, f"it cannot be opened ({error})")
@@ -319,7 +285,7 @@ def _verify_segment(segment: ScannedSegment, links: list[Link], needed: range) -
 
 def _make_missing_problem(segment: ScannedSegment, before: Head, last: int) -> Problem:
     first = before.sequence + 1
-    what = f"entry {first} is damaged or missing" if first == last else f"entries {first} to {last} are damaged or missing"
+    what = f"record {first} is damaged or missing" if first == last else f"records {first} to {last} are damaged or missing"
     return Problem(segment.path, what, before.step + (before.kind == EntryKind.SEGMENT or before.kind.is_boundary))
 
 
@@ -327,46 +293,37 @@ def _verify_first(reader: SegmentReader, location: Location, row: SegmentRow) ->
     try:
         body = reader.decode(location).body()
     except CorruptRecord as damage:
-        yield Problem(reader.path, f"its first entry: {damage.why}")
+        yield Problem(reader.path, f"its first record: {damage.why}")
         return
     found, listed = (body.get("ordinal"), body.get("timeline")) if isinstance(body, dict) else None, (row.ordinal, row.timeline)
     if found != listed:
-        yield Problem(reader.path, f"its first entry names ordinal and timeline {found}, the catalog lists {listed}")
+        yield Problem(reader.path, f"its first record names ordinal and timeline {found}, the catalog lists {listed}")
 
 
-def _verify_entry(reader: SegmentReader, link: Link) -> Iterator[Finding]:
+def _verify_record(reader: SegmentReader, link: Link) -> Iterator[Finding]:
     try:
-        entry = reader.decode(link.location)
+        record = reader.decode(link.location)
     except CorruptRecord as damage:
         yield Problem(reader.path, damage.why, link.step)
         return
-    for problem in entry.find_damage():
+    for problem in record.find_damage():
         yield Problem(reader.path, problem.why, link.step, problem.tensor)
-    nbytes = entry.head.description_bytes + entry.stored_bytes
-    yield Checked(reader.path, nbytes, entries=1, tensors=len(entry.layout))
+    nbytes = record.head.description_bytes + record.stored_bytes
+    yield Checked(reader.path, nbytes, records=1, tensors=len(record.layout))
 
 
 # Rows.
 
 
-def _add_unlisted(known: CatalogContents, found: JournalFiles) -> None:
-    """Add the rows that unlisted files describe to the rows of the catalog."""
-    known.segments += found.segments
-    known.checkpoints += [row for row in found.checkpoints if not is_superseded(row, known.checkpoints)]
-    known.timelines += [row for row in found.timelines.values() if row.number not in {row.number for row in known.timelines}]
-
-
-def _list_published(known: CatalogContents, limits: Limits) -> list[CheckpointRow]:
+def _list_published(known: JournalRows, limits: Limits) -> list[CheckpointRow]:
     """Return the published checkpoints on a lineage."""
-    return [row for row in known.checkpoints if row.state == "published" and is_on_lineage(row, limits)]
+    return [row for row in known.published if is_on_lineage(row, limits)]
 
 
-def _is_retired(folder: Path, row: SegmentRow | CheckpointRow) -> bool:
-    """Return True if the file of a row was retired after the row was read, by a trainer or a monitor."""
-    try:
-        now = read_catalog(folder)
-    except CorruptCatalog:
+def _is_retired(folder: Path, *rows: SegmentRow | CheckpointRow) -> bool:
+    """Return True if the file of one of the rows was retired after the row was read, by a trainer or a monitor."""
+    now = read_rows(folder)
+    if now.damage is not None:
         return False
-    if isinstance(row, CheckpointRow):
-        return not any(other.name == row.name and other.state == "published" for other in now.checkpoints)
-    return not any(other.file == row.file and other.state != "retired" for other in now.segments)
+    names = {row.name for row in now.published} | {row.file for row in now.segments if row.state != "retired"}
+    return not names.issuperset(row.name if isinstance(row, CheckpointRow) else row.file for row in rows)

@@ -30,7 +30,7 @@ from tranlogs.catalog import (
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.log.record_format import HEAD
 from tranlogs.rebuild_catalog import rebuild_catalog
-from tranlogs.recovery.journal_facts import CatalogContents, read_catalog, read_facts
+from tranlogs.recovery.journal_facts import JournalRows, read_catalog, read_facts
 from tranlogs.recovery.recover import recover
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.retention.prune import retire
@@ -85,7 +85,7 @@ def listing(folder: Path, spares: set[str]) -> tuple[object, ...]:
     return segments, checkpoints, {(row.number, row.parent, row.fork_sequence, row.fork_step) for row in known.timelines}
 
 
-def rebuilt(folder: Path) -> CatalogContents:
+def rebuilt(folder: Path) -> JournalRows:
     assert any(note.startswith("the catalog was rebuilt from") for note in rebuild_catalog(folder))
     return read_catalog(folder)
 

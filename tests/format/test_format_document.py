@@ -116,7 +116,7 @@ def assert_reads_the_same(path: Path) -> set[int]:
     entries = document.entries()
     [segment] = [segment for segment in read_facts(path.parent.parent).segments if segment.path == path]
     with SegmentReader(path) as reader:
-        for found, entry in zip(entries, reader.entries(list(segment.locations)), strict=True):
+        for found, entry in zip(entries, reader.records(list(segment.locations)), strict=True):
             head = (entry.kind.name, entry.head.sequence, entry.step, entry.head.covered, entry.scalars)
             assert (found.kind, found.sequence, found.step, found.covered, found.scalars) == head
             assert found.digests == entry.digests

@@ -8,9 +8,8 @@ import numpy as np
 
 from tests.support.bare_log import BareLog, expected_step
 from tranlogs.base.types import dense
-from tranlogs.log.decoded_record import Entry
 from tranlogs.log.layout import Payload
-from tranlogs.log.reader import SegmentReader
+from tranlogs.log.reader import Record, SegmentReader
 from tranlogs.log.record_body import EncodedBody
 from tranlogs.log.record_format import EntryKind
 from tranlogs.log.writer import WriteAheadLog
@@ -32,7 +31,7 @@ def boundary(log: WriteAheadLog, step: int, body: dict[str, Any], **tensors: Any
     log.append(EntryKind.BOUNDARY, step, payload, log.encoder.parts(body, None))
 
 
-def only_entry(bare: BareLog) -> tuple[SegmentReader, Entry]:
+def only_entry(bare: BareLog) -> tuple[SegmentReader, Record]:
     (link,) = bare.links()
     reader = SegmentReader(link.segment.path)
     return reader, reader.decode(link.location)

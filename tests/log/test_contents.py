@@ -19,9 +19,8 @@ from tranlogs.base.errors import LogUnavailable, UnencodableState
 from tranlogs.base.types import Array, Piece, SparseArray, TensorSpec, dense
 from tranlogs.encoding import tree
 from tranlogs.encoding.tree import Fixed
-from tranlogs.log.decoded_record import Entry
 from tranlogs.log.layout import NO_TENSORS, PIECE_BYTES_MAX, SEPARATE_PIECE_BYTES_MIN, Payload
-from tranlogs.log.reader import SegmentReader
+from tranlogs.log.reader import Record, SegmentReader
 from tranlogs.log.record_body import BASE, BodyEncoder, PackedBody, merge_bodies, merge_part, unpack_body
 from tranlogs.log.record_format import HEAD, EntryKind
 from tranlogs.log.scanner import scan
@@ -254,7 +253,7 @@ def comparable(value: Any) -> Any:
     return type(value)(map(comparable, value)) if isinstance(value, (list, tuple)) else value
 
 
-def content(entry: Entry) -> tuple[EntryKind, Any, Any]:
+def content(entry: Record) -> tuple[EntryKind, Any, Any]:
     """Kind, body of the step and body of the boundary."""
     body = None if entry.kind == EntryKind.BOUNDARY else comparable(entry.body())
     return entry.kind, body, comparable(entry.boundary()) if entry.kind.is_boundary else None
@@ -296,7 +295,7 @@ def test_records_are_read_as_they_were_written(
     path, segment_id = log._segment.path, log._segment.segment_id
     log.close()
     bare.close()
-    entries = list[Entry]()
+    entries = list[Record]()
     for link in bare.links():
         with SegmentReader(link.segment.path) as reader:
             entries.append(entry := reader.decode(link.location))

@@ -22,9 +22,8 @@ from tranlogs.base.types import dense
 from tranlogs.catalog import SegmentRow
 from tranlogs.encoding.tree import Fixed
 from tranlogs.log import segment_file as files
-from tranlogs.log.decoded_record import Entry
 from tranlogs.log.layout import Payload
-from tranlogs.log.reader import SegmentReader
+from tranlogs.log.reader import Record, SegmentReader
 from tranlogs.log.record_format import HEAD, EntryKind, Location, checksum_of, pack_head
 from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import parse_segment_name
@@ -207,7 +206,7 @@ def _written(folder: Path, records: list[tuple[EntryKind, int]]) -> tuple[Path, 
     return path, list(zip(found, [first, *contents], strict=True))
 
 
-def _bodies(entry: Entry) -> tuple[Any, Any]:
+def _bodies(entry: Record) -> tuple[Any, Any]:
     return entry.body(), entry.boundary() if entry.kind.is_boundary else None
 
 

@@ -57,14 +57,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "the checksums of a tensor are not compared when it is replayed",
-        "tranlogs/log/payload_reader.py",
+        "tranlogs/log/reader.py",
         "if checksum_of(out[at:to]) != self._sum(i):",
         "if checksum_of(out[at:to]) == -1:",
         ("tests/recovery/test_damaged_recovery.py::test_loss_at_the_end_of_the_log_is_said_once_with_what_it_costs",),
     ),
     Mutant(
         "the checksums of a tensor are not compared when it is verified",
-        "tranlogs/log/payload_reader.py",
+        "tranlogs/log/reader.py",
         "if checksum_of(into) != self._sum(i):",
         "if checksum_of(into) == -1:",
         ("tests/verify/test_verify.py::test_damaged_tensor_is_named_with_file_step_and_name",),

@@ -16,9 +16,8 @@ from tests.support.verify import verify_run
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import RecoveryError
 from tranlogs.checkpoints import Checkpoint
-from tranlogs.log.decoded_record import Entry
 from tranlogs.log.layout import NO_TENSORS
-from tranlogs.log.reader import SegmentReader
+from tranlogs.log.reader import Record, SegmentReader
 from tranlogs.log.record_format import HEAD, EntryKind
 from tranlogs.recovery.journal_facts import read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest
@@ -58,11 +57,11 @@ def alone(made: Path, memory_path: Path) -> Path:
     return Path(shutil.copytree(made / "alone", memory_path / "run"))
 
 
-def entries_of(run: Path) -> list[Entry]:
+def entries_of(run: Path) -> list[Record]:
     found = []
     for segment in read_facts(run / "rank0").segments:
         with SegmentReader(segment.path) as reader:
-            found += list(reader.entries(list(segment.locations)))
+            found += list(reader.records(list(segment.locations)))
     return found
 
 
@@ -71,7 +70,7 @@ def boundary_arrays(run: Path) -> list[tuple[Path, int, list[int]]]:
     found = []
     for segment in read_facts(run / "rank0").segments:
         with SegmentReader(segment.path) as reader:
-            for entry in reader.entries(segment.locations):
+            for entry in reader.records(segment.locations):
                 if entry.kind.is_boundary:
                     found.append((segment.path, entry.step, [row[0] for _, row in entry.arrays()]))
     return found

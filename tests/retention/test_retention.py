@@ -74,7 +74,7 @@ def facts(
         (Automatic(), facts(steps=1, log_bytes=16 * GIB - 1, state_bytes=GIB), False),
         (Automatic(), facts(steps=1, log_bytes=16 * GIB, state_bytes=GIB), True),
         (Automatic(), facts(steps=0, log_bytes=16 * GIB, state_bytes=GIB), False),
-        # A stall of 20 ms, and 60 ms of writing, are worth sqrt(2 * (0.02 + 0.03) * 3600) = 19 s where steps are computed again.
+        # A stall of 20 ms and 60 ms of writing are worth sqrt(2 * (0.02 + 0.03) * 3600) = 19 s of steps computed again.
         (Automatic(), facts(steps=9, seconds=18.9, stall_seconds=0.02, writing_seconds=0.06, is_recomputed=True), False),
         (Automatic(), facts(steps=9, seconds=19.0, stall_seconds=0.02, writing_seconds=0.06, is_recomputed=True), True),
         (Automatic(), facts(steps=9, seconds=19.0, stall_seconds=0.02, writing_seconds=0.06), False),

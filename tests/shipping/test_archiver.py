@@ -23,11 +23,11 @@ from tests.shipping.ships import (
 from tests.support.faulty_store import FaultyStore
 from tranlogs.base.clock import Clock
 from tranlogs.base.config import MIB
-from tranlogs.catalog import Catalog, ShippedRow
+from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths
 from tranlogs.retention.keep_policy import KeepAll, KeepLatest, RetentionPolicy
 from tranlogs.shipping import Archiver, ShippingSettings, pull, read_newest, upload
-from tranlogs.shipping.manifest import manifest_names, parse_manifest_name
+from tranlogs.shipping.manifest import manifest_names, parse_manifest_name, read_local
 from tranlogs.stores import Store
 from tranlogs.stores.local import LocalStore
 
@@ -42,10 +42,9 @@ def test_a_run_is_shipped_whole_and_once_in_parts_and_comes_back(memory_path: Pa
     assert max(len(data) for name, data in store.objects.items() if "/objects/" in name) == 100_000
     manifest, _ = read_newest(store, "a/rank0")
     assert manifest is not None
-    catalog = Catalog.open(run / "rank0")
-    rows = catalog.read(lambda tables: tables.rows("shipped/", ShippedRow))
-    catalog.close()
-    assert {row.name: row.files for row in rows} == {name: one.objects.files for name, one in manifest.shipped.items()}
+    assert {name: one.files for name, one in read_local(run / "rank0").items()} == {
+        name: one.files for name, one in manifest.shipped.items()
+    }
 
     before = set(store.objects)
     assert ship(run, store).archived == 15

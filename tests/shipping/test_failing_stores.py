@@ -190,7 +190,7 @@ def test_what_is_lost_and_comes_back_counts_again(memory_path: Path, volatile: F
     assert ship(run, store).archived < 15
     manifest, _ = read_newest(store, "a/rank0")
     assert manifest is not None
-    assert all(one.objects.is_lost for one in manifest.segments)
+    assert all(one.is_lost for one in manifest.segments)
     with closing(archiver(run, store)) as made:  # another process
         assert drain(made).archived < 15
         store.back = before

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.faulty_store import FaultyStore
 from tranlogs.base.clock import Clock
 from tranlogs.base.errors import CorruptObject, StoreUnavailable, UnknownFormat
-from tranlogs.catalog import CheckpointRow, RunRow, SegmentRow, ShippedRow, TimelineRow
+from tranlogs.catalog import CheckpointRow, RunRow, SegmentRow, TimelineRow
 from tranlogs.checkpoints.folder import open_manifest, seal_manifest
 from tranlogs.retention.keep_policy import KeepAll, KeepLatest, RetentionPolicy
 from tranlogs.shipping.manifest import (
@@ -52,7 +52,7 @@ def name_of(row: Row) -> str:
 
 
 def shipped(*rows: Row, is_durable: bool = True) -> dict[str, ShippedItem]:
-    return {name_of(row): ShippedItem(row, ShippedRow(name_of(row), {}, is_durable=is_durable, **places(row))) for row in rows}
+    return {name_of(row): ShippedItem(row, {}, is_durable=is_durable, **places(row)) for row in rows}
 
 
 def places(row: Row) -> dict[str, Any]:
@@ -125,13 +125,13 @@ def test_what_came_after_the_last_boundary_before_a_crash_is_no_way_on() -> None
     first, second, third = segment(1, 0, 24), segment(2, 20, 23), segment(3, 23, 40)
     broken = {"boundary_step": 20, "boundary_sequence": 20, "boundary_chain": "14", "end_chain": "lost"}
     there = [
-        ShippedItem(first, ShippedRow("s1", {}, **{**places(first), **broken})),
-        ShippedItem(second, ShippedRow("s2", {}, **places(second))),
-        ShippedItem(third, ShippedRow("s3", {}, **places(third))),
+        ShippedItem(first, {}, **{**places(first), **broken}),
+        ShippedItem(second, {}, **places(second)),
+        ShippedItem(third, {}, **places(third)),
     ]
     limits = JournalContents([], [], ONE).limits
     assert find_recoverable_step([C0], there, ONE, limits) == 40
-    assert [one.objects.name for one in find_chain(C0, there, ONE, limits)] == ["s1", "s2", "s3"]
+    assert [one.name for one in find_chain(C0, there, ONE, limits)] == ["s1", "s2", "s3"]
     assert find_recoverable_step([C0], there[:1], ONE, limits) == 20, "up to its last boundary"
     assert find_recoverable_step([C0], [there[0], there[2]], ONE, limits) == 20, "numbers alone say nothing"
 
@@ -179,8 +179,8 @@ MANIFEST = Manifest(
     RunRow("run", 0, 1.0, framework="torch"),
     (TimelineRow(1), TimelineRow(2, 1, 9, 4)),
     {
-        "s3": ShippedItem(S3, ShippedRow("s3", {"s3": [["a", 700, "00"], ["b", 100, "01"]]}, 9, 20, is_durable=True, at=3.0)),
-        "c0": ShippedItem(C0, ShippedRow("c0", {"meta.bin": [["c", 5, "02"]]})),
+        "s3": ShippedItem(S3, {"s3": [["a", 700, "00"], ["b", 100, "01"]]}, 9, 20, is_durable=True, at=3.0),
+        "c0": ShippedItem(C0, {"meta.bin": [["c", 5, "02"]]}),
     },
 )
 

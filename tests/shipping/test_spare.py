@@ -65,7 +65,7 @@ def harm_values(run: Path) -> str:
     path = last_segment(run)
     with SegmentReader(path) as reader:
         [segment] = [one for one in read_facts(run / "rank0").segments if one.path == path]
-        step = next(entry for entry in reader.entries(list(segment.locations)) if entry.raw_bytes and entry.step == STEPS)
+        step = next(entry for entry in reader.records(list(segment.locations)) if entry.raw_bytes and entry.step == STEPS)
         invert(path, step.location.payload_offset + step.stored_bytes - 1)
     return path.name
 

@@ -12,12 +12,11 @@ from tranlogs.base.clock import Clock
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.types import Array, dense
 from tranlogs.catalog import Catalog
-from tranlogs.catalog.lineage import trace_lineage
 from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import EntryKind, Position
 from tranlogs.log.writer import Tensor, WriteAheadLog
-from tranlogs.recovery.history import Link, build_history
+from tranlogs.recovery.history import Link
 from tranlogs.recovery.journal_facts import read_facts
 
 from .clock import FakeClock
@@ -66,8 +65,7 @@ class BareLog:
 
     def links(self) -> list[Link]:
         """The entries of the first unbroken run, oldest first."""
-        facts = read_facts(self.folder)
-        history = build_history(facts.segments, trace_lineage(facts.timelines, facts.timeline))
+        history = read_facts(self.folder).build_history()
         return list(history.runs[0]) if history.runs else []
 
     def contents(self) -> list[tuple[EntryKind, int, dict[str, bytes | None], Any]]:

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tranlogs.log.decoded_record import Entry
+from tranlogs.log.reader import Record
 
 Span = tuple[int, int]  # bytes from, to
 Damage = Callable[[Path, random.Random, Span], str]
@@ -90,7 +90,7 @@ def _overwrite(path: Path, span: Span, rnd: random.Random, verb: str, make: Call
     return f"bytes {at} to {at + count} of {path.name} {verb}"
 
 
-def tensor_span(entry: Entry, name: str) -> Span:
+def tensor_span(entry: Record, name: str) -> Span:
     """Return where the bytes of a tensor lie in the segment's file; its record must not be compressed."""
     assert not any(piece["codec"] != "raw" for piece in entry.describe_pieces()), "stored bytes are others than the tensor's"
     slots, starts = entry.slots_of(name), entry.starts()

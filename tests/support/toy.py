@@ -14,8 +14,8 @@ from tranlogs.base.types import AnyArray, Array, dense
 from tranlogs.checkpoints import Checkpoint, Snapshot
 from tranlogs.encoding.tree import to_numpy
 from tranlogs.journal.journal import Journal
-from tranlogs.log.decoded_record import Entry
 from tranlogs.log.layout import Payload
+from tranlogs.log.reader import Record
 from tranlogs.log.record_format import EntryKind
 from tranlogs.recovery.recover import recover
 from tranlogs.recovery.report import RecoveryReport
@@ -90,7 +90,7 @@ class ToyState:
                 values[:] = to_numpy(array)
         self.set_auxiliary(checkpoint.meta()["boundary"])
 
-    def redo(self, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
+    def redo(self, entries: Sequence[Record], tick: Callable[[int], None]) -> Divergence | None:
         divergence = None
         for i, entry in enumerate(entries):
             arrays = {name: entry.read(name) for name in entry.tensor_names()}
@@ -110,10 +110,10 @@ class ToyState:
         self.rng.bit_generator.state = body["rng"]
         self.lr, self.order = body["lr"], body["order"]
 
-    def decode(self, entry: Entry) -> Any:
+    def decode(self, entry: Record) -> Any:
         return entry.body()
 
-    def decode_boundary(self, entry: Entry) -> dict[str, Any]:
+    def decode_boundary(self, entry: Record) -> dict[str, Any]:
         return entry.boundary()
 
 

@@ -41,7 +41,6 @@ from tranlogs.catalog import (
     CommonRow,
     Incident,
     PrunedRow,
-    ShippedRow,
     StoreRow,
     Tables,
 )
@@ -111,7 +110,6 @@ def train_with_all_rows(run: Path) -> None:
         tables.put("common", CommonRow(0))
         tables.put("pruned", PrunedRow())
         tables.put("store", StoreRow("file:///nowhere", "me"))
-        tables.put("shipped/none", ShippedRow("none", {}))
         tables.put_request("seal", {"age_seconds": 1000.0, "until": 0.0})
     catalog.close()
 

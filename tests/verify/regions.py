@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.support.damage import Span
-from tranlogs.log.decoded_record import Entry
-from tranlogs.log.reader import SegmentReader
+from tranlogs.log.reader import Record, SegmentReader
 from tranlogs.log.record_format import EntryKind, Location
 
 Regions = dict[str, list[Span]]
@@ -42,7 +41,7 @@ def segment_regions(path: Path, locations: Sequence[Location]) -> Regions:
     return found
 
 
-def _arrays_within(entry: Entry, location: Location) -> Iterator[tuple[int, int]]:
+def _arrays_within(entry: Record, location: Location) -> Iterator[tuple[int, int]]:
     """Yield place and length of the arrays that lie in this record, and not in one that it refers to."""
     for _, row in entry.arrays():
         if location.payload_offset <= row[0] < location.end:

@@ -26,8 +26,7 @@ from tranlogs.base.errors import NotARun, UnknownFormat
 from tranlogs.catalog import CATALOG_NAME, Catalog, segment_key
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.checkpoints.folder import MANIFEST, open_manifest, seal_manifest
-from tranlogs.log.decoded_record import Entry
-from tranlogs.log.reader import SegmentReader
+from tranlogs.log.reader import Record, SegmentReader
 from tranlogs.log.record_format import HEAD, Location
 from tranlogs.recovery.history import ScannedSegment
 from tranlogs.recovery.journal_facts import read_facts
@@ -83,7 +82,7 @@ def free_bytes(segment: ScannedSegment) -> int:
     return segment.path.stat().st_size - segment.locations[-1].end
 
 
-def entry_of(run: Path, step: int, *, of_boundary: bool = False) -> tuple[Path, Location, Entry]:
+def entry_of(run: Path, step: int, *, of_boundary: bool = False) -> tuple[Path, Location, Record]:
     for segment in read_facts(run / "rank0").segments:
         with SegmentReader(segment.path) as reader:
             for location in segment.locations:
@@ -108,7 +107,7 @@ def test_sound_run_has_no_problem(run: Path) -> None:
     assert not [finding for finding in findings if isinstance(finding, Problem)]
     checked = [finding for finding in findings if isinstance(finding, Checked)]
     links = [location for segment in read_facts(run / "rank0").segments for location in segment.locations[1:]]
-    assert sum(finding.entries for finding in checked) == len(links)
+    assert sum(finding.records for finding in checked) == len(links)
     states = [path.stat().st_size for path in (run / "rank0" / "checkpoints").glob("*/*") if path.suffix != ".json"]
     assert sum(finding.nbytes for finding in checked if "checkpoints" in finding.path.parts) == sum(states)
 
@@ -144,7 +143,7 @@ def test_damaged_tensor_is_named_with_file_step_and_name(run: Path) -> None:
     ("step", "of_boundary", "where", "what"),
     [
         (61, False, "description", ["the checksum of its description differs"]),
-        (62, False, "head", ["entry {} is damaged or missing"]),
+        (62, False, "head", ["record {} is damaged or missing"]),
         (66, True, "head", ["", "it ends at step 65, but step 66 had been committed"]),
     ],
 )
@@ -165,7 +164,7 @@ def test_damaged_first_head_hides_no_entry_though_there_are_no_rows(run: Path) -
     overwrite(segment.path, segment.locations[0].offset + 36, b"\xff\xff\xff\xff")  # the length of its description
     forget_records(run / "rank0")
     [problem] = problems_of(run)
-    assert (problem.path, problem.what) == (segment.path, "its first entry is damaged or missing")
+    assert (problem.path, problem.what) == (segment.path, "its first record is damaged or missing")
     assert recovered_step(run) == 66
 
 

@@ -135,6 +135,12 @@ class Catalog:
         except FileNotFoundError:
             return False
 
+    def __enter__(self) -> Catalog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Close the catalog. The file stays open until all users in this process have closed it."""
         with _open_lock:

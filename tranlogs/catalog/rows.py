@@ -22,11 +22,11 @@ class SegmentRow:
         state: "ready" = prepared, and perhaps written to since this row was written; "open"; "sealed"; "retired" = the file
             may be recycled or deleted.
         timeline: the timeline that the segment belongs to; 0 until it is opened.
-        base_sequence: the sequence number of the entry before the first one.
-        base_step: the step of that entry.
-        last_sequence: the sequence number of the last entry; 0 until the segment is sealed.
-        last_step: the step of the last entry; 0 until the segment is sealed.
-        used_bytes: bytes that hold entries; 0 until the segment is sealed.
+        base_sequence: the sequence number of the record before the first one.
+        base_step: the step of that record.
+        last_sequence: the sequence number of the last record; 0 until the segment is sealed.
+        last_step: the step of the last record; 0 until the segment is sealed.
+        used_bytes: bytes that hold records; 0 until the segment is sealed.
         sealed_at: the time of sealing, in seconds since 1970.
         created_at: the time of creation, in seconds since 1970.
     """
@@ -58,8 +58,8 @@ class CheckpointRow:
     Attributes:
         name: the name of the folder.
         step: the step of the checkpoint.
-        sequence: the sequence number of the entry after which it was taken.
-        chain: the digest of that entry, in hex; the next entry names it as its predecessor.
+        sequence: the sequence number of the record after which it was taken.
+        chain: the digest of that record, in hex; the next record names it as its predecessor.
         timeline: the timeline that the checkpoint belongs to.
         nbytes: bytes of the folder.
         created_at: the time of creation, in seconds since 1970.
@@ -80,7 +80,7 @@ class CheckpointRow:
 
 @dataclass(frozen=True, slots=True)
 class TimelineRow:
-    """A timeline, and the entry at which it forks from its parent. Timeline 1 has no parent."""
+    """A timeline, and the record at which it forks from its parent. Timeline 1 has no parent."""
 
     number: int
     parent: int = 0
@@ -163,39 +163,6 @@ class StoreRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ShippedRow:
-    """A segment or a checkpoint that the store holds. Digests are 16 hex digits.
-
-    Another segment continues a segment at its last entry or, after a crash, at its newest boundary.
-
-    Attributes:
-        name: the name of the segment's file or of the checkpoint's folder.
-        files: the objects in the store, by file; each is [name, bytes, xxh3_128 in hex].
-        boundary_step: the step of the newest boundary in a segment.
-        boundary_sequence: the sequence number of that boundary.
-        boundary_chain: the digest of that boundary.
-        base_chain: the digest of the entry before a segment's first one.
-        end_sequence: the sequence number of a segment's last entry.
-        end_chain: the digest of that entry.
-        is_durable: True if the store calls all objects durable.
-        at: the time of shipping, in seconds since 1970.
-        is_lost: True if the store does not hold the objects any more, or not at present. The row does not count then.
-    """
-
-    name: str
-    files: dict[str, list[list[Any]]]
-    boundary_step: int = 0
-    boundary_sequence: int = 0
-    boundary_chain: str = ""
-    base_chain: str = ""
-    end_sequence: int = 0
-    end_chain: str = ""
-    is_durable: bool = False
-    at: float = 0.0
-    is_lost: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class RunRow:
     """The run that the journal is part of."""
 
@@ -217,7 +184,6 @@ Row = TypeVar(
     PrunedRow,
     CommonRow,
     StoreRow,
-    ShippedRow,
     RunRow,
 )
 
@@ -229,7 +195,6 @@ KINDS: dict[str, type[Any]] = {
     "pruned": PrunedRow,
     "common": CommonRow,
     "store": StoreRow,
-    "shipped/": ShippedRow,
     "watermarks": Watermarks,
     "run": RunRow,
 }

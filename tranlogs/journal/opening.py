@@ -22,7 +22,7 @@ from ..log.record_format import Position
 from ..log.record_rows import complete_records, delete_records
 from ..log.scanner import scan
 from ..log.segment_file import was_written
-from ..rebuild_catalog import find_misfit, find_other_run, is_superseded, list_files, read_files, read_segment, rebuild_catalog
+from ..rebuild_catalog import find_misfit, find_other_run, is_superseded, list_all, read_files, read_segment, rebuild_catalog
 from ..retention.prune import delete_retired
 from .file_system import refuse_network_file_system
 from .owner_lock import OwnerLock, own_briefly, owns
@@ -131,7 +131,7 @@ def open_catalog(paths: JournalPaths, rank: int, framework: str, notes: list[str
         UsageError: another framework wrote the run.
         LogUnavailable: the disk is full or fails.
     """
-    has_data = bool(list_files(paths.log, "*.seg") or list_files(paths.checkpoints, "step-*"))
+    has_data = bool(list_all(paths.folder))
     try:
         if has_data and not (paths.folder / CATALOG_NAME).exists():
             raise CorruptCatalog(paths.folder / CATALOG_NAME, "the catalog is missing")

@@ -1,256 +1,464 @@
-"""The reader of one segment's records. It compares all checksums.
-
-A record may refer to other records of its segment: to the record that defines its layout, and to records that hold parts of
-its body in full. References are places in the file, so records can be decoded in any order.
-"""
+"""The reader of one segment's records: tensors, body, fingerprint and scalars of each. It compares all checksums."""
 
 from __future__ import annotations
 
-import fcntl
+import bisect
+import itertools
 import math
-import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from ..base.atomic_files import ReadFile
-from ..base.errors import CannotRead, CorruptRecord
-from ..base.types import ITEMSIZE, Array, Bytes
+from ..base.errors import CorruptRecord
+from ..base.types import ITEMSIZE, AnyArray, Array, Bytes, SparseArray, TensorSpec
 from ..encoding import tree
 from ..encoding.compression import Codec, decompress
-from .decoded_record import Entry
-from .layout import Layout, unpack_layout
-from .record_body import PackedBody, Row, unpack_body
-from .record_format import (
-    HEAD,
-    Description,
-    Head,
-    Location,
-    checksum_of,
-    offset_of,
-    pack_place,
-    unpack_description,
-    unpack_head,
-    unpack_scalars,
-)
+from .layout import PIECE_BYTES_MAX, Layout, SparseForm, array_of
+from .record_body import BASE, WHOLE, PackedBody, Row, merge_bodies, merge_part, unpack_body
+from .record_file import RecordFile
+from .record_format import Description, EntryKind, Location, checksum_of, offset_of
 
-_NO_LAYOUT = Layout(())
-_CACHED_MAX = 4096  # decoded layouts and bodies that are kept in memory
-_WINDOW_BYTES = 1 << 18  # bytes in one read ahead
-_AHEAD_MAX = 1 << 15  # Larger reads do not use the window.
+_NAMES_MAX = 8  # names in a message about a damaged piece that several tensors share
 
 
-class SegmentReader(ReadFile):
-    """Reads records from one segment's file.
+class SegmentReader(RecordFile):
+    """Reads records from one segment's file."""
 
-    Args:
-        path: the file.
-        locations: records of the segment whose heads are known. If such a head is damaged in the file, a record can still refer
-            to it.
-        reads_ahead: serve small reads from a window that is read ahead, so that neighbouring records are read together. Only
-            for records that were in the file when the reader was opened.
-
-    Raises:
-        CorruptRecord: the file is being recycled.
-        CannotRead: the process lacks file handles, memory or permissions.
-        OSError: the file cannot be opened.
-    """
-
-    def __init__(self, path: Path, locations: Iterable[Location] = (), *, reads_ahead: bool = False) -> None:
-        super().__init__(path)
-        self.path = path
-        self._reads_ahead = reads_ahead
-        self._window: tuple[int, bytes] = 0, b""
-        try:  # A shared lock keeps the file from being recycled.
-            fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.close()
-            raise CorruptRecord(path, "the file is being recycled, because its records were pruned") from None
-        except OSError:  # The file system has no locks, so the file cannot be recycled, either.
-            pass
-        self._locations, self._by_offset = locations, dict[int, Location]()
-        self._layouts: dict[int, Layout] = {}
-        self._bodies: dict[int, PackedBody] = {}
-        self._is_sound: dict[tuple[int, ...], bool] = {}  # by location of an array
-
-    def entries(self, locations: Iterable[Location]) -> Iterator[Entry]:
+    def records(self, locations: Iterable[Location]) -> Iterator[Record]:
         """Decode records in the order given."""
         for location in locations:
             yield self.decode(location)
 
-    def decode(self, location: Location) -> Entry:
+    def decode(self, location: Location) -> Record:
         """Decode the record at a location.
 
         Raises:
             CorruptRecord: the description is damaged, or the description of the record that defines the layout is.
         """
-        description = self._description(location)
+        description = self.description(location)
         try:
-            if description.layout:
-                place = pack_place(location.offset, location.head.digest)
-                layout = self._layouts[place] = unpack_layout(description.layout)
-            elif description.layout_at:
-                layout = self._layout_at(description.layout_at, location.head.step)
-            else:
-                layout = _NO_LAYOUT
-            return Entry(self, location, description, layout)
+            return Record(self, location, description, self.layout_of(location, description))
         except (ValueError, TypeError, AttributeError) as error:
-            raise self._unreadable(location.head, error) from None
+            raise self.make_unreadable(location, error) from None
 
-    def scalars(self, location: Location) -> dict[str, float]:
-        """Return the scalars of a record, and decode nothing else of it.
 
-        Raises:
-            CorruptRecord: the record's description is damaged.
-        """
-        try:
-            packed = unpack_scalars(self._read_description(location))
-            return dict(tree.decode(packed)) if packed else {}
-        except (ValueError, TypeError) as error:
-            raise self._unreadable(location.head, error) from None
+class Record:
+    """A record of the log. Its tensors are read from the file on demand, piece by piece.
 
-    def fill(self, into: Bytes, offset: int) -> str:
-        """Read bytes; see `ReadFile.fill`."""
-        data = self._ahead(offset, into.nbytes)
-        if data is None:
-            return super().fill(into, offset)
-        into.data[:] = data
-        return ""
+    A body may refer to other records of the same file that hold parts of it in full.
 
-    def _ahead(self, offset: int, size: int) -> memoryview | None:
-        """Return bytes of a window that is read ahead; None if they have to be read alone."""
-        if not self._reads_ahead or size > _AHEAD_MAX:
-            return None
-        base, data = self._window
-        if not base <= offset <= base + len(data) - size:
-            try:
-                base, data = offset, os.pread(self.fd, _WINDOW_BYTES, offset)
-            except (OSError, OverflowError):
-                return None
-            self._window = base, data
-        found = memoryview(data)[offset - base : offset - base + size]
-        return found if found.nbytes == size else None  # The file may end before.
+    Attributes:
+        reader: the file that holds the record.
+        location: location of the record in the file.
+        head: the head of the record.
+        step: step of the record.
+        layout: descriptions of the tensors that the record may hold.
+        absent: indices of the tensors that the record does not hold.
+        sparse: form of each sparse tensor, by index.
+        raw_bytes: bytes of the tensors before compression.
+        digests: fingerprint of the state after the step.
+        scalars: numbers that the loop logged for its curves.
+        body_key: a number that is equal for records of one file that share the body of a step.
+    """
 
-    def _description(self, location: Location) -> Description:
-        try:
-            return unpack_description(self._read_description(location))
-        except ValueError as error:
-            raise self._unreadable(location.head, error) from None
+    def __init__(self, reader: RecordFile, location: Location, description: Description, layout: Layout) -> None:
+        self.reader, self.location, self.layout = reader, location, layout
+        self.head, self.step = location.head, location.head.step
+        self.absent = _bitmap(description.absent, len(layout)) if description.absent else frozenset[int]()
+        self.sparse = _sparse_forms(description.sparse, layout) if description.sparse else {}
+        self.raw_bytes = description.raw_bytes
+        self.digests = description.digests
+        self.body_key = offset_of(description.body_at) or location.offset
+        self.scalars: dict[str, float] = dict(tree.decode(description.scalars)) if description.scalars else {}
+        self._body_at, self._body = description.body_at, description.body
+        self._sums, self._codecs = description.sums, description.codecs
+        self._ends = self._checked_ends()
 
-    def _read_description(self, location: Location) -> bytes:
-        head = location.head
-        ahead = self._ahead(location.description_offset, head.description_bytes)
-        if ahead is not None and checksum_of(data := bytes(ahead)) == head.description_sum:
-            return data
-        try:
-            data = os.pread(self.fd, head.description_bytes, location.description_offset)
-        except (OSError, OverflowError) as error:
-            if isinstance(error, OSError):
-                CannotRead.raise_for(self.path, error)
-            raise CorruptRecord(self.path, f"its description cannot be read ({error})", step=head.step) from None
-        if len(data) != head.description_bytes or checksum_of(data) != head.description_sum:
-            raise CorruptRecord(self.path, "the checksum of its description differs", step=head.step)
-        return data
+    def _checked_ends(self) -> list[int]:
+        """Return the end of each piece. Compare the lengths of all tables before memory is allocated for them."""
+        layout, count = self.layout, len(self._sums) // 8
+        total = layout.nbytes if not self.absent and not self.sparse else sum(layout.sizes_in(self.absent, self.sparse))
+        if total != self.raw_bytes or len(self._sums) % 8 or total > count * PIECE_BYTES_MAX:
+            raise ValueError(f"the layout has {total} bytes, but the record {self.raw_bytes} bytes in {count} pieces")
+        ends = layout.pieces(self.absent, self.sparse)
+        if len(ends) != count or len(self._codecs) not in (0, 5 * count):
+            raise ValueError(f"the layout has {len(ends)} pieces, but the record {count}")
+        return ends
 
-    def _unreadable(self, head: Head, error: Exception) -> CorruptRecord:
-        return CorruptRecord(self.path, f"its description cannot be read ({error})", step=head.step)
+    @property
+    def kind(self) -> EntryKind:
+        """Kind of the record."""
+        return self.head.kind
 
-    # References to other records.
+    @property
+    def stored_bytes(self) -> int:
+        """Size of the payload in the file."""
+        return self.head.payload_bytes
 
-    def _layout_at(self, place: int, step: int) -> Layout:
-        layout = self._layouts.get(place)
-        if layout is None:
-            data = self._referenced(place, step).layout
-            if not data:
-                raise ValueError(f"the record at byte {offset_of(place)} defines no layout")
-            if len(self._layouts) >= _CACHED_MAX:
-                self._layouts.clear()
-            layout = self._layouts[place] = unpack_layout(data)
-        return layout
+    # The body.
 
-    def body_at(self, place: int, step: int) -> PackedBody:
-        """Return the packed body of the record at a place, to which a record of `step` refers.
+    def body(self, **make: Any) -> Any:
+        """Decode the body of a step, an after-image or a segment's first record; None if the record is only a boundary.
+
+        The arguments `make_array` and `make_extension` are those of `tree.decode`.
 
         Raises:
-            CorruptRecord: the record there is damaged, or another one.
-            ValueError: the record there has no body.
+            CorruptRecord: the body is damaged, or refers to a damaged record.
         """
-        body = self._bodies.get(place)
-        if body is None:
-            body = unpack_body(self._referenced(place, step).body)
-            if len(self._bodies) >= _CACHED_MAX:
-                self._bodies.clear()
-            self._bodies[place] = body
+        return self.part(WHOLE, **make)
+
+    def boundary(self, **make: Any) -> dict[str, Any]:
+        """Decode the parts of a boundary. Arguments are those of `body`.
+
+        Raises:
+            CorruptRecord: a part is damaged, or refers to a damaged record.
+        """
+        assert self.kind.is_boundary, f"a record of kind {self.kind.name} is no boundary"
+        with self._naming_damage():
+            packed = self._packed_body()
+            return {name: self._decode(name, packed, make) for name in list(packed) if name != WHOLE and "/" not in name}
+
+    def part(self, name: str, **make: Any) -> Any:
+        """Decode one part of the body; None if the body has no such part. Arguments are those of `body`.
+
+        Raises:
+            CorruptRecord: the part is damaged, or refers to a damaged record.
+        """
+        with self._naming_damage():
+            packed = self._packed_body()
+            return self._decode(name, packed, make) if name in packed else None
+
+    def parts(self) -> dict[str, bytes]:
+        """Return the encoded trees of the body's parts, by name.
+
+        Raises:
+            CorruptRecord: the body is damaged, or refers to a damaged record.
+        """
+        with self._naming_damage():
+            return {name: blob for name, (blob, _) in self._merged_parts().items()}
+
+    def encoded(self) -> dict[str, tuple[bytes, list[Array]]]:
+        """Return each part of the body as it was encoded: its tree, and its large arrays.
+
+        Raises:
+            CorruptRecord: the body is damaged, or refers to a damaged record.
+        """
+        with self._naming_damage():
+            merged = self._merged_parts().items()
+            return {name: (blob, self._read_arrays(name, blob, rows)) for name, (blob, rows) in merged}
+
+    def _read_arrays(self, name: str, blob: bytes, rows: list[Row]) -> list[Array]:
+        found: dict[int, Array] = {}
+
+        def array(index: int, layout: AnyArray) -> AnyArray:
+            assert isinstance(layout, Array)
+            found[index] = self.reader.read_array(name, rows[index], layout, self.step)
+            return found[index]
+
+        tree.decode(blob, array)
+        return [found[index] for index in sorted(found)]
+
+    def arrays(self) -> list[tuple[str, Row]]:
+        """Return the locations of the body's large arrays, each with the name of its part.
+
+        Raises:
+            CorruptRecord: the body is damaged, or refers to a damaged record.
+        """
+        with self._naming_damage():
+            return [(name, row) for name, (_, rows) in self._merged_parts().items() for row in rows]
+
+    def find_damage(self) -> Iterator[CorruptRecord]:
+        """Read the whole record and compare all its checksums. Yield one error for each tensor or array that is damaged.
+
+        If the body cannot be read, that is the only error.
+        """
+        try:
+            with self._naming_damage():
+                for blob in self.parts().values():
+                    tree.decode(blob, lambda _, layout: layout, make_array=lambda _: None)
+            arrays = self.arrays()
+        except CorruptRecord as damage:
+            yield damage
+            return
+        for name, why in self.damaged_tensors():
+            yield CorruptRecord(self.reader.path, why, step=self.step, tensor=name)
+        for name, row in arrays:
+            if not self.reader.is_sound(row):
+                yield CorruptRecord(self.reader.path, "the checksum of its bytes differs", step=self.step, tensor=name)
+
+    @contextmanager
+    def _naming_damage(self) -> Iterator[None]:
+        """Raise CorruptRecord, with the file and the step, for what the decoding of a damaged body raises."""
+        try:
+            yield
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptRecord(self.reader.path, f"its description is damaged ({error})", step=self.step) from None
+
+    def _packed_body(self) -> PackedBody:
+        """Return what this record, and those that it refers to for the rest, have of the parts."""
+        body = unpack_body(self._body)
+        if BASE in body:
+            body = merge_bodies(body, self._body_of(body[BASE]))
+        if self._body_at:
+            body[WHOLE] = self._body_of(self._body_at)[WHOLE]
         return body
 
-    def _referenced(self, place: int, step: int) -> Description:
-        """Return the description of the record at a place, to which a record of `step` refers."""
-        offset = offset_of(place)
-        try:
-            head = unpack_head(os.pread(self.fd, HEAD.size, offset))
-        except OSError as error:
-            CannotRead.raise_for(self.path, error)
-            head = None
-        try:
-            if head is not None and pack_place(offset, head.digest) == place:
-                return self._description(Location(head, offset))
-            self._by_offset = self._by_offset or {one.offset: one for one in self._locations}
-            known = self._by_offset.get(offset)
-            if known is not None and pack_place(offset, known.head.digest) == place:
-                return self._description(known)
-        except CorruptRecord:
-            pass
-        raise CorruptRecord(self.path, f"the record refers to the record at byte {offset}, which is damaged", step=step)
+    def _body_of(self, place: int) -> PackedBody:
+        return self.reader.body_at(place, self.step)
 
-    # Large arrays of bodies.
+    def _merged_parts(self) -> dict[str, tuple[bytes, list[Row]]]:
+        """Return the tree and the array locations of each part."""
+        return {name: merge_part(name, part, self._body_of) for name, part in self._packed_body().items()}
 
-    def read_array(self, name: str, row: Row, layout: Array, step: int) -> Array:
-        """Read a large array of a body, and compare its checksum.
+    def _decode(self, name: str, packed: PackedBody, make: dict[str, Any]) -> Any:
+        """Take a part out of a body, and decode it with the parts that it refers to: each is referred to once."""
+        if name not in packed:
+            raise tree.MalformedTree(f"the part {name!r} is missing, or is referred to twice")
+        blob, rows = merge_part(name, packed.pop(name), self._body_of)
 
-        Args:
-            name: of its part, for error messages.
-            row: location of the array.
-            layout: an array of the same dtype, shape and strides, without data.
-            step: step of the record, for error messages.
+        def array(index: int, layout: AnyArray) -> AnyArray:
+            if not index < len(rows):
+                raise tree.MalformedTree(f"array {index} is missing: the part has {len(rows)} arrays")
+            assert isinstance(layout, Array)
+            return self.reader.read_array(name, rows[index], layout, self.step)
+
+        return tree.decode(blob, array, parts=lambda index: self._decode(f"{name}/{index}", packed, make), **make)
+
+    # Tensors.
+
+    def tensor_names(self) -> list[str]:
+        """Return the names of the record's tensors in order, including absent ones."""
+        return list(dict.fromkeys(self.layout.names))
+
+    def slots_of(self, name: str) -> list[int]:
+        """Return the indices in the layout of a tensor; more than one if the record holds several ranges of it.
 
         Raises:
-            CorruptRecord: the bytes are damaged.
+            KeyError: the record has no such tensor.
         """
-        codec = row[3]
-        total = math.prod(layout.shape) * ITEMSIZE[layout.dtype]
-        stored = self._stored_array(name, row, step)
-        if codec == Codec.RAW:
-            if stored.nbytes != total:
-                raise CorruptRecord(self.path, f"expected {total} bytes, found {stored.nbytes}", step=step, tensor=name)
-            data = stored
-        else:
-            data = np.empty(total, np.uint8)
-            try:
-                decompress(codec, stored, data)
-            except ValueError as error:
-                raise CorruptRecord(self.path, str(error), step=step, tensor=name) from None
-        return Array(layout.dtype, layout.shape, data, layout.strides, layout.is_tensor)
+        return self.layout.index[name]
 
-    def is_sound(self, row: Row) -> bool:
-        """Return True if the checksum of a large array matches. An array that many records share is read once."""
-        key = tuple(row)
-        if key not in self._is_sound:
-            try:
-                self._stored_array("", row, 0)
-                self._is_sound[key] = True
-            except CorruptRecord:
-                self._is_sound[key] = False
-        return self._is_sound[key]
+    def read(self, name: str, out: Bytes | None = None) -> AnyArray | None:
+        """Read a tensor; return None if it is absent. If the record holds a single piece of it, return that piece.
 
-    def _stored_array(self, name: str, row: Row, step: int) -> Bytes:
-        offset, nbytes, checksum, _ = row
-        size = os.fstat(self.fd).st_size
-        if offset + nbytes > size:
-            raise CorruptRecord(self.path, "the file ends before the array does", step=step, tensor=name)
-        data = np.empty(nbytes, np.uint8)
-        if problem := self.fill(data, offset):
-            raise CorruptRecord(self.path, problem, step=step, tensor=name)
-        if checksum_of(data) != checksum:
-            raise CorruptRecord(self.path, "the checksum of its bytes differs", step=step, tensor=name)
+        Args:
+            name: name of the tensor.
+            out: memory for a dense tensor. If it is large enough, the returned array is a view of it.
+
+        Raises:
+            CorruptRecord: the bytes are damaged; the error names file, step and tensor.
+            KeyError: the record has no such tensor.
+        """
+        slots = self.slots_of(name)
+        return self.read_slot(slots[0], out) if len(slots) == 1 else self._join(slots, out)
+
+    def read_slot(self, index: int, out: Bytes | None = None) -> AnyArray | None:
+        """Read the tensor at an index of the layout; return None if it is absent. `out` is as for `read`."""
+        if index in self.absent:
+            return None
+        spec, form = self.layout.tensors[index], self.sparse.get(index)
+        if form is not None:
+            return self._read_sparse(index, spec, form)
+        size = self.layout.sizes[index]
+        data = out[:size] if out is not None and out.nbytes >= size else np.empty(size, np.uint8)
+        self.read_range(self.starts()[index], data, spec.name)
+        return array_of(spec, data)
+
+    def _read_sparse(self, index: int, spec: TensorSpec, form: SparseForm) -> SparseArray:
+        first, second = self.layout.sparse_sizes(index, form)
+        data = np.empty(first + second, np.uint8)
+        self.read_range(self.starts()[index], data, spec.name)
+        indices = Array("int64", (form.dims, form.nnz), data[:first])
+        values = Array(spec.dtype, (form.nnz, *spec.shape[form.dims :]), data[first:])
+        return SparseArray(spec.shape, indices, values, form.is_coalesced)
+
+    def _join(self, slots: list[int], out: Bytes | None) -> Array:
+        """Read a tensor that the record holds as several flat ranges."""
+        spec = self.layout.tensors[slots[0]]
+        itemsize, total = ITEMSIZE[spec.dtype], math.prod(spec.shape) * ITEMSIZE[spec.dtype]
+        data = out[:total] if out is not None and out.nbytes >= total else np.empty(total, np.uint8)
+        for index in slots:
+            piece = self.layout.tensors[index].piece
+            assert piece is not None
+            start = piece.offset[0] * itemsize
+            self.read_slot(index, data[start : start + piece.length[0] * itemsize])
+        return Array(spec.dtype, spec.shape, data, spec.strides)
+
+    def read_all(self, out: Bytes | None = None) -> Bytes:
+        """Read the bytes of all present tensors, in the order of the layout, by one contiguous read. Compare their checksums.
+
+        Args:
+            out: memory for the bytes. If it is large enough, the result is a view of it.
+
+        Raises:
+            CorruptRecord: the bytes are damaged; the error names file, step and tensor.
+        """
+        size = self.raw_bytes
+        data = out[:size] if out is not None and out.nbytes >= size else np.empty(size, np.uint8)
+        if size:
+            self.read_range(0, data, "")
         return data
+
+    def starts(self) -> list[int]:
+        """Return the offset of each tensor of the layout in the result of `read_all`."""
+        if not self.absent and not self.sparse:
+            return self.layout.starts
+        return list(itertools.accumulate(self.layout.sizes_in(self.absent, self.sparse), initial=0))[:-1]
+
+    # Descriptions and checks.
+
+    def describe_tensors(self) -> list[dict[str, Any]]:
+        """Describe each tensor without reading it."""
+        found = []
+        for i, spec in enumerate(self.layout.tensors):
+            form = self.sparse.get(i)
+            part = "none" if i in self.absent else "sparse" if form is not None else ""
+            nbytes = 0 if i in self.absent else self.layout.sizes[i] if form is None else sum(self.layout.sparse_sizes(i, form))
+            found.append(
+                {
+                    "name": spec.name,
+                    "part": part,
+                    "dtype": spec.dtype,
+                    "shape": spec.shape,
+                    "strides": spec.strides,
+                    "piece": spec.piece,
+                    "nnz": None if form is None else form.nnz,
+                    "bytes": nbytes,
+                }
+            )
+        return found
+
+    def describe_pieces(self) -> list[dict[str, Any]]:
+        """Describe the stored form of each piece of the payload."""
+        found, start = [], 0
+        for i, end in enumerate(self._ends):
+            _, stored, codec = self._stored(i, start, end)
+            name = Codec(codec).name.lower() if codec in Codec._value2member_map_ else str(codec)
+            found.append({"bytes": end - start, "stored_bytes": stored, "codec": name, "checksum": f"{self._sum(i):016x}"})
+            start = end
+        return found
+
+    def damaged_tensors(self) -> Iterator[tuple[str, str]]:
+        """Read the whole payload; yield the name and the problem of each damaged tensor.
+
+        If a damaged piece is shared by several small tensors, all of them are yielded.
+        """
+        sizes, starts = self.layout.sizes_in(self.absent, self.sparse), self.starts()
+        start = 0
+        for i, end in enumerate(self._ends):
+            try:
+                self._read_piece(i, start, end, np.empty(end - start, np.uint8), "")
+            except CorruptRecord as damage:
+                for name, at, size in zip(self.layout.names, starts, sizes, strict=True):
+                    if size and at < end and at + size > start:
+                        yield name, damage.why
+            start = end
+
+    # Pieces.
+
+    def read_range(self, start: int, out: Bytes, name: str) -> None:
+        """Fill `out` with bytes of the tensors, starting at `start`.
+
+        Args:
+            start: offset in the bytes before compression.
+            out: memory to fill.
+            name: name of the tensor, for error messages; "" if there are several.
+
+        Raises:
+            CorruptRecord: a piece is damaged.
+        """
+        if out.nbytes == 0:
+            return
+        end = start + out.nbytes
+        first = bisect.bisect_right(self._ends, start)
+        last = bisect.bisect_left(self._ends, end)
+        piece_start = self._ends[first - 1] if first else 0
+        if piece_start == start and self._ends[last] == end and not self._codecs:
+            self._read_raw(first, last + 1, out, start, name)
+            return
+        for i in range(first, last + 1):
+            piece_end = self._ends[i]
+            if start <= piece_start and piece_end <= end:
+                self._read_piece(i, piece_start, piece_end, out[piece_start - start : piece_end - start], name)
+            else:
+                whole = np.empty(piece_end - piece_start, np.uint8)
+                self._read_piece(i, piece_start, piece_end, whole, name)
+                low, high = max(start, piece_start), min(end, piece_end)
+                out[low - start : high - start] = whole[low - piece_start : high - piece_start]
+            piece_start = piece_end
+
+    def _read_raw(self, first: int, end: int, out: Bytes, start: int, name: str) -> None:
+        """Fill `out` with whole uncompressed pieces by one read."""
+        if problem := self.reader.fill(out, self.location.payload_offset + start):
+            raise self._corrupt(problem, start, start + out.nbytes, name)
+        at = 0
+        for i in range(first, end):
+            to = self._ends[i] - start
+            if checksum_of(out[at:to]) != self._sum(i):
+                raise self._corrupt("the checksum of its bytes differs", start + at, start + to, name)
+            at = to
+
+    def _read_piece(self, i: int, start: int, end: int, out: Bytes, name: str) -> None:
+        stored_at, stored, codec = self._stored(i, start, end)
+        into = out if codec == Codec.RAW else np.empty(stored, np.uint8)
+        if stored != into.nbytes:
+            raise self._corrupt(f"expected {into.nbytes} bytes, found {stored}", start, end, name)
+        if problem := self.reader.fill(into, self.location.payload_offset + stored_at):
+            raise self._corrupt(problem, start, end, name)
+        if checksum_of(into) != self._sum(i):
+            raise self._corrupt("the checksum of its bytes differs", start, end, name)
+        if codec != Codec.RAW:
+            try:
+                decompress(codec, into, out)
+            except ValueError as error:
+                raise self._corrupt(str(error), start, end, name) from None
+
+    def _sum(self, i: int) -> int:
+        return int.from_bytes(self._sums[8 * i : 8 * i + 8], "little")
+
+    def _stored(self, i: int, start: int, end: int) -> tuple[int, int, int]:
+        """Return the offset of a piece in the payload, its stored bytes, and its codec."""
+        if not self._codecs:
+            return start, end - start, Codec.RAW
+        ends, codecs = self._stored_ends
+        return (ends[i - 1] if i else 0), ends[i] - (ends[i - 1] if i else 0), codecs[i]
+
+    @cached_property
+    def _stored_ends(self) -> tuple[list[int], bytes]:
+        count = len(self._ends)
+        sizes = np.frombuffer(self._codecs, "<u4", count)
+        return np.cumsum(sizes, dtype=np.int64).tolist(), self._codecs[4 * count :]
+
+    def _corrupt(self, why: str, start: int, end: int, name: str) -> CorruptRecord:
+        if not name:
+            sizes = self.layout.sizes_in(self.absent, self.sparse)
+            spans = zip(self.layout.names, self.starts(), sizes, strict=True)
+            name = _list_names([name for name, at, size in spans if size and at < end and at + size > start])
+        return CorruptRecord(self.reader.path, why, step=self.step, tensor=name or None)
+
+
+def _list_names(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
+    return ", ".join(names[:_NAMES_MAX]) + more
+
+
+def _bitmap(data: bytes, count: int) -> frozenset[int]:
+    """Return the indices of the bits that are set, the lowest bit first."""
+    if len(data) != (count + 7) // 8:
+        raise ValueError(f"the bitmap for {count} tensors has {len(data)} bytes")
+    return frozenset(i for i in range(count) if data[i // 8] >> (i % 8) & 1)
+
+
+def _sparse_forms(data: bytes, layout: Layout) -> dict[int, SparseForm]:
+    found: dict[int, SparseForm] = {}
+    for index, form in tree.decode(data).items():
+        dims, nnz, is_coalesced = form
+        if not (type(index) is int and 0 <= index < len(layout) and type(dims) is int and type(nnz) is int):
+            raise ValueError(f"the sparse tensor {index!r} has the invalid form {form!r}")
+        if not 0 <= dims <= len(layout.tensors[index].shape) or not 0 <= nnz < 1 << 48:
+            raise ValueError(f"the sparse tensor {index!r} has the invalid form {form!r}")
+        found[index] = SparseForm(dims, nnz, bool(is_coalesced))
+    return found

@@ -1,4 +1,4 @@
-"""Decoding of the entries of a plan, in order and with bounded memory. Damage names the entry in which it was met."""
+"""Decoding of the records of a plan, in order and with bounded memory. Damage names the record in which it was met."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..base.errors import CorruptRecord
-from ..log.decoded_record import Entry
-from ..log.reader import SegmentReader
+from ..log.reader import Record, SegmentReader
 from ..log.record_body import WHOLE
 from ..log.record_format import EntryKind
 from .history import Link
@@ -22,11 +21,11 @@ _CHUNK_SEGMENTS = 32
 StepScalars = list[tuple[int, dict[str, float]]]  # a step, and the scalars that the loop noted at its boundary
 
 
-class DamagedEntry(Exception):
-    """An entry of the plan cannot be read, or another rank's shard of it cannot.
+class DamagedRecord(Exception):
+    """A record of the plan cannot be read, or another rank's shard of it cannot.
 
     Attributes:
-        link: the entry.
+        link: the record.
         error: what is damaged.
         is_boundary: True if the damage is in the auxiliary state of a boundary, so that a replay can pass it.
     """
@@ -37,27 +36,27 @@ class DamagedEntry(Exception):
 
 @dataclass(slots=True)
 class Chunk:
-    """Consecutive entries that were decoded together.
+    """Consecutive records that were decoded together.
 
     Attributes:
         links: the links of steps and after-images.
-        entries: the entries of these links.
+        records: the records of these links.
         scalars: the scalars of the boundaries between them.
     """
 
     links: list[Link] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
     scalars: StepScalars = field(default_factory=list)
 
 
 def decode_chunks(links: Sequence[Link]) -> Iterator[Chunk]:
-    """Decode entries in order, a bounded number at a time. Their files stay open until the next chunk is decoded.
+    """Decode records in order, a bounded number at a time. Their files stay open until the next chunk is decoded.
 
     Args:
-        links: the links of the entries.
+        links: the links of the records.
 
     Raises:
-        DamagedEntry: the description of an entry is damaged.
+        DamagedRecord: the description of a record is damaged.
     """
     at = 0
     readers: dict[int, SegmentReader] = {}
@@ -83,44 +82,44 @@ def decode_chunks(links: Sequence[Link]) -> Iterator[Chunk]:
 
 
 def _decode(link: Link, reader: SegmentReader, chunk: Chunk) -> int:
-    """Decode an entry and add it to a chunk; return the size of its description in frames."""
+    """Decode a record and add it to a chunk; return the size of its description in frames."""
     if link.kind == EntryKind.BOUNDARY:
         chunk.scalars.append((link.step, reader.scalars(link.location)))
         return 0
-    entry = reader.decode(link.location)
+    record = reader.decode(link.location)
     if link.kind.is_boundary:
-        chunk.scalars.append((link.step, entry.scalars))
+        chunk.scalars.append((link.step, record.scalars))
     chunk.links.append(link)
-    chunk.entries.append(entry)
-    return len(entry.layout) + 4
+    chunk.records.append(record)
+    return len(record.layout) + 4
 
 
-def make_damaged(link: Link, error: CorruptRecord | OSError, *, is_boundary: bool = False) -> DamagedEntry:
-    """Return the error for an entry that cannot be read."""
+def make_damaged(link: Link, error: CorruptRecord | OSError, *, is_boundary: bool = False) -> DamagedRecord:
+    """Return the error for a record that cannot be read."""
     if isinstance(error, OSError):
         error = CorruptRecord(link.segment.path, str(error), step=link.step)
-    return DamagedEntry(link, error, is_boundary=is_boundary or link.kind == EntryKind.BOUNDARY)
+    return DamagedRecord(link, error, is_boundary=is_boundary or link.kind == EntryKind.BOUNDARY)
 
 
 def read_boundary(state: Recoverable, link: Link) -> tuple[Any, dict[str, bytes]]:
     """Return the body of the boundary at which a plan ends, and the parts of that body.
 
     Raises:
-        DamagedEntry: the boundary is damaged.
+        DamagedRecord: the boundary is damaged.
     """
     try:
         with SegmentReader(link.segment.path, link.segment.locations) as reader:
-            entry = reader.decode(link.location)
-            return state.decode_boundary(entry), {name: blob for name, blob in entry.parts().items() if name != WHOLE}
+            record = reader.decode(link.location)
+            return state.decode_boundary(record), {name: blob for name, blob in record.parts().items() if name != WHOLE}
     except (CorruptRecord, OSError) as error:
         raise make_damaged(link, error, is_boundary=True) from None
 
 
 def require_sound(links: Sequence[Link]) -> None:
-    """Read entries, and compare all their checksums.
+    """Read records, and compare all their checksums.
 
     Raises:
-        DamagedEntry: an entry is damaged.
+        DamagedRecord: a record is damaged.
     """
     for link in links:
         try:
@@ -134,7 +133,7 @@ def require_sound(links: Sequence[Link]) -> None:
 def find_last_sound_boundary(links: Sequence[Link]) -> int:
     """Return the number of the newest boundary with sound arrays that lies before the last one, in its segment.
 
-    If there is none, return the number of the entry before the first link: what lies before was not looked at.
+    If there is none, return the number of the record before the first link: what lies before was not looked at.
 
     A boundary refers to the arrays of earlier boundaries where these did not change. Damage to the arrays of the last boundary
     may thus be damage to a thousand others. To find that out one by one would cost a replay each.

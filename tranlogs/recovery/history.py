@@ -1,4 +1,4 @@
-"""History of a journal: the entries of all segments and timelines, chained in order (pure, given scanned heads).
+"""History of a journal: the records of all segments and timelines, chained in order (pure, given scanned heads).
 
 Training can compute the newest unit with a step again, to prove that it resumes exactly.
 """
@@ -22,12 +22,12 @@ _UNITS_MAX = 100  # units without a step that may follow the newest unit with on
 
 @dataclass(frozen=True, slots=True)
 class ScannedSegment:
-    """A segment and the entries that a scan found in it.
+    """A segment and the records that a scan found in it.
 
     Attributes:
         row: the segment's row in the catalog.
         path: the segment's file.
-        locations: the location and head of each entry, by sequence number.
+        locations: the location and head of each record, by sequence number.
     """
 
     row: SegmentRow
@@ -36,7 +36,7 @@ class ScannedSegment:
 
 
 class Link(NamedTuple):
-    """An entry of the history, and the segment that holds it. A run has hundreds of thousands of links, so they are tuples."""
+    """A record of the history, and the segment that holds it. A run has hundreds of thousands of links, so they are tuples."""
 
     location: Location
     segment: ScannedSegment
@@ -55,7 +55,7 @@ class Link(NamedTuple):
 
     @property
     def covered(self) -> int:
-        """The number of steps that the entry covers without their tensors."""
+        """The number of steps that the record covers without their tensors."""
         return self.location.head.covered
 
     def without_step(self) -> Link:
@@ -75,7 +75,7 @@ class Run(Sequence[Link]):
 
     @classmethod
     def join(cls, runs: Iterable[Run]) -> Run:
-        """Return the entries of several runs in one sequence."""
+        """Return the records of several runs in one sequence."""
         found = cls()
         for run in runs:
             for piece in run._pieces:
@@ -83,7 +83,7 @@ class Run(Sequence[Link]):
         return found
 
     def extend(self, segment: ScannedSegment, start: int, end: int) -> None:
-        """Add entries of a segment, given by their indices in it."""
+        """Add records of a segment, given by their indices in it."""
         if start >= end:
             return
         total = len(self) + end - start
@@ -94,7 +94,7 @@ class Run(Sequence[Link]):
         self._ends.append(total)
 
     def truncate(self, length: int) -> None:
-        """Drop the entries after the first `length` ones."""
+        """Drop the records after the first `length` ones."""
         while len(self) > length:
             segment, start, end = self._pieces.pop()
             begin = self._ends.pop() - (end - start)
@@ -132,7 +132,7 @@ class Run(Sequence[Link]):
                 yield Link(location, segment)
 
     def find_covered(self) -> int:
-        """Return the index of the first entry that covers steps without their tensors; the length of the run if none does."""
+        """Return the index of the first record that covers steps without their tensors; the length of the run if none does."""
         for (segment, start, end), total in zip(self._pieces, self._ends, strict=True):
             found, locations = list[int](), segment.locations
             if isinstance(locations, Records):
@@ -151,12 +151,12 @@ def _iterate(segment: ScannedSegment, start: int, end: int) -> Iterable[Location
 
 @dataclass(slots=True)
 class History:
-    """The chained entries of a journal. Sequence numbers rise within a run of entries, and from each run to the next.
+    """The chained records of a journal. Sequence numbers rise within a run of records, and from each run to the next.
 
     Attributes:
-        runs: runs of entries, each chained without a hole.
+        runs: runs of records, each chained without a hole.
         holes: what is missing between them, one sentence each.
-        refused: entries that are not used although they are chained, because they name a step that cannot follow. With each,
+        refused: records that are not used although they are chained, because they name a step that cannot follow. With each,
             the step that it was to follow.
     """
 
@@ -165,12 +165,12 @@ class History:
     refused: list[tuple[Link, int]] = field(default_factory=list)
 
     def after(self, checkpoint: CheckpointRow) -> Run:
-        """Return the entries after a checkpoint, up to the end of their run."""
+        """Return the records after a checkpoint, up to the end of their run."""
         index, first = self.find_next(checkpoint)
         return self.runs[index][first:] if index >= 0 else Run()
 
     def find_next(self, checkpoint: CheckpointRow) -> tuple[int, int]:
-        """Return the index of the run that continues after a checkpoint, and of the next entry in it; (-1, -1) if none does."""
+        """Return the index of the run that continues after a checkpoint, and of its next record; (-1, -1) if none does."""
         sequence, chain = checkpoint.sequence, int(checkpoint.chain, 16)
         for index, run in enumerate(self.runs):
             first = bisect.bisect_left(run, sequence + 1, key=_sequence)
@@ -182,9 +182,9 @@ class History:
 
 
 def build_history(segments: Iterable[ScannedSegment], limits: Limits) -> History:
-    """Chain the entries of a lineage.
+    """Chain the records of a lineage.
 
-    A later segment supersedes earlier ones: their entries after its base were never committed, because a recovery ended
+    A later segment supersedes earlier ones: their records after its base were never committed, because a recovery ended
     before them, or belong to another timeline.
 
     Args:
@@ -210,7 +210,7 @@ def build_history(segments: Iterable[ScannedSegment], limits: Limits) -> History
                         history.refused.append((link, before.step))
                         continue
                 elif head.sequence == before.sequence:
-                    continue  # a second copy of the same entry
+                    continue  # a second copy of the same record
                 else:
                     history.holes.append(_describe_hole(last, link))
                     history.runs.append(Run())
@@ -226,12 +226,12 @@ def build_history(segments: Iterable[ScannedSegment], limits: Limits) -> History
 
 
 def without_unlogged_steps(history: History, checkpoints: Iterable[CheckpointRow]) -> History:
-    """Return the history without the entries that redo cannot reach from any checkpoint.
+    """Return the history without the records that redo cannot reach from any checkpoint.
 
-    These are the entries from one that covers steps without their tensors up to the next checkpoint.
+    These are the records from one that covers steps without their tensors up to the next checkpoint.
 
     Args:
-        history: the chained entries.
+        history: the chained records.
         checkpoints: the checkpoints of the lineage.
     """
     starts = {row.sequence for row in checkpoints}
@@ -249,14 +249,14 @@ def without_unlogged_steps(history: History, checkpoints: Iterable[CheckpointRow
 
 @dataclass(frozen=True, slots=True)
 class LastUnit:
-    """The entries from the last boundary before the newest step up to the newest boundary.
+    """The records from the last boundary before the newest step up to the newest boundary.
 
     Where the log has no tensors of the newest steps, they are the entries behind the last step that can be redone.
 
     Attributes:
         start: the position before the first of them. It is that of a boundary or of a checkpoint.
         end: the position after the last one, which is a boundary.
-        links: the entries.
+        links: the records.
     """
 
     start: Position
@@ -276,11 +276,11 @@ def find_last_unit(history: History, checkpoints: Iterable[CheckpointRow], end: 
     with steps of which the log holds no tensors is none: it cannot be replaced by its record.
 
     Args:
-        history: the chained entries.
+        history: the chained records.
         checkpoints: the checkpoints of the lineage.
         end: the position of a boundary.
     """
-    run, last = _find_entry(history, end)
+    run, last = _find_record(history, end)
     if last < 0 or not run[last].kind.is_boundary or run[last].covered:
         return None
     has_step, units = run[last].kind.is_step, 1
@@ -302,8 +302,8 @@ def find_last_unit(history: History, checkpoints: Iterable[CheckpointRow], end: 
     return None
 
 
-def _find_entry(history: History, position: Position) -> tuple[Run, int]:
-    """Return the run of entries that holds the entry at a position, and the index of that entry; -1 if no run holds it."""
+def _find_record(history: History, position: Position) -> tuple[Run, int]:
+    """Return the run of records that holds the record at a position, and the index of that record; -1 if no run holds it."""
     for run in reversed(history.runs):
         i = bisect.bisect_left(run, position.sequence, key=_sequence)
         if i < len(run) and run[i].sequence == position.sequence and run[i].location.head.digest == position.chain:
@@ -316,7 +316,7 @@ def _sequence(link: Link) -> int:
 
 
 def _supersede(history: History, segment: ScannedSegment) -> None:
-    """Drop the entries after the base of a later segment."""
+    """Drop the records after the base of a later segment."""
     heads = [location.head for location in segment.locations[:2]]
     if not heads:
         return
@@ -333,7 +333,7 @@ def _supersede(history: History, segment: ScannedSegment) -> None:
 def _describe_hole(last: Link, link: Link) -> str:
     if last.segment is link.segment:
         return (
-            f"{link.segment.path}: entries {last.sequence + 1} to {link.sequence - 1} (after step {last.step}) are "
+            f"{link.segment.path}: records {last.sequence + 1} to {link.sequence - 1} (after step {last.step}) are "
             "damaged or missing"
         )
     return (

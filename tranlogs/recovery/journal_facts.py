@@ -2,51 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..base.atomic_files import ReadFile
-from ..base.errors import CatalogUnavailable, CorruptCatalog, CorruptRecord
-from ..catalog import CATALOG_NAME, Catalog, CheckpointRow, PrunedRow, RunRow, SegmentRow, Tables, TimelineRow, Watermarks
+from ..base.errors import CatalogUnavailable, CorruptCatalog
+from ..catalog import (
+    CATALOG_NAME,
+    Catalog,
+    CheckpointRow,
+    Incident,
+    PrunedRow,
+    RunRow,
+    SegmentRow,
+    StoreRow,
+    Tables,
+    TimelineRow,
+    Watermarks,
+)
 from ..catalog.lineage import Limits, trace_lineage
-from ..log.reader import SegmentReader
 from ..log.record_format import HEAD, EntryKind, Location, Records
 from ..log.record_rows import read_extents
 from ..log.scanner import refuse_newer, scan
 from ..log.segment_file import was_written
-from ..rebuild_catalog import JournalFiles, find_misfit, read_files
-from .history import ScannedSegment
+from ..rebuild_catalog import JournalFiles, find_misfit, is_superseded, list_all, read_files, read_first_body
+from .history import History, ScannedSegment, build_history
 from .state_protocol import ReplacementSource
-
-# Given the rows of all segments and the newest lineage, returns the ordinals of the segments to read.
-SegmentFilter = Callable[[Sequence[SegmentRow], Limits], Collection[int]]
 
 
 @dataclass(slots=True)
-class CatalogContents:
-    """Contents of a catalog.
+class JournalRows:
+    """Rows of a journal: those of its catalog, and those that files describe which the catalog does not list.
 
     Attributes:
-        segments: the rows of all segments.
-        checkpoints: the rows of all checkpoints.
-        timelines: the rows of all timelines.
+        run: the run.
+        segments: all segments.
+        checkpoints: all checkpoints.
+        timelines: all timelines.
         watermarks: the watermarks.
-        pruned: the sequence number up to which a monitor has pruned entries.
-        run_id: the id of the run.
+        incidents: the times in which logging was suspended, oldest first.
+        store: the store to which the journal is shipped; None if there is none.
+        pruned: the sequence number up to which a monitor has pruned records.
+        listed: the names of the segment files and checkpoint folders that the catalog lists.
+        damage: why the catalog is not used; None if it is. Then all rows come from the files.
+        unlisted: what the files describe that the catalog does not list. Its segments and checkpoints are among the rows.
     """
 
+    run: RunRow = field(default_factory=lambda: RunRow("", 0, 0.0))
     segments: list[SegmentRow] = field(default_factory=list)
     checkpoints: list[CheckpointRow] = field(default_factory=list)
     timelines: list[TimelineRow] = field(default_factory=list)
     watermarks: Watermarks = field(default_factory=Watermarks)
+    incidents: list[Incident] = field(default_factory=list)
+    store: StoreRow | None = None
     pruned: int = 0
-    run_id: str = ""
+    listed: set[str] = field(default_factory=set)
+    damage: CorruptCatalog | None = None
+    unlisted: JournalFiles = field(default_factory=JournalFiles)
 
     @property
-    def names(self) -> set[str]:
-        """The names of the files of segments and of the folders of checkpoints."""
-        return {row.file for row in self.segments} | {row.name for row in self.checkpoints}
+    def timeline(self) -> int:
+        """The number of the newest timeline."""
+        return max((row.number for row in self.timelines), default=1)
+
+    @property
+    def limits(self) -> Limits:
+        """The lineage of the newest timeline."""
+        return trace_lineage(self.timelines, self.timeline)
+
+    @property
+    def published(self) -> list[CheckpointRow]:
+        """The published checkpoints, oldest first."""
+        found = [row for row in self.checkpoints if row.state == "published"]
+        return sorted(found, key=lambda row: (row.timeline, row.sequence))
+
+    def describe_files(self, folder: Path) -> list[str]:
+        """Return what is wrong with the catalog, and in which files it is wrong, one sentence each."""
+        notes = [] if self.damage is None else [str(self.damage)]
+        paths = [folder / "log" / row.file for row in self.unlisted.segments if self.listed]
+        notes += [f"{path}: the catalog does not list it, but it holds records" for path in paths]
+        return notes + self.unlisted.notes
 
 
 @dataclass(slots=True)
@@ -55,12 +92,12 @@ class Facts:
 
     Attributes:
         checkpoints: the published checkpoints.
-        segments: the segments, with the entries found in them.
+        segments: the segments, with the records found in them.
         timelines: the timelines, by number.
         watermarks: the watermarks in the catalog.
         notes: what is damaged or missing, one sentence each.
-        torn_paths: files of sealed segments that miss entries or hold damaged ones.
-        lost_paths: files of segments in which no entry can be read.
+        torn_paths: files of sealed segments that miss records or hold damaged ones.
+        lost_paths: files of segments in which no record can be read.
     """
 
     checkpoints: list[CheckpointRow]
@@ -76,46 +113,55 @@ class Facts:
         """The number of the newest timeline."""
         return max((row.number for row in self.timelines), default=1)
 
+    @property
+    def limits(self) -> Limits:
+        """The lineage of the newest timeline."""
+        return trace_lineage(self.timelines, self.timeline)
 
-def read_facts(folder: Path, *, choose: SegmentFilter | None = None) -> Facts:
-    """Read the facts about a journal: its catalog, files that the catalog does not list, and what the log holds.
+    @property
+    def is_empty(self) -> bool:
+        """True if there is neither a checkpoint nor a record of a unit."""
+        return not self.checkpoints and not any(len(segment.locations) > 1 for segment in self.segments)
 
-    If the catalog is damaged, the descriptions in the files are used instead.
+    def build_history(self) -> History:
+        """Chain the records of the newest timeline and of those that lead to it."""
+        return build_history(self.segments, self.limits)
 
-    Args:
-        folder: the folder of the journal.
-        choose: returns the ordinals of the segments to read; None for all segments.
+
+def read_facts(folder: Path) -> Facts:
+    """Read the facts about a journal: its rows, and what its log holds. The notes are about the catalog, too.
 
     Raises:
         UnknownFormat: a newer version wrote the run.
     """
-    notes: list[str] = []
-    try:
-        known = read_catalog(folder)
-    except CorruptCatalog as error:
-        known = CatalogContents()
-        notes.append(str(error))
-    found = read_unlisted(folder, known)
-    if known.names:
-        notes += [f"{folder / 'log' / row.file}: the catalog does not list it, but it holds entries" for row in found.segments]
-    notes += found.notes
-    timelines = {**found.timelines, **{row.number: row for row in known.timelines}}
-    newest = max(timelines)
-    segments, torn, lost = [], [], []
-    rows = [*known.segments, *found.segments]
-    chosen = {row.ordinal for row in rows} if choose is None else choose(rows, trace_lineage(timelines.values(), newest))
-    rows = [row for row in sort_newest_first(rows) if row.state != "retired" and row.ordinal in chosen]
-    records = look_up_records(folder, rows, notes) if known.names else {}
-    for row in rows:
+    rows = read_rows(folder)
+    facts = read_log(folder, rows)
+    facts.notes = rows.describe_files(folder) + facts.notes
+    return facts
+
+
+def read_log(folder: Path, rows: JournalRows, chosen: Collection[int] | None = None) -> Facts:
+    """Return the facts about a journal, given its rows. The notes are about its log only.
+
+    Args:
+        folder: the folder of the journal.
+        rows: the rows of the journal.
+        chosen: the ordinals of the segments to read; None for all.
+
+    Raises:
+        UnknownFormat: a newer version wrote the run.
+    """
+    facts = Facts(rows.published, [], rows.timelines, rows.watermarks)
+    wanted = [row for row in sort_newest_first(rows.segments) if row.state != "retired"]
+    wanted = [row for row in wanted if chosen is None or row.ordinal in chosen]
+    records = look_up_records(folder, wanted, facts.notes) if rows.damage is None else {}
+    for row in wanted:
         path = folder / "log" / row.file
-        segment = scan_segment(path, row, notes, newest, records.get(row.ordinal))
-        segments += [segment] if segment is not None else []
-        torn += [path] if row.state == "sealed" and not _is_whole(segment, row) else []
-        lost += [path] if row.state != "ready" and (segment is None or not segment.locations) else []
-    checkpoints = [row for row in known.checkpoints if row.state == "published"] + found.checkpoints
-    checkpoints.sort(key=lambda row: (row.timeline, row.sequence))
-    ordered = [timelines[number] for number in sorted(timelines)]
-    return Facts(checkpoints, segments, ordered, known.watermarks, notes, torn, lost)
+        segment = scan_segment(path, row, facts.notes, facts.timeline, records.get(row.ordinal))
+        facts.segments += [segment] if segment is not None else []
+        facts.torn_paths += [path] if row.state == "sealed" and not _is_whole(segment, row) else []
+        facts.lost_paths += [path] if row.state != "ready" and (segment is None or not segment.locations) else []
+    return facts
 
 
 def read_repaired_facts(folder: Path, spare: ReplacementSource | None) -> Facts:
@@ -169,11 +215,8 @@ def look_up_records(folder: Path, rows: Iterable[SegmentRow], notes: list[str]) 
                 notes.append(f"{error}; the segment was scanned instead")
 
     try:
-        catalog = Catalog.open(folder)
-        try:
+        with Catalog.open(folder) as catalog:
             catalog.read(read)
-        finally:
-            catalog.close()
     except (CorruptCatalog, CatalogUnavailable) as error:
         notes.append(f"{error}; the segments were scanned instead")
         return {}
@@ -184,7 +227,7 @@ def look_up_records(folder: Path, rows: Iterable[SegmentRow], notes: list[str]) 
 
 
 def _is_whole(segment: ScannedSegment | None, row: SegmentRow) -> bool:
-    """Return True if a sealed segment holds all of its entries."""
+    """Return True if a sealed segment holds all of its records."""
     if segment is None:
         return False
     found = segment.locations
@@ -198,68 +241,81 @@ def _is_whole(segment: ScannedSegment | None, row: SegmentRow) -> bool:
 def sort_newest_first(rows: list[SegmentRow]) -> list[SegmentRow]:
     """Return segments in the order in which they are scanned while the run may be written.
 
-    A segment continues earlier ones. Since these are scanned after it, all entries that it continues are found.
+    A segment continues earlier ones. Since these are scanned after it, all records that it continues are found.
     """
     return sorted(rows, key=lambda row: -row.ordinal)
 
 
-def read_unlisted(folder: Path, known: CatalogContents) -> JournalFiles:
-    """Return facts from the files that a catalog does not list."""
-    found = read_files(folder, known.names, known.run_id)
-    if known.names and (found.segments or found.checkpoints):  # a trainer may have listed them since the catalog was read
-        try:
-            now = read_catalog(folder).names
-        except CorruptCatalog:
-            return found
-        found.segments = [row for row in found.segments if row.file not in now]
-        found.checkpoints = [row for row in found.checkpoints if row.name not in now]
-    return found
+def read_rows(folder: Path) -> JournalRows:
+    """Return the rows of a journal. If the catalog is damaged or does not fit the files, all of them come from the files.
+
+    Raises:
+        UnknownFormat: a newer version wrote the run.
+    """
+    try:
+        rows = read_catalog(folder)
+    except CorruptCatalog as error:
+        rows = JournalRows(damage=error)
+    found = rows.unlisted = read_files(folder, rows.listed, rows.run.run_id)
+    if rows.listed and (found.segments or found.checkpoints):  # a trainer may have listed them since the catalog was read
+        with suppress(CorruptCatalog):
+            now = read_catalog(folder).listed
+            found.segments = [row for row in found.segments if row.file not in now]
+            found.checkpoints = [row for row in found.checkpoints if row.name not in now]
+    if rows.damage is not None and found.runs:
+        rows.run = found.runs[0]
+    rows.segments += found.segments
+    rows.checkpoints += [row for row in found.checkpoints if not is_superseded(row, rows.checkpoints)]
+    timelines = {**found.timelines, **{row.number: row for row in rows.timelines}}
+    rows.timelines = [timelines[number] for number in sorted(timelines)]
+    return rows
 
 
-def read_catalog(folder: Path) -> CatalogContents:
+def read_catalog(folder: Path) -> JournalRows:
     """Return what the catalog lists, in one snapshot.
 
     Raises:
         CorruptCatalog: the catalog is missing or damaged, or does not fit the files.
     """
 
-    def read_tables(tables: Tables) -> CatalogContents:
+    def read_tables(tables: Tables) -> JournalRows:
         run = tables.get("run", RunRow)
-        if run is None:
+        if run is None and list_all(folder):
             raise CorruptCatalog(folder / CATALOG_NAME, "the run's row is missing")
         pruned = tables.get("pruned", PrunedRow) or PrunedRow()
-        return CatalogContents(
-            tables.rows("segment/", SegmentRow),
-            tables.rows("checkpoint/", CheckpointRow),
+        segments, checkpoints = tables.rows("segment/", SegmentRow), tables.rows("checkpoint/", CheckpointRow)
+        return JournalRows(
+            run or RunRow("", 0, 0.0),
+            segments,
+            checkpoints,
             tables.rows("timeline/", TimelineRow),
             tables.get("watermarks", Watermarks) or Watermarks(),
+            tables.rows("incident/", Incident),
+            tables.get("store", StoreRow),
             pruned.sequence,
-            run.run_id,
+            {row.file for row in segments} | {row.name for row in checkpoints},
         )
 
-    catalog = Catalog.open(folder)
-    try:
+    with Catalog.open(folder) as catalog:
         for _ in range(2):  # a file of which a trainer has deleted the row meanwhile is none that is missing
-            contents: CatalogContents = catalog.read(read_tables)
+            contents: JournalRows = catalog.read(read_tables)
             why = find_misfit(folder, contents.segments, contents.checkpoints)
             if not why:
                 return contents
         raise CorruptCatalog(catalog.path, why)
-    finally:
-        catalog.close()
 
 
 def scan_segment(
     path: Path, row: SegmentRow, notes: list[str], timeline: int = 1, known: Records | None = None
 ) -> ScannedSegment | None:
-    """Return the entries of one segment; None if it was never written or cannot be read.
+    """Return the records of one segment; None if it was never written or cannot be read.
 
     Args:
         path: the file of the segment.
         row: the segment's row in the catalog.
         notes: list to which damage to the segment is added.
         timeline: the newest timeline. A segment belongs to it if it was written before the catalog recorded its opening and
-            its first entry is damaged.
+            its first record is damaged.
         known: the records that the catalog lists, which are not read from the file.
     """
     last = row.last_sequence if row.state == "sealed" else 0
@@ -274,11 +330,12 @@ def scan_segment(
     if not found:
         if row.state == "ready":
             return None
-        notes.append(f"{path}: none of its entries can be found")
+        notes.append(f"{path}: none of its records can be found")
     elif found[-1].head.sequence < last:
-        notes.append(f"{path}: its last entries, after step {found[-1].head.step}, are damaged or missing")
-    if row.state in ("ready", "open"):
-        row = replace(row, timeline=_read_timeline(path, found) or row.timeline or timeline)
+        notes.append(f"{path}: its last records, after step {found[-1].head.step}, are damaged or missing")
+    if row.state in ("ready", "open"):  # it was perhaps written before the catalog recorded its opening
+        named = read_first_body(path, found[0]).get("timeline") if found else None
+        row = replace(row, timeline=named if isinstance(named, int) and named else row.timeline or timeline)
     return ScannedSegment(row, path, found)
 
 
@@ -292,17 +349,3 @@ def _locate(path: Path, row: SegmentRow, last: int, known: Records | None) -> Se
         with ReadFile(path):  # raises OSError if it cannot be opened
             return known
     return known.extended(scan(path, row.number, start=newest.end, last_sequence=last or None))
-
-
-def _read_timeline(path: Path, found: Sequence[Location]) -> int | None:
-    """Return the timeline that the first entry of a segment names; None if that entry is damaged.
-
-    It is needed if the segment was written before the catalog recorded its opening.
-    """
-    if not found or found[0].head.kind != EntryKind.SEGMENT:
-        return None
-    try:
-        with SegmentReader(path) as reader:
-            return int(reader.decode(found[0]).body()["timeline"])
-    except (CorruptRecord, OSError, KeyError, TypeError):
-        return None

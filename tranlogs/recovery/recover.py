@@ -13,12 +13,12 @@ from typing import Any
 from ..base.errors import CorruptCheckpoint, CorruptRecord, RecoveryError, StateMismatch
 from ..base.failpoints import hit
 from ..base.quantities import count
-from ..catalog.lineage import is_on_lineage, trace_lineage
+from ..catalog.lineage import is_on_lineage
 from ..checkpoints import Checkpoint
 from ..log.record_format import Position
 from .decoding import (
     Chunk,
-    DamagedEntry,
+    DamagedRecord,
     StepScalars,
     decode_chunks,
     find_last_sound_boundary,
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 _ATTEMPTS_MAX = 1000  # each attempt that meets damage rules out a checkpoint or a part of the log
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much is done, and the total
-EarlierNotes = tuple[dict[str, Any], StepScalars]  # entries of a boundary's body, and scalars
+EarlierNotes = tuple[dict[str, Any], StepScalars]  # parts of a boundary's body, and scalars
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ def recover(
         folder: the folder of the journal.
         state: the state to recover.
         step: the step to end at; None for the newest boundary.
-        sequence: the number of the last entry to redo; None for all.
+        sequence: the number of the last record to redo; None for all.
         checkpoint: the name of the checkpoint to start from; None for the one with the shortest replay.
         progress: called with what is done.
         spare: source of sound copies that replace damaged files.
@@ -124,7 +124,7 @@ def recover(
     """
     with paused_collection():
         facts = read_repaired_facts(folder, spare)
-        if not facts.checkpoints and not any(len(segment.locations) > 1 for segment in facts.segments):
+        if facts.is_empty:
             return None
         planner = _DamagePlanner(folder, facts, spare, checkpoint)
     for _ in range(_ATTEMPTS_MAX):
@@ -142,8 +142,8 @@ def recover(
         except CorruptCheckpoint as error:
             planner.exclude_checkpoint(plan, error)
             continue
-        except DamagedEntry as damage:
-            planner.exclude_entry((*plan.links, *(unit.links if unit is not None else ())), damage)
+        except DamagedRecord as damage:
+            planner.exclude_record((*plan.links, *(unit.links if unit is not None else ())), damage)
             continue
         recovered.damaged = tuple(planner.broken)
         recovered.has_losses = bool(planner.broken or facts.lost_paths)
@@ -185,8 +185,8 @@ class _DamagePlanner:
     def __init__(self, folder: Path, facts: Facts, spare: ReplacementSource | None, checkpoint: str | None) -> None:
         self._folder, self._facts, self._spare = folder, facts, spare
         self._rows = [row for row in facts.checkpoints if checkpoint in (None, row.name)]
-        self._limits = trace_lineage(facts.timelines, facts.timeline)
-        self._history = build_history(facts.segments, self._limits)
+        self._limits = facts.limits
+        self._history = facts.build_history()
         self._last_good: dict[int, int] = {}  # by ordinal of a damaged segment: the last sequence number before the damage
         self._reported: set[str] = set()
         self.broken: list[str] = []
@@ -247,8 +247,8 @@ class _DamagePlanner:
             self.notes.append(str(error))
             self.broken.append(plan.checkpoint.name)
 
-    def exclude_entry(self, links: Sequence[Link], damage: DamagedEntry) -> None:
-        """Replace the segment of a damaged entry, one of `links`, or exclude it and what follows from further plans."""
+    def exclude_record(self, links: Sequence[Link], damage: DamagedRecord) -> None:
+        """Replace the segment of a damaged record, one of `links`, or exclude it and what follows from further plans."""
         self._warn(str(damage.error))
         self.newest_step = max(self.newest_step, links[-1].step)
         if self._replace(damage.link.segment.path):
@@ -280,7 +280,7 @@ def execute_plan(
     progress: Progress | None,
     earlier: EarlierNotes | None = None,
 ) -> Recovered:
-    """Load the checkpoint of a plan and redo its entries.
+    """Load the checkpoint of a plan and redo its records.
 
     Args:
         folder: the folder of the journal.
@@ -288,11 +288,11 @@ def execute_plan(
         state: the state to recover.
         notes: what to report in addition to the notes of the plan.
         progress: called with what is done.
-        earlier: with a checkpoint of another journal, what this journal noted before the plan's entries. It is set together
+        earlier: with a checkpoint of another journal, what this journal noted before the plan's records. It is set together
             with the body of the last boundary.
 
     Raises:
-        CorruptCheckpoint, DamagedEntry: the checkpoint or an entry is damaged. The state may be set in part; another plan
+        CorruptCheckpoint, DamagedRecord: the checkpoint or a record is damaged. The state may be set in part; another plan
             sets it again.
     """
     start = time.monotonic()
@@ -307,7 +307,7 @@ def execute_plan(
         state.restore(checkpoint)
         hit("recovery.restored")
         loaded = time.monotonic()
-        redone = _redo_entries(state, links, progress)
+        redone = _redo_records(state, links, progress)
         if links:
             body, parts = read_boundary(state, links[-1])
             state.set_auxiliary({**body, **before})
@@ -329,19 +329,19 @@ def execute_plan(
 
 @dataclass(slots=True)
 class _Redone:
-    """Result of redoing entries: the number of steps, the first divergence, and the scalars of the boundaries."""
+    """Result of redoing records: the number of steps, the first divergence, and the scalars of the boundaries."""
 
     steps: int = 0
     divergence: Divergence | None = None
     scalars: StepScalars = field(default_factory=list)
 
 
-def _redo_entries(state: Recoverable, links: Sequence[Link], progress: Progress | None) -> _Redone:
-    """Redo the entries of a plan, a bounded number at a time."""
+def _redo_records(state: Recoverable, links: Sequence[Link], progress: Progress | None) -> _Redone:
+    """Redo the records of a plan, a bounded number at a time."""
     redone, total = _Redone(), sum(link.kind.is_step for link in links)
     for chunk in decode_chunks(links):
         divergence = _redo_chunk(state, chunk, _make_ticker(progress, redone.steps, total))
-        redone.steps += sum(entry.kind.is_step for entry in chunk.entries)
+        redone.steps += sum(record.kind.is_step for record in chunk.records)
         redone.scalars += chunk.scalars
         redone.divergence = redone.divergence or divergence
     return redone
@@ -361,13 +361,13 @@ def open_planned_checkpoint(folder: Path, plan: RecoveryPlan) -> Iterator[Checkp
 
 
 def _redo_chunk(state: Recoverable, chunk: Chunk, tick: Callable[[int], Any]) -> Divergence | None:
-    if not chunk.entries:
+    if not chunk.records:
         return None
     try:
-        return state.redo(chunk.entries, tick)
+        return state.redo(chunk.records, tick)
     except CorruptRecord as error:
         by_step = [link for link in chunk.links if link.step == error.step]
-        raise DamagedEntry(by_step[0] if by_step else chunk.links[0], error) from None
+        raise DamagedRecord(by_step[0] if by_step else chunk.links[0], error) from None
 
 
 def _make_ticker(progress: Progress | None, base: int, total: int) -> Callable[[int], None]:

@@ -1,6 +1,6 @@
 """Plan of a recovery: where to start and where to end. A pure decision over facts.
 
-target      checkpoint          entries after it                 decision
+target      checkpoint          records after it                 decision
 newest      sound, chained      up to the last boundary          end there; the checkpoint that leads furthest wins, and of
                                                                  equally good ones the newest
 newest      sound, chained      steps without tensors            end before them; training has to compute them again
@@ -34,12 +34,12 @@ class RecoveryPlan:
 
     Attributes:
         checkpoint: the checkpoint to load.
-        links: the entries to redo; the last one is a boundary.
+        links: the records to redo; the last one is a boundary.
         position: where recovery ends.
         has_later: True if the log holds committed boundaries after that position.
         notes: what to report, one sentence each.
         source: the journal that holds the checkpoint, if it is another rank's; else None.
-        recomputed: the entries after that position which cannot be redone, because the log holds no tensors of some of their
+        recomputed: the records after that position which cannot be redone, because the log holds no tensors of some of their
             steps: training has to compute these again. The last one is a boundary.
     """
 
@@ -54,7 +54,7 @@ class RecoveryPlan:
     @property
     def end(self) -> Position:
         """The newest boundary that the log leads to, once training has computed again what cannot be redone."""
-        return _position_after(self.recomputed, self.position)
+        return position_after(self.recomputed, self.position)
 
     @property
     def recomputed_steps(self) -> str:
@@ -78,13 +78,13 @@ def plan_recovery(
 
     Args:
         checkpoints: the published checkpoints.
-        history: the chained entries.
+        history: the chained records.
         limits: the lineage of `timeline`.
         timeline: the timeline to recover on.
         step: the step to end at; None for the newest boundary.
-        sequence: the number of the last entry that may be redone; None for all.
+        sequence: the number of the last record that may be redone; None for all.
         broken: the names of damaged checkpoints.
-        last_good: for each segment with damaged entries, by ordinal, the sequence number before the first damaged one.
+        last_good: for each segment with damaged records, by ordinal, the sequence number before the first damaged one.
 
     Raises:
         RecoveryError: there is no sound checkpoint, or `step` is not covered.
@@ -95,7 +95,7 @@ def plan_recovery(
     def is_wanted(at: CheckpointRow | Link) -> bool:
         return (step is None or at.step <= step) and (sequence is None or at.sequence <= sequence)
 
-    best: tuple[CheckpointRow, Run, Run] | None = None  # with the entries to redo, and those to compute again
+    best: tuple[CheckpointRow, Run, Run] | None = None  # with the records to redo, and those to compute again
     ends = (
         link.sequence for run in reversed(history.runs) for link in reversed(run) if link.kind.is_boundary and is_wanted(link)
     )
@@ -113,7 +113,7 @@ def plan_recovery(
     if best is None:
         raise RecoveryError(_describe_no_checkpoint(usable, broken, step))
     row, redone, recomputed = best
-    position = _position_after(redone, Position(row.sequence, row.step, int(row.chain, 16), timeline))
+    position = position_after(redone, Position(row.sequence, row.step, int(row.chain, 16), timeline))
     on_lineage = [row for row in checkpoints if is_on_lineage(row, limits)]
     has_later = has_later_boundary(history, on_lineage, position)
     plan = RecoveryPlan(row, redone, position, has_later, (), recomputed=recomputed)
@@ -131,8 +131,8 @@ def plan_recovery(
 
 
 def describe_refused(link: Link, before: int) -> str:
-    """Return why an entry of the history is refused, which follows one of step `before`."""
-    return f"entry {link.sequence} names step {link.step}, which cannot follow step {before}"
+    """Return why a record of the history is refused, which follows one of step `before`."""
+    return f"record {link.sequence} names step {link.step}, which cannot follow step {before}"
 
 
 def has_later_boundary(history: History, checkpoints: Sequence[CheckpointRow], position: Position) -> bool:
@@ -146,7 +146,7 @@ def has_later_boundary(history: History, checkpoints: Sequence[CheckpointRow], p
 
 
 def _cut_damage(links: Run, last_good: dict[int, int]) -> Run:
-    """Return the links before the first damaged entry."""
+    """Return the links before the first damaged record."""
     for i, link in enumerate(links if last_good else ()):
         limit = last_good.get(link.segment.row.ordinal)
         if limit is not None and link.sequence > limit:
@@ -166,8 +166,8 @@ def _get_end(row: CheckpointRow, links: Sequence[Link]) -> int:
     return links[-1].sequence if links else row.sequence
 
 
-def _position_after(links: Sequence[Link], start: Position) -> Position:
-    """Return the position after entries that follow a position."""
+def position_after(links: Sequence[Link], start: Position) -> Position:
+    """Return the position after records that follow a position."""
     if not links:
         return start
     head = links[-1].location.head

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..checkpoints import Checkpoint
-from ..log.decoded_record import Entry
+from ..log.reader import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class Recoverable(Protocol):
         """
         ...
 
-    def redo(self, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
-        """Apply entries that are steps or after-images in order, and call `tick(n)` whenever n of them are done.
+    def redo(self, entries: Sequence[Record], tick: Callable[[int], None]) -> Divergence | None:
+        """Apply records that are steps or after-images in order, and call `tick(n)` whenever n of them are done.
 
         Raises:
-            CorruptRecord: an entry is damaged. Recovery restores a checkpoint again.
+            CorruptRecord: a record is damaged. Recovery restores a checkpoint again.
         """
         ...
 
@@ -50,11 +50,11 @@ class Recoverable(Protocol):
         """Set auxiliary state from the body of the boundary at which recovery ends."""
         ...
 
-    def decode(self, entry: Entry) -> Any:
+    def decode(self, entry: Record) -> Any:
         """Return the body of a step or an after-image, with the framework's own tensors in it."""
         ...
 
-    def decode_boundary(self, entry: Entry) -> dict[str, Any]:
+    def decode_boundary(self, entry: Record) -> dict[str, Any]:
         """Return the body of a boundary, with the framework's own tensors in it."""
         ...
 

@@ -2,7 +2,7 @@
 
 They are retired in the catalog in one transaction, and their bytes are deleted after it.
 
-**By the policy, after a checkpoint.** A segment is retired when all its entries precede the oldest kept checkpoint: no recovery
+**By the policy, after a checkpoint.** A segment is retired when all its records precede the oldest kept checkpoint: no recovery
 that starts at a kept checkpoint reads it. The newest checkpoint is always kept, and so is all that recovery to the newest step
 needs. In a group of ranks, the newest checkpoint that is no newer than what every rank has is kept, too. If a rank dies before
 its newest checkpoint is published, all ranks go back to one that each of them has. After a rewind, checkpoints that are not on

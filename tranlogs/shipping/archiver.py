@@ -2,7 +2,7 @@
 
 In each turn the deciding thread reads the catalog, schedules uploads, publishes a manifest when an upload is complete, asks
 the store which objects are durable, and deletes objects that the store need not keep. The catalog follows the store: the
-watermarks `archived` and `persisted` and the rows `shipped/` are never ahead of the newest manifest.
+watermarks `archived` and `persisted`, and the journal's copy of the manifest, are never ahead of the newest manifest.
 
 A sending thread begins when there is work and ends when there is none, or when the store fails. A store that fails is tried
 again after pauses that grow. Training and pruning never wait for it. Any other error, which is one of this program, is recorded
@@ -28,8 +28,8 @@ from ..journal import JournalPaths
 from ..retention.keep_policy import KeepLatest, RetentionPolicy
 from ..stores import STALL_SECONDS, Store
 from .inventory import GroupSteps, Inventory
-from .manifest import ShippedItem
-from .plan import JournalContents, name_of, plan_expiry, plan_uploads
+from .manifest import ShippedItem, name_of
+from .plan import JournalContents, plan_expiry, plan_uploads
 from .store_rows import StoreRows
 from .upload import Part, Throttle, Upload
 
@@ -172,7 +172,7 @@ class Archiver:
             if not self._uploads.keys().isdisjoint(names):
                 return False
         held = [item for name, item in self._inventory.shipped.items() if name in names]
-        return all(item.objects.is_durable or item.objects.is_lost for item in held)
+        return all(item.is_durable or item.is_lost for item in held)
 
     def _run(self) -> None:
         while not self._is_stopped:

@@ -6,8 +6,8 @@ better.
 
 A folder that was restored from a backup, or a machine that another machine replaced, may have continued differently than the
 run in the store. Names do not show this: both continue to fill a segment that was prepared earlier, and checkpoints of one step
-have the same name in both. The content is therefore compared: the digests in the store with those in the journal's catalog,
-which also identify items that were pruned locally, or the chain of the local log with the chain in the store.
+have the same name in both. The content is therefore compared: the digests in the store with those in the journal's copy of the
+manifest, which also identify items that were pruned locally, or the chain of the local log with the chain in the store.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..base.errors import StoreRefused
-from ..catalog import CheckpointRow, RunRow, SegmentRow, ShippedRow, StoreRow
-from .manifest import Manifest, ShippedItem, parse_manifest_name
-from .plan import JournalContents, name_of
+from ..catalog import CheckpointRow, RunRow, SegmentRow, StoreRow
+from .manifest import Manifest, ShippedItem, name_of, parse_manifest_name
+from .plan import JournalContents
 from .upload import read_chain
 
 
@@ -77,9 +77,9 @@ def _is_continued(found: Manifest, row: StoreRow | None) -> bool:
 
 
 def select_own_history(
-    found: Manifest, contents: JournalContents, known: Mapping[str, ShippedRow], log: Path
+    found: Manifest, contents: JournalContents, known: Mapping[str, ShippedItem], log: Path
 ) -> dict[str, ShippedItem]:
-    """Return the items of a manifest that belong to the journal whose catalog lists `contents` and the shipped items `known`.
+    """Return the items of a manifest that belong to the journal whose catalog lists `contents`, and its copy `known`.
 
     `log` is the folder of the segments.
 
@@ -90,15 +90,15 @@ def select_own_history(
     return {name: item for name, item in found.shipped.items() if _is_own(item, rows.get(name), known.get(name), log)}
 
 
-def _is_own(item: ShippedItem, local: SegmentRow | CheckpointRow | None, sent: ShippedRow | None, log: Path) -> bool:
+def _is_own(item: ShippedItem, local: SegmentRow | CheckpointRow | None, sent: ShippedItem | None, log: Path) -> bool:
     stored = item.row
     if isinstance(local, CheckpointRow):
         return isinstance(stored, CheckpointRow) and (local.sequence, local.chain) == (stored.sequence, stored.chain)
     if isinstance(local, SegmentRow) and not (isinstance(stored, SegmentRow) and _has_extent(local, stored)):
         return False
-    if sent is not None and _content(sent) == _content(item.objects):
+    if sent is not None and _content(sent) == _content(item):
         return True
-    return isinstance(local, SegmentRow) and _is_same_log(local, item.objects, log)
+    return isinstance(local, SegmentRow) and _is_same_log(local, item, log)
 
 
 def _has_extent(local: SegmentRow, stored: SegmentRow) -> bool:
@@ -106,17 +106,17 @@ def _has_extent(local: SegmentRow, stored: SegmentRow) -> bool:
     return local.segment_id == stored.segment_id and (not is_sealed or local.last_sequence == stored.last_sequence)
 
 
-def _content(objects: ShippedRow) -> dict[str, list[list[object]]]:
-    return {file: [list(part[1:]) for part in parts] for file, parts in objects.files.items()}
+def _content(item: ShippedItem) -> dict[str, list[list[object]]]:
+    return {file: [list(part[1:]) for part in parts] for file, parts in item.files.items()}
 
 
-def _is_same_log(local: SegmentRow, objects: ShippedRow, log: Path) -> bool:
-    """Return True if the local segment contains the last entry of the store's copy. Its digest covers all earlier entries.
+def _is_same_log(local: SegmentRow, item: ShippedItem, log: Path) -> bool:
+    """Return True if the local segment contains the last record of the store's copy. Its digest covers all earlier records.
 
-    A sealed segment that is damaged at that entry is assumed to be the same.
+    A sealed segment that is damaged at that record is assumed to be the same.
     """
     try:
-        chain = read_chain(log / local.file, local, objects.end_sequence)
+        chain = read_chain(log / local.file, local, item.end_sequence)
     except OSError:
         chain = None
-    return chain == objects.end_chain or (chain is None and local.state == "sealed")
+    return chain == item.end_chain or (chain is None and local.state == "sealed")

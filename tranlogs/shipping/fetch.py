@@ -22,16 +22,24 @@ from typing import Any, BinaryIO, cast
 import xxhash
 
 from ..base.atomic_files import make_folder, sync_folder
-from ..base.errors import CorruptCatalog, CorruptObject, NotARun, StoreUnavailable, TranLogsError, UsageError, error_text
+from ..base.errors import CorruptObject, NotARun, StoreUnavailable, TranLogsError, UsageError, error_text
 from ..base.failpoints import hit
-from ..catalog import Catalog, CheckpointRow, RunRow, SegmentRow, StoreRow, Tables, Watermarks, segment_key, timeline_key
-from ..catalog.lineage import is_on_lineage, trace_lineage
+from ..catalog import Catalog, SegmentRow, StoreRow, Watermarks, segment_key, timeline_key
+from ..catalog.lineage import is_on_lineage
 from ..journal import JournalPaths
-from ..recovery.history import build_history
-from ..recovery.journal_facts import read_facts
+from ..recovery.journal_facts import JournalRows, read_facts, read_rows
 from ..recovery.recovery_plan import plan_recovery
 from ..stores import STALL_SECONDS, Store, TimeoutStore, open_store
-from .manifest import Manifest, ShippedItem, journal_prefix, manifest_names, parse_manifest_name, read_first_sound, read_newest
+from .manifest import (
+    Manifest,
+    ShippedItem,
+    journal_prefix,
+    manifest_names,
+    parse_manifest_name,
+    read_first_sound,
+    read_newest,
+    write_local,
+)
 from .plan import find_chain, find_recoverable_step, list_contents
 
 _log = logging.getLogger("tranlogs")
@@ -172,7 +180,7 @@ def _fetch_items(reader: _ItemReader, manifest: Manifest, everything: bool) -> l
             chain = find_chain(row, sound, manifest.timelines, limits)
         result.checkpoint_step, result.step = row.step, find_recoverable_step([row], chain, manifest.timelines, limits)
         result.steps_lost = max(expected - result.step, 0)
-        end = max([row.sequence, *(item.objects.boundary_sequence for item in chain)])
+        end = max([row.sequence, *(item.boundary_sequence for item in chain)])
         return [
             item
             for item in items
@@ -183,7 +191,7 @@ def _fetch_items(reader: _ItemReader, manifest: Manifest, everything: bool) -> l
 
 def _extends_past(item: ShippedItem, end: int) -> bool:
     """Return True if an item belongs to the part of the log that could not be read, before which the journal now continues."""
-    return isinstance(item.row, SegmentRow) and item.objects.end_sequence > end
+    return isinstance(item.row, SegmentRow) and item.end_sequence > end
 
 
 @dataclass(slots=True)
@@ -221,14 +229,12 @@ class _ItemReader:
 def _publish_journal(reader: _ItemReader, manifest: Manifest, stored: Sequence[ShippedItem], row: StoreRow) -> None:
     """Write the catalog of the fetched files, and rename the temporary folder to the journal's name."""
     target, result = reader.target, reader.result
-    catalog = Catalog.open(target, writable=True)
-    try:
+    with Catalog.open(target, writable=True) as catalog:
         with catalog.transaction() as tables:
             tables.put("run", manifest.run)
             for timeline in manifest.timelines:
                 tables.put(timeline_key(timeline.number), timeline)
             for item in stored:
-                tables.put(f"shipped/{item.name}", item.objects)
                 if item.name not in reader.done:
                     continue
                 if isinstance(item.row, SegmentRow):
@@ -240,8 +246,7 @@ def _publish_journal(reader: _ItemReader, manifest: Manifest, stored: Sequence[S
         _check_recovery(target, result)
         with catalog.transaction() as tables:
             tables.put("watermarks", Watermarks(result.step, result.step, result.step, result.step, manifest.at))
-    finally:
-        catalog.close()
+    write_local(target, replace(manifest, shipped={item.name: item for item in stored}))
     (target / "catalog.lmdb-lock").unlink(missing_ok=True)
     sync_folder(target)
     hit("pull.publish")
@@ -253,8 +258,7 @@ def _publish_journal(reader: _ItemReader, manifest: Manifest, stored: Sequence[S
 def _check_recovery(target: Path, result: PullResult) -> None:
     """Plan a recovery from the fetched files, and correct the result if the recovery ends at an earlier step."""
     facts = read_facts(target)
-    limits = trace_lineage(facts.timelines, facts.timeline)
-    plan = plan_recovery(facts.checkpoints, build_history(facts.segments, limits), limits, timeline=facts.timeline)
+    plan = plan_recovery(facts.checkpoints, facts.build_history(), facts.limits, timeline=facts.timeline)
     if plan.end.step < result.step:
         result.notes.append(f"expected the fetched log to end at step {result.step}, it ends at step {plan.end.step}")
         result.steps_lost += result.step - plan.end.step
@@ -285,13 +289,13 @@ class StoreCopies:
         if name in self._asked or self._is_given_up:
             return ""
         self._asked.add(name)
-        known = _read_known_rows(self._paths.folder)
-        self._url = self._url or known.url
+        rows = read_rows(self._paths.folder)
+        self._url = self._url or (rows.store.url if rows.store is not None else None)
         if self._url is None:
             return ""
         for pause in _PAUSES:
             try:
-                return self._replace(name, known)
+                return self._replace(name, rows)
             except (TranLogsError, OSError) as error:
                 is_final = not isinstance(error, (StoreUnavailable, OSError))
                 when = "" if is_final else " now"
@@ -302,7 +306,7 @@ class StoreCopies:
         self._is_given_up = True  # For all damaged files: recovery must not wait for each of them.
         return ""
 
-    def _replace(self, name: str, known: _KnownRows) -> str:
+    def _replace(self, name: str, rows: JournalRows) -> str:
         assert self._url is not None
         with TimeoutStore(open_store(self._url), STALL_SECONDS) as store:
             if self._manifest is None:
@@ -310,7 +314,7 @@ class StoreCopies:
             item = None if self._manifest is None else self._manifest.shipped.get(name)
             if item is None or self._manifest is None:
                 self._warn("the store %s has no copy of %s", store.url, name)
-            elif not known.matches(self._manifest, item):
+            elif not _is_same_item(rows, self._manifest, item):
                 self._warn("the store %s holds %s of another run, or of another history of this run; not used", store.url, name)
             elif _fetch_item(store, item, self._paths.folder, is_preallocated=True):
                 self._warn("%s was damaged, and was replaced by the copy in %s", name, store.url)
@@ -321,48 +325,22 @@ class StoreCopies:
         _log.warning(f"%s: {text}", self._paths.folder, *values)
 
 
-@dataclass(frozen=True, slots=True)
-class _KnownRows:
-    """Rows of the journal's catalog: the run, the store's address, and segments and checkpoints by name."""
+def _is_same_item(rows: JournalRows, manifest: Manifest, item: ShippedItem) -> bool:
+    """Return True if an item of the store is the one that a journal lists, or a longer version of it.
 
-    run: RunRow | None = None
-    url: str | None = None
-    rows: dict[str, SegmentRow | CheckpointRow] = field(default_factory=dict)
-
-    def matches(self, manifest: Manifest, item: ShippedItem) -> bool:
-        """Return True if an item of the store is the one that this journal lists, or a longer version of it.
-
-        A copy of the run's folder that was trained on has other items under the same names.
-        """
-        if self.run is None or manifest.run.run_id != self.run.run_id:
-            return False
-        local, stored = self.rows.get(item.name), item.row
-        if isinstance(local, SegmentRow) and isinstance(stored, SegmentRow):
-            is_at_least = stored.last_sequence >= local.last_sequence
-            return (local.segment_id, local.base_sequence) == (stored.segment_id, stored.base_sequence) and is_at_least
-        if isinstance(local, CheckpointRow) and isinstance(stored, CheckpointRow):
-            return (local.sequence, local.chain, local.timeline) == (stored.sequence, stored.chain, stored.timeline)
+    A copy of the run's folder that was trained on has other items under the same names.
+    """
+    if manifest.run.run_id != rows.run.run_id:
         return False
-
-
-def _read_known_rows(folder: Path) -> _KnownRows:
-    """Read the catalog; return nothing if it is damaged."""
-
-    def read(tables: Tables) -> _KnownRows:
-        store = tables.get("store", StoreRow)
-        rows: dict[str, SegmentRow | CheckpointRow] = {row.file: row for row in tables.rows("segment/", SegmentRow)}
-        rows |= {row.name: row for row in tables.rows("checkpoint/", CheckpointRow)}
-        return _KnownRows(tables.get("run", RunRow), store.url if store is not None else None, rows)
-
-    try:
-        catalog = Catalog.open(folder)
-        try:
-            found: _KnownRows = catalog.read(read)
-            return found
-        finally:
-            catalog.close()
-    except CorruptCatalog:
-        return _KnownRows()
+    stored = item.row
+    if isinstance(stored, SegmentRow):
+        return any(
+            (row.file, row.segment_id, row.base_sequence) == (stored.file, stored.segment_id, stored.base_sequence)
+            and stored.last_sequence >= row.last_sequence
+            for row in rows.segments
+        )
+    found = {(row.name, row.sequence, row.chain, row.timeline) for row in rows.checkpoints}
+    return (stored.name, stored.sequence, stored.chain, stored.timeline) in found
 
 
 # The files of one segment or checkpoint.
@@ -385,7 +363,7 @@ def _fetch_item(store: Store, item: ShippedItem, journal: Path, *, is_preallocat
     make_folder(folder)
     nbytes = 0
     try:
-        for name, parts in item.objects.files.items():
+        for name, parts in item.files.items():
             if not _is_intact(folder / name, parts, size):
                 nbytes += _fetch_file(store, folder / name, parts, size)
     except BaseException:

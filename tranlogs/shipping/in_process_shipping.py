@@ -99,13 +99,10 @@ class InProcessShipper:
     def _read_archived(self) -> int:
         """Return the watermark `archived` of the catalog, which counts what earlier processes have shipped, too."""
         try:
-            catalog = Catalog.open(self._paths.folder)
+            with Catalog.open(self._paths.folder) as catalog:
+                return catalog.watermarks().archived
         except TranLogsError:
             return 0
-        try:
-            return catalog.watermarks().archived
-        finally:
-            catalog.close()
 
 
 def _follow(

@@ -12,7 +12,9 @@ import math
 import secrets
 import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from ..base.clock import Clock
 from ..base.errors import CorruptCatalog, RunInUse, StoreRefused
@@ -32,7 +34,9 @@ from .manifest import (
     parse_manifest_name,
     publish,
     read_first_sound,
+    read_local,
     read_newest,
+    write_local,
 )
 from .plan import JournalContents, find_stored_step, list_contents
 from .store_rows import StoreRows
@@ -75,6 +79,7 @@ class Inventory:
         self._where = f"{store.url}/{prefix}"
         self.writer, self.is_attached = "", False
         self.shipped: dict[str, ShippedItem] = {}
+        self._recorded: dict[str, Any] = {}  # in the journal's copy of the manifest: the files of each item
         self._requested_at: dict[str, float] = {}  # time of the last request to make an item durable
         self._superseded: list[ShippedItem] = []  # deleted once the durable manifest does not name them, either
         self._manifests = ManifestHistory(store, prefix, clock)
@@ -118,7 +123,8 @@ class Inventory:
         run = catalog.run()
         if run is None:
             raise CorruptCatalog(catalog.path, "the run's row is missing")
-        row, known = self._rows.read_store(catalog)
+        row, known = self._rows.read_store(catalog), read_local(self._paths.folder)
+        self._recorded = {name: item.files for name, item in known.items()}
         names = manifest_names(self._store, self._prefix)  # read first: a manifest that appears later is another writer's
         found, name, notes = read_first_sound(self._store, names)
         for note in notes:
@@ -135,7 +141,7 @@ class Inventory:
             self._superseded = self._find_superseded(found, row)
         self._number = self._known_number = max((parse_manifest_name(name)[0] for name in names), default=0)
         row = row or StoreRow(self._store.url, self.writer)
-        self._rows.begin(catalog, replace(row, number=max(row.number, 0 if found is None else found.number)), known)
+        self._rows.begin(catalog, replace(row, number=max(row.number, 0 if found is None else found.number)))
         self._collector.keeps_all, self._collector.keeps_foreign = bool(notes), found is None
         self._collect_garbage(())
         self.is_attached, self._attached_to = True, self._rows.catalog.open_count
@@ -178,7 +184,7 @@ class Inventory:
 
     def _read_durability(self, item: ShippedItem) -> ShippedItem:
         are_durable = all(is_durable(self._store.stat(name)) for name in item.names())
-        return replace(item, objects=replace(item.objects, is_durable=are_durable))
+        return replace(item, is_durable=are_durable)
 
     # Publishing manifests.
 
@@ -268,8 +274,8 @@ class Inventory:
 
     def check_items(self, contents: JournalContents) -> None:
         """Ask the store for items that are not durable yet, the oldest first. The watermarks follow what is lost at once."""
-        waiting = [item for item in self.shipped.values() if not item.objects.is_durable]
-        waiting.sort(key=lambda item: item.objects.is_lost)  # lost items last: they may never come back
+        waiting = [item for item in self.shipped.values() if not item.is_durable]
+        waiting.sort(key=lambda item: item.is_lost)  # lost items last: they may never come back
         calls, lost = 0, []
         try:
             for item in waiting:
@@ -295,13 +301,13 @@ class Inventory:
                 waiting[part] = status
         # A machine that comes back may bring a lost item.
         is_lost = any(status.is_lost and not status.copies for status in waiting.values())
-        self.shipped[name] = replace(item, objects=replace(item.objects, is_durable=not waiting, is_lost=is_lost))
+        self.shipped[name] = replace(item, is_durable=not waiting, is_lost=is_lost)
         if is_lost:
             self._requested_at.pop(name, None)  # Durability is requested again as soon as the item is available.
-            return item.objects.is_lost
+            return item.is_lost
         now = self._clock.now()
         is_forgotten = name not in self._requested_at and any(one.is_forgotten or one.is_lost for one in waiting.values())
-        if is_forgotten or (waiting and now - self._requested_at.get(name, item.objects.at) > self._persist_seconds):
+        if is_forgotten or (waiting and now - self._requested_at.get(name, item.at) > self._persist_seconds):
             self._requested_at[name] = now
             for part in waiting:
                 self._store.request_durability(part)
@@ -317,9 +323,14 @@ class Inventory:
     # The catalog.
 
     def write_marks(self, contents: JournalContents) -> None:
-        """Write the store's rows and watermarks to the catalog."""
+        """Write the store's row and watermarks to the catalog, and the journal's copy of the newest manifest."""
         assert self._rows.row is not None
         newest = self._manifests.newest
+        files = {name: item.files for name, item in self.shipped.items()}
+        if newest is not None and files != self._recorded:
+            with suppress(OSError):  # the next turn tries again
+                write_local(self._paths.folder, replace(newest, shipped=self.shipped))
+                self._recorded = files
         row = replace(
             self._rows.row,
             number=max(self._rows.row.number, 0 if newest is None else newest.number),
@@ -327,7 +338,7 @@ class Inventory:
         )
         local = self._local_step(contents)  # Later steps in the store belong to another history.
         marks = min(self._archived_step(contents), local), min(self._persisted_step(contents), local)
-        self._rows.write({name: item.objects for name, item in self.shipped.items()}, row, marks, contents)
+        self._rows.write(row, marks, contents)
 
     def _local_step(self, contents: JournalContents) -> int:
         """Return the newest step of the journal.
@@ -348,9 +359,7 @@ class Inventory:
         manifest = self._manifests.durable
         if manifest is None:
             return 0
-        durable = {
-            name for item in (*self.shipped.values(), *self._superseded) if item.objects.is_durable for name in item.names()
-        }
+        durable = {name for item in (*self.shipped.values(), *self._superseded) if item.is_durable for name in item.names()}
         stored = {name: item for name, item in manifest.shipped.items() if durable.issuperset(item.names())}
         return find_stored_step(replace(manifest, shipped=stored), contents)
 
@@ -360,9 +369,9 @@ def _is_same(item: ShippedItem | None, other: ShippedItem) -> bool:
 
     The durability of a segment is not compared, because no reader uses it.
     """
-    if item is None or (item.objects.files, item.objects.is_lost) != (other.objects.files, other.objects.is_lost):
+    if item is None or (item.files, item.is_lost) != (other.files, other.is_lost):
         return False
-    return isinstance(item.row, SegmentRow) or item.objects.is_durable == other.objects.is_durable
+    return isinstance(item.row, SegmentRow) or item.is_durable == other.is_durable
 
 
 class GarbageCollector:
@@ -436,5 +445,5 @@ class GroupSteps:
         if manifest is None or max((row.number for row in manifest.timelines), default=1) != timeline:
             return 0
         limits = list_contents(manifest).limits
-        durable = [item.row for item in manifest.checkpoints if item.objects.is_durable]
+        durable = [item.row for item in manifest.checkpoints if item.is_durable]
         return max((row.step for row in durable if isinstance(row, CheckpointRow) and is_on_lineage(row, limits)), default=0)

@@ -2,6 +2,7 @@
 
     RUN/rank0/manifests/0000000012-5f0c….json      the newest intact one is valid; the name holds its number and its writer
     RUN/rank0/objects/…                            parts of segments and checkpoints, each under a name that is used once
+    shipped.json                                   in the folder of the journal: what it knows of the newest manifest
 
 Each manifest is an object of its own and is never changed. Two writers of one journal (an old machine that is thought dead, and
 the new one) detect each other by their manifests: a writer whose own manifest is not the newest stops.
@@ -13,18 +14,21 @@ import io
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
+from ..base.atomic_files import publishing
 from ..base.clock import Clock
 from ..base.config import FORMAT_VERSION
 from ..base.errors import CorruptObject, StoreUnavailable, UnknownFormat
 from ..base.failpoints import hit
-from ..catalog import CheckpointRow, RunRow, SegmentRow, ShippedRow, TimelineRow
+from ..catalog import CheckpointRow, RunRow, SegmentRow, TimelineRow
 from ..checkpoints.folder import open_manifest, seal_manifest
 from ..journal import JournalPaths
 from ..stores import Content, ObjectStatus, Store
 
 MANIFESTS, OBJECTS = "manifests", "objects"
+LOCAL_NAME = "shipped.json"  # in the folder of a journal
 KEPT = 4  # number of manifests that are kept, in case the newest cannot be read
 
 T = TypeVar("T")
@@ -32,15 +36,40 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ShippedItem:
-    """A segment or a checkpoint in the store: its catalog row, and its objects."""
+    """A segment or a checkpoint in the store. Digests are 16 hex digits.
+
+    Another segment continues a segment at its last record or, after a crash, at its newest boundary.
+
+    Attributes:
+        row: its row in the catalog.
+        files: its objects in the store, by file; each is [name, bytes, xxh3_128 in hex].
+        boundary_step: the step of the newest boundary in a segment.
+        boundary_sequence: the sequence number of that boundary.
+        boundary_chain: the digest of that boundary.
+        base_chain: the digest of the record before a segment's first one.
+        end_sequence: the sequence number of a segment's last record.
+        end_chain: the digest of that record.
+        is_durable: True if the store calls all objects durable.
+        at: the time of shipping, in seconds since 1970.
+        is_lost: True if the store does not hold the objects any more, or not at present. The item does not count then.
+    """
 
     row: SegmentRow | CheckpointRow
-    objects: ShippedRow
+    files: dict[str, list[list[Any]]]
+    boundary_step: int = 0
+    boundary_sequence: int = 0
+    boundary_chain: str = ""
+    base_chain: str = ""
+    end_sequence: int = 0
+    end_chain: str = ""
+    is_durable: bool = False
+    at: float = 0.0
+    is_lost: bool = False
 
     @property
     def name(self) -> str:
         """The name of the segment's file or of the checkpoint's folder."""
-        return self.objects.name
+        return name_of(self.row)
 
     @property
     def nbytes(self) -> int:
@@ -53,7 +82,17 @@ class ShippedItem:
 
     def parts(self) -> list[list[Any]]:
         """Return [name, bytes, digest] of its objects."""
-        return [part for parts in self.objects.files.values() for part in parts]
+        return [part for parts in self.files.values() for part in parts]
+
+    def pack(self) -> list[dict[str, Any]]:
+        """Return the row and the objects as a manifest holds them."""
+        content = asdict(self)
+        return [content.pop("row"), {"name": self.name, **content}]
+
+
+def name_of(row: SegmentRow | CheckpointRow) -> str:
+    """Return the name of a segment or a checkpoint in a manifest."""
+    return row.file if isinstance(row, SegmentRow) else row.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +133,8 @@ class Manifest:
                 "at": self.at,
                 "run": asdict(self.run),
                 "timelines": [asdict(row) for row in self.timelines],
-                "segments": [[asdict(item.row), asdict(item.objects)] for item in self.segments],
-                "checkpoints": [[asdict(item.row), asdict(item.objects)] for item in self.checkpoints],
+                "segments": [item.pack() for item in self.segments],
+                "checkpoints": [item.pack() for item in self.checkpoints],
             }
         )
 
@@ -106,10 +145,8 @@ class Manifest:
             content = open_manifest(raw)
             if content["format"] != FORMAT_VERSION:
                 raise UnknownFormat(name, content["format"], FORMAT_VERSION)
-            shipped = [ShippedItem(_row(SegmentRow, row), _row(ShippedRow, objects)) for row, objects in content["segments"]]
-            shipped += [
-                ShippedItem(_row(CheckpointRow, row), _row(ShippedRow, objects)) for row, objects in content["checkpoints"]
-            ]
+            shipped = [_row(ShippedItem, {**item, "row": _row(SegmentRow, row)}) for row, item in content["segments"]]
+            shipped += [_row(ShippedItem, {**item, "row": _row(CheckpointRow, row)}) for row, item in content["checkpoints"]]
             return cls(
                 int(content["number"]),
                 str(content["writer"]),
@@ -170,6 +207,24 @@ def read_newest(store: Store, prefix: str) -> tuple[Manifest | None, list[str]]:
     """Return the newest intact manifest of a journal, and a sentence for each newer one that is damaged."""
     manifest, _, notes = read_first_sound(store, manifest_names(store, prefix))
     return manifest, notes
+
+
+def read_local(folder: Path) -> dict[str, ShippedItem]:
+    """Return the items that a journal's copy of its manifest names; {} if there is none that can be read."""
+    try:
+        return Manifest.unpack((folder / LOCAL_NAME).read_bytes(), LOCAL_NAME).shipped
+    except (CorruptObject, UnknownFormat, OSError):
+        return {}
+
+
+def write_local(folder: Path, manifest: Manifest) -> None:
+    """Write a journal's copy of its manifest, from which it knows its items in the store also when they are pruned here.
+
+    Raises:
+        OSError: the disk is full or fails.
+    """
+    with publishing(folder / LOCAL_NAME) as temporary:
+        temporary.write_bytes(manifest.pack())
 
 
 def publish(store: Store, prefix: str, manifest: Manifest) -> str:

@@ -41,11 +41,6 @@ class JournalContents:
         return max(found, default=0)
 
 
-def name_of(row: SegmentRow | CheckpointRow) -> str:
-    """Return the name of a segment or a checkpoint in a manifest."""
-    return row.file if isinstance(row, SegmentRow) else row.name
-
-
 def list_contents(manifest: Manifest) -> JournalContents:
     """Return the rows that a manifest lists."""
     segments = [item.row for item in manifest.segments if isinstance(item.row, SegmentRow)]
@@ -71,7 +66,7 @@ def plan_uploads(
     """
     limits = contents.limits
     local = {row.name: row for row in contents.checkpoints}
-    shipped = {name: item for name, item in shipped.items() if not item.objects.is_lost and _is_of(item, local.get(name))}
+    shipped = {name: item for name, item in shipped.items() if not item.is_lost and _is_of(item, local.get(name))}
     known = {item.row.name: item.row for item in shipped.values() if isinstance(item.row, CheckpointRow)} | local
     ours = sorted((row for row in known.values() if is_on_lineage(row, limits)), key=lambda row: row.sequence)
     dropped = plan_retirement(keep, ours, (), common=common).checkpoints
@@ -107,15 +102,15 @@ def find_chain(
 ) -> list[ShippedItem]:
     """Return the segments that follow a checkpoint, in the order of the log, along the chain that leads furthest.
 
-    Each segment is linked to the previous one by the digest that its first entry names. Sequence numbers are not unique: after
-    a crash, the log continues from its newest boundary, and entries after that boundary keep their numbers in the old segment.
+    Each segment is linked to the previous one by the digest that its first record names. Sequence numbers are not unique: after
+    a crash, the log continues from its newest boundary, and records after that boundary keep their numbers in the old segment.
     """
     ours = [item for item in segments if limits.get(_row(item).timeline, -1) != -1]
     parents = {row.number: (row.parent, row.fork_sequence) for row in timelines if row.number in limits and row.parent}
     forks = [item for item in ours if parents.get(_row(item).timeline, (0, -1))[1] == _row(item).base_sequence]
     ends: dict[tuple[int, str], list[ShippedItem]] = {}
     for item in ours:
-        ends.setdefault((_row(item).base_sequence, item.objects.base_chain), []).append(item)
+        ends.setdefault((_row(item).base_sequence, item.base_chain), []).append(item)
     best: dict[str, tuple[int, ShippedItem | None]] = {}
     for item in sorted(ours, key=lambda item: (_row(item).base_sequence, _row(item).ordinal), reverse=True):
         best[item.name] = _find_furthest(item, ends, forks, parents, limits, best)
@@ -124,7 +119,7 @@ def find_chain(
     found = []
     while chosen is not None:
         found.append(chosen)
-        chosen = best[chosen.objects.name][1]
+        chosen = best[chosen.name][1]
     return found
 
 
@@ -136,9 +131,9 @@ def _row(item: ShippedItem) -> SegmentRow:
 def _contains_start(item: ShippedItem, start: CheckpointRow) -> bool:
     """Return True if a checkpoint lies in a segment, or just before it."""
     if _row(item).base_sequence == start.sequence:
-        return item.objects.base_chain == start.chain
+        return item.base_chain == start.chain
     is_same = _row(item).timeline == start.timeline
-    return is_same and _row(item).base_sequence < start.sequence <= item.objects.boundary_sequence
+    return is_same and _row(item).base_sequence < start.sequence <= item.boundary_sequence
 
 
 def _find_furthest(
@@ -150,13 +145,13 @@ def _find_furthest(
     best: dict[str, tuple[int, ShippedItem | None]],
 ) -> tuple[int, ShippedItem | None]:
     """Return the sequence number that the log reaches through a segment, and the next segment on that path."""
-    row, objects = _row(item), item.objects
+    row = _row(item)
     limit = limits[row.timeline]
     follows = [
-        *ends.get((objects.end_sequence, objects.end_chain), []),
-        *ends.get((objects.boundary_sequence, objects.boundary_chain), []),
+        *ends.get((item.end_sequence, item.end_chain), []),
+        *ends.get((item.boundary_sequence, item.boundary_chain), []),
     ]
-    own = objects.boundary_sequence
+    own = item.boundary_sequence
     if limit is not None:  # the timeline was left for another one, at a boundary
         own = min(own, limit)
         follows = [other for other in follows if _row(other).timeline != row.timeline or _row(other).base_sequence < limit]
@@ -164,7 +159,7 @@ def _find_furthest(
             other
             for other in forks
             if parents[_row(other).timeline][0] == row.timeline
-            and row.base_sequence < _row(other).base_sequence <= objects.boundary_sequence
+            and row.base_sequence < _row(other).base_sequence <= item.boundary_sequence
         ]
     found: tuple[int, ShippedItem | None] = own, None
     for other in follows:
@@ -185,8 +180,8 @@ def find_recoverable_step(
     step = start.step
     for item in find_chain(start, segments, timelines, limits):
         limit = limits.get(_row(item).timeline)
-        if limit is None or item.objects.boundary_sequence <= limit:
-            step = max(step, item.objects.boundary_step)
+        if limit is None or item.boundary_sequence <= limit:
+            step = max(step, item.boundary_step)
         else:  # a timeline was left within this segment, at a boundary
             step = max(
                 step, *(row.fork_step for row in timelines if row.parent == _row(item).timeline and row.number in limits)
@@ -196,7 +191,7 @@ def find_recoverable_step(
 
 def find_stored_step(manifest: Manifest, contents: JournalContents) -> int:
     """Return the newest step that recovery reaches from the items of a manifest that are not lost."""
-    available = [item for item in manifest.shipped.values() if not item.objects.is_lost]
+    available = [item for item in manifest.shipped.values() if not item.is_lost]
     segments = [item for item in available if isinstance(item.row, SegmentRow)]
     checkpoints = [item.row for item in available if isinstance(item.row, CheckpointRow)]
     return find_recoverable_step(checkpoints, segments, contents.timelines, contents.limits)
@@ -211,9 +206,9 @@ def plan_expiry(
     kept. An item that is not durable stays, unless the store has lost it and it would expire otherwise. The newest checkpoint
     up to the step that all journals have (`common`) stays, because ranks recover together.
     """
-    durable = [item.row for item in shipped.values() if item.objects.is_durable]
+    durable = [item.row for item in shipped.values() if item.is_durable]
     checkpoints = [row for row in durable if isinstance(row, CheckpointRow)]
-    lost = [item.row for item in shipped.values() if item.objects.is_lost]
+    lost = [item.row for item in shipped.values() if item.is_lost]
     segments = [row for row in (*durable, *lost) if isinstance(row, SegmentRow)]
     expired = plan_retirement(keep, checkpoints, segments, timelines, common)
     kept = [row.sequence for row in checkpoints if row not in expired.checkpoints]

@@ -9,7 +9,6 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from ..catalog import (
     CommonRow,
     ReopeningCatalog,
     SegmentRow,
-    ShippedRow,
     StoreRow,
     Tables,
     TimelineRow,
@@ -52,7 +50,6 @@ class StoreRows:
         self.catalog = ReopeningCatalog(paths.folder)
         self._url, self._clock = url, clock
         self._location = f"{socket.gethostname()}:{os.path.realpath(paths.folder)}"
-        self._written: dict[str, ShippedRow] = {}
         self._sealing_until = 0.0
         self.row: StoreRow | None = None
         self.marks = (0, 0)
@@ -72,31 +69,25 @@ class StoreRows:
         found: JournalContents = self.catalog.current().read(read)
         return found
 
-    def read_store(self, catalog: Catalog) -> tuple[StoreRow | None, dict[str, ShippedRow]]:
-        """Return the row of this store, if there is one, and the rows of shipped items, by name.
+    def read_store(self, catalog: Catalog) -> StoreRow | None:
+        """Return the row of this store; None if there is none.
 
-        The store's row names a new writer if the folder was copied or moved since the row was written.
+        The row names a new writer if the folder was copied or moved since the row was written.
         """
-
-        def read(tables: Tables) -> tuple[StoreRow | None, list[ShippedRow]]:
-            return tables.get("store", StoreRow), tables.rows("shipped/", ShippedRow)
-
-        row, shipped = catalog.read(read)
-        known = {item.name: item for item in shipped}
+        row: StoreRow | None = catalog.read(lambda tables: tables.get("store", StoreRow))
         if row is None or not self._is_of_this_store(row) or not row.writer:
-            return None, known
+            return None
         if row.host and row.host != self._location:
             row = replace(row, writer=secrets.token_hex(8))
-        return replace(row, url=self._url), known
+        return replace(row, url=self._url)
 
-    def begin(self, catalog: Catalog, row: StoreRow, known: Mapping[str, ShippedRow]) -> None:
-        """Write the store's row, because the journal was attached to the store. `known` are the rows of shipped items.
+    def begin(self, catalog: Catalog, row: StoreRow) -> None:
+        """Write the store's row, because the journal was attached to the store.
 
         Raises:
             LogUnavailable: the trainer has not written it yet.
         """
         self.row = replace(row, problem="", host=self._location)
-        self._written = dict(known)
         if not change_catalog(self._folder, "store", Change({"store": self.row})):
             raise LogUnavailable(f"{catalog.path}: the process that writes the run does not serve requests now")
 
@@ -110,20 +101,18 @@ class StoreRows:
             return
         self._sealing_until = now + _SEAL_LEASE_SECONDS
 
-    def write(self, rows: dict[str, ShippedRow], row: StoreRow, marks: tuple[int, int], contents: JournalContents) -> None:
-        """Write the shipped items by name, the store's row, and the watermarks `archived` and `persisted`.
+    def write(self, row: StoreRow, marks: tuple[int, int], contents: JournalContents) -> None:
+        """Write the store's row, and the watermarks `archived` and `persisted`.
 
         Nothing is written if the catalog has that already, or if its timelines are not those of `contents`.
         """
-        if rows == self._written and marks == self.marks and row == self.row:
+        if marks == self.marks and row == self.row:
             return
         hit("ship.marks")
         after = replace(row, at=self._clock.now())
         change = Change({"store": after}, timelines=[row.number for row in contents.timelines], marks=marks)
-        change.deletes = [f"shipped/{name}" for name in self._written.keys() - rows.keys()]
-        change.puts |= {f"shipped/{name}": item for name, item in rows.items() if self._written.get(name) != item}
         if change_catalog(self._folder, "store", change):  # else the next turn computes the marks again
-            self.row, self._written, self.marks = after, rows, marks
+            self.row, self.marks = after, marks
 
     def write_problem(self, problem: str) -> None:
         """Write why shipping does not proceed; "" if it does."""

@@ -20,15 +20,14 @@ from typing import Any, Literal
 from ..base.config import PART_BYTES_MAX
 from ..base.errors import CorruptRecord, StoreRefused, StoreUnavailable
 from ..base.failpoints import hit
-from ..catalog import CheckpointRow, SegmentRow, ShippedRow
+from ..catalog import CheckpointRow, SegmentRow
 from ..checkpoints import Checkpoint
 from ..checkpoints.folder import MANIFEST, META, STATE
 from ..log.reader import SegmentReader
 from ..log.record_format import EntryKind, Head
 from ..log.scanner import scan
 from ..stores import Content, Store
-from .manifest import OBJECTS, ShippedItem
-from .plan import name_of
+from .manifest import OBJECTS, ShippedItem, name_of
 
 _BURST_SECONDS = 0.25
 _PORTION_BYTES_MIN, _PORTION_BYTES_MAX = 64 << 10, 4 << 20
@@ -169,7 +168,7 @@ class Upload:
         files: dict[str, list[list[Any]]] = {}
         for _, (file, part) in sorted(self._sent.items()):
             files.setdefault(file, []).append(part)
-        return ShippedItem(self.row, ShippedRow(self.name, files, at=now, **self._source.chain_ends))
+        return ShippedItem(self.row, files, at=now, **self._source.chain_ends)
 
     def close(self) -> None:
         """Send no more parts, and close the files as soon as no thread reads them."""
@@ -186,7 +185,7 @@ class Upload:
 class Source:
     """The open files of an item: by name, the file descriptor and the number of bytes to send.
 
-    `chain_ends` are, for a segment, the ends of its part of the log's chain, as fields of `ShippedRow`.
+    `chain_ends` are, for a segment, the ends of its part of the log's chain, as fields of `ShippedItem`.
     """
 
     files: dict[str, tuple[int, int]]
@@ -240,9 +239,9 @@ def open_segment(folder: Path, row: SegmentRow) -> Source:
     with SegmentReader(path) as reader:
         locations = scan(path, row.number, last_sequence=row.last_sequence or None)
         if not locations or locations[-1].head.sequence < row.last_sequence:
-            raise CorruptRecord(path, "entries at its end are missing")
-        for entry in reader.entries(locations):
-            for damage in entry.find_damage():
+            raise CorruptRecord(path, "records at its end are missing")
+        for record in reader.records(locations):
+            for damage in record.find_damage():
                 raise damage
         end = max(row.used_bytes, *(location.end for location in locations))
         fd = os.dup(reader.fd)  # The duplicate keeps the lock.
@@ -261,7 +260,7 @@ def _chain_ends(heads: Sequence[Head]) -> dict[str, Any]:
 
 
 def read_chain(path: Path, row: SegmentRow, sequence: int) -> str | None:
-    """Return the digest of a segment's entry, as rows `shipped/` contain it; None if the entry is missing or damaged.
+    """Return the digest of a segment's record, as `ShippedItem` has it; None if the record is missing or damaged.
 
     Raises:
         CannotRead: file handles, memory or rights are missing.

@@ -12,17 +12,17 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from ..base.errors import CorruptRecord
-from ..log.decoded_record import Entry
-from ..log.payload_reader import RecordFile
+from ..log.reader import Record
+from ..log.record_file import RecordFile
 from ..log.record_format import EntryKind
-from ..recovery.group.shards import StepEntry
+from ..recovery.group.shards import StepRecord
 from ..recovery.state_protocol import Divergence
 from .fingerprint import Digests
 
-Decoded = tuple[StepEntry, dict[str, Any]]  # a record and its body
+Decoded = tuple[StepRecord, dict[str, Any]]  # a record and its body
 
-E = TypeVar("E", Entry, StepEntry)  # what a framework redoes: a run of one process has no shards to join
-E_contra = TypeVar("E_contra", Entry, StepEntry, contravariant=True)
+E = TypeVar("E", Record, StepRecord)  # what a framework redoes: a run of one process has no shards to join
+E_contra = TypeVar("E_contra", Record, StepRecord, contravariant=True)
 
 
 class StateDigests(NamedTuple):
@@ -61,7 +61,9 @@ class RedoTarget(Protocol[E_contra]):
         ...
 
 
-def decode_entries(decode: Callable[[Entry], dict[str, Any]], entries: Sequence[Entry]) -> list[tuple[Entry, dict[str, Any]]]:
+def decode_entries(
+    decode: Callable[[Record], dict[str, Any]], entries: Sequence[Record]
+) -> list[tuple[Record, dict[str, Any]]]:
     """Return entries with their bodies. A body that several entries share is decoded once."""
     bodies: dict[tuple[RecordFile, int], dict[str, Any]] = {}
     found = []

@@ -7,7 +7,7 @@ from typing import Any
 
 from tranlogs.base.errors import CorruptRecord
 from tranlogs.base.types import AnyArray
-from tranlogs.records import Checkpoint, Entry, array_of
+from tranlogs.records import Checkpoint, Record, array_of
 from tranlogs.training import Divergence, StateDigests, decode_entries, redo_in_order
 
 from ..backends import arrays
@@ -16,7 +16,7 @@ from ..state.fingerprint import window
 from ..state.state import KerasState
 
 
-def redo(state: KerasState, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
+def redo(state: KerasState, entries: Sequence[Record], tick: Callable[[int], None]) -> Divergence | None:
     """Apply entries in order; return the first step after which the fingerprint differs."""
     return redo_in_order(_ByStep(state), decode_entries(state.decode, entries), tick)
 
@@ -30,7 +30,7 @@ class _ByStep:
         self._state = state
         self._values: Sequence[Values] | None = None  # of the updated variables, if the backend has just returned them
 
-    def write_image(self, entry: Entry, body: dict[str, Any]) -> None:
+    def write_image(self, entry: Record, body: dict[str, Any]) -> None:
         slots, self._values = self._state.variables.by_name, None
         for name in entry.tensor_names():
             array = entry.read(name)
@@ -44,7 +44,7 @@ class _ByStep:
             assert array is not None
             self._state.backend.assign(slots[name].variable, from_array(array))
 
-    def apply_gradients(self, entry: Entry, body: dict[str, Any]) -> None:
+    def apply_gradients(self, entry: Record, body: dict[str, Any]) -> None:
         """Call the function that the live step called, with what the live step read."""
         state, logged, forms = self._state, _tensors(entry), body.get("forms", {})
         gradients = []
@@ -56,7 +56,7 @@ class _ByStep:
             state.set_attributes(body["attributes"])
         self._values = state.apply(body, gradients, state.plan.updated_variables)
 
-    def read_digests(self, entry: Entry, body: dict[str, Any]) -> StateDigests:
+    def read_digests(self, entry: Record, body: dict[str, Any]) -> StateDigests:
         state, kind, values = self._state, body["fingerprint"], self._values
         slots = state.variables.fingerprinted_by(body["record"])
         state.fingerprint_kinds.add(kind)
@@ -67,7 +67,7 @@ class _ByStep:
         return StateDigests(found, indices, [slot.name for slot in slots])
 
 
-def _tensors(entry: Entry) -> dict[str, AnyArray | None]:
+def _tensors(entry: Record) -> dict[str, AnyArray | None]:
     """Read the step's gradients by name, in one read into new memory, since a backend may keep what it is given."""
     if entry.sparse:
         return {name: entry.read(name) for name in entry.tensor_names()}
@@ -82,7 +82,7 @@ def _tensors(entry: Entry) -> dict[str, AnyArray | None]:
 class ReplayableState(KerasState):
     """The state of a Keras run, with redo."""
 
-    def redo(self, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
+    def redo(self, entries: Sequence[Record], tick: Callable[[int], None]) -> Divergence | None:
         """Apply records in order; return the first step after which the fingerprint differs."""
         return redo(self, entries, tick)
 
@@ -103,14 +103,14 @@ class UntouchedState:
     def restore(self, checkpoint: Checkpoint) -> None:
         self.set_auxiliary(checkpoint.meta(make_array=arrays.from_array)["boundary"])
 
-    def redo(self, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
+    def redo(self, entries: Sequence[Record], tick: Callable[[int], None]) -> Divergence | None:
         return None
 
     def set_auxiliary(self, body: dict[str, Any]) -> None:
         self.body = body
 
-    def decode(self, entry: Entry) -> Any:
+    def decode(self, entry: Record) -> Any:
         return entry.body(make_array=arrays.from_array)
 
-    def decode_boundary(self, entry: Entry) -> dict[str, Any]:
+    def decode_boundary(self, entry: Record) -> dict[str, Any]:
         return entry.boundary(make_array=arrays.from_array)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import keras
 
 from tranlogs.base.types import AnyArray
-from tranlogs.records import Checkpoint, Entry, Snapshot
+from tranlogs.records import Checkpoint, Record, Snapshot
 
 from .. import keras_internals
 from ..backends import Backend, Gradients
@@ -181,10 +181,10 @@ class KerasState:
                     self.backend.assign(slots[name].variable, values)
         self.body = body
 
-    def decode(self, entry: Entry) -> Any:
+    def decode(self, entry: Record) -> Any:
         return entry.body(make_array=from_array)
 
-    def decode_boundary(self, entry: Entry) -> dict[str, Any]:
+    def decode_boundary(self, entry: Record) -> dict[str, Any]:
         return entry.boundary(make_array=from_array)
 
 

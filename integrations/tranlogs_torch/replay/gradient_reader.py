@@ -19,8 +19,8 @@ import torch
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.threads import start_thread
 from tranlogs.base.types import ITEMSIZE, Bytes
-from tranlogs.ranks import JoinedEntry, StepEntry
-from tranlogs.records import Entry, Layout, array_of
+from tranlogs.ranks import JoinedRecord, StepRecord
+from tranlogs.records import Layout, Record, array_of
 
 from ..tensors.arrays import from_array
 
@@ -55,13 +55,13 @@ class GradientMemory:
         self._views: dict[tuple[Layout, frozenset[int]], _View | None] = {}  # None: read one by one
         self._newest: tuple[Layout | None, frozenset[int], _View | None] = None, frozenset(), None
 
-    def read(self, entry: StepEntry) -> Gradients:
+    def read(self, entry: StepRecord) -> Gradients:
         """Return a step's gradients. The next call may overwrite them.
 
         Raises:
             CorruptRecord: one of them is damaged.
         """
-        if isinstance(entry, JoinedEntry) or entry.sparse:
+        if isinstance(entry, JoinedRecord) or entry.sparse:
             return _read_one_by_one(entry)
         if entry.layout is self._newest[0] and entry.absent == self._newest[1]:  # one layout is one object in each segment
             view = self._newest[2]
@@ -79,7 +79,7 @@ class GradientMemory:
         entry.read_range(begin, self._memory[: end - begin], "")
         return gradients
 
-    def _over(self, entry: Entry) -> _View | None:
+    def _over(self, entry: Record) -> _View | None:
         """Return the range of the payload, and tensors over the memory; None where torch cannot have them so."""
         layout, starts = entry.layout, entry.starts()
         if len(layout.index) < len(layout):  # several ranges of a tensor
@@ -107,7 +107,7 @@ class GradientMemory:
         return np.empty(nbytes, np.uint8)
 
 
-def _read_one_by_one(entry: StepEntry) -> Gradients:
+def _read_one_by_one(entry: StepRecord) -> Gradients:
     names = [name for name in entry.tensor_names() if name.startswith("grad/")]
     return Gradients((name[5:], from_array(array)) for name in names if (array := entry.read(name)) is not None)
 
@@ -120,7 +120,7 @@ class GradientReader:
         devices: those of the parameters.
     """
 
-    def __init__(self, entries: Sequence[StepEntry], devices: Set[torch.device]) -> None:
+    def __init__(self, entries: Sequence[StepRecord], devices: Set[torch.device]) -> None:
         self._entries = entries
         self._gpus = [device for device in devices if device.type == "cuda"]
         nbytes = max((entry.raw_bytes for entry in entries), default=0)
@@ -147,7 +147,7 @@ class GradientReader:
             self._thread.join()
         self._wait_for_copies()
 
-    def read(self, entry: StepEntry) -> Gradients:
+    def read(self, entry: StepRecord) -> Gradients:
         """Return the gradients of the next record. The next call may overwrite them.
 
         Raises:

@@ -12,8 +12,8 @@ import torch
 
 from tranlogs.base.errors import CorruptRecord
 from tranlogs.base.types import AnyArray
-from tranlogs.ranks import StepEntry
-from tranlogs.records import Entry
+from tranlogs.ranks import StepRecord
+from tranlogs.records import Record
 from tranlogs.training import Decoded, Divergence, StateDigests, decode_entries, redo_in_order
 
 from ..capture.single_step import amp_of, clip_again, step_of, without_hooks
@@ -34,13 +34,13 @@ _GRAPH_CHECKS = ("_accelerator_graph_capture_health_check", "_cuda_graph_capture
 class ReplayableState(TorchState):
     """The state of a PyTorch run, with redo."""
 
-    def redo(self, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
+    def redo(self, entries: Sequence[Record], tick: Callable[[int], None]) -> Divergence | None:
         """Apply records in order; return the first step after which the fingerprint differs."""
         with unwrapped(self.named):
             return redo(self, entries, tick)
 
 
-def redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None]) -> Divergence | None:
+def redo(state: TorchState, entries: Sequence[Record], tick: Callable[[int], None]) -> Divergence | None:
     """Apply entries in order. Weights records hold the whole state, so all before the last of them are passed over.
 
     Returns:
@@ -71,8 +71,8 @@ def redo(state: TorchState, entries: Sequence[Entry], tick: Callable[[int], None
 
 def _redo(
     state: TorchState,
-    steps: Sequence[tuple[StepEntry, dict[str, Any]]],
-    decoded: Sequence[tuple[StepEntry, dict[str, Any]]],
+    steps: Sequence[tuple[StepRecord, dict[str, Any]]],
+    decoded: Sequence[tuple[StepRecord, dict[str, Any]]],
     devices: Set[torch.device],
     tick: Callable[[int], None],
     *,
@@ -89,7 +89,7 @@ def _redo(
             target.split()
 
 
-def _whole(state: TorchState, entry: StepEntry, body: dict[str, Any]) -> StepEntry:
+def _whole(state: TorchState, entry: StepRecord, body: dict[str, Any]) -> StepRecord:
     """Return a record that ranks divided among themselves with the shares of all ranks."""
     if state.shards is None:
         raise CorruptRecord(
@@ -190,7 +190,7 @@ class _Target:
 
     compared = "parameters"
 
-    def __init__(self, state: TorchState, reader: GradientReader, last: dict[str, StepEntry], *, joins: bool) -> None:
+    def __init__(self, state: TorchState, reader: GradientReader, last: dict[str, StepRecord], *, joins: bool) -> None:
         self._state, self._reader, self._last, self._joins = state, reader, last, joins
         self._optimizers: dict[str, _Optimizer] = {}
         self._joined: JoinedStep | None = None
@@ -201,14 +201,14 @@ class _Target:
             self._joined.split()
             self._joined = None
 
-    def write_image(self, entry: StepEntry, body: dict[str, Any]) -> None:
+    def write_image(self, entry: StepRecord, body: dict[str, Any]) -> None:
         self.split()
         self._optimizers.clear()
         apply_image(self._state, entry, body)
         if body.get("is_stateless"):
             self._state.redone.stale.add(body["optimizer"])
 
-    def apply_gradients(self, entry: StepEntry, body: dict[str, Any]) -> None:
+    def apply_gradients(self, entry: StepRecord, body: dict[str, Any]) -> None:
         which, hyper = body["optimizer"], body["hyper"]
         optimizer = self._state.optimizers[which]
         known = self._optimizers.get(which) or self._optimizers.setdefault(which, _Optimizer(self._state, which))
@@ -256,7 +256,7 @@ class _Target:
             for parameter, _ in known.parameters:
                 parameter.grad = None
 
-    def read_digests(self, entry: StepEntry, body: dict[str, Any]) -> StateDigests:
+    def read_digests(self, entry: StepRecord, body: dict[str, Any]) -> StateDigests:
         state, kind = self._state, body["fingerprint"]
         state.redone.kinds.add(kind)
         found = state.fingerprint.digests(entry.step, kind)
@@ -264,7 +264,7 @@ class _Target:
         return StateDigests(found, indices, list(state.parameters))
 
 
-def apply_image(state: TorchState, entry: StepEntry, body: dict[str, Any]) -> None:
+def apply_image(state: TorchState, entry: StepRecord, body: dict[str, Any]) -> None:
     """Write an after-image: parameters, optimizer state where it was logged, parameter groups where they have changed."""
     arrays = {}
     for name in entry.tensor_names():
@@ -282,5 +282,5 @@ def apply_image(state: TorchState, entry: StepEntry, body: dict[str, Any]) -> No
         state.set_state(which, items, partial(_state_of, entry, which))
 
 
-def _state_of(entry: StepEntry, which: str, name: str, key: str) -> AnyArray | None:
+def _state_of(entry: StepRecord, which: str, name: str, key: str) -> AnyArray | None:
     return entry.read(f"state/{which}/{name}/{key}")

@@ -18,7 +18,7 @@ from torch import nn
 from tranlogs.base.errors import StateMismatch
 from tranlogs.base.types import AnyArray
 from tranlogs.ranks import GradientShards
-from tranlogs.records import Checkpoint, Entry, Snapshot, Tensor
+from tranlogs.records import Checkpoint, Record, Snapshot, Tensor
 
 from ..sharding.shards import array_of, is_relaid
 from ..sharding.shards import differences as place_differences
@@ -265,10 +265,10 @@ class TorchState:
             found.update(memory_of(parameter).data)
         return found.hexdigest()
 
-    def decode(self, entry: Entry) -> Any:
+    def decode(self, entry: Record) -> Any:
         return entry.body(make_array=make_array, make_extension=make_extension)
 
-    def decode_boundary(self, entry: Entry) -> dict[str, Any]:
+    def decode_boundary(self, entry: Record) -> dict[str, Any]:
         return entry.boundary(make_array=make_array, make_extension=make_extension)
 
 

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tranlogs.base.errors import TranLogsError
-from tranlogs.catalog import SegmentRow
-from tranlogs.catalog.lineage import Limits, trace_lineage
 from tranlogs.log.reader import SegmentReader
-from tranlogs.recovery.history import Link, build_history
-from tranlogs.recovery.journal_facts import read_facts
+from tranlogs.recovery.history import Link
+from tranlogs.recovery.journal_facts import JournalRows, read_log, read_rows, sort_newest_first
 
 _log = logging.getLogger(__name__)
 
@@ -64,17 +62,17 @@ class ProgressReader:
 
     def _find_boundaries(self) -> tuple[list[Link], int]:
         """Return the newest boundaries, and the newest timeline."""
-        facts = read_facts(self._folder, choose=self._choose)
-        history = build_history(facts.segments, trace_lineage(facts.timelines, facts.timeline))
-        links = [link for run in history.runs for link in run if link.kind.is_boundary]
+        rows = read_rows(self._folder)
+        facts = read_log(self._folder, rows, self._choose(rows))
+        links = [link for run in facts.build_history().runs for link in run if link.kind.is_boundary]
         return links[-_BOUNDARIES_MAX:], facts.timeline
 
-    def _choose(self, rows: Sequence[SegmentRow], limits: Limits) -> set[int]:
+    def _choose(self, rows: JournalRows) -> set[int]:
         """Choose the newest segments, back to what was read before."""
-        known = self._sequence if max(limits) == self._timeline else 0
+        limits, known = rows.limits, self._sequence if rows.timeline == self._timeline else 0
         chosen: set[int] = set()
         entries = 0
-        for row in sorted(rows, key=lambda row: -row.ordinal):
+        for row in sort_newest_first(rows.segments):
             if row.state == "retired" or (row.state == "sealed" and row.timeline not in limits):
                 continue
             is_known = row.state == "sealed" and row.last_sequence <= known

@@ -15,7 +15,15 @@ from .. import screen
 from ..options import Json, Run, command
 from ..parameters import FINE, PROBLEM, Option
 from ..reading.find_journals import find_journals, read_consistently
-from ..reading.journal_records import JournalRecords, Record, find_newest, find_step, list_records, read_history, show_records
+from ..reading.journal_records import (
+    JournalRecords,
+    RecordLine,
+    find_newest,
+    find_step,
+    list_records,
+    read_history,
+    show_records,
+)
 from ..screen import print_json, to_json
 
 _CHARS_MAX = 1000  # of one value of a record
@@ -79,12 +87,12 @@ def _draw_list(rank: dict[str, Any]) -> list[RenderableType]:
     return [screen.table(str(rank["folder"]), columns, rows, numbers=("step", "tensors", "stored"))]
 
 
-def _units(records: Sequence[Record]) -> list[list[Record]]:
+def _units(records: Sequence[RecordLine]) -> list[list[RecordLine]]:
     """Group each record with the boundary that follows it, because the scalars of the boundary belong to the record.
 
     A boundary without a record of its step forms a group alone.
     """
-    units: list[list[Record]] = []
+    units: list[list[RecordLine]] = []
     for record in records:
         if record.kind == "boundary" and units and units[-1][-1].kind != "boundary" and units[-1][0].step == record.step:
             units[-1].append(record)
@@ -93,7 +101,7 @@ def _units(records: Sequence[Record]) -> list[list[Record]]:
     return units
 
 
-def _make_row(unit: Sequence[Record]) -> list[object]:
+def _make_row(unit: Sequence[RecordLine]) -> list[object]:
     first, last = unit[0], unit[-1]
     lr = ", ".join(dict.fromkeys(screen.number(to_json(value)) for value in first.lr))
     scalars = " ".join(f"{name}={screen.number(value)}" for name, value in last.scalars.items())

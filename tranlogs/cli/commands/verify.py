@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from ...base.errors import CorruptCatalog, TranLogsError, UsageError
 from ...catalog import Catalog, Tables
-from ...catalog.lineage import is_on_lineage, trace_lineage
+from ...catalog.lineage import is_on_lineage
 from ...frameworks import open_offline_run
 from ...journal import JournalPaths
 from ...journal.owner_lock import OwnerLock
@@ -119,7 +119,7 @@ def check_journal(paths: JournalPaths, progress: Progress | None) -> Verified:
     for finding in verify_journal(paths.folder):
         if isinstance(finding, Checked):
             about.nbytes += finding.nbytes
-            about.entries += finding.entries
+            about.entries += finding.records
             about.tensors += finding.tensors
             progress("verify (MiB)", min(about.nbytes, total) // _MIB, total // _MIB)
         else:
@@ -142,7 +142,7 @@ def _replay(
 ) -> tuple[list[RecoveryReport], list[Problem]]:
     """Redo the newest timeline from its oldest checkpoint, and after a hole in the log from the next checkpoint after it."""
     facts = read_facts(paths.folder)
-    limits = trace_lineage(facts.timelines, facts.timeline)
+    limits = facts.limits
     replays: list[RecoveryReport] = []
     problems = []
     for row in sorted((row for row in facts.checkpoints if is_on_lineage(row, limits)), key=lambda row: row.sequence):
@@ -231,11 +231,8 @@ def _part_of(paths: JournalPaths, problem: Problem) -> Path | None:
 def _is_catalog_intact(folder: Path) -> bool:
     """Return True if every row of the catalog can be read."""
     try:
-        catalog = Catalog.open(folder)
-        try:
+        with Catalog.open(folder) as catalog:
             catalog.read(Tables.check)
             return catalog.run() is not None
-        finally:
-            catalog.close()
     except CorruptCatalog:
         return False

@@ -11,20 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from ...base.errors import CorruptRecord
-from ...catalog import CheckpointRow, SegmentRow
-from ...catalog.lineage import Limits, is_on_lineage, trace_lineage
-from ...log.decoded_record import Entry
-from ...log.reader import SegmentReader
-from ...recovery.history import Link, Run, build_history
-from ...recovery.journal_facts import Facts, read_facts
+from ...catalog import CheckpointRow
+from ...catalog.lineage import is_on_lineage
+from ...log.reader import Record, SegmentReader
+from ...recovery.history import Link, Run
+from ...recovery.journal_facts import Facts, JournalRows, read_facts, read_log, read_rows, sort_newest_first
 
 
 @dataclass(slots=True)
 class JournalRecords:
-    """The entries of the newest timeline and of those that lead to it.
+    """The records of the newest timeline and of those that lead to it.
 
     Attributes:
-        links: the entries, in order.
+        links: the records, in order.
         checkpoints: the checkpoints on these timelines.
         problems: what is wrong with the log, in words.
         committed: sequence number of the newest boundary.
@@ -37,27 +36,28 @@ class JournalRecords:
 
 
 def read_history(folder: Path, *, step: int | None = None, newest: int = 0) -> JournalRecords:
-    """Find a journal's entries, without decoding them.
+    """Find a journal's records, without decoding them.
 
-    Segments that cannot contain the requested entries are skipped, if the catalog has their steps.
+    Segments that cannot contain the requested records are skipped, if the catalog has their steps.
 
     Args:
         folder: the journal's folder.
-        step: return the entries of this step; None for all steps.
-        newest: return the entries of this number of newest steps; 0 for all.
+        step: return the records of this step; None for all steps.
+        newest: return the records of this number of newest steps; 0 for all.
     """
     if step is not None or newest:
-        choice = _Choice(step, newest)
-        history = _build_history(read_facts(folder, choose=choice.choose), choice)
+        choice, rows = _Choice(step, newest), read_rows(folder)
+        facts = read_log(folder, rows, choice.choose(rows))
+        facts.notes = rows.describe_files(folder) + facts.notes
+        history = _build_history(facts, choice)
         if choice.is_answered_by(history):
             return history
     return _build_history(read_facts(folder))
 
 
 def _build_history(facts: Facts, choice: _Choice | None = None) -> JournalRecords:
-    limits = trace_lineage(facts.timelines, facts.timeline)
-    found = build_history(facts.segments, limits)
-    links: Sequence[Link] = Run.join(found.runs)
+    limits = facts.limits
+    links: Sequence[Link] = Run.join(facts.build_history().runs)
     if choice is not None and not choice.is_all:
         links = [link for link in links if choice.is_valid(link)]
     checkpoints = [row for row in facts.checkpoints if is_on_lineage(row, limits)]
@@ -66,14 +66,14 @@ def _build_history(facts: Facts, choice: _Choice | None = None) -> JournalRecord
 
 
 def find_step(links: Sequence[Link], step: int) -> list[Link]:
-    """Return the entries of a step, or the one that covers it. On a lineage, steps only rise."""
+    """Return the records of a step, or the one that covers it. On a lineage, steps only rise."""
     first = bisect.bisect_left(links, step, key=lambda link: link.step)
     following = (links[i] for i in range(first, len(links)))
     return list(itertools.takewhile(lambda link: link.step == step or link.step - link.covered < step, following))
 
 
 def find_newest(links: Sequence[Link], count: int) -> Sequence[Link]:
-    """Return the entries of the newest steps; all if `count` is 0, or if there are no more steps."""
+    """Return the records of the newest steps; all if `count` is 0, or if there are no more steps."""
     steps = set[int]()
     for link in reversed(links) if count else ():
         steps |= {link.step} if link.kind.is_step or link.covered else set()
@@ -91,14 +91,14 @@ class _Choice:
 
     def __init__(self, step: int | None, newest: int) -> None:
         self._step, self._newest = step, newest
-        self._ends: dict[int, int] = {}  # by ordinal: the base of the next segment, after which entries are not valid
+        self._ends: dict[int, int] = {}  # by ordinal: the base of the next segment, after which records are not valid
         self.is_all = True
 
-    def choose(self, rows: Sequence[SegmentRow], limits: Limits) -> set[int]:
-        """Return the ordinals of the segments to read, as `read_facts` expects them."""
-        chosen: set[int] = set()
+    def choose(self, rows: JournalRows) -> set[int]:
+        """Return the ordinals of the segments to read."""
+        chosen, limits = set[int](), rows.limits
         steps, end = 0, sys.maxsize
-        for row in sorted(rows, key=lambda row: -row.ordinal):
+        for row in sort_newest_first(rows.segments):
             self._ends[row.ordinal] = end
             if row.state != "sealed":
                 chosen.add(row.ordinal)
@@ -113,21 +113,21 @@ class _Choice:
         return chosen
 
     def is_valid(self, link: Link) -> bool:
-        """Return True if no skipped segment supersedes an entry."""
+        """Return True if no skipped segment supersedes a record."""
         return link.sequence <= self._ends.get(link.segment.row.ordinal, sys.maxsize)
 
     def is_answered_by(self, history: JournalRecords) -> bool:
         """Return True if the skipped segments need not be read."""
         links = history.links
         if not any(link.kind.is_boundary for link in reversed(links)):
-            return False  # Without a boundary, it is not known which entries are committed.
+            return False  # Without a boundary, it is not known which records are committed.
         if self._step is not None:
             return bool(find_step(links, self._step))
         return self.is_all or len({link.step for link in links if link.kind.is_step or link.covered}) >= self._newest
 
 
 @dataclass(slots=True)
-class Record:
+class RecordLine:
     """One record of the log, as `tranlogs log` lists it.
 
     Attributes:
@@ -151,25 +151,25 @@ class Record:
     covered: int = 0
 
 
-def list_records(history: JournalRecords, wanted: Sequence[Link], problems: list[str]) -> Iterator[Record]:
-    """Yield the records of entries, in order; damage is appended to `problems`."""
-    for link, entry in _decode_entries(wanted):
+def list_records(history: JournalRecords, wanted: Sequence[Link], problems: list[str]) -> Iterator[RecordLine]:
+    """Yield a line for each record, in order; damage is appended to `problems`."""
+    for link, record in _decode_records(wanted):
         committed = link.sequence <= history.committed
-        if isinstance(entry, CorruptRecord):
-            problems.append(str(entry))
-            yield Record(link.sequence, link.step, "damaged", segment=link.segment.path.name, is_committed=committed)
+        if isinstance(record, CorruptRecord):
+            problems.append(str(record))
+            yield RecordLine(link.sequence, link.step, "damaged", segment=link.segment.path.name, is_committed=committed)
             continue
-        body = _read_body(entry)
-        yield Record(
+        body = _read_body(record)
+        yield RecordLine(
             link.sequence,
             link.step,
-            _kind_of(entry, body),
+            _kind_of(record, body),
             str(body.get("optimizer", "")),
-            len(entry.tensor_names()),
-            entry.stored_bytes + entry.head.description_bytes,
-            entry.raw_bytes,
+            len(record.tensor_names()),
+            record.stored_bytes + record.head.description_bytes,
+            record.raw_bytes,
             [group["lr"] for group in body.get("hyper", []) if "lr" in group],
-            entry.scalars,
+            record.scalars,
             link.segment.path.name,
             committed,
             link.kind.is_boundary,
@@ -178,8 +178,8 @@ def list_records(history: JournalRecords, wanted: Sequence[Link], problems: list
 
 
 def show_records(history: JournalRecords, wanted: Sequence[Link], problems: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the records of entries in full, in order; damage is appended to `problems`."""
-    for link, entry in _decode_entries(wanted):
+    """Yield records in full, in order; damage is appended to `problems`."""
+    for link, record in _decode_records(wanted):
         place = {
             "sequence": link.sequence,
             "step": link.step,
@@ -187,28 +187,28 @@ def show_records(history: JournalRecords, wanted: Sequence[Link], problems: list
             "offset": link.location.offset,
             "is_committed": link.sequence <= history.committed,
         }
-        if isinstance(entry, CorruptRecord):
-            problems.append(str(entry))
-            yield {**place, "kind": "damaged", "problem": str(entry)}
+        if isinstance(record, CorruptRecord):
+            problems.append(str(record))
+            yield {**place, "kind": "damaged", "problem": str(record)}
             continue
-        body = _read_body(entry)
+        body = _read_body(record)
         yield {
             **place,
-            "kind": _kind_of(entry, body),
+            "kind": _kind_of(record, body),
             "is_boundary": link.kind.is_boundary,
             "covered": link.covered,
             "timeline": link.segment.row.timeline,
-            "chain": f"{entry.head.chain:016x}",
-            "digest": f"{entry.head.digest:016x}",
-            "scalars": entry.scalars,
-            "tensors": entry.describe_tensors(),
-            "pieces": entry.describe_pieces(),
+            "chain": f"{record.head.chain:016x}",
+            "digest": f"{record.head.digest:016x}",
+            "scalars": record.scalars,
+            "tensors": record.describe_tensors(),
+            "pieces": record.describe_pieces(),
             "body": body,
-            "fingerprint_bytes": len(entry.digests),
+            "fingerprint_bytes": len(record.digests),
         }
 
 
-def _decode_entries(wanted: Sequence[Link]) -> Iterator[tuple[Link, Entry | CorruptRecord]]:
+def _decode_records(wanted: Sequence[Link]) -> Iterator[tuple[Link, Record | CorruptRecord]]:
     for _, group in itertools.groupby(wanted, key=lambda link: link.segment.row.ordinal):
         links = {link.sequence: link for link in group}
         first = min(links)
@@ -225,15 +225,15 @@ def _decode_entries(wanted: Sequence[Link]) -> Iterator[tuple[Link, Entry | Corr
             yield links[first], found
 
 
-def _read_body(entry: Entry) -> dict[str, Any]:
+def _read_body(record: Record) -> dict[str, Any]:
     """Return the body of a step or an after-image, with the parts of a boundary that the record also is."""
     try:
-        found = entry.body()
+        found = record.body()
         body = found if isinstance(found, dict) else {} if found is None else {"content": found}
-        return {**body, **entry.boundary()} if entry.kind.is_boundary else body
+        return {**body, **record.boundary()} if record.kind.is_boundary else body
     except CorruptRecord as error:
         return {"damaged": str(error)}
 
 
-def _kind_of(entry: Entry, body: dict[str, Any]) -> str:
-    return str(body.get("record", "step")) if entry.kind.is_step else entry.kind.name.lower()
+def _kind_of(record: Record, body: dict[str, Any]) -> str:
+    return str(body.get("record", "step")) if record.kind.is_step else record.kind.name.lower()

@@ -17,18 +17,17 @@ from typing import Any
 
 from rich.text import Text
 
-from ...base.errors import CorruptCatalog, CorruptCheckpoint, RecoveryError
+from ...base.errors import CorruptCheckpoint, RecoveryError
 from ...base.quantities import count, format_bytes, format_seconds
-from ...catalog import Catalog, CheckpointRow, Incident, RunRow, SegmentRow, StoreRow, Tables, TimelineRow, Watermarks
-from ...catalog.lineage import Limits, is_on_lineage, trace_lineage
+from ...catalog import Watermarks
+from ...catalog.lineage import is_on_lineage
 from ...checkpoints import Checkpoint
 from ...journal import Owner, read_owner
 from ...journal.file_system import is_in_memory
 from ...log.record_format import HEAD, unpack_head
-from ...rebuild_catalog import read_files
 from ...recovery.group.journals import get_world, is_of_group, read_environment
-from ...recovery.history import ScannedSegment, build_history
-from ...recovery.journal_facts import look_up_records, read_catalog, read_unlisted, scan_segment, sort_newest_first
+from ...recovery.history import ScannedSegment
+from ...recovery.journal_facts import Facts, JournalRows, read_log, read_rows
 from ...recovery.recovery_plan import RecoveryPlan, has_later_boundary, plan_recovery
 from ...retention.evaluations import EvaluationRow, read_newest_first, read_values
 from ...retention.lost_work import LostWork, estimate_lost_work, has_store
@@ -40,23 +39,18 @@ _SEGMENTS_MAX = 48
 _SEGMENTS_LOOKED_AT_MAX = 1000  # of which length and first head are looked at; more takes noticeable time
 
 
-@dataclass(slots=True)
-class Survey:
-    """Survey of one journal.
+@dataclass(slots=True, kw_only=True)
+class Survey(JournalRows):
+    """Survey of one journal: its rows, of the checkpoints those of published ones, and what follows from them.
+
+    The watermark `committed` is the step that recovery would reach now.
 
     Attributes:
         folder: the journal's folder.
         at: the time of the survey, in seconds since 1970.
-        run: the run's row.
         owner: the process that writes the journal, or the last one; None if there was none.
-        checkpoints: the published checkpoints.
-        segments: the segments.
-        timelines: the timelines.
-        incidents: the times when logging was suspended.
-        watermarks: the watermarks. `committed` is the step that recovery would reach now.
-        plan: the plan of a recovery now; None if the run is still empty, or nothing in it is intact.
         monitor: the monitor that watches the journal, or the last one; None if there was none.
-        store: the store to which the journal is shipped; None if there is none.
+        plan: the plan of a recovery now; None if the run is still empty, or nothing in it is intact.
         evaluations: the monitor's evaluations, oldest first, back to the one at which the lowest watermark was committed.
         environment: environment of the newest intact checkpoint.
         problems: what is wrong, one sentence each.
@@ -64,24 +58,12 @@ class Survey:
 
     folder: Path
     at: float
-    run: RunRow
     owner: Owner | None
-    checkpoints: list[CheckpointRow]
-    segments: list[SegmentRow]
-    timelines: list[TimelineRow]
-    incidents: list[Incident]
-    watermarks: Watermarks
+    monitor: Owner | None
     plan: RecoveryPlan | None = None
-    monitor: Owner | None = None
-    store: StoreRow | None = None
     evaluations: list[EvaluationRow] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-
-    @property
-    def timeline(self) -> int:
-        """The newest timeline."""
-        return max((row.number for row in self.timelines), default=1)
 
     @property
     def log_bytes(self) -> int:
@@ -186,75 +168,37 @@ def survey(folder: Path) -> Survey:
 
 
 def _survey_journal(folder: Path) -> Survey:
-    found = _read_catalog(folder)
-    is_listed = not found.problems
+    rows = read_rows(folder)
+    found = Survey(
+        rows.run,
+        rows.segments,
+        rows.published,
+        rows.timelines,
+        rows.watermarks,
+        rows.incidents,
+        rows.store,
+        folder=folder,
+        at=time.time(),
+        owner=read_owner(folder),
+        monitor=read_owner(folder, "monitor"),
+    )
+    if rows.damage is None:
+        found.evaluations = _read_evaluations(folder, rows.watermarks)
+    else:
+        found.problems += rows.describe_files(folder)
     found.problems += _find_missing_files(found) + _find_damaged_segments(found)
     for incident in found.incidents:
         if incident.to_step is None:
             found.problems.append(f"logging is suspended since step {incident.from_step}: {incident.why}")
-    broken = _read_environment(found)
-    limits = trace_lineage(found.timelines, found.timeline)
+    broken, limits = _read_environment(found), rows.limits
+    # Segments before the newest intact checkpoint do not affect the step that recovery reaches.
     start = max((row.sequence for row in found.checkpoints if is_on_lineage(row, limits) and row.name not in broken), default=0)
-    scanned = _scan(found, start, is_listed=is_listed)
-    _complete_open_rows(found, scanned)
-    if found.checkpoints or any(len(segment.locations) > 1 for segment in scanned):
-        _set_plan(found, scanned, limits, broken)
+    facts = read_log(folder, rows, {row.ordinal for row in rows.segments if row.state != "sealed" or row.last_sequence > start})
+    found.problems += facts.notes
+    _complete_open_rows(found, facts.segments)
+    if not facts.is_empty:
+        _set_plan(found, facts, broken)
     return found
-
-
-def _read_catalog(folder: Path) -> Survey:
-    owner, monitor = read_owner(folder), read_owner(folder, "monitor")
-
-    def look(tables: Tables) -> Survey:
-        marks = tables.get("watermarks", Watermarks) or Watermarks()
-        return Survey(
-            folder,
-            time.time(),
-            tables.get("run", RunRow) or RunRow("", 0, 0.0),
-            owner,
-            tables.published_checkpoints(),
-            tables.rows("segment/", SegmentRow),
-            tables.rows("timeline/", TimelineRow) or [TimelineRow(1)],
-            tables.rows("incident/", Incident),
-            marks,
-            monitor=monitor,
-            store=tables.get("store", StoreRow),
-            evaluations=_read_evaluations(folder, marks),
-        )
-
-    try:
-        catalog = Catalog.open(folder)
-        try:
-            found: Survey = catalog.read(look)
-        finally:
-            catalog.close()
-        if found.run.run_id:
-            _add_unlisted(found)
-        return found
-    except CorruptCatalog as error:
-        files = read_files(folder)
-        run = files.runs[0] if files.runs else RunRow("", 0, 0.0)
-        checkpoints = sorted(files.checkpoints, key=lambda row: (row.timeline, row.sequence))
-        return Survey(
-            folder,
-            time.time(),
-            run,
-            owner,
-            checkpoints,
-            files.segments,
-            list(files.timelines.values()),
-            [],
-            Watermarks(),
-            monitor=monitor,
-            problems=[str(error), *files.notes],
-        )
-
-
-def _add_unlisted(found: Survey) -> None:
-    """Add the segments that recovery reads and the catalog does not list: their rows are written after their first records."""
-    known = {row.ordinal for row in found.segments}
-    unlisted = read_unlisted(found.folder, read_catalog(found.folder)).segments
-    found.segments += [replace(row, state="open") for row in unlisted if row.ordinal not in known]
 
 
 def _read_evaluations(folder: Path, marks: Watermarks) -> list[EvaluationRow]:
@@ -305,26 +249,8 @@ def _read_environment(found: Survey) -> set[str]:
     return broken
 
 
-def _scan(found: Survey, start: int, *, is_listed: bool) -> list[ScannedSegment]:
-    """Find the entries after the newest intact checkpoint. Older segments do not affect the step that recovery reaches.
-
-    Like recovery, this takes the records that the catalog lists as they are, and scans the segments only behind them.
-    """
-    rows = [
-        row
-        for row in sort_newest_first(found.segments)
-        if row.state != "retired" and (row.state != "sealed" or row.last_sequence > start)
-    ]
-    records = look_up_records(found.folder, rows, found.problems) if is_listed else {}
-    scanned = (
-        scan_segment(found.folder / "log" / row.file, row, found.problems, found.timeline, records.get(row.ordinal))
-        for row in rows
-    )
-    return [segment for segment in scanned if segment is not None]
-
-
 def _complete_open_rows(found: Survey, scanned: Sequence[ScannedSegment]) -> None:
-    """Add the last entry and the bytes in use to the rows of open segments. The catalog does not record them."""
+    """Add the last record and the bytes in use to the rows of open segments. The catalog does not record them."""
     seen = {segment.row.ordinal: segment for segment in scanned if segment.locations}
     for i, row in enumerate(found.segments):
         if row.state in ("ready", "open") and row.ordinal in seen:
@@ -340,8 +266,8 @@ def _complete_open_rows(found: Survey, scanned: Sequence[ScannedSegment]) -> Non
             )
 
 
-def _set_plan(found: Survey, scanned: Sequence[ScannedSegment], limits: Limits, broken: set[str]) -> None:
-    history = build_history(scanned, limits)
+def _set_plan(found: Survey, facts: Facts, broken: set[str]) -> None:
+    history, limits = facts.build_history(), facts.limits
     try:
         found.plan = plan_recovery(found.checkpoints, history, limits, timeline=found.timeline, broken=broken)
     except RecoveryError as error:

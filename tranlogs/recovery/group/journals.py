@@ -10,12 +10,11 @@ from typing import Any
 
 from ...base.errors import CorruptCatalog, CorruptCheckpoint, CorruptRecord
 from ...catalog import Catalog, CheckpointRow, RunRow
-from ...catalog.lineage import Limits, is_on_lineage, trace_lineage
+from ...catalog.lineage import Limits, is_on_lineage
 from ...checkpoints import Checkpoint
-from ...log.decoded_record import Entry
-from ...log.reader import SegmentReader
+from ...log.reader import Record, SegmentReader
 from ...log.record_format import EntryKind
-from ...rebuild_catalog import read_files
+from ...rebuild_catalog import read_files, read_first_body
 from ..history import History, Link, ScannedSegment, build_history, without_unlogged_steps
 from ..journal_facts import Facts, read_facts
 from .summary import CheckpointRef, JournalSummary, LogRange, TimelineIds, get_timeline_ids
@@ -30,8 +29,8 @@ class GenerationLog:
     Attributes:
         facts: what was read of the journal.
         limits: the timelines of the generation that lead to the newest one, each with its last sequence number.
-        history: the chained entries on these timelines that redo can reach.
-        recorded: all chained entries on these timelines.
+        history: the chained records on these timelines that redo can reach.
+        recorded: all chained records on these timelines.
         checkpoints: the checkpoints on these timelines.
         environment: the environment that the newest checkpoint or segment recorded.
         earlier_limits: the timelines of earlier generations that the generation continues.
@@ -48,7 +47,7 @@ class GenerationLog:
     @classmethod
     def from_facts(cls, facts: Facts, folder: Path, limits: Limits | None = None) -> GenerationLog:
         """Return the part of the newest generation that facts show. A later generation may have limited its lineage."""
-        log = cls(facts, limits or trace_lineage(facts.timelines, facts.timeline), History())
+        log = cls(facts, limits or facts.limits, History())
         log._fill()
         log.environment = _read_checkpoint_environment(folder, [row.name for row in log.checkpoints]) or {}
         log.environment = log.environment or log._read_segment_environment()
@@ -106,35 +105,31 @@ class GenerationLog:
     def _read_newest_boundary(self) -> dict[str, Any]:
         """Return the body of the newest boundary; {} if it cannot be read."""
         last = self._find_newest(lambda kind: kind.is_boundary)
-        return {} if last is None else _read(last, Entry.boundary)
+        return {} if last is None else _read(last, Record.boundary)
 
     def _ends_with_full_record(self) -> bool:
         """Return True if the newest record holds all that its step needs."""
         last = self._find_newest(lambda kind: kind.is_step)
-        body = {} if last is None else _read(last, Entry.body)
+        body = {} if last is None else _read(last, Record.body)
         return bool(body) and "share" not in body
 
     def _find_newest(self, is_wanted: Callable[[EntryKind], bool]) -> Link | None:
-        """Return the last entry of some kind in the newest run of chained entries; None if it has none."""
+        """Return the last record of some kind in the newest run of chained records; None if it has none."""
         run = self.history.runs[-1] if self.history.runs else []
         return next((link for link in reversed(run) if is_wanted(link.kind)), None)
 
     def _read_timeline_ids(self) -> TimelineIds:
-        """Return the ids that the newest timeline with an entry lists; it may be newer than the newest checkpoint."""
+        """Return the ids that the newest timeline with a record lists; it may be newer than the newest checkpoint."""
         newest = max((row.timeline for row in self.checkpoints), default=0)
         return get_timeline_ids(self._read_segment_environment(newest) or self.environment)
 
     def _read_segment_environment(self, after_timeline: int = 0) -> dict[str, Any]:
-        """Return the environment that the newest segment with an entry on a later timeline records; {} if there is none."""
+        """Return the environment that the newest segment with a record on a later timeline records; {} if there is none."""
         for segment in sorted(self.facts.segments, key=lambda segment: -segment.row.ordinal):
-            if segment.row.timeline <= after_timeline:
-                continue
-            heads = [location for location in segment.locations if location.head.kind == EntryKind.SEGMENT]
-            if segment.row.timeline not in self.limits or len(segment.locations) == len(heads):
-                continue
-            for location in heads:
-                with contextlib.suppress(CorruptRecord, OSError), SegmentReader(segment.path) as reader:
-                    return dict(reader.decode(location).body()["environment"])
+            if segment.row.timeline in self.limits and segment.row.timeline > after_timeline and _has_records(segment):
+                body = read_first_body(segment.path, segment.locations[0])
+                if "environment" in body:
+                    return dict(body["environment"])
         return {}
 
 
@@ -179,7 +174,7 @@ def summarize_generations(
 
 @dataclass(frozen=True, slots=True)
 class TimelineUse:
-    """The timelines of which journals hold an entry or a checkpoint (`used`), and those that they only started (`empty`)."""
+    """The timelines of which journals hold a record or a checkpoint (`used`), and those that they only started (`empty`)."""
 
     used: tuple[int, ...] = ()
     empty: tuple[int, ...] = ()
@@ -207,11 +202,8 @@ def list_journals(folder: Path) -> list[tuple[int, Path]]:
 def read_run_row(folder: Path) -> RunRow | None:
     """Return the run's row of the journal in a folder; None if the folder holds none that can be read."""
     try:
-        catalog = Catalog.open(folder)
-        try:
+        with Catalog.open(folder) as catalog:
             return catalog.run()
-        finally:
-            catalog.close()
     except (CorruptCatalog, OSError):
         rows = read_files(folder).runs if folder.is_dir() else []
         return rows[0] if rows else None
@@ -229,7 +221,7 @@ def is_readable(summary: JournalSummary) -> bool:
 
 
 def enumerate_boundaries(run: Collection[Link]) -> Iterator[tuple[int, Link]]:
-    """Yield the index and the link of each boundary in a run of entries."""
+    """Yield the index and the link of each boundary in a run of records."""
     return ((i, link) for i, link in enumerate(run) if link.kind.is_boundary)
 
 
@@ -281,8 +273,8 @@ def _read_checkpoint_environment(folder: Path, names: Sequence[str]) -> dict[str
     return None
 
 
-def _read(link: Link, decode: Callable[[Entry], Any]) -> dict[str, Any]:
-    """Return what an entry holds; {} if it cannot be read."""
+def _read(link: Link, decode: Callable[[Record], Any]) -> dict[str, Any]:
+    """Return what a record holds; {} if it cannot be read."""
     with contextlib.suppress(CorruptRecord, OSError), SegmentReader(link.segment.path) as reader:
         return dict(decode(reader.decode(link.location)))
     return {}

@@ -14,10 +14,10 @@ from ...base.errors import CorruptCheckpoint, RecoveryError
 from ...catalog import CheckpointRow
 from ...checkpoints import Checkpoint
 from ...log.record_format import EntryKind, Position
-from ..decoding import DamagedEntry, decode_chunks, require_sound
+from ..decoding import DamagedRecord, decode_chunks, require_sound
 from ..history import LastUnit, Link, Run, find_last_unit
 from ..recover import EarlierNotes, Recovered
-from ..recovery_plan import RecoveryPlan, has_later_boundary
+from ..recovery_plan import RecoveryPlan, has_later_boundary, position_after
 from .decide import BaseCheckpoint, Damage, Generation, GroupTarget, choose_target
 from .exchange import Exchange, Known, OwnJournal, message
 from .journals import GenerationLog, enumerate_boundaries, read_generations, select_generation
@@ -77,11 +77,7 @@ class RankPlanner:
         row = self.read_row(base)
         source = None if base.rank == donor else self.folders[base.rank]
         links = self._select_links(log, donor, base, row)
-        timeline = log.facts.timeline
-        position = Position(row.sequence, row.step, int(row.chain, 16), timeline)
-        if links:
-            head = links[-1].location.head
-            position = Position(head.sequence, head.step, head.digest, timeline)
+        position = position_after(links, Position(row.sequence, row.step, int(row.chain, 16), log.facts.timeline))
         has_later = has_later_boundary(log.recorded, log.checkpoints, position)
         note = f"loaded weights and optimizer state from rank {base.rank}'s checkpoint of step {row.step}"
         return RecoveryPlan(row, tuple(links), position, has_later, (note,) if source is not None else (), source)
@@ -98,7 +94,7 @@ class RankPlanner:
     def new_position(self, step: int) -> Position:
         """Return where this rank's journal continues if it does not hold what was redone.
 
-        The position lies after all entries of the journal, and its chain is random: no entry precedes it.
+        The position lies after all records of the journal, and its chain is random: no record precedes it.
         """
         facts = self._known.logs[0].facts
         last = [row.sequence for row in facts.checkpoints]
@@ -106,14 +102,14 @@ class RankPlanner:
         return Position(max(last, default=0) + 1, step, secrets.randbits(64), 0)
 
     def read_earlier_notes(self, log: GenerationLog, plan: RecoveryPlan) -> EarlierNotes:
-        """Return what the loop noted on this rank before the entries of a plan that starts at another rank's checkpoint."""
+        """Return what the loop noted on this rank before the records of a plan that starts at another rank's checkpoint."""
         for row in reversed(log.checkpoints):
             links = log.history.after(row)
             end = plan.links[0].sequence - row.sequence - 1  # the numbers in a run have no gap
             if not 0 <= end < len(links):
                 continue
             with (
-                suppress(CorruptCheckpoint, DamagedEntry),
+                suppress(CorruptCheckpoint, DamagedRecord),
                 Checkpoint(self._own.folder / "checkpoints" / row.name) as checkpoint,
             ):
                 body = checkpoint.meta()["boundary"]
@@ -122,7 +118,7 @@ class RankPlanner:
         return {}, []
 
     def _select_links(self, log: GenerationLog, donor: int, base: BaseCheckpoint, row: CheckpointRow) -> Sequence[Link]:
-        """Return the donor's entries from the checkpoint to the target."""
+        """Return the donor's records from the checkpoint to the target."""
         runs, target, number = log.history.runs, self._agreement.step, self._agreement.boundary_number
         if base.rank == donor:
             is_reached = number in (0, base.ref.boundary_number)
@@ -142,7 +138,7 @@ class RankPlanner:
 
 
 def _select_from_step(runs: Sequence[Run], start: int, target: int) -> Sequence[Link]:
-    """Return the entries from the first boundary at a step on, in the run that leads to the target; [] if there is none.
+    """Return the records from the first boundary at a step on, in the run that leads to the target; [] if there is none.
 
     The state has the step of that boundary already.
     """
@@ -257,7 +253,7 @@ class CommonUnit:
         """Leave the unit to training, which computes it again. Return why that is not possible; "" if it is.
 
         Raises:
-            DamagedEntry: the record of the unit is damaged.
+            DamagedRecord: the record of the unit is damaged.
         """
         if self._found is None:
             return ""

@@ -22,7 +22,7 @@ from typing import Any
 
 from ...base.errors import CorruptCheckpoint, MissingShard, RecoveryError, UsageError, error_text
 from ...log.record_format import EntryKind
-from ..decoding import DamagedEntry
+from ..decoding import DamagedRecord
 from ..recover import Progress, Recovered, execute_plan, open_planned_checkpoint
 from ..recovery_plan import RecoveryPlan
 from .copies import JournalAccess
@@ -359,7 +359,7 @@ class _Work:
             assert base is not None
             outcome.damage.checkpoints.add((base.rank, base.ref.name))
             outcome.notes.append(str(error))
-        except DamagedEntry as damage:
+        except DamagedRecord as damage:
             if str(damage.error) not in outcome.notes:
                 _log.warning("%s", damage.error)
             _note_damage(damage, donor, outcome.damage)
@@ -437,7 +437,7 @@ def _join(outcomes: Sequence[Attempt]) -> Damage:
     return found
 
 
-def _note_damage(error: DamagedEntry, owner: int, damage: Damage) -> None:
+def _note_damage(error: DamagedRecord, owner: int, damage: Damage) -> None:
     """Note damage in the journal of a rank, or in the journal of another rank whose shard it needs."""
     link, cause = error.link, error.error
     if isinstance(cause, MissingShard) and cause.step is not None:

@@ -1,7 +1,7 @@
 """Gradient shards: records that ranks divided among themselves, joined from their journals.
 
 Under data parallelism the gradients of a step are the same on all ranks, so each rank logs a range of their elements: its
-shard. The body of such a record has an entry `share` = (rank, number of ranks), and `copies` = 2 if the record also holds the
+shard. The body of such a record holds `share` = (rank, number of ranks), and `copies` = 2 if the record also holds the
 next rank's shard. To redo the step, a rank reads the journals of the others. Reading takes no lock and blocks no writer.
 """
 
@@ -17,13 +17,12 @@ import numpy as np
 
 from ...base.errors import CorruptRecord, MissingShard
 from ...base.types import ITEMSIZE, AnyArray, Array, Bytes
-from ...log.decoded_record import Entry
-from ...log.reader import SegmentReader
+from ...log.reader import Record, SegmentReader
 from ..history import Link
 from .journals import GenerationLog
 
-Decode = Callable[[Entry], Any]
-_Located = tuple[int, Entry]  # the index of a tensor in the layout of a shard, and the shard
+Decode = Callable[[Record], Any]
+_Located = tuple[int, Record]  # the index of a tensor in the layout of a shard, and the shard
 
 
 class PeerJournal:
@@ -34,7 +33,7 @@ class PeerJournal:
         self._links = {link.step: link for run in log.history.runs for link in run if link.kind.is_step}
         self._readers: dict[int, SegmentReader] = {}
 
-    def read_entry(self, step: int) -> Entry:
+    def read_record(self, step: int) -> Record:
         """Return the record of a step. This is cheap if steps are asked for in order.
 
         Raises:
@@ -89,56 +88,56 @@ class GradientShards:
             peer.close()
         self._peers = {}
 
-    def join(self, entry: StepEntry, body: dict[str, Any], decode: Decode) -> StepEntry:
+    def join(self, record: StepRecord, body: dict[str, Any], decode: Decode) -> StepRecord:
         """Return a record with its body as one with the shards of all ranks; the record itself if it holds no shard.
 
         Raises:
             MissingShard: a shard is missing, is damaged, or belongs to another history.
         """
-        if "share" not in body or isinstance(entry, JoinedEntry):
-            return entry
+        if "share" not in body or isinstance(record, JoinedRecord):
+            return record
         rank, world = body["share"]
-        parts, missing = {rank: entry}, {}
+        parts, missing = {rank: record}, {}
         for other in range(world):
             if other != rank:
                 try:
-                    parts[other] = self._read_shard(other, entry, body, decode)
+                    parts[other] = self._read_shard(other, record, body, decode)
                 except MissingShard as error:
                     missing[other] = error
         for other, failure in missing.items():
             if body.get("copies", 1) == 1 or (other - 1) % world not in parts:
                 raise failure
             self._note_copy(failure)
-        return JoinedEntry(list(parts.values()), self._note_copy)
+        return JoinedRecord(list(parts.values()), self._note_copy)
 
     def _note_copy(self, error: CorruptRecord) -> None:
         """Note that a copy was read instead of what is damaged."""
         self._noted.setdefault((error.step, str(error.path)), f"{error}. The copy in another rank's journal was read instead")
 
-    def _read_shard(self, rank: int, own: Entry, body: dict[str, Any], decode: Decode) -> Entry:
+    def _read_shard(self, rank: int, own: Record, body: dict[str, Any], decode: Decode) -> Record:
         step, digests = own.step, own.digests
         if rank not in self._folders:
             raise MissingShard(f"rank {rank}", rank, "the journal of that rank is missing", step=step)
         if rank not in self._peers:
             self._peers[rank] = PeerJournal(rank, self._folders[rank], self._read_log(rank))
         peer = self._peers[rank]
-        entry = peer.read_entry(step)
+        record = peer.read_record(step)
         try:
-            theirs = decode(entry)
+            theirs = decode(record)
         except CorruptRecord as error:
             raise MissingShard(peer.folder, rank, str(error), step=step) from None
         if tuple(theirs.get("share", ())) != (rank, body["share"][1]):
             raise MissingShard(peer.folder, rank, "the record of that rank holds no shard of this step", step=step)
-        if theirs["fingerprint"] == body["fingerprint"] and entry.digests != digests:
+        if theirs["fingerprint"] == body["fingerprint"] and record.digests != digests:
             why = "the parameters of that rank after this step differ from those of the rank that reads its shard"
             raise MissingShard(peer.folder, rank, why, step=step)
-        return entry
+        return record
 
 
-class JoinedEntry:
+class JoinedRecord:
     """A record with tensors that are joined from the gradient shards of all ranks. All else is that of the first record.
 
-    It is no `Entry`: a payload, a layout or a checksum of it would be those of one shard.
+    It is no `Record`: a payload, a layout or a checksum of it would be those of one shard.
 
     Args:
         shards: the records that hold the shards.
@@ -149,7 +148,7 @@ class JoinedEntry:
         reader, kind, step, digests: those of the first record.
     """
 
-    def __init__(self, shards: Sequence[Entry], on_damage: Callable[[CorruptRecord], None]) -> None:
+    def __init__(self, shards: Sequence[Record], on_damage: Callable[[CorruptRecord], None]) -> None:
         first = shards[0]
         self.shards, self._on_damage = shards, on_damage
         self.reader, self.kind, self.step, self.digests = first.reader, first.kind, first.step, first.digests
@@ -160,7 +159,7 @@ class JoinedEntry:
         return list(dict.fromkeys(name for part in self.shards for name in part.tensor_names()))
 
     def read(self, name: str, out: Bytes | None = None) -> AnyArray | None:
-        """Return a tensor, joined from its ranges. For `out`, see `Entry.read`."""
+        """Return a tensor, joined from its ranges. For `out`, see `Record.read`."""
         located = [(slot, part) for part in self.shards for slot in part.layout.index.get(name, ())]
         slot, owner = located[0]
         spec = owner.layout.tensors[slot]
@@ -196,7 +195,7 @@ class JoinedEntry:
                 self._on_damage(error)
 
 
-StepEntry = Entry | JoinedEntry  # a record whose tensors are read by name
+StepRecord = Record | JoinedRecord  # a record whose tensors are read by name
 
 
 def _get_offset(located: _Located) -> int:

@@ -12,14 +12,12 @@ from typing import Any
 import xxhash
 
 from ...base.errors import DataError
-from ...catalog.lineage import trace_lineage
 from ...checkpoints import Checkpoint
 from ...journal import JournalPaths
-from ...log.decoded_record import Entry
-from ...log.reader import SegmentReader
+from ...log.reader import Record, SegmentReader
 from ...log.record_format import EntryKind
 from ...rebuild_catalog import rebuild_catalog
-from ...recovery.history import Link, build_history
+from ...recovery.history import Link
 from ...recovery.journal_facts import read_facts
 from .differences import Difference, Kind, describe_arrays, find_difference, find_differences
 
@@ -111,8 +109,7 @@ def _compare_logs(twin: Path, other: Path) -> Iterator[Difference]:
 
 def _read_records(folder: Path) -> dict[Key, Link]:
     """Return the committed records of a journal's newest timeline."""
-    facts = read_facts(folder)
-    history = build_history(facts.segments, trace_lineage(facts.timelines, facts.timeline))
+    history = read_facts(folder).build_history()
     found: dict[Key, Link] = {}
     counts: Counter[tuple[int, int]] = Counter()
     for link in (link for run in history.runs for link in run):
@@ -126,7 +123,7 @@ def _open(link: Link) -> SegmentReader:
     return SegmentReader(link.segment.path, link.segment.locations)
 
 
-def _compare_steps(a: Entry, b: Entry) -> Iterator[Difference]:
+def _compare_steps(a: Record, b: Record) -> Iterator[Difference]:
     step = a.step
     for path, detail in find_differences(_without_form(a.body()), _without_form(b.body())):
         yield Difference("hyper-parameters", path, detail, step)
@@ -140,7 +137,7 @@ def _compare_steps(a: Entry, b: Entry) -> Iterator[Difference]:
                 yield Difference("gradients", name.removeprefix("grad/"), detail, step)
 
 
-def _compare_boundaries(a: Entry, b: Entry) -> Iterator[Difference]:
+def _compare_boundaries(a: Record, b: Record) -> Iterator[Difference]:
     if a.parts() == b.parts() and not a.arrays():
         return
     ours, theirs = a.boundary(), b.boundary()

@@ -10,8 +10,8 @@ from typing import Any
 
 from ...encoding import tree
 from ...journal.record_writers import RecordContent, encode_body
-from ...log.decoded_record import Entry
 from ...log.layout import Payload
+from ...log.reader import Record
 from ...log.record_body import BodyEncoder
 from ...log.record_format import EntryKind
 from ...recovery.history import LastUnit
@@ -69,7 +69,7 @@ class Recheck:
         return self.end.part(part)
 
     @property
-    def end(self) -> Entry:
+    def end(self) -> Record:
         """The boundary that ends the recorded unit."""
         return self._records[-1].entry
 

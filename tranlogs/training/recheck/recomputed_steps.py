@@ -8,9 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from ...journal.record_writers import RecordContent, encode_body
-from ...log.decoded_record import Entry
 from ...log.layout import Payload
-from ...log.reader import SegmentReader
+from ...log.reader import Record, SegmentReader
 from ...log.record_body import BodyEncoder
 from ...log.record_format import EntryKind, Position
 from ...recovery.history import LastUnit, Link
@@ -81,7 +80,7 @@ class RecomputedSteps:
         return self.end.part(part)
 
     @cached_property
-    def end(self) -> Entry:
+    def end(self) -> Record:
         """The newest recorded boundary."""
         return self._read(self._links[-1])
 
@@ -142,7 +141,7 @@ class RecomputedSteps:
             return Difference(link.step, "weights", "the weights", "differ from the record after the step")
         return found
 
-    def _read(self, link: Link) -> Entry:
+    def _read(self, link: Link) -> Record:
         if self._reader is None or self._reader.path != link.segment.path:
             self.close()
             self._reader = SegmentReader(link.segment.path, link.segment.locations)

@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from ...base.types import Array, Bytes
-from ...log.decoded_record import Entry
-from ...log.reader import SegmentReader
+from ...log.reader import Record, SegmentReader
 from ...log.record_body import WHOLE
 from ...log.record_format import EntryKind
 from ...recovery.history import LastUnit
@@ -27,7 +26,7 @@ class RecordedEntry:
         kind: STEP, IMAGE or BOUNDARY.
     """
 
-    def __init__(self, entry: Entry, kind: EntryKind) -> None:
+    def __init__(self, entry: Record, kind: EntryKind) -> None:
         self.entry, self.kind = entry, kind
         self._tensors: Future[Bytes] | None = None
         self._parts: Future[dict[str, tuple[bytes, list[Array]]]] | None = None
