@@ -1,17 +1,16 @@
 """What stores cost, and what they are worth: Alluxio by write type, and a folder for comparison.
 
-    python experiments/bench_store.py [PART...] [--url alluxio://HOST:39999] [--quick] [--out FILE]
+    python experiments/bench_store.py [--url alluxio://HOST:39999] [--quick] [--out FILE]
 
-    objects     putting an object of some size, getting it back, and until it is durable; rates are those of one thread
-    training    several models: what shipping costs a step, and recovery
+Objects: putting one, getting it back, and until it is durable. Training: what shipping costs a step of several models, and
+recovery from here, from memory, and from the under-store.
 
-Without --url a cluster is started on this machine (JDK 17 and Maven). The machine's load is written down beside each part.
+Without --url a cluster is started on this machine (JDK 17 and Maven).
 """
 
 from __future__ import annotations
 
 import io
-import json
 import os
 import secrets
 import shutil
@@ -19,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
@@ -38,12 +37,8 @@ from tranlogs.stores import Content, Store, TimeoutStore, open_store
 from tranlogs.stores.alluxio import AlluxioStore
 from tranlogs_torch import LoggedOptimizer
 
-KIB, MIB = 1 << 10, 1 << 20
-SIZES = (64 * KIB, 1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB)
+OBJECT_BYTES, OBJECTS = 16 << 20, 16
 ROOT = Path(__file__).resolve().parent.parent
-
-
-PARTS = ("objects", "training")
 WRITE_TYPES = ("ASYNC_THROUGH", "CACHE_THROUGH", "THROUGH")
 PLAIN, FOLDER = "no store", "folder"
 _LAG_SECONDS, _STALL_SECONDS = 0.5, 60.0
@@ -51,26 +46,15 @@ _STEPS = 8  # in a block; the first is not counted
 _CHECKPOINT_STEPS = 30
 
 
-def measure(parts: Sequence[str], url: str, folder: Path, *, quick: bool) -> dict[str, Any]:
-    """The results by part, and the machine's load at the beginning of each."""
-    does = {"objects": measure_objects, "training": measure_training}
-    found: dict[str, Any] = {"cpus": os.cpu_count(), "load": {}}
-    for part in parts:
-        found["load"][part] = os.getloadavg()
-        print(f"== {part} (load {found['load'][part][0]:.1f})", flush=True)
-        found[part] = does[part](url, folder, quick=quick)
-    return found
-
-
 def measure_objects(url: str, folder: Path, *, quick: bool) -> list[dict[str, Any]]:
-    """A row for each store and size."""
+    """A row for each store."""
     rows = []
     for name, make in stores(url, folder):
         with make() as store:
-            _turns(store, SIZES[3], 2 if quick else 12)  # servers that compile as they run
-            for nbytes in SIZES:
-                rows.append({"store": name, "bytes": nbytes, **_turns(store, nbytes, 2 if quick else _count(nbytes))})
-                print(_line(rows[-1]), flush=True)
+            _turns(store, 2 if quick else 12)  # servers that compile as they run
+            rows.append({"store": name, "bytes": OBJECT_BYTES, **_turns(store, 2 if quick else OBJECTS)})
+            times = ", ".join(f"{what} {rows[-1][what]['median'] * 1e3:.0f} ms" for what in ("put", "get", "durable"))
+            print(f"  {name:32s} {times}", flush=True)
     return rows
 
 
@@ -84,12 +68,8 @@ def stores(url: str, folder: Path) -> Iterator[tuple[str, Callable[[], Store]]]:
     yield "alluxio ASYNC_THROUGH, 2 copies", lambda: AlluxioStore(host, port, root, copies=2)
 
 
-def _count(nbytes: int) -> int:
-    return max(6, min(30, 256 * MIB // nbytes))
-
-
-def _turns(store: Store, nbytes: int, count: int) -> dict[str, Any]:
-    content = os.urandom(nbytes)
+def _turns(store: Store, count: int) -> dict[str, Any]:
+    content = os.urandom(OBJECT_BYTES)
     taken: dict[str, list[float]] = {"put": [], "get": [], "durable": []}
     for _ in range(count):
         name = f"{secrets.token_hex(8)}"
@@ -109,14 +89,6 @@ def _wait_durable(store: Store, name: str) -> None:
         if status.is_durable:
             return
         time.sleep(0.02)
-
-
-def _line(row: dict[str, Any]) -> str:
-    nbytes, (put, get, durable) = row["bytes"], (row[name]["median"] for name in ("put", "get", "durable"))
-    return (
-        f"  {row['store']:32s} {nbytes / MIB:8.2f} MiB   put {put * 1000:8.1f} ms {nbytes / MIB / put:7.1f} MiB/s   "
-        f"get {get * 1000:8.1f} ms {nbytes / MIB / get:7.1f} MiB/s   durable {durable * 1000:8.0f} ms"
-    )
 
 
 # Training.
@@ -273,19 +245,16 @@ def cluster() -> Iterator[str]:
 
 def main() -> None:
     parser = command_line(__doc__, "few rounds: checks the script, not the claim", out="store")
-    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="which parts (default: all)")
     parser.add_argument("--url", help="of a cluster that runs")
     arguments = parser.parse_args()
     begun = Circumstances()
-    parts = arguments.parts or PARTS
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     place = measured_folder()
     with place as folder, nullcontext(arguments.url) if arguments.url else cluster() as url:
-        results = measure(parts, url, Path(folder), quick=arguments.quick)
-    if arguments.out.exists():  # parts that were not taken now stay, with the load they were taken under
-        before = json.loads(arguments.out.read_text())
-        results = {**before, **results, "load": {**before["load"], **results["load"]}}
-        results.pop("circumstances")
+        results = {
+            "objects": measure_objects(url, Path(folder), quick=arguments.quick),
+            "training": measure_training(url, Path(folder), quick=arguments.quick),
+        }
     write_results(arguments.out, results, begun)
 
 
