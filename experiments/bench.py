@@ -1,6 +1,6 @@
-"""The figures that the project is judged by, each with its goal, taken in pairs with the arms in turns: `make bench`.
+"""What TranLogs costs, beside the floor of this machine, taken in pairs with the arms in turns: `make bench`.
 
-    steps       a logged training step over a plain one: PyTorch loops, a GAN; steady state and fresh files
+    steps       a logged training step over a plain one: PyTorch loops, a GAN; in steady state
     trainers    the same in Hugging Face Trainer and Lightning
     keras       the same in Keras' fit: TensorFlow (graph, XLA), torch, JAX
     replay      a redone step over the bare optimizer step
@@ -20,11 +20,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from figures import goal_rows
 from harness import Circumstances, command_line, write_results
 
 PARTS = ("steps", "trainers", "keras", "replay", "recovery", "disk", "checkpoint")
-_HEAD = ("case", "figure", "measured", "goal", "", "beyond", "")
 
 
 def main() -> None:
@@ -42,21 +40,12 @@ def main() -> None:
             results[part]["circumstances"] = alone.as_dict()
         print(f"   {results[part]['seconds']:.0f} s", flush=True)
         write_results(arguments.out, results, begun)
-    show([figure for part in PARTS for figure in results.get(part, {}).get("figures", [])])
 
 
 def read_others(path: Path) -> dict[str, Any]:
     """Return the results of an earlier run, of which some parts are taken anew; a part then has circumstances of its own."""
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return found
-
-
-def show(figures: list[dict[str, Any]]) -> None:
-    """Print all figures beside their goals."""
-    rows = [list(_HEAD), *goal_rows(figures)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 if __name__ == "__main__":

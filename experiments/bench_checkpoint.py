@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from figures import Figure
-from harness import ask_child, command_line, measured_folder
-from measuring import batches, model_and_text, quartiles, timed
+from harness import ask_child, command_line, measured_folder, quartiles, timed
+from training_cases import batches, model_and_text
 
 from tranlogs_torch import LoggedOptimizer
 
@@ -32,14 +31,6 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
         f"  peak memory {plain / 1e6:.0f} MB plain, {logged / 1e6:.0f} MB logged: {(logged - plain) / 1e6:+.0f} MB, where the "
         f"gradients are {found['gradient_bytes'] / 1e6:.0f} MB and the state is {found['state_bytes'] / 1e6:.0f} MB"
     )
-    low, middle, high = (found["over_memcpy"][key] for key in ("q25", "median", "q75"))
-    extra, allowed = logged - plain, found["state_bytes"] + 2 * found["gradient_bytes"]
-    found["figures"] = [
-        Figure.of("a checkpoint", "stall over a memcpy of the state", (middle, low, high), "", 1.0).as_dict(),
-        Figure.of(
-            "logging and checkpoints", "more memory over gradients twice and state once", (extra / allowed,) * 3, "", 1.0
-        ).as_dict(),
-    ]
     return found
 
 

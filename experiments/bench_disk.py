@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from figures import Figure
 from harness import command_line, measured_folder
 from training_cases import Work, gradients_given, mlp, tiny
 
@@ -19,23 +18,18 @@ _CASES: tuple[tuple[str, Callable[[], Work], tuple[int, ...]], ...] = (
     ("MLP, 2.1 M", mlp, (1, 10, 40)),
 )
 _SECTOR = 512
-_GOAL_MIB = 4.0
 
 
 def measure(*, quick: bool = False) -> dict[str, Any]:
     """Return what young and closed runs take on the disk beyond their payload."""
-    found: dict[str, Any] = {"figures": [], "young": []}
+    found: dict[str, Any] = {"young": []}
     with measured_folder() as folder:
         for name, make, ages in _CASES:
             for steps in ages[:2] if quick else ages:
                 one = _young(Path(folder) / f"{name}-{steps}", make(), steps)
                 found["young"].append({"case": name, **one})
-                for state, goal in (("young", _GOAL_MIB), ("closed", None)):
-                    more = (one[state] - one["payload"]) / MIB
-                    case = f"disk of a {state} run without its checkpoints, {name}, {steps:,} steps"
-                    figure = Figure.of(case, "more than its payload", (more, more, more), "MiB", goal)
-                    found["figures"].append(figure.as_dict())
-                    print(f"  {case}: {figure.shown} more than its payload", flush=True)
+                sizes = ", ".join(f"{key} {one[key] / MIB:.2f}" for key in ("payload", "young", "closed"))
+                print(f"  {name}, {steps:,} steps, MiB: {sizes}", flush=True)
     return found
 
 

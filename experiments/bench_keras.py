@@ -23,9 +23,9 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from cost_floor import FLOOR_BYTES, FloorFile
 from harness import ask_child, command_line, measured_folder
-from paired_timing import FLOOR, PLAIN, compare, take_turns
-from trainer_arms import ARMS, FLOOR_BYTES, figures, tell
+from paired_timing import FLOOR, MACHINE, PLAIN, compare, take_turns, tell
 
 _CHOICES = {  # backend, jit_compile
     "TensorFlow graph": ("tensorflow", False),
@@ -42,7 +42,6 @@ _LOG: dict[str, Any] = {
     "verbose": False,
     "on_signal": None,
 }
-_GOALS = 1.15, 1.05
 _BATCH = 64
 
 
@@ -53,13 +52,12 @@ def environment(backend: str) -> dict[str, str]:
 
 def measure(*, quick: bool = False) -> dict[str, Any]:
     """Logged over plain steps, by backend."""
-    found: dict[str, Any] = {"figures": [], "cases": []}
+    found: dict[str, Any] = {"cases": []}
     for name in _CHOICES_QUICK if quick else _CHOICES:
         backend, jit = _CHOICES[name]
         told = ask_child(__file__, "--child", *["--jit"] * jit, *["--quick"] * quick, environment=environment(backend))
         case = f"Keras on {name}, MLP of 0.5 M"
         found["cases"].append({"case": case, **told})
-        found["figures"] += figures(case, told["arms"], *_GOALS)
         tell(case, told["arms"])
     return found
 
@@ -76,9 +74,8 @@ def _child(*, jit: bool, quick: bool) -> dict[str, Any]:
     y = chance.integers(0, 10, steps * _BATCH)
     with measured_folder() as folder:
         run = Path(folder) / "run"
-        makers = {arm: partial(_logged, run=run, **_LOG, **chosen) for arm, chosen in ARMS.items() if chosen is not None}
-        makers[FLOOR] = partial(_floor, Path(folder) / "floor")
-        blocks = {arm: partial(_block, x, y, jit, makers.get(arm), run, epochs) for arm in ARMS}
+        makers = {MACHINE: partial(_logged, run=run, **_LOG), FLOOR: partial(_floor, Path(folder) / "floor")}
+        blocks = {arm: partial(_block, x, y, jit, makers.get(arm), run, epochs) for arm in (PLAIN, MACHINE, FLOOR)}
         blocks[PLAIN]()
         times = take_turns(blocks, 1 if quick else 6, seconds_max=45.0)
     return {"arms": {arm: compare(times, arm) for arm in times}}
@@ -92,7 +89,6 @@ def _logged(**settings: Any) -> Any:
 
 def _floor(path: Path) -> Any:
     import keras
-    from cost_floor import FloorFile
 
     class Floor(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_begin(self, logs: Any = None) -> None:

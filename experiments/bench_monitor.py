@@ -4,7 +4,6 @@
     idle        CPU seconds an hour and memory of a daemon whose run nobody trains
     evaluation  seconds of one evaluation of 100,000 segments
     pruning     bytes a second that go
-    storage     bytes on disk over time under three budgets, as a picture (docs/monitor-storage.png)
 
 Slow-downs are taken within one training process: it trains in blocks of some seconds, in which the daemon runs or is stopped
 (SIGSTOP), in turn. What is behind when it goes on is caught up with between blocks, so that a block pays for its own steps.
@@ -19,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import bench_storage
-from harness import Circumstances, command_line, measured_folder, write_results
-from measuring import quartiles, shown
+from harness import Circumstances, command_line, measured_folder, quartiles, shown, write_results
 from monitored_trainer import GPT_BATCH, Daemon, Trainer
 from support import open_toy
 
@@ -208,18 +206,14 @@ PARTS: dict[str, Callable[..., dict[str, Any]]] = {
     "slowdown": slowdown,
     "evaluation": evaluation,
     "pruning": pruning,
-    "storage": bench_storage.measure,
 }
 
 
 def main() -> None:
     parser = command_line(__doc__, "few rounds: checks the script, not the claim", out="bench_monitor")
     parser.add_argument("parts", nargs="*", choices=[[], "idle", *PARTS], help="which parts (default: all)")
-    parser.add_argument("--picture", type=Path, default=None, help="where the picture goes (default: docs/; none if --quick)")
     arguments = parser.parse_args()
     wanted = arguments.parts or [*PARTS, "idle"]
-    if arguments.picture is None and not arguments.quick:
-        arguments.picture = Path(__file__).parents[1] / "docs" / "monitor-storage.png"
     begun = Circumstances()
     results: dict[str, Any] = {}
     idle = None
@@ -227,8 +221,7 @@ def main() -> None:
         if part != "slowdown" and idle is None and "idle" in wanted:
             idle = Idle(quick=arguments.quick)  # meanwhile
         print(f"== {part}", flush=True)
-        options = {"picture": arguments.picture} if part == "storage" else {}
-        results[part] = PARTS[part](quick=arguments.quick, **options)
+        results[part] = PARTS[part](quick=arguments.quick)
     if "idle" in wanted:
         print("== idle", flush=True)
         results["idle"] = (idle or Idle(quick=arguments.quick)).result()

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from figures import Figure
 from harness import ask_child, command_line, measured_folder
 from paired_timing import spread
 from torch import nn
@@ -54,15 +53,6 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
         }
         found["commands"] = _commands(run, steps // 2, rounds=1 if quick else 7)
         found["recoveries"] = _recoveries(run, Path(folder) / "copy", copies=1 if quick else _COPIES)
-    case = f"{steps:,} steps of 1,218 parameters"
-    goals = (None, None) if quick else (10.0, 4.0)
-    found["figures"] = [
-        Figure.of(case, "recovery", spread([one["seconds"] for one in found["recoveries"]]), "s", *goals).as_dict(),
-        *(
-            Figure.of(case, name, spread(seconds), "s", None if name.startswith("floor") else 0.5).as_dict()
-            for name, seconds in found["commands"].items()
-        ),
-    ]
     print(f"  trained and killed in {found['seconds_trained']:.0f} s, {found['run_bytes'] / 1e6:.0f} MB on disk", flush=True)
     return found
 

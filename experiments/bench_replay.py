@@ -14,7 +14,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from figures import Figure
 from harness import command_line, measured_folder
 from paired_timing import over
 from torch.optim import AdamW
@@ -29,7 +28,7 @@ _NEVER, _BARE, _COMPUTED = 10**9, 20, 2
 
 def measure(*, quick: bool = False) -> dict[str, Any]:
     """Redone over bare and over computed steps, for two kernel forms of AdamW."""
-    found: dict[str, Any] = {"figures": [], "replays": []}
+    found: dict[str, Any] = {"replays": []}
     threads_before = torch.get_num_threads()
     torch.set_num_threads(1)
     for name, make, steps in _CASES:
@@ -39,12 +38,8 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
             with measured_folder() as folder:
                 told = _case(Path(folder) / "run", make, options, steps // 10 if quick else steps, rounds=2 if quick else 5)
             found["replays"].append({"case": name, "form": form, **told})
-            case = f"{name}, {form} kernels"
-            found["figures"].append(
-                Figure.of(case, "redone step over optimizer step", told["over_bare"], "", 1.0, 0.6).as_dict()
-            )
             print(
-                f"  {case}: redone {told['redone_ms']:.2f} ms, bare {told['bare_ms']:.2f} ms, computed "
+                f"  {name}, {form} kernels: redone {told['redone_ms']:.2f} ms, bare {told['bare_ms']:.2f} ms, computed "
                 f"{told['computed_ms']:.2f} ms; over bare {told['over_bare'][0]:.2f} [{told['over_bare'][1]:.2f}-"
                 f"{told['over_bare'][2]:.2f}], over computed {told['over_computed'][0]:.3f}",
                 flush=True,

@@ -1,10 +1,9 @@
 """What a logged training step costs: PyTorch loops from tiny to stiff, with one thread and with two.
 
-Arms train the same model on the same data in one process and take turns in blocks of steps. A run begins on fresh log files:
-its first blocks are the figures of "fresh files". Then it logs until checkpoints have let go of several log files, and what
-follows is steady state: log files are used again. Checkpoints are taken between blocks, and what was not synced yet is waited
-for there, so that no arm pays for another; what a checkpoint costs is measured by bench_checkpoint.py. One arm is the floor:
-the least that any log of gradients costs here (cost_floor.py).
+Arms train the same model on the same data in one process and take turns in blocks of steps. Before that a run logs until
+checkpoints have let go of several log files, which are used again: steady state. Checkpoints are taken between blocks, and what
+was not synced yet is waited for there, so that no arm pays for another; what a checkpoint costs is measured by
+bench_checkpoint.py. One arm is the floor: the least that any log of gradients costs here (cost_floor.py).
 """
 
 from __future__ import annotations
@@ -17,19 +16,16 @@ from typing import Any
 
 import torch
 from cost_floor import FloorLog
-from figures import Figure
 from harness import command_line, measured_folder
-from paired_timing import AGAIN, FLOOR, PLAIN, Block, Times, compare, take_turns
+from paired_timing import FLOOR, MACHINE, PLAIN, compare, take_turns, tell
 from torch.optim import Optimizer
 from training_cases import CASES, Case, Work, gradients_given, shortened
 
 from tranlogs_torch import LoggedOptimizer
 
-MACHINE, PROCESS, WEIGHTS = "logged, machine", "logged, process", "logged by weights, machine"
 _INTERVALS_WARM = 4  # checkpoints before steady state
 _FLOOR_BYTES_MIN = 4 << 20
 _NEVER = 10**9
-_TITLES = {"median": "median", "mean": "mean", "p99": "p99 over plain p99", "added_ms": "added to the median"}
 
 
 class Plain:
@@ -68,25 +64,23 @@ class Logged(Plain):
         work: the loop.
         run: folder of the run.
         segment_bytes: size of a log file.
-        settings: of LoggedOptimizer.
     """
 
     _turns: Iterator[int]
 
-    def __init__(self, work: Work, run: Path, segment_bytes: int, **settings: Any) -> None:
+    def __init__(self, work: Work, run: Path, segment_bytes: int) -> None:
         super().__init__(work)
         first, *rest = work.optimizers
         self.logged = LoggedOptimizer(
-            first, run, work.model, checkpoint_every=_NEVER, keep=1, segment_bytes=segment_bytes, on_signal=None, **settings
+            first, run, work.model, checkpoint_every=_NEVER, keep=1, segment_bytes=segment_bytes, on_signal=None
         )
         others = [self.logged.add_optimizer(other, f"other{i}") for i, other in enumerate(rest)]
         self.optimizers: list[Optimizer] = [self.logged, *others]
         self.logged.recover()
         self._turns = self.logged.steps(_NEVER)
         next(self._turns)
-        by_weights = settings.get("log") == "weights"
-        self._interval = max(8, -(-segment_bytes // (work.step_bytes * (3 if by_weights else 1))))  # steps
-        self._since, self._is_steady = 0, False
+        self._interval = max(8, -(-segment_bytes // work.step_bytes))  # steps
+        self._since = 0
 
     def step(self) -> None:
         super().step()
@@ -94,7 +88,7 @@ class Logged(Plain):
         self._since += 1
 
     def prepare(self) -> None:
-        if self._is_steady and self._since >= self._interval:
+        if self._since >= self._interval:
             self._checkpoint()
         self.step()
 
@@ -112,7 +106,6 @@ class Logged(Plain):
             self._checkpoint()
             self.settle()
         torch.set_num_threads(threads)
-        self._is_steady = True
 
     def settle(self) -> None:
         self.logged.training_run.journal.wait_synced()
@@ -151,78 +144,39 @@ class Floor(Plain):
 
 
 def measure(*, quick: bool = False) -> dict[str, Any]:
-    """Time all cases: figures against their goals, and all arms of all cases with their spread."""
+    """Time all arms of all cases."""
     cases = list(shortened(CASES)) if quick else CASES
-    found: dict[str, Any] = {"figures": [], "cases": []}
+    found: dict[str, Any] = {"cases": []}
     threads_before = torch.get_num_threads()
     for threads in (1, 2):
         torch.set_num_threads(threads)
         for case in cases:
             told = _case(case, threads)
             found["cases"].append(told)
-            found["figures"] += [figure.as_dict() for figure in _figures(case, told)]
-            _print(told)
+            tell(f"{case.name}, {threads} threads", told["steady"])
     torch.set_num_threads(threads_before)
     return found
 
 
 def _case(case: Case, threads: int) -> dict[str, Any]:
     with measured_folder() as folder:
-        settings: dict[str, dict[str, Any]] = {MACHINE: {"durability": "machine"}, PROCESS: {"durability": "process"}}
-        if case.weights:
-            settings[WEIGHTS] = {"durability": "machine", "log": "weights"}
-        arms: dict[str, Plain] = {PLAIN: Plain(case.make())}
-        for i, (name, chosen) in enumerate(settings.items()):
-            arms[name] = Logged(case.make(), Path(folder) / str(i), case.segment_bytes, **chosen)
-        fresh = take_turns(_blocks(arms, case), case.fresh_rounds, seconds_max=case.seconds_max / 2, rounds_min=1)
-        for arm in arms.values():
-            if isinstance(arm, Logged):
-                arm.warm()
-        arms |= {AGAIN: Plain(case.make()), FLOOR: Floor(case.make(), Path(folder) / "floor")}
-        arms = {name: arms[name] for name in (PLAIN, MACHINE, AGAIN, FLOOR, *list(settings)[1:])}
-        steady = take_turns(_blocks(arms, case), case.rounds, seconds_max=case.seconds_max)
-        for arm in arms.values():
-            if isinstance(arm, (Logged, Floor)):
-                arm.close()
-        parameters = sum(p.numel() for p in arms[PLAIN].work.model.parameters())
+        plain = Plain(case.make())
+        logged = Logged(case.make(), Path(folder) / "run", case.segment_bytes)
+        logged.warm()
+        floor = Floor(case.make(), Path(folder) / "floor")
+        blocks = {
+            name: partial(arm.block, case.steps, case.seconds_max / 8)
+            for name, arm in {PLAIN: plain, MACHINE: logged, FLOOR: floor}.items()
+        }
+        times = take_turns(blocks, case.rounds, seconds_max=case.seconds_max)
+        logged.close()
+        floor.close()
     return {
         "case": case.name,
         "threads": threads,
-        "parameters": parameters,
-        "steady": _compared(steady),
-        "fresh": _compared(fresh),
+        "parameters": sum(p.numel() for p in plain.work.model.parameters()),
+        "steady": {name: compare(times, name) for name in times},
     }
-
-
-def _blocks(arms: dict[str, Plain], case: Case) -> dict[str, Block]:
-    return {name: partial(arm.block, case.steps, case.seconds_max / 8) for name, arm in arms.items()}
-
-
-def _compared(times: Times) -> dict[str, Any]:
-    return {name: compare(times, name) for name in times}
-
-
-def _figures(case: Case, told: dict[str, Any]) -> Iterator[Figure]:
-    threads = f"{told['threads']} thread{'s' * (told['threads'] > 1)}"
-    for arm in (MACHINE, PROCESS, FLOOR):
-        for statistic, goals in case.goals.items():
-            unit = "ms" if statistic == "added_ms" else ""
-            compared = goals if arm != FLOOR else (None, None)
-            title = f"{case.name}, {threads}, {arm}"
-            yield Figure.of(title, _TITLES[statistic], told["steady"][arm][statistic], unit, *compared)
-
-
-def _print(told: dict[str, Any]) -> None:
-    print(
-        f"  {told['case']}, {told['threads']} threads: plain {told['steady'][PLAIN]['ms']:.2f} ms, plain p99 over median "
-        f"{told['steady'][PLAIN]['plain_p99']:.2f}",
-        flush=True,
-    )
-    for state in ("steady", "fresh"):
-        for name, one in told[state].items():
-            if name != PLAIN:
-                ratios = "  ".join(f"{key} {one[key][0]:.3f} [{one[key][1]:.3f}-{one[key][2]:.3f}]" for key in _TITLES)
-                print(f"    {state:6s} {name:28s} {ratios}   ({one['rounds']} x {one['steps'] // one['rounds']})", flush=True)
 
 
 if __name__ == "__main__":

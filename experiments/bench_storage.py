@@ -78,7 +78,7 @@ def measure(*, quick: bool = False, picture: Path | None = None) -> dict[str, An
         courses = {Path(place) / str(budget): Course(budget) for budget in _BUDGETS}
         trainers = [stack.enter_context(_training(run)) for run in courses]
         for run, course in courses.items():
-            options = ["--budget", f"{course.budget}MiB", "--interval", "0.5s", "--life", "20s"]
+            options = ["--budget", f"{course.budget}MiB", "--interval", "0.5s", "--set", "life=20s"]
             stack.callback(Daemon(run, options).close)
         for trainer in trainers:  # all daemons are there: now
             assert trainer.stdin is not None

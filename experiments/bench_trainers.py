@@ -21,23 +21,21 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from cost_floor import FloorLog
+from cost_floor import FLOOR_BYTES, FloorLog
 from harness import command_line, measured_folder
-from paired_timing import FLOOR, PLAIN, Block, compare, take_turns
-from trainer_arms import ARMS, FLOOR_BYTES, figures, tell
+from paired_timing import FLOOR, MACHINE, PLAIN, Block, compare, take_turns, tell
 from training_cases import layers
 
 Fit = Callable[[int, "list[Any]"], "list[float]"]
 """Trains some steps with some callbacks; returns when each step began."""
 
 _LOG: dict[str, Any] = {"checkpoint_every": 25, "keep": 1, "segment_bytes": 16 << 20, "verbose": False, "on_signal": None}
-_GOAL = 1.05
 _VOCABULARY, _LENGTH, _BATCH = 512, 48, 8
 
 
 def measure(*, quick: bool = False) -> dict[str, Any]:
     """Logged over plain steps, by trainer."""
-    found: dict[str, Any] = {"figures": [], "cases": []}
+    found: dict[str, Any] = {"cases": []}
     threads_before = torch.get_num_threads()
     torch.set_num_threads(1)
     for name, (package, fit, callback, floor) in _TRAINERS.items():
@@ -48,12 +46,11 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
         with measured_folder() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             run = Path(folder) / "run"
-            makers = {arm: partial(callback(), run, **_LOG, **chosen) for arm, chosen in ARMS.items() if chosen is not None}
-            makers[FLOOR] = partial(floor(), Path(folder) / "floor")
-            blocks = {arm: partial(_block, partial(fit(), steps), makers.get(arm), run, dropped) for arm in ARMS}
+            makers = {MACHINE: partial(callback(), run, **_LOG), FLOOR: partial(floor(), Path(folder) / "floor")}
+            fits = partial(_block, partial(fit(), steps))
+            blocks = {arm: partial(fits, makers.get(arm), run, dropped) for arm in (PLAIN, MACHINE, FLOOR)}
             told = _compared(blocks, rounds=1 if quick else 6, seconds_max=45.0)
         found["cases"].append({"case": name, "arms": told})
-        found["figures"] += figures(name, told, _GOAL)
         tell(name, told)
     torch.set_num_threads(threads_before)
     return found

@@ -9,16 +9,19 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import tranlogs
 
@@ -148,3 +151,53 @@ def _commit() -> str:
     if head.returncode:
         return "unknown"
     return head.stdout.strip() + ("+" if git("diff", "--quiet", "HEAD", "--", ":/*.py").returncode else "")
+
+
+# Numbers.
+
+_RESAMPLES = 2000
+
+
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    """25 %, median, 75 %."""
+    if len(values) < 2:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def shown(values: list[float], digits: int = 3) -> str:
+    """Median and quartiles as text."""
+    low, middle, high = quartiles(values)
+    return f"{middle:.{digits}f} [{low:.{digits}f}-{high:.{digits}f}]"
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long a call takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+@contextmanager
+def timed(into: list[float]) -> Iterator[None]:
+    """Append the seconds that the block takes."""
+    start = time.perf_counter()
+    yield
+    into.append(time.perf_counter() - start)
+
+
+def bootstrap(samples: Sequence[Any], statistic: Callable[[Any], Any]) -> list[Any]:
+    """A statistic of the samples, and the bounds of its 95 % interval by resampling them with replacement.
+
+    Args:
+        samples: what varies independently: where neighbours in time are alike, their blocks.
+        statistic: of an array of samples; a number, or an array of them.
+
+    Returns:
+        Its value, low, high: numbers, or lists of them.
+    """
+    given, chance = np.asarray(samples), np.random.default_rng(0)
+    drawn = [statistic(given[chance.integers(0, len(given), len(given))]) for _ in range(_RESAMPLES)]
+    low, high = np.percentile(np.array(drawn), (2.5, 97.5), axis=0)
+    return [np.asarray(found).tolist() for found in (statistic(given), low, high)]

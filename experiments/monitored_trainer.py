@@ -165,7 +165,7 @@ def train(which: str, run: str, checkpoint_every: str) -> None:
 
 
 def _gpt(*, quick: bool) -> tuple[Any, Callable[[], None]]:
-    from measuring import batches, model_and_text
+    from training_cases import batches, model_and_text
 
     model, windows = model_and_text(quick=quick)
     texts = batches(windows)

@@ -16,7 +16,7 @@ Block = Callable[[], list[float]]
 Times = dict[str, list[list[float]]]
 """Seconds of steps: by arm, by round."""
 
-PLAIN, AGAIN = "plain", "plain again (noise)"
+PLAIN, AGAIN, MACHINE = "plain", "plain again (noise)", "logged, machine"
 FLOOR = "floor: written and hashed, no log"
 _RESAMPLES = 1000
 
@@ -91,3 +91,15 @@ def _resampled(mine: list[Any], base: list[Any], statistic: Callable[[Any, Any],
 
     low, high = np.quantile([of(chance.integers(0, len(mine), len(mine))) for _ in range(_RESAMPLES)], (0.25, 0.75))
     return of(range(len(mine))), float(low), float(high)
+
+
+def tell(case: str, compared: Mapping[str, Any]) -> None:
+    """Print all arms of a case."""
+    print(f"  {case}: plain {compared[PLAIN]['ms']:.2f} ms", flush=True)
+    for arm, one in compared.items():
+        if arm != PLAIN:
+            ratios = "  ".join(f"{key} {one[key][0]:.3f} [{one[key][1]:.3f}-{one[key][2]:.3f}]" for key in _RATIOS)
+            print(f"    {arm:34s} {ratios}   ({one['rounds']} x {one['steps'] // one['rounds']})", flush=True)
+
+
+_RATIOS = ("median", "mean", "p99", "added_ms")

@@ -5,7 +5,7 @@
 What saving costs a step: a training that saves and one that does not take turns in one process. What a crash costs: real
 processes die by SIGKILL (experiments/peer/scenarios.py), and are started again. Each peer is used as its own documentation
 says, and handed everything the rest of the training depends on. A peer that is not installed is left out, and the report says
-so: `pip install '.[peers]'`, docs/peers.md. --quick tries torch.save alone.
+so: `pip install '.[peers]'`, experiments/README.md. --quick tries torch.save alone.
 """
 
 from __future__ import annotations
@@ -21,19 +21,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from harness import Circumstances, command_line, measured_folder, write_results
-from peer import agent, cost, flash
+from peer import cost
+from peer.adapters import clear_flash
 from peer.job import Job
 from peer.registry import PEERS, Peer
-from peer.scenarios import EPOCH, SCENARIOS, Lab, clean
-from peer_pictures import draw_peers
+from peer.scenarios import AFTER, CRASH, SCENARIOS, Lab, clean
+from pictures import draw_peers
 
 _SEED = 7
 _COST_SECONDS_MAX = 120
-_KILLS_OF_AGENT = 3  # each takes it many seconds
-_SLOW_BATCH = 4  # samples of a batch where steps are to be shorter than saves
 _FORK = multiprocessing.get_context("fork")
 T = TypeVar("T")
 
@@ -46,7 +44,7 @@ class Size:
         self.blocks = {1: 1} if quick else {1: 10, 10: 15, 100: 25}
         self.crashes = {1: 9} if quick else {1: 23, 10: 37, 100: 127}
         self.kills = {1: 1} if quick else {1: 10, 10: 10, 100: 10}  # tries
-        self.scenarios = ("between", "cut") if quick else tuple(SCENARIOS)
+        self.scenarios = ("between", "flip") if quick else tuple(SCENARIOS)
 
 
 class Measurement:
@@ -58,10 +56,8 @@ class Measurement:
         self.missing = {PEERS[name].title: PEERS[name].missing for name in names if name not in self._here}
         self.late: list[str] = []
         self.failed: list[str] = []
-        self.plain_seconds = 0.0
         self.peers: dict[str, dict[str, Any]] = {}
         for name, peer in self._here.items():
-            peer.adapter_class()  # imported before the forks
             self.peers[name] = {"title": peer.title, "version": peer.version, "logs_steps": peer.logs_steps}
 
     def costs(self, end: float) -> None:
@@ -98,27 +94,15 @@ class Measurement:
             for name, peer in self._tried().items():
                 if peer.logs_steps and every != max(self._size.kills):
                     continue
-                tried = steps[:_KILLS_OF_AGENT] if peer.has_agent else steps
-                work = partial(lab.crashes_at, name, 100 if peer.logs_steps else every, tried)
+                work = partial(lab.crashes_at, name, 100 if peer.logs_steps else every, steps)
                 if found := self._taken(end, f"kills of {peer.title}, every {every}", work):
                     self.peers[name].setdefault("kills", {})["100" if peer.logs_steps else str(every)] = found
                     print(f"  {peer.title:45s} every {every:3d}: {found}", flush=True)
 
-    def outruns(self, end: float) -> None:
-        """A trainer whose steps are shorter than a save takes, saved at each."""
-        lab = Lab(self._folder / "outruns", self._size.width, _SEED, _SLOW_BATCH)
-        lab.take_reference(200)
-        self.plain_seconds = float(np.median([lab.outrun("none", 1)["step_seconds"] for _ in range(3)]))
-        for name, peer in self._tried().items():
-            work = partial(lab.outrun, name, 100 if peer.logs_steps else 1)
-            if row := self._taken(end, f"a saver slower than the trainer, {peer.title}", work):
-                self.peers[name]["outrun"] = row
-                print(f"  {peer.title:45s} {row}", flush=True)
-
     def faults(self, end: float) -> None:
         """Scenario by scenario; those that take long to start come last."""
         lab = Lab(self._folder / "faults", self._size.width_faults, _SEED)
-        lab.take_reference(EPOCH + 6)
+        lab.take_reference(CRASH + AFTER)
         units = [(name, scenario) for scenario in self._size.scenarios for name in self._tried()]
         for name, scenario in sorted(units, key=lambda unit: PEERS[unit[0]].is_slow):
             title = self.peers[name]["title"]
@@ -153,7 +137,6 @@ def measure(names: list[str], *, quick: bool, minutes: float) -> dict[str, Any]:
             (made.faults, 0.4),
             (made.kills, 0.6),
             (made.crashes, 0.65),
-            (made.outruns, 0.7),
             (made.costs, 1.0),
         ):
             part(begun + share * minutes * 60)
@@ -164,7 +147,6 @@ def measure(names: list[str], *, quick: bool, minutes: float) -> dict[str, Any]:
         "late": made.late,
         "failed": made.failed,
         "peers": made.peers,
-        "outrun": {"batch": _SLOW_BATCH, "step_seconds": made.plain_seconds},
         "scenarios": {name: SCENARIOS[name].title for name in size.scenarios},
     }
 
@@ -189,19 +171,14 @@ def _in_child(name: str, folder: Path, width: int, every: int, blocks: int) -> d
         out.write_text(json.dumps(cost.measure(name, place, width, every, blocks)))
 
     out.unlink(missing_ok=True)
-    if PEERS[name].has_agent:
-        said.unlink(missing_ok=True)
-        words = ["peer.agent_cost", name, str(place), str(width), str(every), str(blocks), str(out)]
-        is_slow = not agent.run_once(place, words, said, _COST_SECONDS_MAX)
-    else:
-        process = _FORK.Process(target=work)
-        process.start()
-        process.join(_COST_SECONDS_MAX)
-        is_slow = process.is_alive()
-        process.kill()
-        process.join()
+    process = _FORK.Process(target=work)
+    process.start()
+    process.join(_COST_SECONDS_MAX)
+    is_slow = process.is_alive()
+    process.kill()
+    process.join()
     clean(place)
-    flash.clear(place / f"{place.name}-saved")
+    clear_flash(place / f"{place.name}-saved")
     if is_slow or not out.exists():
         return {"error": f"not done after {_COST_SECONDS_MAX} s" if is_slow else said.read_text()[-500:]}
     found: dict[str, Any] = json.loads(out.read_text())

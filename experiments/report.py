@@ -9,12 +9,79 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from catalogue import EXPERIMENTS, HEADINGS, HERE, Experiment
-from tables import Lines, prose, table
+import tables
+from tables import Lines, prose
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One of them.
+
+    Attributes:
+        name: of its results: NAME.json and, if there is a picture, NAME.png.
+        title: in the report.
+        script: that takes it, a file beside this one; it knows --quick and --out.
+        tell: makes Markdown of its JSON.
+        arguments: of the script, beside those.
+        needs: programs or packages that must be there, in words.
+        programs, packages: their names.
+    """
+
+    name: str
+    title: str
+    script: str
+    tell: Callable[[dict[str, Any]], list[str]]
+    arguments: tuple[str, ...] = ()
+    needs: str = ""
+    programs: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+
+    def is_possible(self) -> bool:
+        """Whether all that it needs is here."""
+        return all(shutil.which(program) for program in self.programs) and all(map(find_spec, self.packages))
+
+
+HEADINGS: dict[str, tuple[Experiment, ...]] = {
+    "The TranLogs talk, experiment by experiment": (
+        Experiment("step_time", "Where a training step's time goes, and what replay saves", "step_time.py", tables.step_time),
+        Experiment("recovered_quality", "Recovered quality", "recovered_quality.py", tables.recovered_quality),
+        Experiment("storage", "Storage under thresholds", "bench_storage.py", tables.storage),
+        Experiment(
+            "store",
+            "Asynchronous persistence",
+            "bench_store.py",
+            tables.store,
+            needs="JDK 17 and Maven, for a cluster",
+            programs=("java", "mvn"),
+        ),
+    ),
+    "Other systems, same work, same machine, one run": (
+        Experiment("peers", "What saves a training loop", "peers.py", tables.peers),
+        Experiment(
+            "trainers",
+            "Keras, by its own checkpoints",
+            "keras_own.py",
+            tables.keras_own,
+            needs="Keras and a backend of it",
+            packages=("keras",),
+        ),
+    ),
+    "What TranLogs costs": (
+        Experiment("bench", "Steps, log, replay, recovery, disk", "bench.py", tables.bench),
+        Experiment("gpu", "On a GPU", "gpu.py", tables.gpu, needs="a CUDA GPU", programs=("nvidia-smi",)),
+        Experiment("bench_monitor", "The monitor", "bench_monitor.py", tables.bench_monitor),
+    ),
+}
+
+EXPERIMENTS = {experiment.name: experiment for experiments in HEADINGS.values() for experiment in experiments}
 
 RESULTS, DOCUMENT = HERE / "results", HERE.parent / "docs" / "results.md"
 
@@ -36,7 +103,8 @@ def write_report(results: Path, document: Path) -> None:
     for heading, experiments in HEADINGS.items():
         lines += [f"## {heading}", ""]
         for experiment in experiments:
-            lines += [f"### {experiment.title}", "", f"`experiments/{experiment.script}`", ""]
+            when = _when(experiment, found.get(experiment.name, {}))
+            lines += [f"### {experiment.title}", "", *prose(f"`experiments/{experiment.script}`{', ' * bool(when)}{when}")]
             lines += experiment.tell(found[experiment.name]) if experiment.name in found else _not_taken(experiment)
             lines += _picture(experiment, results, document)
     document.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +124,7 @@ def _picture(experiment: Experiment, results: Path, document: Path) -> Lines:
     if drawn.exists() and drawn != shown:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(drawn, shown)
-    return [f"![{experiment.title}]({folder.name}/{shown.name})", ""] if shown.exists() else []
+    return [f"![{experiment.name}]({folder.name}/{shown.name})", ""] if shown.exists() else []
 
 
 def _taken(experiment: str, results: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -69,17 +137,23 @@ def _taken(experiment: str, results: dict[str, Any]) -> Iterator[tuple[str, dict
 
 
 def _circumstances(found: dict[str, dict[str, Any]]) -> Lines:
-    """Return when each experiment was taken, and on what: machines and versions once."""
-    lines = table(
-        ["experiment", "taken (UTC)", "commit", "processors kept busy by others"],
-        (
-            [name, about["at"][:16].replace("T", " "), f"`{about['commit']}`", f"{about['others_busy']:.1f}"]
-            for name, about in found.items()
-        ),
-    )
+    """Return machines and versions, each once."""
     machines = dict.fromkeys(_machine(about["machine"]) for about in found.values())
     versions = dict.fromkeys(", ".join(map(" ".join, about["versions"].items())) for about in found.values())
-    return [*lines, *(line for told in (*machines, *versions) for line in prose(f"{told}."))]
+    return [line for told in (*machines, *versions) for line in prose(f"{told}.")]
+
+
+def _when(experiment: Experiment, found: dict[str, Any]) -> str:
+    """Return when an experiment was taken and at which commit; of parts that were taken anew, too."""
+    taken = dict(_taken(experiment.name, found))
+    return "; ".join(
+        f"{name.partition(': ')[2]} {about['at'][:10]}, `{about['commit']}`{_busy(about['others_busy'])}".strip()
+        for name, about in taken.items()
+    )
+
+
+def _busy(processors: float) -> str:
+    return f" ({processors:.1f} processors kept busy by others)" if processors >= 0.3 else ""
 
 
 def _machine(about: dict[str, Any]) -> str:

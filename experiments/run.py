@@ -14,8 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from catalogue import EXPERIMENTS, HERE, Experiment
-from report import DOCUMENT, RESULTS, write_report
+from report import DOCUMENT, EXPERIMENTS, HERE, RESULTS, Experiment, write_report
 
 
 def take(experiment: Experiment, results: Path, parts: Sequence[str], *, quick: bool) -> bool:

@@ -27,8 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import command_line, measured_folder, take
-from measuring import bootstrap
+from harness import bootstrap, command_line, measured_folder, take
 from pictures import draw_step_time
 from torch import Tensor
 from workloads import NAMES, Workload, loss_of, optimizer_of, workload

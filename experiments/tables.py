@@ -6,14 +6,14 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from paired_timing import PLAIN
+from paired_timing import FLOOR, MACHINE, PLAIN
+from peer.registry import PEERS
 from peer.waste import ways_of
 from pictures import TALK
 
 Lines = list[str]
 
-_MACHINE, _FLOOR = "logged, machine", "floor: written and hashed, no log"
-_HOURS = (0.1, 1, 24)  # between failures
+_FAILURE_HOURS = 1  # from a failure to the next
 _EVERY = "10"  # steps between the saves of the systems that are compared
 
 
@@ -69,21 +69,20 @@ def step_time(results: dict[str, Any]) -> Lines:
 def recovered_quality(results: dict[str, Any]) -> Lines:
     """Quality after recovery: a row for each model and interval."""
     interval, models = results["interval"], results["models"]
+    steps = " and ".join(f"{number * interval} to {(number + 1) * interval - 1}" for number in results["intervals"])
     crashes = sum(len(found["points"]) for found in models.values())
     lines = prose(f"""
-        {crashes} processes died by SIGKILL; a checkpoint every {interval} steps. Loss (nats) on data that was held back, right
+        {crashes} processes died by SIGKILL after steps {steps}; a checkpoint every {interval} steps. Loss (nats) on data that
+        was held back, right
         after recovery. TranLogs brought back the uninterrupted run each time, bit for bit. Worst crash: the one that costs the
         checkpoint most. The talk has up to 24 %.""")
     rows = []
     for name, found in models.items():
-        for number in results["intervals"]:
-            points = [point for point in found["points"] if point["step"] // interval == number]
-            better = [1 - point["tranlogs"]["loss"] / point["checkpoint"]["loss"] for point in points]
-            worst = points[better.index(max(better))]
-            losses = [f"{worst[way]['loss']:.3f}" for way in ("checkpoint", "tranlogs")]
-            steps = f"{number * interval} to {(number + 1) * interval - 1}"
-            rows.append([name, steps, *losses, f"{100 * min(better):.0f} to {100 * max(better):.0f} %"])
-    head = ["model", "crash after step", "worst crash: checkpoint", "TranLogs", "loss better by, all crashes"]
+        better = [1 - point["tranlogs"]["loss"] / point["checkpoint"]["loss"] for point in found["points"]]
+        worst = found["points"][better.index(max(better))]
+        losses = [f"{worst[way]['loss']:.3f}" for way in ("checkpoint", "tranlogs")]
+        rows.append([name, *losses, f"{100 * min(better):.0f} to {100 * max(better):.0f} %"])
+    head = ["model", "worst crash: checkpoint", "TranLogs", "loss better by, all crashes"]
     return lines + table(head, rows)
 
 
@@ -108,13 +107,19 @@ def store(results: dict[str, Any]) -> Lines:
         if row["bytes"] == 16 << 20
     )
     lines += table(["store", "put, ms", "get, ms", "durable, ms"], rows)
-    lines += prose("Recovery of a killed run, over that from the local disk:")
+    lines += _by_model(results, "stores", "Step time over that without a store, which ships from a thread of the trainer:")
+    return lines + _by_model(results, "recovery", "Recovery of a killed run, over that from the local disk:")
+
+
+def _by_model(results: dict[str, Any], part: str, about: str) -> Lines:
     found = results.get("training", {})
-    places = list(dict.fromkeys(name for about in found.values() for name in about["recovery"]))
-    recovered = (
-        [model, *(_spread(about["recovery"][place]["ratio"], 1) for place in places)] for model, about in found.items()
-    )
-    return lines + table(["model", *places], recovered)
+    places = list(dict.fromkeys(name for one in found.values() for name in one[part] if name not in _WITHOUT_STORE))
+    digits = 1 if part == "recovery" else 2
+    rows = ([model, *(_spread(one[part][place]["ratio"], digits) for place in places)] for model, one in found.items())
+    return prose(about) + table(["model", *places], rows)
+
+
+_WITHOUT_STORE = ("no store", "no store, again (noise)")
 
 
 # Other systems.
@@ -122,27 +127,37 @@ def store(results: dict[str, Any]) -> Lines:
 
 def peers(results: dict[str, Any]) -> Lines:
     """Costs, crashes, faults, T_wasted."""
-    found = results["peers"]
+    found = {name: peer for name, peer in results["peers"].items() if name in PEERS}
     lines = prose(f"""
         An MLP of {results["parameters"] / 1e6:.1f} M parameters, AdamW, a schedule, shuffled batches, one thread: a job whose
         steps are short for its size, which is hard for a log. All systems are handed weights, optimizer, schedule, random
         numbers and the place in the data, as their documentation says; a save every {_EVERY} steps. TranLogs logs each step,
         synced. Step time: mean (99th percentile) over no saving. Steps lost: the mean of kills at random moments, and how often
         what came back was exact. Back: seconds from the restart of the script's own work until it is behind the crash step
-        again.""")
-    rows = ([peer["title"], *_costs(peer), *_kills(peer), *_faults(peer)] for peer in found.values() if "cost" in peer)
-    head = ["system", "step time", "MB a step", "steps lost", "back, s", "a bit of the newest save flips", "disk full"]
-    lines += table(head, rows)
-    lines += prose("""
-        **T_wasted = t_ckpt + 1/(2f) + t_rtvl** (Gemini, SOSP'23), the share of time that does not go into new steps, by hours
-        between failures, each system at the best of its intervals of 1, 10 and 100 steps where nothing wrong came back:""")
-    shares = {
-        peer["title"]: [100 * min(way.share(3600 * hours) for way in ways) for hours in _HOURS]
+        again. Wasted: the share of time that does not go into new steps if there is a failure an hour, T_wasted = t_ckpt +
+        1/(2f) + t_rtvl (Gemini, SOSP'23), at the best of the intervals of 1, 10 and 100 steps where nothing wrong came back;
+        the picture has other rates. [How each system is used](../experiments/README.md).""")
+    rows = (
+        [peer["title"], *_costs(peer), *_kills(peer), *_faults(peer), _wasted(peer)]
         for peer in found.values()
-        if (ways := ways_of(peer))
-    }
-    wasted = ([title, *(f"{share:.2f} %" for share in several)] for title, several in shares.items())
-    return lines + table(["system", *(f"{hours} h" for hours in _HOURS)], wasted)
+        if "cost" in peer
+    )
+    head = [
+        "system",
+        "step time",
+        "MB a step",
+        "steps lost",
+        "back, s",
+        "a bit of the newest save flips",
+        "disk full",
+        "wasted",
+    ]
+    return lines + table(head, rows)
+
+
+def _wasted(peer: dict[str, Any]) -> str:
+    ways = ways_of(peer)
+    return f"{100 * min(way.share(3600 * _FAILURE_HOURS) for way in ways):.1f} %" if ways else ""
 
 
 def _at(peer: dict[str, Any], part: str) -> dict[str, Any] | None:
@@ -180,13 +195,18 @@ def _worst(tries: list[dict[str, Any]]) -> str:
     return f"{row['verdict']}{lost}{', training stops' if any('died' in one for one in tries) else ''}"
 
 
-def trainers(results: dict[str, Any]) -> Lines:
-    """One kill under each trainer's own checkpoints, and under TranLogs."""
+def keras_own(results: dict[str, Any]) -> Lines:
+    """One kill under Keras' own checkpoints, and under TranLogs."""
     lines = prose("""
-        60 steps, a checkpoint every ten, SIGKILL as step 38 begins; then the same script again, as the trainer's documentation
-        says. Exact: all bits of weights and optimizer in the end are those of a run that was never killed.""")
-    rows = ([row["trainer"], row["by"], row["finished_steps_lost"], "yes" if row["exact"] else "no"] for row in results["rows"])
-    return lines + table(["trainer", "saved by", "finished steps lost", "exact"], rows)
+        60 steps of `fit`, a save every ten, SIGKILL as step 38 begins; then the same script again. Exact: all bits of weights
+        and optimizer in the end are those of a run that was never killed.""")
+    titles = {"its own checkpoints": "BackupAndRestore", "TranLogs": "TranLogs"}
+    rows = (
+        [titles[row["by"]], row["finished_steps_lost"], "yes" if row["exact"] else "no"]
+        for row in results["rows"]
+        if row["trainer"] == "keras"
+    )
+    return lines + table(["saved by", "finished steps lost", "exact"], rows)
 
 
 # What TranLogs costs.
@@ -210,7 +230,7 @@ def bench(results: dict[str, Any]) -> Lines:
 
 
 def _step(case: str, arms: dict[str, Any]) -> Sequence[object]:
-    logged, floor = arms[_MACHINE], arms.get(_FLOOR)
+    logged, floor = arms[MACHINE], arms.get(FLOOR)
     return [
         case,
         f"{arms[PLAIN]['ms']:.2f}",
@@ -293,28 +313,13 @@ def _gpu_cost(found: dict[str, Any]) -> str:
     return "not taken" if "median" not in found else f"{_quartiles(found['median'])}, +{found['added_ms'][0]:.0f} ms"
 
 
-def distributed(results: dict[str, Any]) -> Lines:
-    """By number of processes."""
-    lines = prose("""
-        The log of a step is divided among the processes; copies: how many of them hold each share. From SIGKILL: what goes by
-        until the first new step under torchrun.""")
-    killed = {(row["world"], row["copies"]): row for row in results["killed"]}
-    parts = ("agent", "start", "load", "replay", "first step")
-    rows = []
-    for row in results["steady"]:
-        after = killed.get((row["world"], row["copies"]))
-        cost = f"{row['seconds logged'] / row['seconds plain']:.2f} times"
-        back = f"{sum(after[part] for part in parts):.1f}" if after else ""
-        rows.append([row["world"], row["copies"], f"{row['bytes'] / 1e6:.2f}", cost, back])
-    return lines + table(["processes", "copies", "MB a rank and step", "step time with the log", "from SIGKILL, s"], rows)
-
-
 def bench_monitor(results: dict[str, Any]) -> Lines:
     """Its parts."""
     rows = [
         [f"step time of a {model}, {name}", _spread(ratio)]
         for model, found in results.get("slowdown", {}).items()
         for name, ratio in found.items()
+        if "noise" not in name
     ]
     rows += [
         [

@@ -60,11 +60,6 @@ class DaemonCommand(Protocol):
         """Make the settings of the daemon."""
         ...
 
-    @property
-    def http_settings(self) -> Callable[..., Any]:
-        """Make the settings of the dashboard's server."""
-        ...
-
 
 def load_framework(paths: JournalPaths) -> type[OfflineRun]:
     """Load the framework that wrote a journal.

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from peer.adapter import Adapter
-from peer.processes import descendants, memory_bytes, written_bytes
+from peer.adapters import Adapter
+from peer.processes import descendants, written_bytes
 from peer.registry import PEERS
 
 _BLOCK = 10  # steps of a turn; the first is not counted
@@ -26,7 +26,7 @@ def measure(peer: str, folder: Path, width: int, every: int, blocks: int) -> dic
     place = folder / f"{folder.name}-saved"  # a name of its own: shared memory goes by it
     (folder / "plain").mkdir(parents=True)
     place.mkdir()
-    plain, saved = PEERS["none"].make(width, folder / "plain", every), PEERS[peer].make(width, place, every)
+    plain, saved = PEERS["none"].adapter(width, folder / "plain", every), PEERS[peer].adapter(width, place, every)
     turns = {plain: _steps(plain, False), saved: _steps(saved, not PEERS[peer].logs_steps)}
     times: dict[Adapter, list[float]] = {plain: [], saved: []}
     for adapter, turn in turns.items():
@@ -34,19 +34,18 @@ def measure(peer: str, folder: Path, width: int, every: int, blocks: int) -> dic
         for _ in range(1 + adapter.steps_ahead):
             next(turn)
         adapter.wait()
-    top = os.getppid() if PEERS[peer].has_agent else os.getpid()  # the agent is what saves
+    top = os.getpid()
     before = written_bytes([top, *descendants(top)])
     for _ in range(blocks):
         for adapter, turn in turns.items():
             times[adapter] += [next(turn) for _ in range(_BLOCK)][1:]
             adapter.wait()
-    pids = [top, *descendants(top)]
-    found = {"written_per_step": (written_bytes(pids) - before) / (blocks * _BLOCK), "memory": memory_bytes(pids)}
+    written = written_bytes([top, *descendants(top)]) - before
     usable = 0.0 if PEERS[peer].logs_steps else float(np.median([_seconds_until_usable(saved, 10**6 + i) for i in range(3)]))
     saved.close()
     one, other = times[saved], times[plain]
     return {
-        **found,
+        "written_per_step": written / (blocks * _BLOCK),
         "usable": usable,
         "steps": len(one),
         "plain_ms": 1e3 * float(np.median(other)),

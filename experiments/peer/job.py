@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 Batch = tuple[Tensor, Tensor]
-BATCH = 64  # samples, unless a job has it otherwise
+BATCH = 64  # samples
 
 
 @cache
@@ -40,7 +40,7 @@ class Job:
         loader: shuffled batches of one epoch, their order from torch's global random state.
     """
 
-    def __init__(self, width: int, wrap: Wrap | None = None, batch: int = BATCH) -> None:
+    def __init__(self, width: int, wrap: Wrap | None = None) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(
             nn.Flatten(),
@@ -56,7 +56,7 @@ class Job:
         self.inner = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.optimizer = wrap(self.inner, self.model) if wrap else self.inner
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 10_000)
-        self.loader: DataLoader[Any] = DataLoader(digits(), batch, shuffle=True)
+        self.loader: DataLoader[Any] = DataLoader(digits(), BATCH, shuffle=True)
 
     def backward(self, x: Tensor, y: Tensor) -> None:
         """All of a step that comes before the optimizer."""

@@ -10,16 +10,12 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 
-from peer.job import BATCH
-from peer.processes import descendants, empty_shm, memory_bytes
+from peer.processes import descendants
 from peer.registry import PEERS
-
-_DEAD_AFTER = 3  # parameters that an optimizer has updated when it dies inside its step
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +29,11 @@ class Life:
         every: steps between saves.
         until: steps that are done when it ends by itself; it looks at the state then.
         crash: steps that are done when it dies; None if it does not.
-        way: of dying: "head" between two steps, "update" inside the next optimizer's step, "all" together with all its helpers,
-            "moment" at a part of the time that the next save takes, "random" while this step or the next goes on.
-        part: of that time.
+        way: of dying: "head" between two steps, "all" together with all its helpers, "random" while this step or the next
+            goes on.
         settles: it waits for what is still being saved before it dies.
         fill: fill the disk that the folder is on when so many steps are done.
-        tiny_shm: bytes of /dev/shm that it has.
         looks: look at the state before each step, and not only at the first and the last.
-        batch: samples of a batch.
     """
 
     peer: str
@@ -50,12 +43,9 @@ class Life:
     until: int
     crash: int | None = None
     way: str = "head"
-    part: float = 0.0
     settles: bool = False
     fill: int | None = None
-    tiny_shm: int | None = None
     looks: bool = False
-    batch: int = BATCH
 
 
 def live(life: Life, fifo: Path) -> None:
@@ -69,8 +59,6 @@ def live(life: Life, fifo: Path) -> None:
         os.write(told, (json.dumps(event) + "\n").encode())
 
     tell(born=os.getpid())
-    if life.tiny_shm is not None:
-        empty_shm(life.tiny_shm)
     torch.set_num_threads(1)
     try:
         _train(life, tell)
@@ -83,34 +71,23 @@ def live(life: Life, fifo: Path) -> None:
 
 
 def _train(life: Life, tell: Any) -> None:
-    adapter = PEERS[life.peer].make(life.width, life.folder, life.every, life.batch)
+    adapter = PEERS[life.peer].adapter(life.width, life.folder, life.every)
     begun = time.perf_counter()
     first = step = adapter.open()
-    window, asked = 0.0, None
     for batch in adapter.batches(life.until + 1):
         seconds = time.perf_counter() - begun
         seen = {"digest": adapter.job.digest(batch)} if life.looks or step in (first, life.until) else {}
         tell(head=step, seconds=seconds, **seen)
         if step == life.until:
             break
-        if asked is not None:
-            adapter.wait()
-            window = time.perf_counter() - asked
         if step == life.fill:
             _fill(life.folder)
         if step == life.crash and life.way in ("head", "all"):
             _die(life, adapter, tell)
         adapter.job.backward(*batch)
-        is_save = (step + 1) % life.every == 0
-        asked = time.perf_counter() if is_save and life.way == "moment" else None
-        if step == life.crash and life.way == "moment":
-            tell(moment=window)
-        if step == life.crash and life.way == "update":
-            tell(helpers=descendants(os.getpid()))
-            sys.setprofile(_dies_inside())
         adapter.job.update()
         step += 1
-        if is_save:
+        if step % life.every == 0:
             adapter.save(step)
     adapter.close()
 
@@ -118,25 +95,10 @@ def _train(life: Life, tell: Any) -> None:
 def _die(life: Life, adapter: Any, tell: Any) -> None:
     if life.settles:
         adapter.wait()
-    helpers = descendants(os.getpid())
-    tell(helpers=helpers, memory=memory_bytes([os.getpid(), *helpers]))
+    tell(helpers=descendants(os.getpid()))
     if life.way == "all":
         signal.pause()  # the experiment kills this process and its helpers at once
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _dies_inside() -> Any:
-    """A profiler that kills the process when the optimizer has updated some parameters, and others not."""
-    updated = 0
-
-    def watch(frame: FrameType, event: str, function: Any) -> None:
-        nonlocal updated
-        if event == "c_call" and function.__name__ == "addcdiv_":
-            updated += 1
-            if updated > _DEAD_AFTER:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    return watch
 
 
 def _fill(folder: Path) -> None:

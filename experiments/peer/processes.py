@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -10,8 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-_CLONE_NEWNS = 0x20000
 
 
 def descendants(pid: int) -> list[int]:
@@ -57,25 +54,9 @@ def written_bytes(pids: list[int]) -> int:
     return total
 
 
-def memory_bytes(pids: list[int]) -> int:
-    """The most that these processes have had resident, each at its own time; what they share counts for each."""
-    total = 0
-    for pid in pids:
-        with suppress(OSError, StopIteration):
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-            total += next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-    return total
-
-
 def can_mount() -> bool:
     """Whether file systems can be mounted here."""
     return os.geteuid() == 0
-
-
-def empty_shm(size: int) -> None:
-    """Give this process, and those that it starts, a /dev/shm of its own of so many bytes."""
-    _own_mounts()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", "/dev/shm"], check=True)
 
 
 @contextmanager
@@ -86,9 +67,3 @@ def small_disk(folder: Path, size: int) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def _own_mounts() -> None:
-    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS):
-        raise OSError(ctypes.get_errno(), "unshare")
-    subprocess.run(["mount", "--make-rprivate", "/"], check=True)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 
 import tranlogs
-from peer.adapter import Adapter
-from peer.job import BATCH
+from peer import adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,21 +15,18 @@ class Peer:
 
     Attributes:
         title: in tables.
-        module, adapter: where the adapter is.
+        adapter: the class that saves.
         package: distribution that must be there, and others that it forgets to ask for; empty: none but torch.
         is_variant: it only costs otherwise than the one above; no faults are tried on it.
         is_slow: it starts other processes, which import everything anew.
-        has_agent: a process above the trainer starts it, and starts it again.
         logs_steps: it saves each step whatever the interval, which is that of its checkpoints.
     """
 
     title: str
-    module: str
-    adapter: str
+    adapter: type[adapters.Adapter]
     package: tuple[str, ...] = ()
     is_variant: bool = False
     logs_steps: bool = False
-    has_agent: bool = False
     is_slow: bool = False
 
     @property
@@ -50,33 +44,21 @@ class Peer:
         """Of what it is in."""
         return tranlogs.__version__ if self.logs_steps else metadata.version(self.package[0] if self.package else "torch")
 
-    def adapter_class(self) -> type[Adapter]:
-        """Imported."""
-        found: type[Adapter] = getattr(importlib.import_module(f"peer.{self.module}"), self.adapter)
-        return found
-
-    def make(self, width: int, folder: Path, every: int, batch: int = BATCH) -> Adapter:
-        """An adapter for a folder."""
-        return self.adapter_class()(width, folder, every, batch)
-
 
 _DLROVER = ("dlrover", "grpcio", "kubernetes", "tornado")
 
 PEERS: dict[str, Peer] = {
-    "none": Peer("no saving", "adapter", "Adapter"),
-    "tranlogs": Peer("TranLogs", "tranlogs_log", "TranLogs", ("lmdb",), logs_steps=True),
-    "tranlogs-process": Peer('TranLogs, `durability="process"`', "tranlogs_log", "TranLogsProcess", ("lmdb",), True, True),
-    "tranlogs-later": Peer("TranLogs, its log files used again", "tranlogs_log", "TranLogsLater", ("lmdb",), True, True),
-    "torch-save": Peer("torch.save, rename", "torch_save", "TorchSave"),
-    "torch-save-synced": Peer("torch.save, fsync, rename", "torch_save", "TorchSaveSynced", is_variant=True),
-    "dcp": Peer("DCP save", "dcp", "DcpSave"),
-    "dcp-thread": Peer("DCP async_save, thread", "dcp", "DcpThread"),
-    "torchsnapshot": Peer("torchsnapshot async_take", "snapshot", "SnapshotAsync", ("torchsnapshot-nightly",)),
-    "flash-memory": Peer("Flash Checkpoint, memory (disk each tenth)", "flash", "FlashMemory", _DLROVER),
-    "flash-disk": Peer("Flash Checkpoint, disk", "flash", "FlashDisk", _DLROVER),
-    "gradient-desc": Peer("gradient-desc", "gradient_desc", "GradientDesc", ("gradient-desc",)),
-    "dcp-process": Peer("DCP async_save, process", "dcp", "DcpProcess", is_slow=True),
-    "flash-agent": Peer(
-        "Flash Checkpoint, memory, under its agent", "flash", "FlashMemory", _DLROVER, has_agent=True, is_slow=True
-    ),
+    "none": Peer("no saving", adapters.Adapter),
+    "tranlogs": Peer("TranLogs", adapters.TranLogs, ("lmdb",), logs_steps=True),
+    "tranlogs-process": Peer('TranLogs, `durability="process"`', adapters.TranLogsProcess, ("lmdb",), True, True),
+    "tranlogs-later": Peer("TranLogs, its log files used again", adapters.TranLogsLater, ("lmdb",), True, True),
+    "torch-save": Peer("torch.save, rename", adapters.TorchSave),
+    "torch-save-synced": Peer("torch.save, fsync, rename", adapters.TorchSaveSynced, is_variant=True),
+    "dcp": Peer("DCP save", adapters.DcpSave),
+    "dcp-thread": Peer("DCP async_save, thread", adapters.DcpThread),
+    "torchsnapshot": Peer("torchsnapshot async_take", adapters.SnapshotAsync, ("torchsnapshot-nightly",)),
+    "flash-memory": Peer("Flash Checkpoint, memory (disk each tenth)", adapters.FlashMemory, _DLROVER),
+    "flash-disk": Peer("Flash Checkpoint, disk", adapters.FlashDisk, _DLROVER),
+    "gradient-desc": Peer("gradient-desc", adapters.GradientDesc, ("gradient-desc",)),
+    "dcp-process": Peer("DCP async_save, process", adapters.DcpProcess, is_slow=True),
 }

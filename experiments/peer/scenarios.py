@@ -11,22 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from peer import flash
-from peer.agent import run_twice
-from peer.job import BATCH, digits
+from peer.adapters import clear_flash
+from peer.job import digits
 from peer.life import Life
 from peer.processes import can_mount, kill, small_disk
 from peer.registry import PEERS
 from peer.watch import Outcome, run
 
 EVERY, CRASH, AFTER = 4, 14, 3  # steps between saves, done when the trainer dies, trained after that
-EPOCH = 22  # steps of an epoch
 _DISK_BYTES = 1 << 30
 _FILLED, _FILLED_DEAD = 9, 150  # steps done when the disk is full, and when the trainer dies
-_TINY_SHM_BYTES = 1 << 20
-_CUT_BYTES = 4096
-_SLOW_STEPS = 150
-_SAVE_PARTS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the time that a save takes, the wait for what is written behind included
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +29,15 @@ class Scenario:
 
     Attributes:
         title: in tables.
-        changes: of the life, for each try: how the trainer dies.
+        change: of the life: how the trainer dies.
         damage: what is done to the newest save before the restart.
-        is_full: the disk is a small one, and full from a step on.
-        needs_root: for a mount.
+        is_full: the disk is a small one, which root can mount, and full from a step on.
     """
 
     title: str
-    changes: tuple[dict[str, Any], ...]
+    change: dict[str, Any]
     damage: Callable[[Path], None] | None = None
     is_full: bool = False
-    needs_root: bool = False
-
-
-def _cut(path: Path) -> None:
-    """Cut the last bytes off that are not zeros: a log file has its full size before it is full."""
-    size = _used(path)
-    with open(path, "r+b") as file:
-        file.truncate(max(0, size - _CUT_BYTES))
 
 
 def _flip(path: Path) -> None:
@@ -69,25 +54,17 @@ def _used(path: Path) -> int:
 
 
 SCENARIOS: dict[str, Scenario] = {
-    "between": Scenario("SIGKILL between steps", ({"way": "head"},)),
-    "update": Scenario("inside optimizer.step", ({"way": "update"},)),
-    "all": Scenario("trainer and helpers killed", ({"way": "all"},)),
-    "epoch": Scenario("at the end of an epoch", ({"way": "head", "crash": EPOCH, "every": EPOCH // 2, "settles": True},)),
-    "cut": Scenario("newest save cut short", ({"way": "all", "settles": True},), _cut),
-    "flip": Scenario("a bit of it flipped", ({"way": "all", "settles": True},), _flip),
-    "full": Scenario("disk full", ({"way": "head", "fill": _FILLED, "crash": _FILLED_DEAD},), is_full=True, needs_root=True),
-    "shm": Scenario("/dev/shm of 1 MiB", ({"way": "head", "tiny_shm": _TINY_SHM_BYTES},), needs_root=True),
-    "save": Scenario("during a save", tuple({"way": "moment", "crash": 2 * EVERY - 1, "part": part} for part in _SAVE_PARTS)),
+    "between": Scenario("SIGKILL between steps", {"way": "head"}),
+    "flip": Scenario("a bit of it flipped", {"way": "all", "settles": True}, _flip),
+    "full": Scenario("disk full", {"way": "head", "fill": _FILLED, "crash": _FILLED_DEAD}, is_full=True),
 }
-
-AGENT_SCENARIOS = ("between", "update", "save", "all", "epoch", "shm")  # it starts anew at once: files cannot be damaged
 
 
 class Lab:
-    """Tries faults on peers, with a network of a width and batches of a size, in a folder."""
+    """Tries faults on peers, with a network of a width, in a folder."""
 
-    def __init__(self, folder: Path, width: int, seed: int, batch: int = BATCH) -> None:
-        self._folder, self._width, self._chance, self._batch, self._lives = folder, width, random.Random(seed), batch, 0
+    def __init__(self, folder: Path, width: int, seed: int) -> None:
+        self._folder, self._width, self._chance, self._lives = folder, width, random.Random(seed), 0
         digits()  # read once, before any fork
         self.reference: list[str] = []
 
@@ -101,16 +78,11 @@ class Lab:
     def try_fault(self, peer: str, name: str) -> list[dict[str, Any]]:
         """A row for each try; damage is tried on each kind of file."""
         scenario = SCENARIOS[name]
-        if scenario.needs_root and not can_mount():
+        if scenario.is_full and not can_mount():
             return []
-        if PEERS[peer].has_agent and name not in AGENT_SCENARIOS:
-            return []
-        rows = []
-        for change in scenario.changes:
-            life = replace(self._life(peer, EVERY), **{"crash": CRASH, **change})
-            kinds = len(PEERS[peer].adapter_class().kinds) if scenario.damage else 1
-            rows += [self._try(replace(life, folder=self._place(peer)), scenario, kind) for kind in range(kinds)]
-        return rows
+        life = replace(self._life(peer, EVERY), **{"crash": CRASH, **scenario.change})
+        kinds = len(PEERS[peer].adapter.kinds) if scenario.damage else 1
+        return [self._try(replace(life, folder=self._place(peer)), scenario, kind) for kind in range(kinds)]
 
     def crash_at(self, peer: str, every: int, crash: int) -> dict[str, Any]:
         """One SIGKILL at a random moment of the step after so many."""
@@ -122,12 +94,8 @@ class Lab:
         rows = [self.crash_at(peer, every, crash) for crash in crashes]
         return {"lost": [row["lost"] for row in rows if "lost" in row], "verdicts": Counter(row["verdict"] for row in rows)}
 
-    def outrun(self, peer: str, every: int) -> dict[str, Any]:
-        """A SIGKILL after some steps, as fast as they come; with seconds of a step, and bytes of memory in the end."""
-        return self._try(replace(self._life(peer, every), crash=_SLOW_STEPS), SCENARIOS["between"], 0)
-
     def _life(self, peer: str, every: int) -> Life:
-        return Life(peer, self._place(peer), self._width, every, until=1_000_000, batch=self._batch)
+        return Life(peer, self._place(peer), self._width, every, until=1_000_000)
 
     def _place(self, peer: str) -> Path:
         self._lives += 1
@@ -147,23 +115,20 @@ class Lab:
             clean(life.folder)
 
     def _twice(self, life: Life, scenario: Scenario, kind: int, orphans: list[int]) -> dict[str, Any]:
-        peer, damaged = PEERS[life.peer], None
-        if peer.has_agent:
-            dead, again = run_twice(life, AFTER, self._chance)
-        else:
-            dead = run(life, self._chance)
-            orphans += dead.orphans
-            if not dead.heads:  # no fault was tried: it is not to be judged by that
-                return {"verdict": "did not start", "error": dead.error or f"exit {dead.exit}"}
-            (life.folder / "filler").unlink(missing_ok=True)
-            if scenario.damage is not None:
-                files = peer.adapter_class().newest(life.folder)
-                if not files:
-                    return {"finished": dead.finished, "verdict": "nothing on disk"}
-                damaged = files[kind]
-                scenario.damage(damaged)
-            until = dead.finished + AFTER
-            again = run(replace(life, crash=None, way="head", fill=None, until=until), self._chance)
+        damaged = None
+        dead = run(life, self._chance)
+        orphans += dead.orphans
+        if not dead.heads:  # no fault was tried: it is not to be judged by that
+            return {"verdict": "did not start", "error": dead.error or f"exit {dead.exit}"}
+        (life.folder / "filler").unlink(missing_ok=True)
+        if scenario.damage is not None:
+            files = PEERS[life.peer].adapter.newest(life.folder)
+            if not files:
+                return {"finished": dead.finished, "verdict": "nothing on disk"}
+            damaged = files[kind]
+            scenario.damage(damaged)
+        until = dead.finished + AFTER
+        again = run(replace(life, crash=None, way="head", fill=None, until=until), self._chance)
         orphans += [*dead.orphans, *again.orphans]
         row = self._score(dead, again)
         return row if damaged is None else {**row, "damaged": damaged.suffix or damaged.name}
@@ -171,7 +136,6 @@ class Lab:
     def _score(self, dead: Outcome, again: Outcome) -> dict[str, Any]:
         finished = dead.finished
         row: dict[str, Any] = {"finished": finished, "orphans": len(dead.orphans), "helpers": len(dead.helpers)}
-        row |= {"step_seconds": dead.step_seconds, "memory": dead.memory}
         if dead.exit != -9:
             row["died"] = dead.error or f"exit {dead.exit}"
         if dead.hung:
@@ -196,4 +160,4 @@ class Lab:
 def clean(folder: Path) -> None:
     """Delete a run, and what it has left elsewhere."""
     shutil.rmtree(folder, ignore_errors=True)
-    flash.clear(folder)
+    clear_flash(folder)

@@ -30,7 +30,6 @@ class Outcome:
         exit: code, negative for a signal.
         error: what it said when it gave up.
         helpers: processes that it had when it died.
-        memory: bytes that it and they had then, where it told.
         orphans: those of them that lived on.
         hung: it had to be ended.
     """
@@ -41,17 +40,11 @@ class Outcome:
     helpers: list[int] = field(default_factory=list)
     orphans: list[int] = field(default_factory=list)
     hung: bool = False
-    memory: int = 0
 
     @property
     def finished(self) -> int:
         """Steps that were done."""
         return int(self.heads[-1]["head"]) if self.heads else 0
-
-    @property
-    def step_seconds(self) -> float:
-        """Of a step, in the mean."""
-        return (self.heads[-1]["seconds"] - self.heads[0]["seconds"]) / max(1, len(self.heads) - 1) if self.heads else 0.0
 
 
 def run(life: Life, chance: random.Random) -> Outcome:
@@ -96,17 +89,12 @@ def take(event: dict[str, Any], outcome: Outcome) -> None:
         outcome.heads.append(event)
     outcome.error = event.get("error", outcome.error)
     outcome.helpers = event.get("helpers", outcome.helpers)
-    outcome.memory = event.get("memory", outcome.memory)
 
 
 def strike(event: dict[str, Any], life: Life, pid: int, outcome: Outcome, chance: random.Random) -> None:
     """Kill it from outside, if this is the moment."""
     if life.way == "all" and "helpers" in event:
         kill([pid, *outcome.helpers])
-    elif life.way == "moment" and "moment" in event:
-        outcome.helpers = descendants(pid)
-        time.sleep(life.part * event["moment"])
-        kill([pid])
     elif life.way == "random" and event.get("head") == life.crash:
         outcome.helpers = descendants(pid)
         time.sleep(chance.random() * event["seconds"] / max(1, len(outcome.heads)))  # within a step of the mean length

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +15,7 @@ from tranlogs.base.errors import NotARun, UsageError
 from tranlogs.journal import JournalPaths
 
 from .daemon import Daemon, find_watched_journals, is_ownerless
-from .dashboard.access.access_rules import Access, address_of
-from .dashboard.http_settings import HttpSettings
+from .dashboard.access import TOKEN_NAME, Access, address_of, read_token
 from .detached import start_monitor
 from .json_log import JsonFormatter
 from .settings import DaemonSettings
@@ -33,7 +33,7 @@ def watch(
     find_journals: Find,
     is_json: bool,
     once: bool,
-    http: HttpSettings | None = None,
+    http: str | None = None,
     show: Callable[[list[tuple[JournalPaths, Evaluation]]], None],
 ) -> int:
     """Watch until SIGTERM or SIGINT; or, with `once`, evaluate every journal, show the evaluations, and return.
@@ -44,7 +44,7 @@ def watch(
         find_journals: returns the journals of a run.
         is_json: True for log lines in JSON.
         once: True to evaluate once.
-        http: settings of the dashboard's server; None for no dashboard.
+        http: the address on which the dashboard is served, like ":9464"; None for no dashboard.
         show: called with the evaluations after `once`.
 
     Returns:
@@ -76,7 +76,7 @@ def watch(
     return 1 if failed else 0
 
 
-def _serve_until_closed(roots: Sequence[Path], settings: DaemonSettings, find: Find, http: HttpSettings | None) -> None:
+def _serve_until_closed(roots: Sequence[Path], settings: DaemonSettings, find: Find, http: str | None) -> None:
     """Serve; with `until_closed`, serve again if a trainer has started while the journals were being released.
 
     A trainer takes its lock and then looks for a monitor. The monitor releases its lock and then looks for a trainer. So one of
@@ -94,7 +94,7 @@ def _folders(roots: Sequence[Path], find: Find) -> list[Path]:
     return [paths.folder for root in roots for paths in find(root)]
 
 
-def _serve(roots: Sequence[Path], settings: DaemonSettings, find: Find, http: HttpSettings | None) -> bool:
+def _serve(roots: Sequence[Path], settings: DaemonSettings, find: Find, http: str | None) -> bool:
     """Watch until the daemon ends; return True if it was stopped."""
     if http is None:
         return _run(Daemon(roots, settings, find=find))
@@ -107,7 +107,7 @@ def _serve(roots: Sequence[Path], settings: DaemonSettings, find: Find, http: Ht
             f"--http requires Starlette, uvicorn, Jinja2 and prometheus-client: pip install 'tranlogs[monitor]' ({error})"
         ) from None
     metrics, board = Metrics(), Board(settings)
-    server = WebServer(address_of(http.address), metrics, board, token=http.token, has_auth=http.has_auth)
+    server = WebServer(address_of(http), metrics, board, token=read_token(os.environ))
 
     def note(what: Evaluation | str, paths: JournalPaths) -> None:
         metrics.note(paths.folder, what if isinstance(what, Evaluation) else None)
@@ -125,13 +125,11 @@ def _serve(roots: Sequence[Path], settings: DaemonSettings, find: Find, http: Ht
 
 
 def _announce(url: str, access: Access) -> None:
-    """Log the address of the page, and the token that a request must carry."""
-    if access.token is None or access.token.is_random:
+    """Log the address of the page, and which token a request must carry."""
+    if access.token is None:
         _log.info("the page is at %s", url)
     else:
-        _log.info("the page is at %s and requires the token of %s", url, access.token.source)
-    if access.token is None and access.hosts is None:
-        _log.warning("--no-auth: everyone who reaches %s can read the page and the metrics", url)
+        _log.info("the page is at %s and requires the token of %s", url, TOKEN_NAME)
 
 
 def _run(daemon: Daemon, on_ready: Callable[[], None] = lambda: None) -> bool:
@@ -151,11 +149,10 @@ class Command(NamedTuple):
 
     watch: Callable[..., int]
     settings: Callable[..., DaemonSettings]
-    http_settings: Callable[..., HttpSettings]
     start_monitor: Callable[..., int]
 
 
-COMMAND = Command(watch, DaemonSettings, HttpSettings.of, start_monitor)
+COMMAND = Command(watch, DaemonSettings, start_monitor)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def lock_journal(folder: Path) -> OwnerLock:
         return OwnerLock(folder, "monitor")
     except RunInUse as error:
         raise UsageError(
-            f"{folder}: process {error.pid} on {error.host} monitors it; --wait takes over when that process ends"
+            f"{folder}: process {error.pid} on {error.host} monitors it; --set wait=true takes over when that process ends"
         ) from None
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):

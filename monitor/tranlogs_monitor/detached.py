@@ -14,17 +14,27 @@ _SPAWN = '"$@" >/dev/null & echo $!'  # The shell exits at once, so that the mon
 
 
 def start_monitor(paths: JournalPaths, monitor: Monitor) -> int:
-    """Start `tranlogs monitor --until-closed` for one journal, in a new session; return its process id.
+    """Start `tranlogs monitor --set until_closed=true` for one journal, in a new session; return its process id.
 
     Raises:
         OSError: no process can be started.
     """
     folder = paths.folder.absolute()
-    command = [sys.executable, "-m", "tranlogs", "monitor", str(folder), "--until-closed", "--interval", monitor.interval]
+    command = [
+        sys.executable,
+        "-m",
+        "tranlogs",
+        "monitor",
+        str(folder),
+        "--set",
+        "until_closed=true",
+        "--interval",
+        monitor.interval,
+    ]
     if monitor.budget_bytes is not None:
         command += ["--budget", str(monitor.budget_bytes)]
     if monitor.store is not None:
-        command += ["--store", monitor.store, "--max-lag", f"{LAG_SECONDS:g}s"]
+        command += ["--store", monitor.store, "--set", f"max_lag={LAG_SECONDS:g}s"]
     with open(folder / LOG_NAME, "ab") as log:
         done = subprocess.run(
             ["/bin/sh", "-c", _SPAWN, "sh", *command],

@@ -52,7 +52,7 @@ def train_and_die(alluxio: Cluster, run: Path, url: str) -> int:
         assert trainer.stdout is not None
         assert trainer.stdout.readline() == "recovered\n"
         monitor = dying.enter_context(
-            running(*TRANLOGS, "monitor", run, "--store", url, "--max-lag", "0.3s", "--interval", "0.3s")
+            running(*TRANLOGS, "monitor", run, "--store", url, "--set", "max_lag=0.3s", "--interval", "0.3s")
         )
 
         def step() -> None:

@@ -61,20 +61,20 @@ def test_a_monitor_prunes_as_a_dry_run_says_and_the_run_replays_to_the_same_bits
 
 
 def test_the_dashboard_says_where_it_is_who_may_read_it_and_what_is_missing(
-    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """tests/monitor/test_page.py has it as a process, with a random token."""
+    """tests/monitor/test_page.py has it as a process."""
     called = cli("monitor", run, "--http", "192.0.2.1:0")
     words = "--http 192.0.2.1:0: cannot listen on this address (Cannot assign requested address)"
     assert (called.code, words in " ".join(called.err.split())) == (2, True)
     monkeypatch.setattr("tranlogs_monitor.command.Daemon.run", lambda daemon: None)  # it ends at once
-    (tmp_path / "token").write_text("of-the-file\n")
-    called = cli("monitor", run, "--http", "0.0.0.0:0", "--token-file", tmp_path / "token")
-    assert f"requires the token of --token-file {tmp_path}/token" in called.err
-    assert "of-the-file" not in called.err
-    called = cli("monitor", run, "--http", "0.0.0.0:0", "--no-auth")
-    assert called.err.count(" WARNING ") == 1
-    assert "--no-auth: everyone who reaches http://" in called.err
+    monkeypatch.delenv("TRANLOGS_HTTP_TOKEN", raising=False)
+    called = cli("monitor", run, "--http", "0.0.0.0:0")
+    assert (called.code, "other machines reach this address. Set TRANLOGS_HTTP_TOKEN" in called.err) == (2, True)
+    monkeypatch.setenv("TRANLOGS_HTTP_TOKEN", "correct-horse")
+    called = cli("monitor", run, "--http", "0.0.0.0:0")
+    assert (called.code, "requires the token of TRANLOGS_HTTP_TOKEN" in called.err) == (0, True)
+    assert "correct-horse" not in called.err
     monkeypatch.setitem(sys.modules, "tranlogs_monitor.dashboard.metrics", None)
     called = cli("monitor", run, "--http", ":0")
     assert (called.code, "pip install 'tranlogs[monitor]'" in " ".join(called.err.split())) == (2, True)
@@ -160,7 +160,7 @@ def test_a_monitor_ships_what_a_killed_trainer_left(cli: Cli, tmp_path: Path, mo
     (rank,) = status.json["ranks"]
     assert (status.code, rank["writer"]["is_alive"], rank["watermarks"]["committed"]) == (0, False, 5)
     command = [sys.executable, "-m", "tranlogs", "monitor", str(tmp_path), "--store", str(store)]
-    with subprocess.Popen([*command, "--interval", "50ms", "--log-json"], stderr=subprocess.PIPE, text=True) as daemon:
+    with subprocess.Popen([*command, "--interval", "50ms", "--json"], stderr=subprocess.PIPE, text=True) as daemon:
         assert daemon.stderr is not None
         lines = []
         while not any("sealed" in line for line in lines):

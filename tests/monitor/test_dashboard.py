@@ -37,8 +37,7 @@ from tranlogs.catalog import CheckpointRow, Incident, SegmentRow, StoreRow, Time
 from tranlogs.retention.evaluations import EvaluationRow
 from tranlogs.retention.prune import Budget
 from tranlogs.retention.value_decay import SegmentValues
-from tranlogs_monitor.dashboard.access.access_rules import access_on, address_of
-from tranlogs_monitor.dashboard.access.tokens import ENVIRONMENT_NAME, Token, choose_token
+from tranlogs_monitor.dashboard.access import TOKEN_NAME, access_on, address_of, read_token
 from tranlogs_monitor.dashboard.metrics import Metrics
 from tranlogs_monitor.dashboard.pages.board import Board, JournalView
 from tranlogs_monitor.dashboard.pages.curves import curves
@@ -50,9 +49,8 @@ from tranlogs_monitor.watching.training_progress import ProgressReader
 from tranlogs_monitor.watching.watch import Evaluation
 from tranlogs_torch import LoggedOptimizer
 
-TOKEN = Token("correct-horse", "--token-file x")
-BEARER = {"Authorization": f"Bearer {TOKEN.value}"}
-COOKIE = {"Cookie": f"other=1; {TOKEN.cookie_name}={TOKEN.cookie_value}"}
+TOKEN = "correct-horse"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
 FOREIGN = {"Host": "attacker.example"}
 PATHS = ("/", "/journal/run", "/data.json", "/static/page.js", "/metrics", "/healthz", "/nothing")
 SECONDS_TO_CLOSE_MAX = 5.0
@@ -84,12 +82,11 @@ def board() -> Board:
 
 @pytest.fixture(scope="module")
 def ports(board: Board) -> Iterator[dict[str, int]]:
-    """Servers: on a loopback address or on all, with and without a token, each for the same board."""
+    """Servers: on a loopback address with and without a token, and on all addresses with one, each for the same board."""
     servers = {
         "loopback": WebServer(("127.0.0.1", 0), Metrics(), board),
         "loopback, token": WebServer(("127.0.0.1", 0), Metrics(), board, token=TOKEN),
         "all": WebServer(("0.0.0.0", 0), Metrics(), board, token=TOKEN),
-        "all, no auth": WebServer(("0.0.0.0", 0), Metrics(), board, has_auth=False),
     }
     yield {name: server.port for name, server in servers.items()}
     for server in servers.values():
@@ -101,13 +98,12 @@ def ports(board: Board) -> Iterator[dict[str, int]]:
 ANY_TOKEN_BUT_THE_RIGHT_ONE = (
     {},
     {"Authorization": "Bearer wrong"},
-    {"Authorization": f"Basic {TOKEN.value}"},
-    {"Authorization": TOKEN.value},
+    {"Authorization": f"Basic {TOKEN}"},
+    {"Authorization": TOKEN},
     {"Authorization": "Bearer "},
     {"Authorization": "Bearer \xe4"},
-    {"Cookie": f"{TOKEN.cookie_name}=wrong"},
-    {"Cookie": f"{TOKEN.cookie_name}={TOKEN.value}"},
-    {"Cookie": f"other={TOKEN.cookie_value}"},
+    {"Authorization": f"Bearer {TOKEN[:-1]}"},
+    {"Cookie": f"token={TOKEN}"},
 )
 
 
@@ -118,11 +114,10 @@ ANY_TOKEN_BUT_THE_RIGHT_ONE = (
         ("loopback", [{}, {"Host": "localhost"}, {"Host": "[::1]:80"}, {"Host": "LOCALHOST:1"}], 200),
         ("loopback", [FOREIGN, {"Host": "localhost.attacker.example"}, {"Host": "attacker.example:80"}], 421),
         ("loopback, token", ANY_TOKEN_BUT_THE_RIGHT_ONE, 401),
-        ("loopback, token", [BEARER, COOKIE], 200),
-        ("loopback, token", [BEARER | FOREIGN, COOKIE | FOREIGN], 421),
+        ("loopback, token", [BEARER, {"Authorization": f"bearer  {TOKEN}"}], 200),
+        ("loopback, token", [BEARER | FOREIGN], 421),
         ("all", [*ANY_TOKEN_BUT_THE_RIGHT_ONE, FOREIGN], 401),
-        ("all", [BEARER, COOKIE, BEARER | {"Host": "dashboard.example"}], 200),
-        ("all, no auth", [{}, {"Host": "dashboard.example"}], 200),
+        ("all", [BEARER, BEARER | {"Host": "dashboard.example"}], 200),
     ],
 )
 def test_who_is_answered(ports: dict[str, int], server: str, headers: list[dict[str, str]], status: int, path: str) -> None:
@@ -139,41 +134,28 @@ def test_who_is_answered(ports: dict[str, int], server: str, headers: list[dict[
             assert "it is damaged" in answer.body
 
 
-def test_a_token_in_the_address_is_answered_with_a_cookie_that_stands_for_it(ports: dict[str, int], board: Board) -> None:
-    for query in ("?token=", "?token=wrong", "?token=correct-hors", f"?Token={TOKEN.value}"):
-        assert ask(ports["all"], f"/{query}").status == 401
-    answer = ask(ports["all"], f"/?token={TOKEN.value}")
-    assert answer.status == 200
-    cookie, *attributes = answer.headers["Set-Cookie"].split("; ")
-    assert {"HttpOnly", "SameSite=Strict", "Path=/"} == set(attributes)
-    assert TOKEN.value not in cookie + repr(TOKEN)
-    assert cookie == COOKIE["Cookie"].removeprefix("other=1; ")
+def test_a_token_in_the_address_counts_for_nothing_and_none_is_shown(ports: dict[str, int]) -> None:
+    assert ask(ports["all"], f"/?token={TOKEN}").status == 401
     assert ask(ports["all"], "/metrics", "POST").status == 401
-    assert ask(ports["all"], "/metrics", "POST", Cookie=cookie).status == 405
-    server = WebServer(("0.0.0.0", 0), Metrics(), board)  # where none is given one is made
-    token = server.access.token
-    assert token is not None
-    assert server.url == f"http://{socket.gethostname()}:{server.port}/?token={token.value}"
-    assert [ask(server.port, path).status for path in ("/", f"/?token={token.value}")] == [401, 200]
-    server.close()
+    assert ask(ports["all"], "/metrics", "POST", **BEARER).status == 405
+    assert TOKEN not in repr(access_on("0.0.0.0", TOKEN))
 
 
-@pytest.mark.parametrize(
-    ("addresses", "rules"),
-    [
-        # With a random token and a given one, each with and without --no-auth: is the Host checked, is a token required?
-        (["127.0.0.1", "127.0.0.2", "::1", "::ffff:127.0.0.1"], [(True, False), (True, False), (True, True), (True, False)]),
-        (["0.0.0.0", "::", "10.0.0.1", "fe80::1%eth0"], [(False, True), (False, False), (False, True), (False, False)]),
-    ],
-)
-def test_rules_by_address(addresses: list[str], rules: list[tuple[bool, bool]]) -> None:
-    for address in addresses:
-        found = [access_on(address, token, has_auth=auth) for token in (Token("random"), TOKEN) for auth in (True, False)]
-        assert [(access.hosts is not None, access.token is not None) for access in found] == rules
+def test_an_address_that_others_reach_needs_a_token(board: Board) -> None:
+    for address in ("127.0.0.1", "127.0.0.2", "::1", "::ffff:127.0.0.1"):
+        assert [access_on(address, token).hosts is not None for token in (None, TOKEN)] == [True, True]
+    before = set(threading.enumerate())
+    for address in ("0.0.0.0", "::", "10.0.0.1", "fe80::1%eth0"):
+        assert access_on(address, TOKEN).hosts is None
+        with pytest.raises(UsageError, match=rf"other machines reach this address. Set {TOKEN_NAME}"):
+            access_on(address, None)
+    with pytest.raises(UsageError, match=r"^--http 0\.0\.0\.0: other machines"):
+        WebServer(("0.0.0.0", 0), Metrics(), board)
+    assert set(threading.enumerate()) == before
 
 
 def test_hosts_that_are_local() -> None:
-    access = access_on("127.0.0.2", TOKEN, has_auth=True)
+    access = access_on("127.0.0.2", TOKEN)
     local = "localhost localhost:9464 LocalHost:1 127.0.0.1 127.0.0.1:65535 [::1] [::1]:9464 127.0.0.1: 127.0.0.2:9464"
     foreign = (
         " :9464 attacker.example localhost.attacker.example 127.0.0.1.attacker.example attacker.example:localhost"
@@ -194,22 +176,12 @@ def test_addresses() -> None:
             address_of(wrong)
 
 
-def test_a_token_comes_from_the_file_else_the_environment_else_chance(tmp_path: Path) -> None:
-    file, environment = tmp_path / "token", {ENVIRONMENT_NAME: "of-the-environment"}
-    with pytest.raises(UsageError, match=r"--token-file .*/token: cannot be read \(No such file or directory\)"):
-        choose_token(file, environment)
-    file.write_text("of-the-file\n")
-    assert choose_token(file, environment) == Token("of-the-file", f"--token-file {file}")
-    assert choose_token(None, environment) == Token("of-the-environment", ENVIRONMENT_NAME)
-    made = [choose_token(None, {}) for _ in range(2)]
-    assert all(token.is_random and len(token.value) >= 32 for token in made)
-    assert made[0].value != made[1].value
+def test_a_token_comes_from_the_environment_and_has_to_fit_a_header() -> None:
+    assert read_token({}) is None
+    assert read_token({TOKEN_NAME: f"{TOKEN}\n"}) == TOKEN
     for text in ("", " \n", "two words", "two\nlines", "z\u00e4h", "\x00", "\udcff"):
-        with pytest.raises(UsageError, match=f"^{ENVIRONMENT_NAME}: "):
-            choose_token(None, {ENVIRONMENT_NAME: text})
-        file.write_bytes(text.encode("utf-8", "surrogateescape"))
-        with pytest.raises(UsageError, match=r"^--token-file .*/token: "):
-            choose_token(file, {})
+        with pytest.raises(UsageError, match=f"^{TOKEN_NAME}: "):
+            read_token({TOKEN_NAME: text})
 
 
 # What it answers.
@@ -285,6 +257,44 @@ def test_answers_are_read_only(still: ToyTrainer, seen: Evaluation) -> None:
     for path in ("/journal/x", "/data.json?journal=x", "/static/../web.py", "/static/%2e%2e/web.py", "/../catalog.lmdb"):
         assert ask(server.port, path).status == 404
     assert ask(server.port, "/healthz").body == "ok\n"
+    server.close()
+
+
+def test_two_hundred_journals_are_counted_filtered_and_have_a_line_each(seen: Evaluation) -> None:
+    board = Board(DaemonSettings())
+    server = WebServer(("127.0.0.1", 0), Metrics(), board)
+
+    def answer(query: str = "") -> tuple[Elements, int]:
+        page = Elements(ask(server.port, f"/{query}").body.encode())
+        return page, sum(name == "class" and (value or "").startswith("row ") for name, value in page.attributes)
+
+    def counts(page: Elements) -> list[str]:
+        return re.findall(r"\d+ (?:training|closed|in trouble)", page.text)
+
+    for i in range(200):
+        closed = replace(seen, owner=None)
+        board.note(Path(f"runs/{'gpt' if i % 2 else 'cnn'}-{i:03d}"), "it is damaged" if i < 10 else closed if i < 80 else seen)
+    page, rows = answer()
+    assert (counts(page), rows) == (["120 training", "70 closed", "10 in trouble"], 200)
+    assert ("class", "rows dense") in page.attributes
+    assert page.text.index("runs/gpt-009") < page.text.index("runs/cnn-080") < page.text.index("runs/cnn-010")
+    for query, expected in {
+        "?show=trouble": 10,
+        "?show=training": 120,
+        "?show=closed": 70,
+        "?words=gpt": 100,
+        "?words=GPT+-01": 5,
+        "?words=gpt&show=trouble": 5,
+        "?words=<b>": 0,
+        "?show=nothing": 200,
+        "?words=": 200,
+    }.items():
+        page, rows = answer(query)
+        assert (rows, counts(page)) == (expected, ["120 training", "70 closed", "10 in trouble"]), query
+        assert ("b" in page.tags, "No journal matches." in page.text) == (False, not rows)
+    for name in [one.name for one in board.journals()][12:]:
+        board.forget(Path(name))
+    assert ("class", "rows") in answer()[0].attributes, "a few have room for more"
     server.close()
 
 

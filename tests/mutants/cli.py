@@ -21,9 +21,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "the dashboard answers to any host name on a loopback address",
-        "monitor/tranlogs_monitor/dashboard/access/guard.py",
+        "monitor/tranlogs_monitor/dashboard/routes.py",
         'if not self._access.allows_host(request.headers.get("host")):',
-        'if token is not None and not self._access.allows_host(request.headers.get("host")):',
+        'if self._access.token is not None and not self._access.allows_host(request.headers.get("host")):',
         ("tests/monitor/test_dashboard.py::test_who_is_answered",),
     ),
     Mutant(

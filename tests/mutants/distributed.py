@@ -51,7 +51,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a rehearsal does not compare the numbers in printed lines",
-        path="tranlogs/rehearsal/comparison/printed.py",
+        path="tranlogs/rehearsal/compare_output.py",
         before="        if x != y:\n",
         after="        if x[0] != y[0]:\n",
         tests=("tests/rehearsal/test_comparison.py::test_first_line_that_differs_is_found",),

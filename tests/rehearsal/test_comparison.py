@@ -15,12 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from tranlogs.rehearsal.advice import advise
-from tranlogs.rehearsal.comparison.differences import Difference, find_differences
-from tranlogs.rehearsal.comparison.files import compare_files, read_archive
-from tranlogs.rehearsal.comparison.printed import Noise, find_other_line, parse, split_lines
-from tranlogs.rehearsal.comparison.run_comparison import compare_runs, copy_start, find_unsteady
-from tranlogs.rehearsal.judging import merge_indices
+from tranlogs.rehearsal.compare_output import Noise, compare_files, find_other_line, parse, read_archive, split_lines
+from tranlogs.rehearsal.compare_runs import Difference, compare_runs, copy_start, find_differences, find_unsteady
+from tranlogs.rehearsal.judging import advise, merge_indices
 from tranlogs_torch import LoggedOptimizer
 
 STEPS = 6

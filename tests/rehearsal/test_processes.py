@@ -12,11 +12,11 @@ import pytest
 
 from tests.support import disks
 from tests.support.launcher import environment
-from tranlogs.rehearsal.processes.working_folder import WorkingFolder, can_mount, find_changed, remove, stamp_files
-from tranlogs.training.rehearsed_process.orders import VARIABLE, Orders
+from tranlogs.rehearsal.processes import WorkingFolder, can_mount, find_changed, remove, stamp_files
+from tranlogs.training.rehearsed_process import VARIABLE, Orders
 
 _SCRIPT = """
-from tranlogs.training.rehearsed_process.orders import current
+from tranlogs.training.rehearsed_process import current
 current()
 print("rank", 0, "loss", 1.5)
 print("second")

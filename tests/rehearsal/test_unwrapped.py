@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 import pytest
 
-from tranlogs.rehearsal.advice import mentions_tranlogs, suggest_wrapping
-from tranlogs.rehearsal.processes.process_life import Life
+from tranlogs.rehearsal.judging import mentions_tranlogs, suggest_wrapping
+from tranlogs.rehearsal.processes import Life
 from tranlogs.rehearsal.rehearse import judge_loss
 
 
@@ -51,79 +50,10 @@ def test_file_that_is_read_at_the_end_only_does_not_make_a_script_continue(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("source", "lines"),
-    [
-        (
-            """
-            def train(args, model, batches, optimizer):
-                for i, (x, y) in enumerate(batches):
-                    loss(model(x), y).backward()
-                    optimizer.step()
-
-            for epoch in range(1, args.epochs + 1):
-                train(args, model, train_loader, optimizer)
-                test(model)
-                scheduler.step()
-            """,
-            [
-                "optimizer.track(loader=train_loader)",
-                "for epoch in optimizer.epochs(args.epochs):  # in place of: for epoch in range(1, args.epochs + 1)",
-                "    for i, (x, y) in batches.enumerate():  # in place of: for i, (x, y) in enumerate(batches); "
-                "give it epoch in place of train_loader",
-            ],
-        ),
-        (
-            """
-            class Trainer:
-                def fit(self):
-                    for self.epoch in range(first, 9):
-                        self.one_epoch()
-
-                def one_epoch(self):
-                    for batch in tqdm(self.loader):
-                        self.accelerator.backward(self.loss(batch))
-            """,
-            [
-                "optimizer.track(loader=self.loader)",
-                "for epoch in optimizer.epochs(EPOCHS):  # in place of: for self.epoch in range(first, 9)",
-                "    for batch in tqdm(epoch):  # in place of: for batch in tqdm(self.loader)",
-            ],
-        ),
-        (
-            "for x, y in data:\n    loss.backward()",
-            [
-                "optimizer.track(loader=data)",
-                "for batch in optimizer.batches(data, until=STEPS):  # in place of: for x, y in data",
-            ],
-        ),
-        (
-            "batches = iter(DataLoader(data))\nfor i in range(900):\n    x = next(batches)\n    loss.backward()",
-            [
-                "optimizer.track(loader=loader)",
-                "for batch in optimizer.batches(loader, until=900):  # in place of: for i in range(900)",
-            ],
-        ),
-        (
-            "while True:\n    for micro in range(4):\n        loss(get_batch()).backward()\n    opt.step()",
-            ["optimizer.remember(NAME=VALUE)", "for step in optimizer.steps(STEPS):  # in place of: while True"],
-        ),
-        (
-            "for episode in range(N):\n    while not done:\n        env.step(action)\n    optimizer.step()",
-            ["optimizer.remember(NAME=VALUE)", "for step in optimizer.steps(N):  # in place of: for episode in range(N)"],
-        ),
-        ("this is no Python", ["for batch in optimizer.batches(loader, until=STEPS):"]),
-    ],
-)
-def test_loop_of_the_script_decides_which_loop_takes_its_place(source: str, lines: list[str]) -> None:
-    found = suggest_wrapping({Path("train.py"): textwrap.dedent(source)})
-    assert len(found) <= 6
-    assert all(any(line in one for one in found) for line in lines), found
-
-
-@pytest.mark.parametrize(
     ("source", "line"),
     [
         ("import torch", "optimizer.recover()"),
+        ("this is no Python", "for epoch in optimizer.epochs(EPOCHS):"),
         ("import torch\nimport lightning.pytorch as pl", "callbacks=[TranLogsLightningCallback("),
         ("from transformers import Trainer", "callbacks=[TranLogsTrainerCallback("),
         ("from accelerate import Accelerator", "log_prepared(accelerator"),
@@ -132,7 +62,7 @@ def test_loop_of_the_script_decides_which_loop_takes_its_place(source: str, line
 )
 def test_lines_to_add_follow_from_the_imports(source: str, line: str) -> None:
     lines = suggest_wrapping({Path("train.py"): source})
-    assert 2 <= len(lines) <= 5
+    assert 2 <= len(lines) <= 6
     assert any(line in one for one in lines)
 
 

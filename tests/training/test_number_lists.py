@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support import campaign
 from tranlogs.base.types import Extension
 from tranlogs.encoding import tree
-from tranlogs.rehearsal.comparison.differences import find_difference
+from tranlogs.rehearsal.compare_runs import find_difference
 from tranlogs.training.loop_state import number_lists
 from tranlogs.training.loop_state.number_lists import BLOCK, NumberLists, as_list, restore_numbers
 

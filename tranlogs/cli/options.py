@@ -55,8 +55,8 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
     return run
 
 
-def parse_store_checkpoints(text: str) -> RetentionPolicy:
-    """Return the retention policy that --store-checkpoints asks for.
+def parse_store_checkpoints(text: str, what: str = "--store-checkpoints") -> RetentionPolicy:
+    """Return the retention policy that a number of checkpoints asks for. `what` is the option's name, for the error message.
 
     Raises:
         UsageError: the text is neither a number from 1 on nor "all".
@@ -64,7 +64,7 @@ def parse_store_checkpoints(text: str) -> RetentionPolicy:
     if text == "all":
         return KeepAll()
     if not text.isdigit() or int(text) < 1:
-        raise UsageError(f'--store-checkpoints must be a number from 1 on or "all", got {text!r}')
+        raise UsageError(f'{what} must be a number from 1 on or "all", got {text!r}')
     return KeepLatest(int(text))
 
 

@@ -1,7 +1,7 @@
 """Parameters of the subcommands, and the parsers that are made of them.
 
-A subcommand is a function. Each of its parameters has an `Annotated` type with an `Argument` or an `Option`, or is a dataclass
-whose fields have one. The docstring is the help.
+A subcommand is a function. Each of its parameters has an `Annotated` type with an `Argument` or an `Option`. The docstring is
+the help.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_args, get_origin, get_type_hints
 
@@ -70,25 +70,13 @@ def make_parser(name: str, function: Callable[..., Any]) -> Parser:
 def call(function: Callable[..., int], parser: Parser, words: list[str]) -> int:
     """Call a subcommand with the words of a command line."""
     parse = parser.parse_args if "--" in words else parser.parse_intermixed_args
-    values = vars(parse(words))
-    arguments = {}
-    for name, kind in get_type_hints(function).items():
-        if is_dataclass(kind) and isinstance(kind, type):
-            arguments[name] = kind(**{field.name: values[field.name] for field in fields(kind)})
-        elif name in values:
-            arguments[name] = values[name]
-    return function(**arguments)
+    return function(**vars(parse(words)))
 
 
 def _list_parameters(function: Callable[..., Any]) -> Iterator[_Parameter]:
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
-        kind = hints[name]
-        if is_dataclass(kind) and isinstance(kind, type):
-            own = get_type_hints(kind, include_extras=True)
-            yield from (_Parameter(field.name, own[field.name], field.default) for field in fields(kind))
-        else:
-            yield _Parameter(name, kind, MISSING if parameter.default is parameter.empty else parameter.default)
+        yield _Parameter(name, hints[name], MISSING if parameter.default is parameter.empty else parameter.default)
 
 
 def _read_annotation(annotation: Any) -> tuple[Any, Argument | Option]:

@@ -1,32 +1,27 @@
-"""Judging of a script by what its arms have left."""
+"""Judging of a script by what its arms have left, and the lines that would make it resume exactly."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
+from pathlib import Path
 
 from ..base.quantities import count
 from ..recovery.report import Restart
 from ..training.restarts import describe_restarts, lines_of, listed, name_of
-from .advice import advise
-from .arms import Arm, describe_end, last_errors
-from .comparison.differences import ESSENTIAL, Difference
-from .comparison.files import compare_files
-from .comparison.printed import compare_printed, has_printed
-from .comparison.run_comparison import compare_runs, find_unsteady
-from .killing import Killed
-from .processes.process_life import Life
+from .arms import Arm, Killed, describe_end, last_errors
+from .compare_output import compare_files, compare_printed, has_printed
+from .compare_runs import ESSENTIAL, Difference, Kind, compare_runs, find_unsteady
+from .processes import Life
 from .verdict import NotJudged, Outcome, Verdict
 
 _INDEX = re.compile(r"\[\d+\]")
 _BEHIND_EPOCH = 4  # units that are trained after the end of an epoch, and in which a kill may come
 
 
-def judge(
-    twin: Arm, killed: Arm, kills: Killed, framework: str, sources: Collection[str], make_control: Callable[[], Arm]
-) -> Verdict:
+def judge(twin: Arm, killed: Arm, kills: Killed, framework: str, make_control: Callable[[], Arm]) -> Verdict:
     """Compare the script that was killed with the one that was not, and judge.
 
     Args:
@@ -34,7 +29,6 @@ def judge(
         killed: the script that was.
         kills: the kills.
         framework: "torch" or "keras".
-        sources: texts of the script.
         make_control: runs the script once more without a kill. It is called if something differs: the difference may be one
             between any two starts.
 
@@ -66,7 +60,7 @@ def judge(
         shown = replace(first, detail="") if first.kind == "recheck" else first  # its detail is a paragraph
         verdict.headline = f"The script does not resume exactly: {shown}."
         verdict.notes = [note for note in verdict.notes if not first.detail or first.detail not in note]
-        verdict.advice = advise(comparison.differences, framework, sources, remembering)
+        verdict.advice = advise(comparison.differences, framework, remembering)
     else:
         equal = f"its first {count(verdict.units, 'unit')} with {count(len(kills.kills), 'kill')} equal those without"
         over = verdict.starts_over
@@ -196,3 +190,116 @@ def _read_restarts(lives: Sequence[Life]) -> list[Restart]:
     """Return the values of the script that start over, each once."""
     found = [one for life in lives for report in life.reports for one in report["restarts"]]
     return list(dict.fromkeys(Restart(**{**one, "note": ""}) for one in found))
+
+
+_SOURCE_BYTES_MAX = 1 << 20
+_LAST: dict[Kind, int] = {"printed": 1, "numbers in a file": 2, "file": 3}
+_WRAPPED = re.compile(r"\btranlogs(_torch|_keras)?\b")
+
+_REMEMBER = (
+    "state = optimizer.remember(NAME=VALUE) before recover(), and state.NAME in the loop, for what a unit takes from the one "
+    "before it: a counter, a batch fetched ahead, a hidden state, an environment"
+)
+_COUNT = "for batch, data in optimizer.batches(loader, until=STEPS, enumerate=True): the true number of the batch"
+_APPEND = 'open the file with "a", and write what belongs to a batch before the next batch is requested'
+
+_TORCH_LINES: dict[Kind, list[str]] = {
+    "recheck": [_REMEMBER, _COUNT],
+    "gradients": [_REMEMBER, _COUNT],
+    "printed": [_REMEMBER, _COUNT],
+    "numbers in a file": [_REMEMBER, _COUNT],
+    "random state": ["optimizer.track(generator=generator) for a generator of your own; seed the global ones before recover()"],
+    "data position": ["optimizer.track(loader=loader)", "for batch in optimizer.batches(loader, until=STEPS):"],
+    "hyper-parameters": ["optimizer.track(scheduler=scheduler)"],
+    "buffers": ["LoggedOptimizer(..., model=model) with the module that holds the buffer"],
+    "file": [_APPEND],
+}
+_KERAS_LINES: dict[Kind, list[str]] = {
+    "gradients": ["model.fit(DATA, ...) with data that repeat themselves: arrays, a PyDataset, a tf.data pipeline with seeds"],
+    "printed": ["keep what is printed in a Keras metric, or in a callback with get_state and set_state"],
+    "numbers in a file": ["keep what is written in a Keras metric, or in a callback with get_state and set_state"],
+    "file": [_APPEND],
+}
+_GENERAL: dict[Kind, list[str]] = {
+    "tracked state": ["load_state_dict of the object that is named above has to restore all that its state_dict returns"]
+}
+
+
+def read_sources(command: Sequence[str], folder: Path) -> dict[Path, str]:
+    """Return the sources of a script: the files that the command line names."""
+    found = {}
+    names = [word for word in command if word.endswith((".py", ".sh"))]
+    modules = [after for word, after in pairwise(command) if word == "-m"]
+    names += [module.replace(".", "/") + ending for module in modules for ending in (".py", "/__main__.py")]
+    for name in names:
+        path = folder / name
+        if path.is_file() and path.stat().st_size <= _SOURCE_BYTES_MAX:
+            found[path] = path.read_text(errors="replace")
+    return found
+
+
+def mentions_tranlogs(sources: dict[Path, str]) -> bool:
+    """Return True if one of the sources, or a module beside it, names TranLogs."""
+    if any(_WRAPPED.search(text) for text in sources.values()):
+        return True
+    for path in {path.parent for path in sources}:
+        for near in sorted(path.glob("*.py"))[:100]:
+            if near.stat().st_size <= _SOURCE_BYTES_MAX and _WRAPPED.search(near.read_text(errors="replace")):
+                name = near.stem
+                if any(re.search(rf"\b{re.escape(name)}\b", text) for text in sources.values()):
+                    return True
+    return False
+
+
+def advise(differences: Sequence[Difference], framework: str, remembering: Sequence[str] = ()) -> list[str]:
+    """Return the lines to add for what differs first. What is printed follows from the state, and files from both.
+
+    Args:
+        differences: what differs.
+        framework: "torch" or "keras".
+        remembering: the lines of the report, which keep the variables that the script's loops carry.
+    """
+    lines = {**_GENERAL, **(_KERAS_LINES if framework == "keras" else _TORCH_LINES)}
+    kinds = sorted((difference.kind for difference in differences), key=lambda kind: _LAST.get(kind, 0))
+    found = next((lines[kind] for kind in kinds if kind in lines), [])
+    return [*remembering, *(line for line in found if line != _REMEMBER or not remembering)]
+
+
+def suggest_wrapping(sources: dict[Path, str]) -> list[str]:
+    """Return the lines that make a script resume, guessed from what it imports."""
+    text = "\n".join(sources.values())
+
+    def imports(name: str) -> bool:
+        return bool(re.search(rf"^\s*(import|from)\s+{name}\b", text, re.MULTILINE))
+
+    if imports("transformers"):
+        return [
+            "from tranlogs_torch.trainers.huggingface import TranLogsTrainerCallback",
+            'Trainer(..., callbacks=[TranLogsTrainerCallback("runs/NAME")])',
+        ]
+    if imports("lightning") or imports("pytorch_lightning"):
+        return [
+            "from tranlogs_torch.trainers.lightning import TranLogsLightningCallback",
+            'Trainer(..., callbacks=[TranLogsLightningCallback("runs/NAME")])',
+        ]
+    if imports("accelerate"):
+        return [
+            "from tranlogs_torch.trainers.accelerate import log_prepared",
+            'log = log_prepared(accelerator, "runs/NAME", model, optimizer, loader)  # after accelerator.prepare(...)',
+            "log.track(scheduler=scheduler).recover()",
+            "for epoch in log.epochs(EPOCHS):  # in place of: for epoch in range(EPOCHS)",
+            "    for batch in epoch:           # in place of: for batch in loader",
+        ]
+    if imports("keras") or imports("tensorflow"):
+        return [
+            "from tranlogs_keras import TranLogsCallback",
+            'model.fit(..., callbacks=[TranLogsCallback("runs/NAME")])',
+        ]
+    return [
+        "from tranlogs_torch import LoggedOptimizer",
+        'optimizer = LoggedOptimizer(optimizer, run="runs/NAME", model=model)',
+        "optimizer.track(scheduler=scheduler, loader=loader)  # what has state_dict",
+        "optimizer.recover()",
+        "for epoch in optimizer.epochs(EPOCHS):  # in place of: for epoch in range(EPOCHS)",
+        "    for batch in epoch:                 # in place of: for batch in loader; docs/your_loop.md has other loops",
+    ]

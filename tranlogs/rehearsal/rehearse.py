@@ -17,17 +17,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..training.rehearsed_process.orders import Orders
-from .advice import mentions_tranlogs, read_sources, suggest_wrapping
-from .arms import Arm, Arms, Progress, describe_end, last_errors
-from .comparison.printed import parse, split_lines
-from .judging import judge
-from .killing import kill_repeatedly, plan_deaths
-from .processes.process_life import Life
-from .processes.tracker import adopting, ending_orderly
-from .processes.working_folder import Stamps, count_bytes, find_changed, remove, stamp_files
-from .settings import RehearsalSettings
-from .verdict import Kill, NotJudged, Outcome, Verdict
+from ..training.rehearsed_process import Orders
+from .arms import Arm, Arms, Progress, describe_end, kill_repeatedly, last_errors, plan_deaths
+from .compare_output import parse, split_lines
+from .judging import judge, mentions_tranlogs, read_sources, suggest_wrapping
+from .processes import Life, Stamps, adopting, count_bytes, ending_orderly, find_changed, remove, stamp_files
+from .verdict import Kill, NotJudged, Outcome, RehearsalSettings, Verdict
 
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".keras", ".h5", ".safetensors", ".npz", ".pkl", ".bin", ".index")
 
@@ -185,7 +180,7 @@ class Rehearsal:
             return control
 
         framework = "keras" if any("tranlogs_keras" in text for text in self._sources.values()) else "torch"
-        return judge(twin, killed, kills, framework, list(self._sources.values()), make_control)
+        return judge(twin, killed, kills, framework, make_control)
 
     def describe_outside_writes(self) -> list[str]:
         """Return a note if the script has written to files outside of the rehearsal's folder."""

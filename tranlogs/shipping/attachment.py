@@ -46,7 +46,7 @@ def check_place(
         raise StoreRefused(
             where,
             f"expected manifest {row.number} of this run, found nothing: check the address, and that its disk is mounted; to "
-            "ship the run to this address from the start, use --take-over",
+            "ship the run to this address from the start, use --take-over (a monitor: --set take_over=true)",
         )
     newest_known = max(found.number if found else 0, row.number if row else 0)
     newer = [
@@ -58,14 +58,14 @@ def check_place(
         raise StoreRefused(
             where,
             f"the store holds manifest {max(newer)} of another copy of this run, which cannot be read (yet); to ship this "
-            "copy nevertheless, use --take-over",
+            "copy nevertheless, use --take-over (a monitor: --set take_over=true)",
         )
     if found is not None and is_recoverable and not _is_continued(found, row):
         raise StoreRefused(
             where,
             f"another copy of this run, on host {found.host}, has shipped to this address since (manifest {found.number}). "
             "Stop that copy, or use another address; to continue from the state that it shipped, pull the run; to ship this "
-            "copy nevertheless, use --take-over",
+            "copy nevertheless, use --take-over (a monitor: --set take_over=true)",
         )
 
 

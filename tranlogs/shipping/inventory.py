@@ -167,7 +167,7 @@ class Inventory:
                     self._where,
                     f"the store holds another history of this run, up to step {step}, and this folder ends at step {local}: "
                     "was it restored from a backup? To continue from the store's history, move the folder away and pull; to "
-                    "continue from this folder nevertheless, use --take-over",
+                    "continue from this folder nevertheless, use --take-over (a monitor: --set take_over=true)",
                 )
             _log.warning(
                 "%s: another history of this run in %s, up to step %d, is superseded and will be deleted",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..recovery.report import RecheckState, RecoveryReport, Restart
-from .rehearsed_process.orders import current
+from .rehearsed_process import current
 
 _log = logging.getLogger("tranlogs")
 

@@ -16,7 +16,7 @@ from ..recovery.group.journals import read_run_id
 from ..recovery.progress_bar import progress_bar
 from ..recovery.recover import Recovered
 from ..shipping import InProcessShipper, StoreCopies, fetch_missing_journal
-from .rehearsed_process.rehearsed_journal import open_journal
+from .rehearsed_process import open_journal
 from .settings import RunSettings
 
 _FILES_OF_A_BUDGET = 3  # the open log file, the next one, and one that is sealed

@@ -15,7 +15,7 @@ from ..journal.shutdown import OnSignal, check_shutdown_settings
 from ..retention import CheckpointPolicy, EveryBytes, Monitor, RetentionPolicy, as_policy, as_retention
 from ..retention.keep_policy import KeepAll
 from .fingerprint import Mode
-from .rehearsed_process.orders import current
+from .rehearsed_process import current
 
 RECHECK_VARIABLE = "TRANLOGS_RECHECK"
 

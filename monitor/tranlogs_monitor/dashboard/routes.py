@@ -19,18 +19,17 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .access.access_rules import Access
-from .access.guard import Guard
+from .access import Access
 from .metrics import CONTENT_TYPE, Metrics
 from .pages.board import Board
 from .pages.curves import curves
-from .pages.page import journal_page, overview
+from .pages.page import STANDINGS, journal_page, overview
 
 _log = logging.getLogger(__name__)
 
 _HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -61,6 +60,26 @@ class SafeAnswers:
             _log.exception("could not answer the request for %s", scope["path"])
             if not has_begun:
                 await PlainTextResponse("The monitor could not answer: see its log.\n", 500)(scope, receive, send_safely)
+
+
+_FOREIGN_HOST = "This server answers to localhost, 127.0.0.1 and [::1] only; the Host header names another host.\n"
+_NO_TOKEN = "A token is required: send the header 'Authorization: Bearer TOKEN'.\n"
+
+
+class Guard:
+    """Passes a request on if `Access` allows it, and answers 421 or 401 otherwise, before any other code sees the request."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        if not self._access.allows_host(request.headers.get("host")):
+            await PlainTextResponse(_FOREIGN_HOST, 421)(scope, receive, send)
+        elif not self._access.allows_credentials(request.headers.get("authorization", "")):
+            await PlainTextResponse(_NO_TOKEN, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 _KINDS = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
@@ -94,11 +113,19 @@ class _Routes:
         self._static = {name: (files(__package__) / "static" / name).read_bytes() for name in _STATIC}
 
     async def front_page(self, request: Request) -> Response:
-        """Answer with the page of the only journal, or with the list of all journals."""
+        """Answer with the page of the only journal, or with the list of all journals, narrowed by `?words=` and `?show=`."""
         if self._board.journal("") is not None:
             return self._journal_page("")
-        interval = self._board.settings.interval_seconds
-        return HTMLResponse(overview(self._board.journals(), now=time.time(), interval_seconds=interval))
+        asked = request.query_params
+        standing = asked.get("show", "")
+        page = overview(
+            self._board.journals(),
+            now=time.time(),
+            interval_seconds=self._board.settings.interval_seconds,
+            words=asked.get("words", ""),
+            standing=standing if standing in STANDINGS.values() else "",
+        )
+        return HTMLResponse(page)
 
     async def journal(self, request: Request) -> Response:
         """Answer with the page of one journal."""

@@ -15,8 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tranlogs.base.threads import start_thread
 
-from .access.access_rules import Access, access_on, in_url, is_unspecified, listen
-from .access.tokens import Token, choose_token
+from .access import Access, access_on, in_url, is_unspecified, listen
 from .metrics import Metrics
 from .pages.board import Board
 from .routes import make_app
@@ -36,27 +35,24 @@ class WebServer:
         address: host and port; port 0 takes a free one.
         metrics: the metrics for Prometheus.
         board: the journals that pages show.
-        token: the token that a request must carry where one is required (default: a random one).
-        has_auth: False to require no token anywhere.
+        token: the bearer token that a request must carry; None for an address that only this machine reaches.
 
     Attributes:
         port: the port on which the server listens.
         access: the rules for requests.
-        url: address of the front page. It contains the token if a random token is required.
+        url: address of the front page.
 
     Raises:
-        UsageError: the address is not one of this machine, or the port is taken or not allowed.
+        UsageError: the address is not one of this machine, the port is taken or not allowed, or a token is missing.
         LogUnavailable: no thread can be started.
     """
 
-    def __init__(
-        self, address: tuple[str, int], metrics: Metrics, board: Board, *, token: Token | None = None, has_auth: bool = True
-    ) -> None:
+    def __init__(self, address: tuple[str, int], metrics: Metrics, board: Board, *, token: str | None = None) -> None:
         self._socket = listen(address)
         try:
             host, self.port = self._socket.getsockname()[:2]
-            self.access = access_on(host, token or choose_token(None, {}), has_auth=has_auth)
-            self.url = _url(host, self.port, self.access)
+            self.access = access_on(host, token)
+            self.url = f"http://{socket.gethostname() if is_unspecified(host) else in_url(host)}:{self.port}/"
             self._server = uvicorn.Server(_config(metrics, board, self.access))
             self._server.config.load()
             self._thread = start_thread("tranlogs-web", self._run)
@@ -105,9 +101,3 @@ class _Protocol(H11Protocol):
     def _close_if_silent(self) -> None:
         if not self.cycle:
             self.transport.close()
-
-
-def _url(host: str, port: int, access: Access) -> str:
-    name = socket.gethostname() if is_unspecified(host) else in_url(host)
-    token = access.token
-    return f"http://{name}:{port}/" + (f"?token={token.value}" if token is not None and token.is_random else "")

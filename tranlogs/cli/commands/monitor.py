@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from ...base.errors import UsageError
 from ...base.quantities import parse_bytes, parse_seconds
@@ -13,163 +13,169 @@ from ...retention.prune import Budget
 from ...retention.value_decay import Decay
 from ...shipping import ShippingSettings, StoreSettings
 from .. import screen
-from ..options import Json, StoreCheckpoints, TakeOver, command, parse_store_checkpoints
+from ..options import Json, command, parse_store_checkpoints
 from ..parameters import Argument, Option
 from ..reading.find_journals import find_journals
 from ..screen import print_json
 
-
-@dataclass(frozen=True, slots=True)
-class BudgetOptions:
-    """Options that limit the log and the checkpoints of each rank."""
-
-    budget: Annotated[str | None, Option(help="Bytes on disk for each rank, like 20GiB; above it, old log is pruned.")] = None
-    high: Annotated[float, Option(help="Start to prune above this share of the budget.")] = 0.95
-    low: Annotated[float, Option(help="Stop to prune below this share of the budget.")] = 0.8
-    max_age: Annotated[str | None, Option(help="Prune segments and checkpoints older than this, like 7d.")] = None
-    max_segments: Annotated[int | None, Option(help="Keep at most this number of sealed segments.")] = None
-    max_checkpoints: Annotated[int | None, Option(help="Keep at most this number of checkpoints.")] = None
-
-    def to_budget(self) -> Budget:
-        """Return the limits.
-
-        Raises:
-            UsageError: an option is wrong.
-        """
-        return Budget(
-            None if self.budget is None else parse_bytes(self.budget, "--budget"),
-            self.high,
-            self.low,
-            None if self.max_age is None else parse_seconds(self.max_age, "--max-age"),
-            self.max_segments,
-            self.max_checkpoints,
-        )
+_INTERVAL = "10s"
 
 
-@dataclass(frozen=True, slots=True)
-class DecayOptions:
-    """Options that set how the values of segments decay."""
-
-    life: Annotated[str | None, Option(help="Expected life of a log, t_e (default: the checkpoint interval).")] = None
-    alpha_covered: Annotated[float, Option(help="Value that a segment loses when a checkpoint covers it.")] = 0.5
-    alpha_newer: Annotated[float, Option(help="Value that a segment loses with each newer segment.")] = 0.01
-    alpha_archived: Annotated[float, Option(help="Value that a segment loses when a store holds it.")] = 0.2
-    alpha_persisted: Annotated[float, Option(help="Value that a segment loses when it is durable in the store.")] = 0.1
-
-    def to_decay(self) -> Decay:
-        """Return the settings of the decay.
-
-        Raises:
-            UsageError: an option is wrong.
-        """
-        life = None if self.life is None else parse_seconds(self.life, "--life")
-        return Decay(life, self.alpha_covered, self.alpha_newer, self.alpha_archived, self.alpha_persisted)
+def _parse_number(text: str, what: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{what} {text!r}: give a number like 0.5") from None
 
 
-@dataclass(frozen=True, slots=True)
-class HttpOptions:
-    """Options of the dashboard."""
-
-    http: Annotated[str | None, Option(help="Serve a page and /metrics at this address, like :9464 (this machine only).")] = (
-        None
-    )
-    token_file: Annotated[
-        Path | None, Option(metavar="FILE", help="File with the token for --http (default: TRANLOGS_HTTP_TOKEN).")
-    ] = None
-    no_auth: Annotated[bool, Option("--no-auth", help="Serve --http without a token, on any address.")] = False
-
-    def check(self) -> None:
-        """Check that no option requires another one that is missing, or excludes one that is given.
-
-        Raises:
-            UsageError: an option does.
-        """
-        if self.http is None and (self.token_file is not None or self.no_auth):
-            raise UsageError("--token-file and --no-auth require --http")
-        if self.token_file is not None and self.no_auth:
-            raise UsageError("--token-file and --no-auth exclude each other: use one of them")
+def _parse_count(text: str, what: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"{what} {text!r}: give a number like 5")
+    return int(text)
 
 
-@dataclass(frozen=True, slots=True)
-class ShippingOptions:
-    """Options of the store to which runs are shipped."""
-
-    store: Annotated[
-        str | None,
-        Option(metavar="URL", help="Ship sealed segments and checkpoints to this store, below the run's name."),
-    ] = None
-    max_lag: Annotated[str | None, Option(help="Seal segments of this age, so that the store is not further behind.")] = None
-    bandwidth: Annotated[str | None, Option(help="Bytes per second to the store, like 50MiB.")] = None
-    uploads: Annotated[int, Option(min=1, help="Number of parts to send at once.")] = 2
-    store_checkpoints: StoreCheckpoints = "2"
-    take_over: TakeOver = False
-
-    def to_store_settings(self) -> StoreSettings | None:
-        """Return the settings of the store; None if there is no store.
-
-        Raises:
-            UsageError: an option is wrong, or requires --store.
-        """
-        if self.store is None:
-            if self.max_lag is not None or self.bandwidth is not None or self.take_over:
-                raise UsageError("--max-lag, --bandwidth and --take-over require --store URL")
-            return None
-        lag = None if self.max_lag is None else parse_seconds(self.max_lag, "--max-lag")
-        shipping = ShippingSettings(lag, keep=parse_store_checkpoints(self.store_checkpoints), takes_over=self.take_over)
-        bandwidth = None if self.bandwidth is None else parse_bytes(self.bandwidth, "--bandwidth")
-        return StoreSettings(self.store, shipping, bandwidth, self.uploads)
+def _parse_senders(text: str, what: str) -> int:
+    if (number := _parse_count(text, what)) < 1:
+        raise UsageError(f"{what} must be at least 1, got {number}")
+    return number
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonOptions:
-    """Options of the daemon: when it evaluates journals, when it ends, and how it logs."""
+def _parse_truth(text: str, what: str) -> bool:
+    if text not in ("true", "false"):
+        raise UsageError(f"{what} {text!r}: give true or false")
+    return text == "true"
 
-    interval: Annotated[str, Option(help="Time between two evaluations.")] = "10s"
-    dry_run: Annotated[bool, Option("--dry-run", help="Change nothing: show once what would be pruned, and why.")] = False
-    once: Annotated[bool, Option("--once", help="Evaluate once, then exit.")] = False
-    until_closed: Annotated[
-        bool, Option("--until-closed", help="Exit once no trainer is running and nothing is left to do.")
-    ] = False
-    wait: Annotated[bool, Option("--wait", help="Take over runs from another monitor when that one exits.")] = False
-    log_json: Annotated[bool, Option("--log-json", help="Write log lines as JSON.")] = False
+
+class _Setting(NamedTuple):
+    """A setting that `--set` gives: its parser, which takes the text and a name for messages, and where it has no effect."""
+
+    parse: Callable[[str, str], Any]
+    ineffective: str = ""
+
+
+_SETTINGS = {
+    "high": _Setting(_parse_number, "without --budget"),
+    "low": _Setting(_parse_number, "without --budget"),
+    "max_age": _Setting(parse_seconds),
+    "max_segments": _Setting(_parse_count),
+    "max_checkpoints": _Setting(_parse_count),
+    "life": _Setting(parse_seconds),
+    "alpha_covered": _Setting(_parse_number),
+    "alpha_newer": _Setting(_parse_number),
+    "alpha_archived": _Setting(_parse_number),
+    "alpha_persisted": _Setting(_parse_number),
+    "max_lag": _Setting(parse_seconds, "without --store"),
+    "bandwidth": _Setting(parse_bytes, "without --store"),
+    "uploads": _Setting(_parse_senders, "without --store"),
+    "store_checkpoints": _Setting(parse_store_checkpoints, "without --store"),
+    "take_over": _Setting(_parse_truth, "without --store"),
+    "until_closed": _Setting(_parse_truth, "with --once or --dry-run"),
+    "wait": _Setting(_parse_truth, "with --once or --dry-run"),
+}
+
+
+def _read_settings(words: Sequence[str], ineffective: set[str]) -> dict[str, Any]:
+    """Return the values of `--set NAME=VALUE`, by name.
+
+    Args:
+        words: the values of the option.
+        ineffective: the cases that hold, of those in which a setting has no effect.
+
+    Raises:
+        UsageError: a setting is unknown, given twice, wrong, or has no effect.
+    """
+    values: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or name not in _SETTINGS:
+            raise UsageError(f"--set {word}: expected NAME=VALUE with one of the names {', '.join(_SETTINGS)}")
+        setting = _SETTINGS[name]
+        if name in values:
+            raise UsageError(f"--set {name} is given twice: omit one of them")
+        values[name] = setting.parse(text, f"--set {name}")
+        if setting.ineffective in ineffective:
+            raise UsageError(f"--set {name} has no effect {setting.ineffective}")
+    return values
+
+
+def _pick(values: dict[str, Any], **names: str) -> dict[str, Any]:
+    """Return the values that were given, by the names of arguments; `names` has the name of the setting of each argument."""
+    return {argument: values[name] for argument, name in names.items() if name in values}
+
+
+def _budget(nbytes: str | None, values: dict[str, Any]) -> Budget:
+    limits = {"age_seconds_max": "max_age", "segments_max": "max_segments", "checkpoints_max": "max_checkpoints"}
+    size = None if nbytes is None else parse_bytes(nbytes, "--budget")
+    return Budget(size, **_pick(values, high="high", low="low", **limits))
+
+
+def _decay(values: dict[str, Any]) -> Decay:
+    alphas = {name: f"alpha_{name}" for name in ("covered", "newer", "archived", "persisted")}
+    return Decay(**_pick(values, life_seconds="life", **alphas))
+
+
+def _store(url: str | None, values: dict[str, Any]) -> StoreSettings | None:
+    if url is None:
+        return None
+    shipping = ShippingSettings(**_pick(values, lag_seconds_max="max_lag", keep="store_checkpoints", takes_over="take_over"))
+    return StoreSettings(url, shipping, **_pick(values, bytes_per_second="bandwidth", senders="uploads"))
+
+
+def _check_once(how: str, http: str | None, store: str | None, interval: str | None) -> None:
+    """Check that no option is given that has an effect on a monitor that stays only."""
+    if store is not None:
+        raise UsageError(f"{how} does not ship: use `tranlogs push RUN URL` to ship a run once")
+    for name, value in (("--http", http), ("--interval", interval)):
+        if value is not None:
+            raise UsageError(f"{name} has no effect with {how}, which evaluates once and exits: omit one of them")
 
 
 @command
 def monitor(
     runs: Annotated[list[Path], Argument(metavar="RUN...", help="Runs, or folders that contain runs.")],
-    limits: BudgetOptions,
-    decay: DecayOptions,
-    web: HttpOptions,
-    shipping: ShippingOptions,
-    daemon: DaemonOptions,
+    budget: Annotated[str | None, Option(help="Bytes on disk for each rank, like 20GiB; above it, old log is pruned.")] = None,
+    store: Annotated[
+        str | None,
+        Option(metavar="URL", help="Ship sealed segments and checkpoints to this store, below the run's name."),
+    ] = None,
+    http: Annotated[
+        str | None, Option(help="Serve a page and /metrics at this address, like :9464 (this machine only).")
+    ] = None,
+    interval: Annotated[str | None, Option(help=f"Time between two evaluations (default: {_INTERVAL}).")] = None,
+    once: Annotated[bool, Option("--once", help="Evaluate once, then exit.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Change nothing: show once what would be pruned, and why.")] = False,
+    settings: Annotated[
+        list[str] | None, Option("--set", metavar="NAME=VALUE", help=f"Another setting, one of: {', '.join(_SETTINGS)}.")
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Watch runs, and keep their logs within a budget.
 
-    What recovery to the newest step needs is never pruned. Runs until Ctrl-C or SIGTERM.
+    What recovery to the newest step needs is never pruned. Runs until Ctrl-C or SIGTERM. With --json, log lines are JSON, too.
     """
-    web.check()
-    if daemon.once and shipping.store is not None:
-        raise UsageError("--once does not ship: use `tranlogs push RUN URL` to ship a run once")
+    if once and dry_run:
+        raise UsageError("--once has no effect with --dry-run, which evaluates once and exits: omit --once")
+    stays = not (once or dry_run)
+    if not stays:
+        _check_once("--once" if once else "--dry-run", http, store, interval)
+    cases = {"without --budget": budget is None, "without --store": store is None, "with --once or --dry-run": not stays}
+    values = _read_settings(settings or [], {case for case, holds in cases.items() if holds})
     monitor_command = load_daemon("monitor")
-    settings = monitor_command.settings(
-        limits.to_budget(),
-        decay.to_decay(),
-        parse_seconds(daemon.interval, "--interval"),
-        daemon.dry_run,
-        daemon.wait,
-        shipping.to_store_settings(),
-        daemon.until_closed,
-    )
-    once = daemon.once or daemon.dry_run
-    has_page = web.http is not None and not once
     return monitor_command.watch(
         runs,
-        settings,
+        monitor_command.settings(
+            _budget(budget, values),
+            _decay(values),
+            parse_seconds(interval or _INTERVAL, "--interval"),
+            dry_run,
+            values.get("wait", False),
+            _store(store, values),
+            values.get("until_closed", False),
+        ),
         find_journals=find_journals,
-        is_json=daemon.log_json,
-        once=once,
-        http=monitor_command.http_settings(web.http, web.token_file, not web.no_auth) if has_page else None,
+        is_json=as_json,
+        once=not stays,
+        http=http,
         show=_print_json if as_json else _show_table,
     )
 

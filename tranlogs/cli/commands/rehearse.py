@@ -14,8 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from ...base.quantities import parse_bytes, parse_seconds
 from ...rehearsal.rehearse import rehearse as run_rehearsal
-from ...rehearsal.settings import RehearsalSettings
-from ...rehearsal.verdict import Verdict
+from ...rehearsal.verdict import RehearsalSettings, Verdict
 from .. import screen
 from ..options import Json, command
 from ..parameters import Argument, Option

@@ -22,6 +22,10 @@ from .journal_health import LEVELS, JournalHealth, commit_history, current_lost_
 from .sections import ScalarLine, checkpoint_lines, losses, scalar_lines, space_of, watermark_lines, watermark_notes
 
 _SCALARS_OF_ROW_MAX = 2
+_SPACIOUS_ROWS_MAX = 12  # A longer list has one line for each journal that needs no attention.
+
+# What the list of all journals counts and can be narrowed to, by the level of a journal.
+STANDINGS = {"problem": "trouble", "attention": "trouble", "fine": "training", "idle": "closed"}
 
 _ENVIRONMENT = Environment(
     loader=PackageLoader(__package__),
@@ -85,12 +89,40 @@ class Row:
     used_bytes: int
     scalars: Sequence[ScalarLine] = ()
 
+    @property
+    def standing(self) -> str:
+        """One of "training", "closed" and "trouble"."""
+        return STANDINGS[self.state.level]
 
-def overview(journals: Sequence[JournalView], *, now: float, interval_seconds: float) -> bytes:
-    """Return the page of all journals, those with problems first."""
+
+def overview(
+    journals: Sequence[JournalView], *, now: float, interval_seconds: float, words: str = "", standing: str = ""
+) -> bytes:
+    """Return the page of all journals, those with problems first.
+
+    Args:
+        journals: all journals.
+        now: seconds since 1970.
+        interval_seconds: time between two evaluations.
+        words: only journals are listed whose names contain each of these words.
+        standing: only journals of this standing are listed; "" for all.
+    """
     rows = sorted(map(_row, journals), key=lambda row: LEVELS.index(row.state.level))
-    unwell = sum(row.state.level in ("problem", "attention") for row in rows)
-    return render("overview.html", now=now, interval_seconds=interval_seconds, version=__version__, rows=rows, unwell=unwell)
+    counts = {one: sum(row.standing == one for row in rows) for one in ("training", "closed", "trouble")}
+    wanted = words.lower().split()
+    return render(
+        "overview.html",
+        now=now,
+        interval_seconds=interval_seconds,
+        version=__version__,
+        rows=[row for row in rows if standing in ("", row.standing) and all(word in row.name.lower() for word in wanted)],
+        counts=counts,
+        total=len(rows),
+        worst=rows[0].state.level if rows else "idle",
+        is_dense=len(rows) > _SPACIOUS_ROWS_MAX,
+        words=words,
+        standing=standing,
+    )
 
 
 def journal_page(view: JournalView, *, now: float, interval_seconds: float, has_others: bool) -> bytes:

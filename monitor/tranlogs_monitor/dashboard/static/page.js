@@ -168,9 +168,15 @@ function renew(text) {
   }
 }
 
+async function renewAll() {
+  const address = location.href;
+  const text = await (await fetched(address)).text();
+  if (address === location.href) renew(text); // else more was typed meanwhile
+}
+
 async function look(isFirst) {
   try {
-    if (!isFirst) renew(await (await fetched(location.href)).text());
+    if (!isFirst) await renewAll();
     if (page.journal !== undefined) {
       numbers = await (await fetched(`/data.json?journal=${encodeURIComponent(page.journal)}`)).json();
       draw();
@@ -183,15 +189,19 @@ async function look(isFirst) {
   setTimeout(look, 1000 * Math.min(Math.max(Number(page.interval), 0.2), 60));
 }
 
-// The cookie stands for the token from now on: keep the token out of the history and of bookmarks.
-function hideToken() {
+// The list follows what is typed. The address has the words, too, for the next look and for a bookmark.
+async function narrow(event) {
   const address = new URL(location.href);
-  if (!address.searchParams.has("token")) return;
-  address.searchParams.delete("token");
+  address.searchParams.set("words", event.target.value);
   history.replaceState(null, "", address);
+  try {
+    await renewAll();
+  } catch {
+    document.getElementById("silent").hidden = false;
+  }
 }
 
-hideToken();
+document.getElementById("words")?.addEventListener("input", narrow);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 addEventListener("resize", resize);
 look(true);

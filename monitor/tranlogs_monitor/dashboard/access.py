@@ -1,12 +1,11 @@
-"""Access to the dashboard: the rules, decided by the address on which it is served, and the socket.
+"""Access to the dashboard: who may read it, decided by the address on which it is served, and the socket.
 
-| address | token | `--no-auth` | Host header must be local | token required |
-|---|---|---|---|---|
-| loopback | random | either | yes | no |
-| loopback | given | no | yes | yes |
-| loopback | given | yes | yes | no |
-| any other | either | no | no | yes |
-| any other | either | yes | no | no |
+| address | TRANLOGS_HTTP_TOKEN | a request is answered if |
+|---|---|---|
+| loopback | not set | its Host header is local |
+| loopback | set | its Host header is local, and it carries the token |
+| any other | set | it carries the token |
+| any other | not set | never: the monitor does not start |
 
 Only programs on this machine reach a loopback address, but a web page in a local browser is such a program: its owner can let a
 host name point to 127.0.0.1 and read the dashboard (DNS rebinding). The Host header then contains that name.
@@ -14,15 +13,17 @@ host name point to 127.0.0.1 and read the dashboard (DNS rebinding). The Host he
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 import os
 import re
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from tranlogs.base.errors import UsageError
 
-from .tokens import Token
+TOKEN_NAME = "TRANLOGS_HTTP_TOKEN"  # the environment variable
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:]+)(?::\d{0,5})?", re.ASCII)
@@ -36,11 +37,11 @@ class Access:
 
     Attributes:
         hosts: names that a Host header may contain, apart from the port; None for any.
-        token: the token that a request must carry; None if no token is required.
+        token: the bearer token that a request must carry; None if no token is required.
     """
 
     hosts: frozenset[str] | None
-    token: Token | None
+    token: str | None = field(repr=False)
 
     def allows_host(self, header: str | None) -> bool:
         """Return True if a request with this Host header is answered (pure)."""
@@ -49,19 +50,44 @@ class Access:
         found = _HOST.fullmatch(header or "")
         return found is not None and found[1].lower() in self.hosts
 
+    def allows_credentials(self, header: str) -> bool:
+        """Return True if a request with this Authorization header is answered. The token is compared in constant time."""
+        if self.token is None:
+            return True
+        scheme, _, credentials = header.partition(" ")
+        return scheme.lower() == "bearer" and hmac.compare_digest(credentials.strip().encode(), self.token.encode())
 
-def access_on(address: str, token: Token, *, has_auth: bool) -> Access:
-    """Return the access rules for an address (pure).
 
-    Args:
-        address: the numeric address on which the server listens.
-        token: given by the operator, or random.
-        has_auth: False for `--no-auth`.
+def access_on(address: str, token: str | None) -> Access:
+    """Return the access rules for a numeric address on which the server listens (pure).
+
+    Raises:
+        UsageError: other machines reach the address, and there is no token.
     """
-    if not is_loopback(address):
-        return Access(None, token if has_auth else None)
-    hosts = frozenset((*_LOCAL_HOSTS, in_url(address)))
-    return Access(hosts, token if has_auth and not token.is_random else None)
+    if is_loopback(address):
+        return Access(frozenset((*_LOCAL_HOSTS, in_url(address))), token)
+    if token is None:
+        raise UsageError(
+            f"--http {in_url(address)}: other machines reach this address. Set {TOKEN_NAME} to the token that requests must "
+            "carry, or listen on this machine only, like --http :9464"
+        )
+    return Access(None, token)
+
+
+def read_token(environment: Mapping[str, str]) -> str | None:
+    """Return the token in the environment; None if there is none.
+
+    Raises:
+        UsageError: the variable is set, and its value cannot be used as a token.
+    """
+    if TOKEN_NAME not in environment:
+        return None
+    value = environment[TOKEN_NAME].strip()
+    if not value:
+        raise UsageError(f"{TOKEN_NAME}: expected a token, found nothing; set a token, or unset the variable")
+    if not all("!" <= character <= "~" for character in value):
+        raise UsageError(f"{TOKEN_NAME}: a token must be one line of ASCII letters, digits and punctuation, without spaces")
+    return value
 
 
 def is_loopback(address: str) -> bool:

@@ -1,1 +1,0 @@
-"""Access to the dashboard: who may read it, and the address on which it listens."""
