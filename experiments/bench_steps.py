@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from cost_floor import FloorLog
 from harness import command_line, measured_folder
-from paired_timing import FLOOR, MACHINE, PLAIN, compare, take_turns, tell
+from paired_timing import FLOOR, INPUTS, MACHINE, PLAIN, compare, take_turns, tell
 from torch.optim import Optimizer
 from training_cases import CASES, Case, Work, gradients_given, shortened
 
 from tranlogs_torch import LoggedOptimizer
+from tranlogs_torch.capture.optimizer_hooks import LogKind
 
 _INTERVALS_WARM = 4  # checkpoints before steady state
 _FLOOR_BYTES_MIN = 4 << 20
@@ -64,15 +65,16 @@ class Logged(Plain):
         work: the loop.
         run: folder of the run.
         segment_bytes: size of a log file.
+        log: what is logged.
     """
 
     _turns: Iterator[int]
 
-    def __init__(self, work: Work, run: Path, segment_bytes: int) -> None:
+    def __init__(self, work: Work, run: Path, segment_bytes: int, log: LogKind = "gradients") -> None:
         super().__init__(work)
         first, *rest = work.optimizers
         self.logged = LoggedOptimizer(
-            first, run, work.model, checkpoint_every=_NEVER, keep=1, segment_bytes=segment_bytes, on_signal=None
+            first, run, work.model, log=log, checkpoint_every=_NEVER, keep=1, segment_bytes=segment_bytes, on_signal=None
         )
         others = [self.logged.add_optimizer(other, f"other{i}") for i, other in enumerate(rest)]
         self.optimizers: list[Optimizer] = [self.logged, *others]
@@ -163,13 +165,15 @@ def _case(case: Case, threads: int) -> dict[str, Any]:
         plain = Plain(case.make())
         logged = Logged(case.make(), Path(folder) / "run", case.segment_bytes)
         logged.warm()
+        inputs = Logged(case.make(), Path(folder) / "inputs", case.segment_bytes, log="inputs")
         floor = Floor(case.make(), Path(folder) / "floor")
         blocks = {
             name: partial(arm.block, case.steps, case.seconds_max / 8)
-            for name, arm in {PLAIN: plain, MACHINE: logged, FLOOR: floor}.items()
+            for name, arm in {PLAIN: plain, MACHINE: logged, INPUTS: inputs, FLOOR: floor}.items()
         }
         times = take_turns(blocks, case.rounds, seconds_max=case.seconds_max)
         logged.close()
+        inputs.close()
         floor.close()
     return {
         "case": case.name,
