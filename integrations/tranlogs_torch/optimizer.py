@@ -19,13 +19,16 @@ from tranlogs.base.errors import UsageError
 from tranlogs.training import (
     GRACE_SECONDS,
     Curve,
+    MeasuredRung,
     Monitor,
     OnSignal,
     RecoveryReport,
     Remembered,
+    Rung,
     RunOptions,
     RunSettings,
     check_epochs,
+    parse_overhead,
 )
 
 from .capture.optimizer_hooks import LogKind, OptimizerHooks
@@ -56,7 +59,9 @@ class LoggedOptimizer(Optimizer):
         model: the module (or a dict or list of modules) that is trained: its parameters' names, and its buffers.
         log: "gradients" (redo with the optimizer), "weights" (after-image of parameters and optimizer state), or "inputs": no
             tensors, so that it costs next to nothing. After a crash the script's loop computes the steps since the last
-            checkpoint again, and each recorded boundary on the way is compared.
+            checkpoint again, and each recorded boundary on the way is compared. "auto": gradients where they cost at most
+            `overhead` of a step, which is measured, else no tensors.
+        overhead: what the log of gradients may cost with log="auto": "5%", or 0.05.
         checkpoint_every: "auto" (as often as disk space and 10 seconds of replay need it), steps (500), a time ("10min"), a
             size of log ("256MiB"), a recovery time ("rto=30s"), or an object with `is_due(facts)`.
         durability: "machine" survives power loss (synced steps, a moment behind), "process" survives the process.
@@ -99,7 +104,8 @@ class LoggedOptimizer(Optimizer):
         run: str | Path,
         model: Models = None,
         *,
-        log: LogKind = "gradients",
+        log: LogKind | Literal["auto"] = "gradients",
+        overhead: str | float = "5%",
         checkpoint_every: Any = "auto",
         durability: Literal["machine", "process"] = "machine",
         keep: Any = 2,
@@ -118,7 +124,9 @@ class LoggedOptimizer(Optimizer):
         grace_seconds: float = GRACE_SECONDS,
         recheck: bool | None = None,
     ) -> None:
-        _check(optimizer, log)
+        share = parse_overhead(overhead)
+        rung, kind = _choose(log, share)
+        _check(optimizer, kind)
         options = RunOptions(
             run=run,
             checkpoint_every=checkpoint_every,
@@ -148,10 +156,10 @@ class LoggedOptimizer(Optimizer):
             segment_bytes=fit_segment(optimizer),
             worker_seeds=worker_seeds,
             copies=copies,
-            logs_tensors=log != "inputs",
+            rung=rung,
         )
         try:
-            self._join(optimizer, training_run, name, log, optimizer_state)
+            self._join(optimizer, training_run, name, kind, optimizer_state)
         except BaseException:
             training_run.close()
             raise
@@ -358,6 +366,11 @@ def _itself(inner: Optimizer) -> Optimizer:
     return inner
 
 
+def _choose(log: LogKind | Literal["auto"], overhead: float) -> tuple[Rung, LogKind]:
+    """Return what decides whether tensors are logged, and what a step logs then."""
+    return (MeasuredRung(overhead), "gradients") if log == "auto" else (Rung(logs_tensors=log != "inputs"), log)
+
+
 def _check(optimizer: Any, log: str) -> None:
     if any(kind.__module__.partition(".")[0] in ("keras", "tranlogs_keras") for kind in type(optimizer).__mro__):
         raise UsageError(
@@ -380,7 +393,7 @@ def _check(optimizer: Any, log: str) -> None:
     if logged is not None:
         raise UsageError(f"this optimizer is already logged in run {logged}; close that LoggedOptimizer first")
     if log not in get_args(LogKind):
-        raise UsageError(f'log must be "gradients", "weights" or "inputs", got {log!r}')
+        raise UsageError(f'log must be "auto", "gradients", "weights" or "inputs", got {log!r}')
     if log != "inputs" and any(group.get("differentiable") for group in optimizer.param_groups):
         raise UsageError("differentiable=True: such steps cannot be redone from a log")
 

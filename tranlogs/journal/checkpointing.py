@@ -37,7 +37,7 @@ from ..checkpoints.folder import MANIFEST
 from ..encoding.tree import Adapt
 from ..log.record_format import Position
 from ..log.writer import WriteAheadLog
-from ..retention import CheckpointFacts, CheckpointPolicy, EverySteps, RetentionPolicy
+from ..retention import Automatic, CheckpointFacts, CheckpointPolicy, EverySteps, RetentionPolicy
 from ..retention.keep_policy import when_full
 from ..retention.prune import retire
 from .opening import OpenedJournal
@@ -61,6 +61,7 @@ class JournalCheckpoints:
         is_started: True once the process has begun to write.
         newest_step: step of the newest checkpoint that was published, or that recovery started from.
         has_warned_full: True once the warning was logged that only the newest checkpoint is kept.
+        taken: number of checkpoints that were begun.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class JournalCheckpoints:
         self.disk_space = DiskSpace(opened.catalog, retention, lambda: holds.keeps_all)
         self.speed = RecoverySpeed()
         self.is_started = False
+        self.taken = 0
         self._about: dict[str, Any] = {}  # description of the run for the manifests
         self.newest_step, self._newest = 0, ""  # step and name
         self._has_warned_failed = self.has_warned_full = False
@@ -134,6 +136,7 @@ class JournalCheckpoints:
         """Take a checkpoint of the state at the log's newest boundary. An error is kept for `take_failure`."""
         assert self.is_started
         self.schedule.note_taken(step, wal.bytes_written)
+        self.taken += 1
         start = self._clock.monotonic()
         try:
             wal.forget_definitions()  # Later records must not refer to records that may be pruned after the checkpoint.
@@ -371,6 +374,12 @@ class CheckpointSchedule:
     def note_size(self, nbytes: int) -> None:
         """Record the size of a checkpoint: an expected one, or one that was published. The largest counts."""
         self.state_bytes = max(self.state_bytes, nbytes)
+
+    def seconds_between(self) -> float | None:
+        """Return how many seconds lie between checkpoints where no tensors are logged; None if the policy does not tell."""
+        if not isinstance(self._policy, Automatic):
+            return None
+        return self._policy.seconds_to_recompute(self.stall_seconds, self.writing_seconds)
 
     def has_steps_due(self, step: int) -> bool:
         """Return True if the policy counts steps, and wants a checkpoint at `step`: a check that costs next to nothing."""

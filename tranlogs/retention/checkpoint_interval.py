@@ -109,10 +109,13 @@ class Automatic:
         if facts.steps == 0:
             return False
         if facts.is_recomputed:
-            cost = facts.stall_seconds + _WRITING_SHARE * facts.writing_seconds
-            return facts.seconds >= math.sqrt(2 * cost * _MTBF_SECONDS)
+            return facts.seconds >= self.seconds_to_recompute(facts.stall_seconds, facts.writing_seconds)
         is_long = bool(facts.state_bytes) and facts.log_bytes >= self.log_bytes_max(facts.state_bytes, facts.free_bytes)
         return is_long or (facts.steps + 1) * facts.replay_seconds_per_step >= _REPLAY_SECONDS_MAX
+
+    def seconds_to_recompute(self, stall_seconds: float, writing_seconds: float) -> float:
+        """Return how many seconds of computing lie between two checkpoints that cost so much."""
+        return math.sqrt(2 * (stall_seconds + _WRITING_SHARE * writing_seconds) * _MTBF_SECONDS)
 
     def log_bytes_max(self, state_bytes: int, free_bytes: int) -> int:
         """Return the number of bytes of log after which a checkpoint is due."""

@@ -59,6 +59,7 @@ from .rng import (
     split_python,
     split_torch,
 )
+from .rungs import MeasuredRung, Rung, parse_overhead
 from .scalars import Curve, ScalarHistory
 from .settings import RunOptions, RunSettings, check_epochs
 from .write_forecast import FIRST_UNITS, ExpectedWrites, Place, ScanSchedule, forecast_inputs, forecast_writes
@@ -99,6 +100,7 @@ __all__ = [
     "LoopRecord",
     "LoopSequence",
     "LoopState",
+    "MeasuredRung",
     "Mode",
     "Monitor",
     "NumberLists",
@@ -118,6 +120,7 @@ __all__ = [
     "RunOptions",
     "RunResources",
     "RunSettings",
+    "Rung",
     "ScalarHistory",
     "ScanSchedule",
     "StateDigests",
@@ -152,6 +155,7 @@ __all__ = [
     "make_report",
     "name_loop",
     "numpy_state",
+    "parse_overhead",
     "path_of_remembered",
     "prepare_run_id",
     "progress_bar",

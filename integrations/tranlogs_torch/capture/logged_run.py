@@ -93,6 +93,11 @@ class LoggedRun(Protocol):
         """True if steps of this process are logged."""
         ...
 
+    @property
+    def logs_tensors(self) -> bool:
+        """True if steps are logged with their tensors."""
+        ...
+
     def before_step(self) -> None:
         """Log what something wrote to the state since the last look."""
         ...

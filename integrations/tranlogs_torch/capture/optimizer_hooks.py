@@ -144,7 +144,7 @@ class OptimizerHooks:
         gradients = [p.grad for p in parameters if p.grad is not None]
         norm: Any = torch.nn.utils.get_total_norm(gradients, norm_type, error_if_nonfinite, foreach)
         norm = norm.full_tensor() if is_part(norm) else norm  # of shards it is a sum that is not taken yet
-        if self.run.is_active and self.log == "gradients":
+        if self.run.is_active and self.log == "gradients" and self.run.logs_tensors:
             self._begin()
             self.recorder.wait()  # the gradients are about to be clipped in place
             self._clipping.begin(max_norm, norm, foreach)
@@ -172,7 +172,7 @@ class OptimizerHooks:
             return None
         if self._scaler.scaler is None and self._scaler.look():
             self.run.saw_scaler(self._scaler.scaler)
-        if self.log == "inputs":
+        if not self.run.logs_tensors:
             self.run.before_step()
             self.run.auxiliary.gradients.before_step(self.name)
             return None
@@ -258,7 +258,7 @@ class OptimizerHooks:
         run = self.run
         self.mark_called()
         mark_used(inner)
-        if self.log == "inputs":
+        if not run.logs_tensors:
             if run.journal.is_writer:
                 run.journal.count_step()
                 run.after_step(self.name)

@@ -118,7 +118,7 @@ class Boundaries:
             self._say_nested()
             return
         self.implicit, self._outside_units = None, 0
-        if self._parts.cadence is None:
+        if self._parts.rung.logs_tensors:
             self.note_writes("at a boundary")
         taken = self._auxiliary.taken()
         if not self.steps_since_boundary and taken != self._taken_at_boundary and self._is_amid(taken, asking):
@@ -129,22 +129,33 @@ class Boundaries:
         self._parts.restarts.look()
         if self._is_passed_over():
             self._count_unit()
-            return
-        self._commit(self._read())
-        if self._parts.cadence is not None:
+        else:
+            self._commit(self._read())
             self._parts.cadence.note(began)
+        if self._parts.rung.note_unit() and not self._journal.is_suspended:
+            self._tell_rung()
+
+    def _tell_rung(self) -> None:
+        schedule = self._journal.checkpoints.schedule
+        text = self._parts.rung.describe(schedule.seconds_between())
+        print(f"TranLogs: {self._parts.settings.run}: {text}", file=sys.stderr, flush=True)
+
+    def log_tensors(self) -> None:
+        """Log tensors from the step on that comes now, whatever they cost: it lies outside of the loops that the run knows."""
+        self._parts.rung.settle()
+        self._commit(self._read() | {"is_implicit": True, "turns": None})
 
     def expect_end(self) -> None:
         """Note that a loop ends with the next boundary: where no tensors are logged, only a checkpoint leads there."""
-        if self._parts.cadence is not None and not self._journal.is_rechecking:
+        if not self._parts.rung.logs_tensors and not self._journal.is_rechecking:
             self._parts.cadence.demand()
             self._write_log.wants_checkpoint |= self._loops_ended == 0 or self._journal.checkpoints.schedule.is_affordable
             self._loops_ended += 1
 
     def _is_passed_over(self) -> bool:
         """Return True if this boundary is not recorded, because no tensors are logged and another one was recorded just now."""
-        cadence, journal = self._parts.cadence, self._journal
-        if cadence is None or self._write_log.wants_checkpoint:
+        cadence, journal, rung = self._parts.cadence, self._journal, self._parts.rung
+        if rung.logs_tensors or rung.wants_checkpoint or self._write_log.wants_checkpoint:
             return False
         if journal.is_rechecking:
             return not self._recovery.recheck.wants(journal.step, self._passes)
@@ -152,7 +163,7 @@ class Boundaries:
 
     def _read(self) -> dict[str, Any]:
         recorded = self._parts.restarts.recorded
-        is_counted = self._parts.cadence is not None or self._recovery.recheck.is_covered
+        is_counted = not self._parts.rung.logs_tensors or self._recovery.recheck.is_covered
         return {
             **self._auxiliary.read(),
             **({"restarts": recorded} if recorded is not None else {}),
@@ -188,14 +199,14 @@ class Boundaries:
 
     def _commit(self, body: dict[str, Any]) -> None:
         now = time.perf_counter()
-        if self.steps_since_boundary:
+        if self.steps_since_boundary and self._parts.rung.logs_tensors:
             fingerprint = self._state.named.fingerprint
             fingerprint.fit_budget((now - self._boundary_at) / self.steps_since_boundary)
             if fingerprint.kind == "sample":
                 self._parts.writes.remember(self._journal.step)
         self._boundary_at = now
         noted = self._count_unit()
-        wanted: bool | None = self._write_log.wants_checkpoint or None
+        wanted: bool | None = self._write_log.wants_checkpoint or self._parts.rung.wants_checkpoint or None
         self._write_log.wants_checkpoint = False
 
         def whole() -> dict[str, Any]:
@@ -206,13 +217,18 @@ class Boundaries:
         is_logged = not self._journal.is_rechecking
         commit = partial(self._journal.boundary, body, lambda: self._state.snapshot(whole()), scalars=noted)
         digests = self._digest_weights()
-        if self._parts.cadence is not None and self._auxiliary.has_script_changes:
+        if not self._parts.rung.logs_tensors and self._auxiliary.has_script_changes:
             wanted = True  # The next start goes on from what the script has changed.
+        before = self._journal.checkpoints.taken
         commit(checkpoint=wanted, digests=digests)
         if is_logged:
             self._auxiliary.has_script_changes = False
         if self._recovery.recheck.is_pending and self._recovery.settle_recheck() and self._journal.uncovered:
+            self._parts.rung.settle()
             commit(checkpoint=True, digests=digests)  # Training goes on from what the loop has computed.
+        if self._journal.checkpoints.taken > before and self._parts.rung.note_checkpoint():
+            self._state.named.refresh()
+            self._parts.writes.remember(self._journal.step)
         if self._journal.is_suspended:
             self._auxiliary.drop_unstorable()
 

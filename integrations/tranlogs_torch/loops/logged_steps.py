@@ -58,13 +58,20 @@ class LoggedSteps:
         """True if steps of this process are logged."""
         return self.journal.is_writer
 
+    @property
+    def logs_tensors(self) -> bool:
+        """True if steps are logged with their tensors."""
+        return self._parts.rung.logs_tensors
+
     def before_step(self) -> None:
         """Log what something wrote to the state since the last look, before the step builds on it."""
         if not self._recovery.has_begun:
             self._recovery.begin()
         if not self._loops.running:
-            if self._parts.cadence is not None and self._parts.report.face == "script":
-                raise UsageError(f"{self.run}: {_OUTSIDE}")
+            if not self._parts.rung.logs_tensors and self._parts.report.face == "script":
+                if not self._parts.rung.is_measured:
+                    raise UsageError(f"{self.run}: {_OUTSIDE}")
+                self._boundaries.log_tensors()
             self.auxiliary.sequence.demand_no_step_between()
             self._loops.unwatch_reads()
             if self.auxiliary.is_waiting:  # no loop was opened, which would have compared them
@@ -75,7 +82,7 @@ class LoggedSteps:
             self._recovery.recheck.name_strangers()
         if self._boundaries.implicit is not None:
             self._boundaries.commit_implicit(is_before_forward=False)
-        if self._parts.cadence is None:
+        if self.logs_tensors:
             self._boundaries.note_writes("before a step")
 
     def saw_scaler(self, scaler: object) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tranlogs.training import Cadence, Journal, LiveReport, Restarts, RunResources, RunSettings, ScalarHistory
+from tranlogs.training import Cadence, Journal, LiveReport, Restarts, Rung, RunResources, RunSettings, ScalarHistory
 
 from ..capture.foreign_writes import ForeignWriteDetector
 from ..capture.optimizer_hooks import OptimizerHooks
@@ -35,7 +35,8 @@ class RunParts:
         scalars: that the loop has logged.
         report: of the recovery, with what became known since.
         restarts: names what of the script starts over.
-        cadence: decides which boundaries are recorded, where no tensors are logged; else None.
+        rung: tells whether tensors are logged.
+        cadence: decides which boundaries are recorded while none are.
     """
 
     settings: RunSettings
@@ -50,7 +51,8 @@ class RunParts:
     scalars: ScalarHistory
     report: LiveReport
     restarts: Restarts
-    cadence: Cadence | None = None
+    rung: Rung
+    cadence: Cadence
 
     @property
     def journal(self) -> Journal:

@@ -19,6 +19,7 @@ from tranlogs.training import (
     Progress,
     RecoveryReport,
     Restarts,
+    Rung,
     RunResources,
     RunSettings,
     ScalarHistory,
@@ -85,7 +86,7 @@ class TrainingRun:
         segment_bytes: int | None = None,
         worker_seeds: str | None = None,
         copies: int = 1,
-        logs_tensors: bool = True,
+        rung: Rung | None = None,
     ) -> None:
         self.run = settings.run
         demand_group(self.run)  # before a journal is opened: all would open that of rank 0
@@ -109,7 +110,8 @@ class TrainingRun:
         hooks: dict[str, OptimizerHooks] = {}
         environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
         self.coordinator = make_coordinator(self.state, settings.policy, rank, copies)
-        if not (logs_tensors or self.coordinator.is_single):
+        rung = rung or Rung(logs_tensors=True)
+        if not (rung.logs_tensors or self.coordinator.is_single):
             raise UsageError(
                 f'{self.run}: log="inputs" is for a process that trains alone: processes that train together would have to '
                 'record the same boundaries. Use log="gradients"'
@@ -141,7 +143,8 @@ class TrainingRun:
             ScalarHistory(),
             report,
             Restarts(report, make_framework(modules, hooks, self.auxiliary)),
-            None if logs_tensors else Cadence(),
+            rung if self.coordinator.is_single else Rung(logs_tensors=True),
+            Cadence(),
         )
         self._write_log.attach(self._parts, staging)
         self._recovery = Recovery(self._parts, lambda: self._boundaries.landed(), lambda: self._boundaries.set_back())
@@ -206,7 +209,7 @@ class TrainingRun:
         mine = {id(p) for p in naming.named_parameters(self.modules).values()}
         if mine and not any(id(p) in mine for group in hooks.inner.param_groups for p in group["params"]):
             raise UsageError(f"optimizer {hooks.name!r} trains no parameter of model=...; give the module that it trains")
-        if (hooks.log == "inputs") != (self._parts.cadence is not None):
+        if (hooks.log == "inputs") == self._parts.rung.logs_tensors:
             raise UsageError(
                 f'optimizer {hooks.name!r}: log="inputs" holds for all optimizers of a run, because the loop computes its '
                 "steps again as a whole. Give it to each of them, or to none"

@@ -13,7 +13,7 @@ def forecast(parts: RunParts) -> str:
     """Return how much a fresh run writes; empty for several processes, which may divide the log."""
     if not parts.coordinator.is_single:
         return ""
-    if parts.cadence is not None:
+    if not parts.rung.logs_tensors:
         return forecast_inputs(parts.settings.policy)
     trained = {name: sum(local(p).nbytes for p in hooks.parameters() if p.requires_grad) for name, hooks in parts.hooks.items()}
     state_bytes = parts.state.nbytes() + sum(count_kept(parts.hooks[name].inner) * n for name, n in trained.items())

@@ -196,7 +196,7 @@ def test_what_does_not_fit_is_refused_before_the_crash(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"taken outside of batches\(\), epochs\(\) and steps\(\)"):
         optimizer.step()
     optimizer.close()
-    with pytest.raises(UsageError, match='log must be "gradients", "weights" or "inputs"'):
+    with pytest.raises(UsageError, match='log must be "auto", "gradients", "weights" or "inputs"'):
         optimizer_of(tmp_path / "c", log="values")
 
 

@@ -146,7 +146,7 @@ class Recovery:
     def _find_obstacle(self, found: Recovered) -> str:
         """Return why the unit after a recovery is known to come out otherwise; "" if it may be equal."""
         state = self._parts.state
-        if self._parts.cadence is not None:
+        if not self._parts.rung.logs_tensors:
             return SHOWS_NO_TENSORS
         if state.redone.stale:
             return "the state of an optimizer was not logged"
@@ -164,7 +164,7 @@ class Recovery:
         if found is None or not rechecks or found.plan.recomputed:
             return found
         if found.last_unit is None:
-            self.recheck.obstacle = NO_UNIT if self._parts.cadence is None else NOTHING_RECORDED
+            self.recheck.obstacle = NO_UNIT if self._parts.rung.logs_tensors else NOTHING_RECORDED
         elif obstacle := self._find_obstacle(found):
             self.recheck.obstacle = obstacle
             return recover(folder, state, progress=progress, spare=spare)
@@ -285,6 +285,10 @@ class Recovery:
             self._is_of_group, self.recheck.starts_timeline = True, landing.is_new
             self.recheck.obstacle = self.recheck.obstacle or landing.obstacle
         self.recheck.begin(found)
+        if self.recheck.is_covered:
+            parts.rung.compute_again()
+        if parts.auxiliary.deviation is not None:
+            parts.rung.settle()
         parts.scalars.extend(found.scalars)
         self.has_begun = True
         parts.state.named.refresh()

@@ -1,0 +1,179 @@
+"""log="auto": gradients where they cost at most what is allowed, else no tensors; kills in each phase, and between them."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.torch.lab import Attempt, differences, in_child, uninterrupted
+from tests.torch.loops import scripts
+from tranlogs.base.errors import UsageError
+from tranlogs.training import MeasuredRung, cadence, parse_overhead, rungs
+from tranlogs_torch import LoggedOptimizer
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a trial be of three units each, a new one come with each checkpoint, and each boundary be recorded."""
+    monkeypatch.setattr(rungs, "UNITS", 3)
+    monkeypatch.setattr(rungs, "_SKIPPED", 1)
+    for name in ("_GRADIENTS_SECONDS", "_INPUTS_SECONDS", "_INPUTS_SECONDS_MAX"):
+        monkeypatch.setattr(rungs, name, 0.0)
+    monkeypatch.setattr(cadence, "_SECONDS", 0.0)
+    monkeypatch.setattr(cadence, "_SHARE", 1e9)
+
+
+def run_through(rung: MeasuredRung, monkeypatch: pytest.MonkeyPatch, logged: float, plain: float) -> None:
+    """Let a trial pass, of units that take so many seconds with gradients and without."""
+    now = 0.0
+    monkeypatch.setattr(rungs.time, "perf_counter", lambda: now)
+    for seconds in (logged, plain):
+        for unit in range(rungs.UNITS):
+            assert rung.phase == ("trial" if seconds == logged else "plain")
+            now += seconds * (50 if unit in (1, 9) else 1)  # the first ones, and a validation
+            rung.note_unit()
+
+
+@pytest.mark.parametrize(
+    ("before", "logged", "phase"),
+    [
+        (None, 1.04, "awaiting"),
+        (None, 1.06, "inputs"),
+        (0.5, 1.045, "inputs"),
+        (0.5, 1.03, "awaiting"),
+        (0.02, 1.045, "awaiting"),
+    ],
+)
+def test_the_medians_decide_and_a_rise_needs_some_room(
+    before: float | None, logged: float, phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rung = MeasuredRung(0.05)
+    rung.cost = before
+    run_through(rung, monkeypatch, logged, 1.0)
+    assert rung.phase == phase
+    assert rung.cost == pytest.approx(logged - 1.0)
+    assert rung.logs_tensors is False, "not before the next checkpoint"
+    assert rung.note_checkpoint() is (phase == "awaiting")
+    assert rung.logs_tensors is (phase == "awaiting")
+
+
+def test_trials_come_with_a_checkpoint_and_become_rare_where_they_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 1000.0
+    monkeypatch.setattr(rungs.time, "monotonic", lambda: clock)
+    rung, waits = MeasuredRung(0.05), list[float]()
+    for _ in range(6):
+        run_through(rung, monkeypatch, 2.0, 1.0)
+        waited = 0.0
+        while not rung.note_checkpoint():
+            clock, waited = clock + 10.0, waited + 10.0
+        waits.append(waited)
+        assert rung.phase == "trial"
+    assert waits == [120.0, 240.0, 480.0, 600.0, 600.0, 600.0]
+    run_through(rung, monkeypatch, 1.01, 1.0)
+    assert rung.note_checkpoint()
+    assert (rung.phase, rung.logs_tensors) == ("gradients", True)
+    clock += 299.0
+    assert (rung.note_checkpoint(), rung.phase) == (False, "gradients")
+    clock += 1.0
+    assert (rung.note_checkpoint(), rung.phase, rung.logs_tensors) == (False, "trial", True)
+    rung.settle()
+    run_through_nothing = rung.note_unit()
+    assert (run_through_nothing, rung.phase) == (False, "gradients")
+
+
+@pytest.mark.parametrize(("text", "share"), [("5%", 0.05), (" 0.5 %", 0.005), (0.1, 0.1), ("99%", 0.99)])
+def test_an_overhead_is_a_share(text: Any, share: float) -> None:
+    assert parse_overhead(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("wrong", ["200%", "0%", 0, 1, -0.1, "5", "five%", None, True])
+def test_another_overhead_is_refused(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="overhead must be a share of a step above 0 and below 100 %"):
+        LoggedOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]), tmp_path / "run", log="auto", overhead=wrong)
+
+
+@pytest.mark.crash
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("cost", [0.0, 1.0])
+@pytest.mark.parametrize("checkpoint_every", [4, 9, 1000])
+@pytest.mark.parametrize("script", [scripts.epochs, scripts.batches, scripts.mixed_precision, scripts.averaged])
+def test_a_kill_in_any_phase_leaves_no_trace(
+    script: scripts.Script,
+    cost: float,
+    checkpoint_every: int,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decide = MeasuredRung._decide
+    monkeypatch.setattr(MeasuredRung, "_decide", lambda rung, _: decide(rung, cost))
+    options: dict[str, Any] = {"log": "auto", "checkpoint_every": checkpoint_every}
+    right = uninterrupted(script)
+    for ticks in ((), (2, 3, 4), (5, 6), (8, 2, 2), (10, 2), (12,)):
+        run = tmp_path / "-".join(map(str, ticks))
+        for tick in ticks:
+            status = in_child(lambda run=run, tick=tick: script(Attempt(run, tick, **options)))
+            assert status == -signal.SIGKILL, f"the child was to die at tick {tick} of {ticks}; its exit status is {status}"
+        last = Attempt(run, **options)
+        script(last)
+        assert not (found := differences(last.outcome(), right.outcome())), (ticks, found)
+        report = last.final_report()
+        is_unproven = any("no unit is computed again" in note for note in report.notes)  # right behind a checkpoint
+        assert report.exact is (None if is_unproven else True), (ticks, report)
+    said = capfd.readouterr().err
+    assert ("no tensors are logged" if cost else "they are logged from the next checkpoint on") in said
+
+
+@pytest.mark.crash
+@pytest.mark.usefixtures("short")
+def test_steps_outside_of_loops_are_logged_whatever_they_cost(tmp_path: Path) -> None:
+    def mixed(attempt: Attempt) -> None:
+        model, optimizer, loader = scripts.begin(attempt)
+        attempt.start(optimizer)
+        for batch in optimizer.batches(loader, until=9):
+            scripts.step(attempt, model, optimizer, batch)
+        state = attempt.run and optimizer.report.step
+        for batch in scripts.loader_of() if not state or state < 10 else ():
+            scripts.step(attempt, model, optimizer, batch)
+        attempt.keep(model=model, optimizer=optimizer)
+        optimizer.close()
+
+    options: dict[str, Any] = {"log": "auto", "overhead": 1e-9, "checkpoint_every": 1000}
+    right = uninterrupted(mixed)
+    whole = Attempt(tmp_path / "whole", **options)
+    mixed(whole)
+    assert not differences(whole.outcome(), right.outcome())
+    assert in_child(lambda: mixed(Attempt(tmp_path / "killed", 13, **options))) == -signal.SIGKILL
+    last = Attempt(tmp_path / "killed", **options)
+    mixed(last)
+    assert last.reports[0].step >= 11, "the steps outside were logged with their gradients"
+
+
+@pytest.mark.crash
+@pytest.mark.usefixtures("short")
+def test_gradients_are_logged_where_a_loop_does_not_repeat_itself(tmp_path: Path) -> None:
+    import os
+
+    def noisy(attempt: Attempt) -> None:
+        model, optimizer, loader = scripts.begin(attempt)
+        attempt.start(optimizer)
+        for batch in optimizer.batches(loader, until=40):
+            (scripts.loss(model, batch) * float(os.getpid())).backward()
+            attempt.tick()
+            optimizer.step()
+            optimizer.zero_grad()
+        attempt.keep(optimizer=optimizer)
+        optimizer.close()
+
+    options: dict[str, Any] = {"log": "auto", "overhead": 1e-9, "checkpoint_every": 1000}
+    run = tmp_path / "run"
+    assert in_child(lambda: noisy(Attempt(run, 20, **options))) == -signal.SIGKILL
+    assert in_child(lambda: noisy(Attempt(run, 20, **options))) == -signal.SIGKILL
+    last = Attempt(run, **options)
+    noisy(last)
+    assert last.reports[0].replayed > 5, "what the second process computed behind the difference was logged with gradients"
+    assert last.final_report().exact is False

@@ -1,0 +1,187 @@
+"""`log="auto"`: gradients are logged where they cost at most what the user allows, else no tensors.
+
+phase        tensors   until
+trial        logged    24 units were timed: then "plain"
+plain        none      24 units were timed. If the logged ones took longer by more than is allowed: "inputs". Else "awaiting"
+awaiting     none      the checkpoint that it asks for is taken: "gradients"
+gradients    logged    a checkpoint is taken five minutes or more later: "trial"
+inputs       none      a checkpoint is taken a minute or more later (each time twice as long, at most ten): "trial"
+
+Tensors are logged from a checkpoint on, or not before the next one: recovery redoes the records behind a checkpoint up to the
+first step without tensors, and the loop computes the rest. The first units of both phases do not count, and the medians are
+compared, so that a validation or a busy moment decides nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Literal
+
+from ..base.errors import UsageError
+
+UNITS, _SKIPPED = 24, 4  # of a phase in which units are timed, and how many of its first do not count
+_GRADIENTS_SECONDS = 300.0  # between two trials, while gradients are logged
+_INPUTS_SECONDS, _INPUTS_SECONDS_MAX = 60.0, 600.0  # the same while none are
+_RISE = 0.8  # of what is allowed, for a change to gradients
+
+Phase = Literal["trial", "plain", "awaiting", "gradients", "inputs"]
+
+
+class Rung:
+    """What a run logs that always logs the same.
+
+    Args:
+        logs_tensors: True if the steps are logged with their tensors.
+
+    Attributes:
+        is_measured: True where measurements decide.
+    """
+
+    is_measured = False
+
+    def __init__(self, logs_tensors: bool) -> None:
+        self._logs_tensors = logs_tensors
+
+    @property
+    def logs_tensors(self) -> bool:
+        """True if the steps of the unit that begins are logged with their tensors."""
+        return self._logs_tensors
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """True if a checkpoint is needed, from which on tensors are logged."""
+        return False
+
+    def settle(self) -> None:
+        """It is settled."""
+
+    def compute_again(self) -> None:
+        """It stays as it is."""
+
+    def note_unit(self) -> bool:
+        """It stays as it is."""
+        return False
+
+    def note_checkpoint(self) -> bool:
+        """It stays as it is."""
+        return False
+
+    def describe(self, crash_seconds: float | None) -> str:
+        """There is nothing to say."""
+        return ""
+
+
+class MeasuredRung(Rung):
+    """Decides whether tensors are logged.
+
+    Args:
+        overhead: what the log of gradients may cost at most, as a share of a unit without it.
+
+    Attributes:
+        phase: see the table of the module.
+        cost: what the log of gradients cost in the last trial, as a share; None before the first.
+    """
+
+    is_measured = True
+
+    def __init__(self, overhead: float) -> None:
+        self._overhead = overhead
+        self.phase: Phase = "trial"
+        self.cost: float | None = None
+        self._trial: list[float] = []
+        self._units: list[float] = []
+        self._last = 0.0  # when the last unit ended
+        self._decided_at, self._wait = 0.0, _INPUTS_SECONDS
+        self._is_settled = False
+
+    @property
+    def logs_tensors(self) -> bool:
+        """True if the steps of the unit that begins are logged with their tensors."""
+        return self.phase in ("trial", "gradients")
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """True if a checkpoint is needed, from which on tensors are logged."""
+        return self.phase == "awaiting"
+
+    def settle(self) -> None:
+        """Log gradients whatever they cost: the loop does not repeat itself."""
+        self._is_settled = True
+        self.phase = "gradients" if self.logs_tensors else "awaiting"
+
+    def compute_again(self) -> None:
+        """Log no tensors before the next checkpoint: steps are computed again of which the log has none."""
+        self.phase, self._decided_at = "awaiting" if self._is_settled else "inputs", time.monotonic()
+
+    def note_unit(self) -> bool:
+        """Note that a unit ends; return True if what is logged was decided anew."""
+        now, last = time.perf_counter(), self._last
+        self._last = now
+        if self.phase not in ("trial", "plain"):
+            return False
+        self._units.append(now - last)
+        if len(self._units) < UNITS:
+            return False
+        units, self._units = self._units[_SKIPPED:], []
+        if self.phase == "trial":
+            self.phase, self._trial = "plain", units
+            return False
+        self._decide(statistics.median(self._trial) / max(statistics.median(units), 1e-9) - 1.0)
+        return True
+
+    def _decide(self, cost: float) -> None:
+        was_cheap = self.cost is not None and self.cost <= self._overhead
+        allowed = self._overhead if was_cheap or self.cost is None else _RISE * self._overhead
+        self.cost, self._decided_at = cost, time.monotonic()
+        if cost <= allowed:
+            self.phase, self._wait = "awaiting", _INPUTS_SECONDS
+        else:
+            self.phase, self._wait = "inputs", min(2 * self._wait, _INPUTS_SECONDS_MAX) if not was_cheap else _INPUTS_SECONDS
+
+    def note_checkpoint(self) -> bool:
+        """Note that a checkpoint was taken at this boundary; return True if tensors are logged from here on that were not."""
+        since = time.monotonic() - self._decided_at
+        if self.phase == "awaiting":
+            self.phase = "gradients"
+            return True
+        if self._is_settled:
+            return False
+        if self.phase == "gradients" and since >= _GRADIENTS_SECONDS:
+            self.phase, self._units = "trial", []
+        elif self.phase == "inputs" and since >= self._wait:
+            self.phase, self._units = "trial", []
+            return True
+        return False
+
+    def describe(self, crash_seconds: float | None) -> str:
+        """Return what was decided, in words.
+
+        Args:
+            crash_seconds: how long it takes at most to compute again what a crash costs; None if that is not known.
+        """
+        assert self.cost is not None
+        cost, allowed = f"{100 * max(self.cost, 0.0):.0f} %", f"{100 * self._overhead:g} %"
+        if self.phase != "inputs":
+            return f"gradients cost {cost} of a step, and {allowed} are allowed: they are logged from the next checkpoint on"
+        crash = "" if crash_seconds is None else f"; a crash costs up to {crash_seconds:.0f} s of computing"
+        return f"gradients would cost {cost} of a step, and {allowed} are allowed: no tensors are logged{crash}"
+
+
+def parse_overhead(overhead: object) -> float:
+    """Return the share that a user has written: "5%", or 0.05.
+
+    Raises:
+        UsageError: it is neither, or not above 0 and below 1.
+    """
+    share = -1.0
+    try:
+        if isinstance(overhead, str) and overhead.strip().endswith("%"):
+            share = float(overhead.strip()[:-1]) / 100
+        elif isinstance(overhead, (int, float)) and not isinstance(overhead, bool):
+            share = float(overhead)
+    except ValueError:
+        pass
+    if not 0.0 < share < 1.0:
+        raise UsageError(f'overhead must be a share of a step above 0 and below 100 %, as "5%" or 0.05, got {overhead!r}')
+    return share
