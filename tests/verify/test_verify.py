@@ -131,6 +131,16 @@ def test_only_the_newest_segment_of_a_killed_process_may_be_missing_in_the_catal
     assert told == [f"it does not list segment {rows[0].file}, which reaches step {rows[0].last_step}"]
 
 
+def test_damage_to_a_segment_that_the_catalog_does_not_list_is_named(run: Path) -> None:
+    row = newest_segment(run).row
+    path, _, record = entry_of(run, 66)
+    assert path.name == row.file
+    with Catalog.open(run / "rank0", writable=True) as catalog, catalog.transaction() as tables:
+        tables.delete(segment_key(row.ordinal))
+    invert(path, tensor_span(record, "grad/w2")[0] + 1000)
+    assert (path, 66, "grad/w2") in [(problem.path, problem.step, problem.tensor) for problem in problems_of(run)]
+
+
 def test_damaged_tensor_is_named_with_file_step_and_name(run: Path) -> None:
     path, _, entry = entry_of(run, 61)
     invert(path, tensor_span(entry, "grad/w2")[0] + 1000)
