@@ -32,7 +32,9 @@ class Launcher(launcher.Launcher):
     """Trains with a trainer again and again, in one process or several."""
 
     def __init__(self, framework: str, folder: Path) -> None:
-        modules = (*_MODULES[framework], f"tests.trainers.{framework}_child", "tests.trainers.common")
+        # The scripts import TranLogs late, as some of their lives are without it; that would take each other one a second.
+        modules = (*_MODULES[framework], f"tranlogs_torch.trainers.{framework}", "torchdata.stateful_dataloader")
+        modules += (f"tests.trainers.{framework}_child", "tests.trainers.common")
         super().__init__(folder, *modules, HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TRANLOGS_RECHECK="1")
         self.framework = framework
         self._references: dict[str, Outcome] = {}
