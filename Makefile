@@ -23,17 +23,16 @@ demo: $(VENV)/.usable
 test test-most test-ranks test-rest: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(VENV)/.ready
-	$(MAKE) --no-print-directory check
-	$(MAKE) --no-print-directory --keep-going --jobs 3 test-most test-beside
+	$(MAKE) --no-print-directory --keep-going --jobs 4 test-most test-beside
 
 test-most: $(VENV)/.ready
 	$(BIN)/python -m pytest --durations=20 -n $(WORKERS) --dist worksteal --ignore tests/alluxio --ignore tests/distributed \
 		--ignore tests/trainers --ignore tests/rehearsal
 
-# These wait for the processes that they start half of the time, so that they run beside all others, and print when they are done.
-# Each is one process of pytest: its tests share launchers and a cluster.
+# These run beside all others, and print when they are done. mypy takes a core for a minute where it has no cache. The tests wait
+# for the processes that they start half of the time; each is one process of pytest, whose tests share launchers and a cluster.
 test-beside: $(VENV)/.ready
-	$(MAKE) --no-print-directory --keep-going --output-sync=target test-ranks test-rest
+	$(MAKE) --no-print-directory --keep-going --output-sync=target check test-ranks test-rest
 
 test-ranks: $(VENV)/.ready
 	$(BIN)/python -m pytest --durations=20 tests/distributed tests/trainers

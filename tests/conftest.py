@@ -63,7 +63,11 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Unless this is a soak, leave out what is marked `soak`, and of what is marked `sampled` all but a sample."""
+    """Begin with what is slow, or one process goes on with it when the others have ended.
+
+    Unless this is a soak, leave out what is marked `soak`, and of what is marked `sampled` all but a sample.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if campaign.is_soak():
         return
     left_out = {item for item in items if item.get_closest_marker("soak") is not None}

@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from tests.keras.conftest import find_lab
+from tests.keras.lab import Labs
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
@@ -73,13 +76,15 @@ def scripts() -> list[Any]:
 
 
 @pytest.mark.parametrize("script", scripts())
-def test_scripts_of_the_pages_run_as_they_stand(script: str, tmp_path: Path) -> None:
+def test_scripts_of_the_pages_run_as_they_stand(script: str, keras_labs: Labs, tmp_path: Path) -> None:
+    """In a process that has Keras imported, with the backend that Keras takes by default, and PyTorch at hand."""
     (tmp_path / "script.py").write_text(script)
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "step 0" in done.stdout
+    done = find_lab(keras_labs, "tensorflow").run("lab.run_script", file=str(tmp_path / "script.py"))
+    assert done.code == 0, done.output
+    assert "step 0" in done.output
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})

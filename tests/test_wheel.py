@@ -22,6 +22,8 @@ import pytest
 from tests.support import campaign
 from tranlogs_demo.demo import commands
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_ROOTS = (ROOT, ROOT / "integrations", ROOT / "monitor")
 
@@ -30,7 +32,7 @@ from dataclasses import replace
 from tranlogs.cli import main
 from tranlogs_demo import demo
 from tranlogs_demo.training import GPT_TINY
-demo.QUICK = replace(demo.QUICK, config=GPT_TINY, until=40)
+demo.QUICK = replace(demo.QUICK, config=GPT_TINY, until=20)
 main()
 """
 
@@ -188,7 +190,6 @@ def test_packages_come_from_the_wheel_and_the_checkout_is_unknown(installed: Ins
 
 
 @pytest.mark.crash
-@pytest.mark.slow
 def test_the_demo_is_exact(installed: Installed) -> None:
     """A trainer of PyTorch is killed and goes on, and the commands that the demo names work on its run."""
     command = ["tranlogs"] if campaign.is_soak() else ["python", "-c", DEMO]

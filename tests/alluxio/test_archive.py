@@ -4,6 +4,7 @@ memory of workers, and from the under-store alone.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -15,13 +16,14 @@ from pathlib import Path
 import pytest
 
 from tests.alluxio.cluster import Cluster
-from tests.alluxio.trainer import CHECKPOINT_EVERY, Training
+from tests.alluxio.trainer import CHECKPOINT_EVERY, Training, train_when_told
 from tests.shipping.ships import marks
 from tests.support.launcher import ROOT
 from tranlogs.stores import ObjectStatus, open_store
 
 ENVIRONMENT = dict(os.environ) | {"PYTHONPATH": ":".join(map(str, (ROOT, ROOT / "integrations", ROOT / "monitor")))}
 TRANLOGS = ("-m", "tranlogs")
+_context = multiprocessing.get_context("fork")  # torch is imported here
 
 
 def tranlogs(*arguments: object) -> str:
@@ -48,26 +50,24 @@ def train_and_die(alluxio: Cluster, run: Path, url: str) -> int:
     """Train with a monitor beside until the store has some checkpoints and some log behind them; SIGKILL both, and delete the
     disk. Gives the step up to which the run was said to be archived."""
     with ExitStack() as dying:
-        trainer = dying.enter_context(running("-m", "tests.alluxio.trainer", run))
-        assert trainer.stdout is not None
-        assert trainer.stdout.readline() == "recovered\n"
+        told, trainer_told = _context.Pipe()
+        trainer = _context.Process(target=train_when_told, args=(run, trainer_told), daemon=True)
+        trainer.start()
+        dying.callback(trainer.join)
+        dying.callback(trainer.kill)
+        assert told.recv() == "recovered"
         monitor = dying.enter_context(
             running(*TRANLOGS, "monitor", run, "--store", url, "--set", "max_lag=0.3s", "--interval", "0.3s")
         )
 
-        def step() -> None:
-            assert trainer.stdin is not None
-            trainer.stdin.write("\n")
-            trainer.stdin.flush()
-
         def is_archived() -> bool:
-            assert (trainer.poll(), monitor.poll()) == (None, None), "one has ended by itself"
-            step()
+            assert (trainer.exitcode, monitor.poll()) == (None, None), "one has ended by itself"
+            told.send("step")
             archived = marks(run).archived
             return archived > 2 * CHECKPOINT_EVERY and archived % CHECKPOINT_EVERY != 0
 
         alluxio.wait(is_archived, "the run is archived behind a checkpoint")
-        step()
+        told.send("step")
     said = marks(run).archived
     shutil.rmtree(run)
     return said

@@ -1,10 +1,7 @@
-"""A training script that knows a digest of its state at each step. `python -m tests.alluxio.trainer RUN` says "recovered", and
-trains a step for each line of stdin.
-"""
+"""A training script that knows a digest of its state at each step."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,7 +71,8 @@ class Training:
         return hasher.hexdigest()
 
 
-if __name__ == "__main__":
-    training = Training(Path(sys.argv[1]))
-    print("recovered", flush=True)
-    training.train(10**9, sys.stdin.readline)
+def train_when_told(run: Path, told: Any) -> None:
+    """Say "recovered", and train a step for each message."""
+    training = Training(run)
+    told.send("recovered")
+    training.train(10**9, told.recv)

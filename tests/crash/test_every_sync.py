@@ -69,6 +69,7 @@ def judge_images(disk: LossyDisk, judge: Judge) -> Counter[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", campaign.seeds(1), ids=str)
 @pytest.mark.parametrize("writer", ["thread", "direct"])

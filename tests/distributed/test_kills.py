@@ -20,7 +20,7 @@ from tests.support import campaign
 pytestmark = pytest.mark.crash
 
 SCRIPTS: dict[str, tuple[int, Script]] = {
-    "ddp": (3, partial(scripts.train)),
+    "ddp": (3 if campaign.is_soak() else 2, partial(scripts.train)),
     "fsdp": (2, partial(scripts.train, kind="fsdp")),
     "accumulation": (2, partial(scripts.train, odd="accumulates")),
 }
@@ -37,12 +37,13 @@ def test_a_group_that_is_killed_anywhere_ends_with_the_bits_of_its_twin(name: st
     ("world", "kind", "odd"),
     [
         campaign.in_soak(3, "ddp", ""),  # killed anywhere above
-        (2, "ddp", "accumulates"),
-        (2, "ddp", "undivided"),
-        (2, "ddp", "own"),
+        (2, "ddp", "accumulates own"),
         (2, "ddp", "thawed"),
         (2, "fsdp", ""),
         (4, "hsdp", ""),
+        campaign.in_soak(2, "ddp", "accumulates"),
+        campaign.in_soak(2, "ddp", "undivided"),  # ranks that differ later, below, log all of their own, too
+        campaign.in_soak(2, "ddp", "own"),
         campaign.in_soak(2, "tp", ""),  # test_world kills such a group, too
         (4, "fsdp tp", ""),
         campaign.in_soak(4, "ddp buckets", ""),
@@ -59,12 +60,12 @@ def test_a_group_that_is_killed_anywhere_ends_with_the_bits_of_its_twin(name: st
 def test_each_kind_of_group_loses_no_finished_step(
     world: int, kind: str, odd: str, groups: Groups, twins: Twins, tmp_path: Path
 ) -> None:
-    """It dies behind a checkpoint, while it computes a unit again, and behind the end of an epoch."""
+    """It dies behind a checkpoint, while it computes a unit again (not four at once), and behind the end of an epoch."""
     arguments, group = {"kind": kind, "odd": odd}, groups(world)
     script = partial(scripts.train, **arguments)
     group.dies(script, tmp_path, Death("batch", number=8, rank=1), checkpoint_every=EVERY)
     assert odd != "thawed" or "trains parameters whose gradients no DistributedDataParallel sums" in group.all_said()
-    deaths = [Death("backward", number=1), Death("batch", number=4, rank=world - 1)]
+    deaths = [Death("backward", number=1), Death("batch", number=4, rank=world - 1)][world == 4 and not campaign.is_soak() :]
     lives = prove_deaths(
         script,
         tmp_path,
@@ -75,7 +76,7 @@ def test_each_kind_of_group_loses_no_finished_step(
         checkpoint_every=EVERY,
     )
     # Nine batches are finished, and the last one is computed again; of updates of two batches two and two.
-    assert {life.position[1:] for life in lives} == {(0, 4) if odd == "accumulates" else (1, 8)}
+    assert {life.position[1:] for life in lives} == {(0, 4) if "accumulates" in odd else (1, 8)}
 
 
 @pytest.mark.parametrize("number", [campaign.in_soak(10), 9])  # in the second batch of an epoch, and in the first

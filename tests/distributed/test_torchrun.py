@@ -182,21 +182,18 @@ def workers_of(pid: int) -> list[int]:
     return sorted(child for child in children(pid) if b"ddp.py" in Path(f"/proc/{child}/cmdline").read_bytes())
 
 
-def test_the_example_goes_on_after_sigkill_of_a_worker_and_of_torchrun(groups: Groups, tmp_path: Path) -> None:
+def test_the_example_goes_on_after_sigkill_of_torchrun(groups: Groups, tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="the example's data come with scikit-learn")
     text = (EXAMPLES / "ddp.py").read_text()
     assert text.count("optimizer.epochs(20)") == 1
     script = tmp_path / "ddp.py"
     script.write_text(text.replace("optimizer.epochs(20)", f"optimizer.epochs({_EPOCHS})"))
-    lines, killed = list[str](), False
+    lines = list[str]()
     with torchrun(script) as process:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line)
-            if line.startswith("epoch 1:") and not killed:
-                killed = True
-                os.kill(workers_of(process.pid)[1], signal.SIGKILL)
-            if line.startswith("epoch 3:"):
+            if line.startswith("epoch 2:"):
                 break
         orphans = [os.pidfd_open(pid) for pid in workers_of(process.pid)]
         os.kill(process.pid, signal.SIGKILL)
@@ -207,16 +204,14 @@ def test_the_example_goes_on_after_sigkill_of_a_worker_and_of_torchrun(groups: G
     told = "".join(lines)
     assert len(orphans) == 2
     assert "fresh run: step 0\n" in told
-    found = re.search(r"recovered to step (\d+) \(.* being proven\)", told)
-    assert found is not None, told
-    assert int(found[1]) >= 2 * 29 - 2  # of two epochs, less one that is computed again
-    assert "are equal to those before the crash, bit for bit" in told
     safe = re.findall(r"torchrun's process \d+, which started this one, is gone: steps up to (\d+) are safe", told)
     assert len(safe) == 2, told
     again = groups(2).calls("tests.distributed.scripts.run_example", path=str(script))
     landed = re.search(r"recovered to step (\d+) \(.* (bit-exact|being proven)\)", again)
     assert landed is not None, again
     assert min(map(int, safe)) - int(landed[1]) in (0, 1), again
+    assert int(landed[1]) >= 3 * 29 - 2  # of three epochs, less one that is computed again
+    assert "are equal to those before the crash, bit for bit" in again
     epochs = dict.fromkeys(re.findall(r"^epoch (\d+):", told + again, re.MULTILINE))  # one that was left may be told twice
     assert list(epochs) == [str(number) for number in range(_EPOCHS)]
     right = re.search(r"done: (\S+) of the digits", again)

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import pickle
+import runpy
 import signal
 import socket
 import subprocess
@@ -196,6 +197,12 @@ def run_tranlogs(words: list[str]) -> tuple[int, str, str]:
         except SystemExit as end:
             code = end.code
     return int(code or 0), out.getvalue(), err.getvalue()
+
+
+def run_script(file: str) -> None:
+    """Run a script in its own folder, as `python FILE` does."""
+    os.chdir(Path(file).parent)
+    runpy.run_path(file, run_name="__main__")
 
 
 def processes() -> tuple[int, int]:

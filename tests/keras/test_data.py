@@ -105,7 +105,7 @@ def test_each_pass_of_a_loop_reads_its_arrays_as_they_are_now(backend: Lab) -> N
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("backend", "kind"),
-    [("torch", "PyDataset"), ("torch", "DataLoader"), ("tensorflow", "tf.data"), ("jax", "tf.data")],
+    [("torch", "PyDataset"), ("torch", "DataLoader"), ("tensorflow", "tf.data"), campaign.in_soak("jax", "tf.data")],
     indirect=["backend"],
 )
 @pytest.mark.parametrize("place", [["boundary.after", 9], ["boundary.after", 10], ["batch", 10], ["batch", 17], ["batch", 21]])

@@ -31,7 +31,6 @@ pytestmark = pytest.mark.crash
 
 GATE: list[tuple[str, dict[str, Any]]] = [
     ("torch", {"data": "arrays", "model": "cnn", "optimizer": "adam-schedule", "validation": True, "beside": ["counting"]}),
-    ("torch", {"data": "numbered-own-order"}),
     ("torch", {"data": "numbered-augmented"}),
     ("torch", {"data": "generator", "model": "global-noise"}),
     ("torch", {"data": "loader", "options": {"log": "weights"}}),
@@ -39,7 +38,6 @@ GATE: list[tuple[str, dict[str, Any]]] = [
     ("torch", {"data": "arrays-steps", "epochs": 6, "options": {"data_order": "keras"}}),
     ("torch", {"data": "arrays-class-weight", "optimizer": "adam-loss-scale", "compiled": {"policy": "mixed_float16"}}),
     ("tensorflow", {"data": "arrays", "model": "line", "validation": True, "beside": ["plateau", "clamp"]}),
-    ("tensorflow", {"data": "dataset-repeat", "model": "line", "epochs": 5, "options": {"checkpoint_every": 1}}),
     ("tensorflow", {"data": "generator", "model": "line", "compiled": {"executions": 2}}),
     ("jax", {"data": "arrays", "compiled": {"jit_compile": True}}),
 ]
@@ -51,7 +49,9 @@ SOAK: list[tuple[str, dict[str, Any]]] = [
     ),
     *(("tensorflow", {"data": data, "model": "line"}) for data in ("dataset", "dataset-python", "numbered-own-order")),
     *(("jax", {"data": data, "compiled": {"jit_compile": True}}) for data in ("generator", "numbered", "loader", "dataset")),
+    ("torch", {"data": "numbered-own-order"}),
     ("torch", {"data": "numbered", "options": {"data_order": "keras"}}),
+    ("tensorflow", {"data": "dataset-repeat", "model": "line", "epochs": 5, "options": {"checkpoint_every": 1}}),
     ("tensorflow", {"data": "numbered", "model": "line", "options": {"data_order": "keras"}}),
     ("tensorflow", {"model": "cnn", "optimizer": "adam-schedule", "validation": True, "beside": ["counting"]}),
     ("tensorflow", {"compiled": {"jit_compile": True}}),

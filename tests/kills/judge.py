@@ -30,7 +30,7 @@ from tests.kills.launchers import PYTORCH, Launcher
 from tests.public.words import Heard
 from tests.support import campaign
 
-RANDOM_KILLS = 2
+RANDOM_KILLS = 2 if campaign.is_soak() else 1
 CALLS_OF_A_RECOVERY = 20_000  # more than a small one makes: a later kill comes where recovery has just ended
 CALLS_OF_A_BATCH = 3_000
 

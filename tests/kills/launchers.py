@@ -1,19 +1,27 @@
 """How one life of a script is started: forked from this process, by a warm server of Keras, or as a group under torchrun.
 
+`run_script` is for a script that is a text, and has no Job.
+
 A launcher runs a life to its end and returns its exit status: negative, the signal that killed it. Of a group it is the status
 of the process that was to die.
 """
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import traceback
+import types
+import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from tests.kills.job import Start
 from tests.support.launcher import Launcher as GroupLauncher
@@ -85,6 +93,41 @@ def forked(work: Callable[[], Any]) -> int:
             sys.stderr.flush()
             os._exit(1)
     return pid
+
+
+def run_script(text: str, folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a script as `python -c` does, in a fork of this process: an import of torch, and a first step, take ten seconds.
+
+    Args:
+        text: the script.
+        folder: for what it prints.
+        arguments: its `sys.argv[1:]`.
+    """
+    words, out, err = ["-c", *map(str, arguments)], folder / "stdout", folder / "stderr"
+    status = wait_for(forked(lambda: _be_script(text, words, out, err)))
+    return subprocess.CompletedProcess(words, status, out.read_text(), err.read_text())
+
+
+def _be_script(text: str, words: list[str], out: Path, err: Path) -> NoReturn:
+    for number, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+    for name in ("", "tranlogs"):
+        logging.getLogger(name).handlers.clear()  # those of pytest and of the command line
+    warnings.resetwarnings()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # temporary folders of the tests are not the script's
+    sys.argv, status = words, 0
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        exec(compile(text, "<string>", "exec"), vars(sys.modules["__main__"]))
+    except BaseException:
+        sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()  # as the interpreter does
+        sys.excepthook(sys.last_type, sys.last_value, sys.last_traceback)  # type: ignore[arg-type]
+        status = 1
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
 
 
 class Server:

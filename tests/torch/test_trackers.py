@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 import torch
 
 from tests.cli.conftest import Cli, cli
+from tests.kills.launchers import run_script
 from tests.support.examples import shortened
 from tranlogs_torch import LoggedOptimizer
 
@@ -204,37 +204,38 @@ print(json.dumps(answer))
 """
 
 
-def run_child(script: str, packages: str, folder: Path) -> Any:
+def run_child(script: str, packages: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run a script whose lives die, in one process with the packages; return what it found in the end."""
     place = Path(sys.prefix) / packages
     if not place.is_dir():
         if os.environ.get("TRANLOGS_REQUIRE_ALL") == "1":
             pytest.fail(f"TRANLOGS_REQUIRE_ALL=1, and {place} is not there: make test fetches it")
         pytest.skip(f"{place} is not there: make test fetches it")
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    environment = os.environ | {"PYTHONPATH": path, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "KERAS_BACKEND": "torch"}
-    command = [sys.executable, "-c", HEAD + script, str(place), str(folder), str(LAST), *map(str, DEATHS)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "KERAS_BACKEND": "torch"}.items():
+        monkeypatch.setenv(name, value)
+    done = run_script(HEAD + script, folder, place, folder, LAST, *DEATHS)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_tensorboard_shows_one_curve_after_three_kills(tmp_path: Path) -> None:
-    found = run_child(TENSORBOARD, "tensorboard", tmp_path)
+def test_tensorboard_shows_one_curve_after_three_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = run_child(TENSORBOARD, "tensorboard", tmp_path, monkeypatch)
     assert found == {"steps": list(range(1, LAST + 1)), "files": 4}, "each step once, from the files of four processes"
 
 
-def test_the_newest_folder_of_wandb_has_each_step_once_after_three_kills(tmp_path: Path) -> None:
-    found = run_child(WANDB, "trackers", tmp_path)
+def test_the_newest_folder_of_wandb_has_each_step_once_after_three_kills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = run_child(WANDB, "trackers", tmp_path, monkeypatch)
     assert found["ids"] == [found["id"]] * 4
     assert [step for step, _ in found["points"]] == list(range(1, LAST + 1))
     assert found["points"] == found["curve"]
 
 
 @pytest.mark.sampled(0)
-def test_mlflow_has_one_run_with_each_step_once_after_three_kills(tmp_path: Path) -> None:
+def test_mlflow_has_one_run_with_each_step_once_after_three_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shortened("mlflow_tracker", tmp_path, BATCHES=18)
-    found = run_child(MLFLOW, "trackers", tmp_path)
+    found = run_child(MLFLOW, "trackers", tmp_path, monkeypatch)
     (script,), (fit,) = found["digits"], found["fit"]
     assert script["id"] != fit["id"]
     assert (script["status"], fit["status"]) == ("FINISHED", "FINISHED")

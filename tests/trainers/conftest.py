@@ -1,4 +1,4 @@
-"""A server of processes for each trainer, what was trained there, and how two trainings differ."""
+"""A server of processes that has all trainers imported, what was trained there, and how two trainings differ."""
 
 from __future__ import annotations
 
@@ -21,21 +21,32 @@ Outcome = list[dict[str, Any]]  # by rank
 FINISHED = "the run is finished, and nothing is trained (for another training, give another folder)"
 
 
-_MODULES = {
-    "huggingface": ("transformers", "transformers.models.gpt2.modeling_gpt2", "accelerate"),
-    "accelerate": ("accelerate",),
-    "lightning": ("lightning.pytorch",),
-}
+_PACKAGES = {"huggingface": "transformers", "accelerate": "accelerate", "lightning": "lightning"}
+# The scripts import TranLogs late, as some of their lives are without it; that would take each other one a second.
+_MODULES = (
+    "transformers.models.gpt2.modeling_gpt2",
+    "torchdata.stateful_dataloader",
+    *(f"tranlogs_torch.trainers.{framework}" for framework in _PACKAGES),
+    *(f"tests.trainers.{framework}_child" for framework in _PACKAGES),
+    "tests.trainers.common",
+)
 
 
-class Launcher(launcher.Launcher):
-    """Trains with a trainer again and again, in one process or several."""
+class Launcher:
+    """Trains with a trainer again and again, in one process or several.
 
-    def __init__(self, framework: str, folder: Path) -> None:
-        modules = (*_MODULES[framework], f"tests.trainers.{framework}_child", "tests.trainers.common")
-        super().__init__(folder, *modules, HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TRANLOGS_RECHECK="1")
-        self.framework = framework
+    Args:
+        framework: the trainer.
+        processes: starts them.
+    """
+
+    def __init__(self, framework: str, processes: launcher.Launcher) -> None:
+        self.framework, self._processes = framework, processes
         self._references: dict[str, Outcome] = {}
+
+    def said(self) -> str:
+        """Return what the processes of the last job printed."""
+        return self._processes.said()
 
     def run(self, function: str, *, world: int = 1, kills: list[Any] | None = None, **arguments: Any) -> Outcome:
         """Call a function in `world` processes; what each rank came to.
@@ -46,7 +57,7 @@ class Launcher(launcher.Launcher):
             kills: for each start, who dies when; given to the function where there are some.
             arguments: of the function.
         """
-        out = self.folder / "out"
+        out = self._processes.folder / "out"
         for rank in range(world):
             Path(f"{out}.{rank}").unlink(missing_ok=True)
         if kills is not None:
@@ -54,7 +65,7 @@ class Launcher(launcher.Launcher):
         if "." not in function:
             function = f"tests.trainers.{self.framework}_child.{function}"
         job = {"world": world, "restarts": len(kills or []), "is_alone": world == 1, "function": "tests.trainers.common.note"}
-        failure = self.ask(job | {"arguments": {"function": function, "arguments": arguments, "out": str(out)}})
+        failure = self._processes.ask(job | {"arguments": {"function": function, "arguments": arguments, "out": str(out)}})
         assert not failure, f"{failure}\n{self.said()[-6000:]}"
         return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(world)]
 
@@ -77,29 +88,37 @@ class Launcher(launcher.Launcher):
         return found
 
 
-def _launcher(framework: str, package: str, folder: Path) -> Iterator[Launcher]:
+@pytest.fixture(scope="session")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[launcher.Launcher]:
+    """Starts the processes of all trainers: one server, since the import of torch and of a trainer takes it ten seconds."""
+    variables = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TRANLOGS_RECHECK": "1"}
+    made = launcher.Launcher(tmp_path_factory.mktemp("trainers"), *_MODULES, **variables)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def _launcher(framework: str, request: pytest.FixtureRequest) -> Launcher:
+    package = _PACKAGES[framework]
     if importlib.util.find_spec(package) is None:
         why = f"{package} is not installed"
         if os.environ.get("TRANLOGS_REQUIRE_ALL") == "1":
             pytest.fail(f"TRANLOGS_REQUIRE_ALL=1, and {why}")
         pytest.skip(why)
-    found = Launcher(framework, folder)
-    try:
-        yield found
-    finally:
-        found.close()
+    return Launcher(framework, request.getfixturevalue("processes"))
 
 
 @pytest.fixture(scope="session")
-def huggingface(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    yield from _launcher("huggingface", "transformers", tmp_path_factory.mktemp("huggingface"))
+def huggingface(request: pytest.FixtureRequest) -> Launcher:
+    return _launcher("huggingface", request)
 
 
 @pytest.fixture(scope="session")
-def accelerate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    yield from _launcher("accelerate", "accelerate", tmp_path_factory.mktemp("accelerate"))
+def accelerate(request: pytest.FixtureRequest) -> Launcher:
+    return _launcher("accelerate", request)
 
 
 @pytest.fixture(scope="session")
-def lightning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    yield from _launcher("lightning", "lightning", tmp_path_factory.mktemp("lightning"))
+def lightning(request: pytest.FixtureRequest) -> Launcher:
+    return _launcher("lightning", request)

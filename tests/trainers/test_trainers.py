@@ -35,7 +35,9 @@ def test_huggingface_comes_back_in_steps_evaluations_and_at_the_edges_of_epochs(
 
 def test_huggingface_accumulates_in_processes_under_torchrun(huggingface: Launcher, tmp_path: Path) -> None:
     options: dict[str, Any] = {"gradient_accumulation_steps": 2, "ddp_find_unused_parameters": False, "eval_strategy": "epoch"}
-    found = huggingface.prove_exact(tmp_path / "run", [[1, "step", 1], [0, "step", 3]], world=2, **options)
+    found = huggingface.prove_exact(
+        tmp_path / "run", [[1, "step", 1], [0, "step", 3]][not campaign.is_soak() :], world=2, **options
+    )
     assert found[0]["report"]["step"] + found[0]["report"]["rechecked"] == 3
 
 

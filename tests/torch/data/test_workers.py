@@ -67,7 +67,7 @@ def test_number_of_workers_may_change(workers: tuple[int, int], tmp_path: Path) 
     assert [last.seen[n] for n in range(6, 12)] == [right.seen[n] for n in range(6, 12)]  # the rest of the epoch
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
 @pytest.mark.parametrize("epochs", [0, 2])
 @pytest.mark.parametrize("name", NOISY)

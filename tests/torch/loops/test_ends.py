@@ -6,7 +6,6 @@ import atexit
 import code
 import contextlib
 import re
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import torch._dynamo  # the first step imports it, which would take every life a
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.support.campaign import in_soak
+from tests.kills.launchers import run_script
 from tests.torch.lab import in_child
 from tests.torch.small import logged, one_step, small
 from tranlogs_torch import LoggedOptimizer
@@ -180,7 +179,7 @@ def test_an_exception_that_leaves_the_loop_finishes_no_run(script: Callable[[Scr
     assert TRAINS_ON in said(tmp_path / "run", Script.train)
 
 
-@pytest.mark.parametrize(("ending", "step"), [("raise KeyError", 3), in_soak("", 5)])
+@pytest.mark.parametrize(("ending", "step"), [("raise KeyError", 3), ("", 5)])
 def test_exit_without_close_loses_no_finished_batch(ending: str, step: int, tmp_path: Path) -> None:
     script = f"""
         import sys
@@ -195,7 +194,7 @@ def test_exit_without_close_loses_no_finished_batch(ending: str, step: int, tmp_
             optimizer.zero_grad()
         {ending}
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+    done = run_script(textwrap.dedent(script), tmp_path)
     assert done.returncode == (1 if ending else 0), done.stderr
     model = nn.Linear(4, 2)
     with logged(model, tmp_path / "run", torch.optim.SGD(model.parameters(), lr=0.1)) as optimizer:

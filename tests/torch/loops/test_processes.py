@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,13 @@ import torch
 from torch import nn
 
 from tests.crash.test_signals import sealed
-from tests.monitor.test_beside import ROOT, evaluations, is_running, is_watched
+from tests.kills.launchers import run_script
+from tests.monitor.test_beside import ROOT, is_running, is_watched
 from tests.support.waiting import wait_until
 from tests.torch.lab import in_child
 from tranlogs.base.errors import CorruptObject, StoreUnavailable, UsageError
 from tranlogs.catalog import Catalog
 from tranlogs.catalog.rows import Watermarks
-from tranlogs.journal import read_owner
 from tranlogs.shipping import in_process_shipping
 from tranlogs.stores import ObjectStatus, local
 from tranlogs_torch import LoggedOptimizer
@@ -164,13 +162,11 @@ def test_a_store_that_is_away_holds_up_no_run_that_is_here(
 
 # Signals
 
-_SECONDS_MAX = 200
 IN_C = """
 import os, signal, sys, torch
 from pathlib import Path
 from tests.crash.signal_child import sit_in_c
 from tests.torch.loops.test_processes import train
-torch.set_num_threads(1)
 
 def say(optimizer, step):
     if step == 12:
@@ -205,20 +201,9 @@ for batch in optimizer.batches(loader, until=10):
 """
 
 
-def run_child(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_SECONDS_MAX,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-
-
 def test_what_was_sealed_at_the_signal_is_shipped_before_the_process_ends(tmp_path: Path) -> None:
     run, store = tmp_path / "run", tmp_path / "store"
-    found = run_child(IN_C, run, store)
+    found = run_script(IN_C, tmp_path, run, store)
     assert found.returncode == -signal.SIGTERM, found.stderr
     marks = watermarks(tmp_path / "run")
     assert marks.committed >= 11
@@ -231,7 +216,7 @@ def test_what_was_sealed_at_the_signal_is_shipped_before_the_process_ends(tmp_pa
 
 
 def test_a_worker_s_death_is_an_exception_and_the_log_is_sealed(tmp_path: Path) -> None:
-    found = run_child(WORKER, tmp_path / "run")
+    found = run_script(WORKER, tmp_path, tmp_path / "run")
     assert found.returncode == 1
     assert "killed by signal: Terminated" in found.stderr
     assert "SIGTERM: steps" not in found.stderr
@@ -241,42 +226,38 @@ def test_a_worker_s_death_is_an_exception_and_the_log_is_sealed(tmp_path: Path) 
 # A monitor
 
 SCRIPT = """
-import sys, torch
+import os, signal, sys, time, torch
+from pathlib import Path
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from tests.monitor.test_beside import evaluations
+from tests.support.waiting import wait_until
 from tranlogs import Monitor
+from tranlogs.journal import read_owner
 from tranlogs_torch import LoggedOptimizer
-if __name__ == "__main__":
-    model = nn.Linear(4, 2)
-    loader = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4, num_workers=1, multiprocessing_context="fork")
-    optimizer = LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), sys.argv[1], model,
-                                monitor=Monitor("1GiB", interval="0.05s"))
-    optimizer.track(loader=loader)
-    optimizer.recover()
-    for batch, in optimizer.batches(loader, until=10**9):
-        model(batch).square().mean().backward()
-        optimizer.step(); optimizer.zero_grad()
-        print(optimizer.training_run.journal.step, flush=True); sys.stdin.readline()
+run = Path(sys.argv[1])
+model = nn.Linear(4, 2)
+loader = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4, num_workers=1, multiprocessing_context="fork")
+optimizer = LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), run, model, monitor=Monitor("1GiB", interval="0.05s"))
+optimizer.track(loader=loader)
+optimizer.recover()
+for batch, in optimizer.batches(loader, until=10**9):
+    model(batch).square().mean().backward()
+    optimizer.step(); optimizer.zero_grad()
+    if optimizer.training_run.journal.step == 5:
+        wait_until(lambda: evaluations(run / "rank0"), "an evaluation")
+        print(os.getpid(), read_owner(run / "rank0", "monitor").pid)
+        os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def test_a_process_seals_what_a_killed_trainer_left_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", ":".join(map(str, (ROOT, ROOT / "integrations", ROOT / "monitor"))))
-    run, script, pipe = tmp_path / "run", tmp_path / "train.py", subprocess.PIPE
-    script.write_text(SCRIPT)
-    with subprocess.Popen([sys.executable, str(script), str(run)], stdin=pipe, stdout=pipe, text=True) as trainer:
-        assert trainer.stdin is not None
-        assert trainer.stdout is not None
-        for line in trainer.stdout:
-            if line.strip() == "5":
-                break
-            trainer.stdin.write("\n")
-            trainer.stdin.flush()
-        wait_until(lambda: evaluations(run / "rank0"), "an evaluation")
-        monitor = read_owner(run / "rank0", "monitor")
-        assert monitor is not None
-        os.kill(trainer.pid, signal.SIGKILL)
-    wait_until(lambda: not is_running(monitor.pid), "the monitor's end")
+    run = tmp_path / "run"
+    ended = run_script(SCRIPT, tmp_path, run)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    trainer, monitor = map(int, ended.stdout.split()[-2:])
+    wait_until(lambda: not is_running(monitor), "the monitor's end")
     assert not is_watched(run / "rank0")
     catalog = Catalog.open(run / "rank0")
     rows = catalog.segments()
@@ -284,7 +265,7 @@ def test_a_process_seals_what_a_killed_trainer_left_and_ends(tmp_path: Path, mon
     assert [row.last_step for row in rows if row.state == "sealed"][-1] in (4, 5)
     assert {row.state for row in rows} <= {"sealed", "retired"}
     log = (run / "rank0/monitor.log").read_text()
-    assert f"process {trainer.pid} on" in log
+    assert f"process {trainer} on" in log
     assert "of its log" in log
 
 

@@ -203,7 +203,7 @@ def reading(attempt: Attempt, *, kind: type[torch.optim.Optimizer], clips: bool)
 @pytest.mark.filterwarnings("ignore:Using backward")  # create_graph keeps what it made alive until the next backward
 @pytest.mark.parametrize(
     ("die_at", "change_at", "out_of_place"),
-    campaign.pairwise([(9,), (14,)], [0, 5, 100], [False, True]),
+    campaign.each_once([(9,), (14,)], [0, 5, 100], [False, True]),
     ids=str,
 )
 def test_gradients_that_wait_come_back(out_of_place: bool, change_at: int, die_at: tuple[int, ...], tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_gradients_that_wait_come_back(out_of_place: bool, change_at: int, die_a
 
 
 @pytest.mark.parametrize(
-    ("die_at", "kind", "clips"), campaign.pairwise([(5,), (11, 3)], [torch.optim.AdamW, Averaging], [False, True]), ids=str
+    ("die_at", "kind", "clips"), campaign.each_once([(5,), (11, 3)], [torch.optim.AdamW, Averaging], [False, True]), ids=str
 )
 def test_used_gradients_that_are_read_come_back(
     kind: type[torch.optim.Optimizer], clips: bool, die_at: tuple[int, ...], tmp_path: Path
