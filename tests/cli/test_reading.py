@@ -41,7 +41,7 @@ def test_status_as_json(cli: Cli, run: Path) -> None:
     assert rank["recovery"] == {"step": STEPS, "checkpoint": name, "replay_steps": 1, "computed_again": 0}
     assert [row["step"] for row in rank["checkpoints"]] == [0, 4, 8]
     assert {row["state"] for row in rank["segments"]} == {"sealed"}
-    assert 0 < rank["bytes"]["log"] <= rank["bytes"]["allocated"]
+    assert 0 < rank["bytes"]["log"] <= rank["bytes"]["files"]
     assert rank["bytes"]["checkpoints"] == sum(row["nbytes"] for row in rank["checkpoints"])
     assert rank["environment"]["optimizers"] == {"main": "torch.optim.adamw.AdamW"}
     assert {scope: (one["safe_step"], one["steps"]) for scope, one in rank["lost_now"].items()} == {
@@ -64,7 +64,7 @@ def test_status_fits_a_screen_of_80_columns_and_shows_what_a_monitor_has_seen(
     (rank,) = cli("status", run, "--json").json["ranks"]
     evaluation = rank["evaluation"]
     assert evaluation["budget_bytes"] == 100 << 20
-    assert evaluation["bytes"] == rank["bytes"]["allocated"] + rank["bytes"]["checkpoints"]
+    assert evaluation["bytes"] == rank["bytes"]["files"] + rank["bytes"]["checkpoints"]
     sealed = [row["ordinal"] for row in rank["segments"] if row["state"] == "sealed"]
     assert [row["ordinal"] for row in evaluation["segments"]] == sealed
     called = cli("status", run)

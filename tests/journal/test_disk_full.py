@@ -62,6 +62,13 @@ def toy(disk: Path, clock: FakeClock) -> Iterator[Callable[..., ToyTrainer]]:
         trainer.journal.close()
 
 
+@pytest.fixture
+def plenty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the log take this small disk for one with plenty of space, or for one without."""
+    if request.param == "plenty":
+        monkeypatch.setattr(preallocator, "SPACE_PLENTY_BYTES", -1 << 60)
+
+
 def state_at(step: int, sizes: tuple[int, ...] = SIZES) -> bytes:
     return uninterrupted(step, sizes=sizes).everything()
 
@@ -87,9 +94,13 @@ def train(trainer: ToyTrainer, until: int) -> None:
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
-    ("leave", "writer", "durability"),
-    campaign.each_once([0, 4096, 3 * MIB], ["direct", "thread"], ["process", "machine", "machine"]),
+    ("leave", "writer", "durability", "plenty"),
+    campaign.each_once(
+        [0, 4096, 3 * MIB], ["direct", "thread"], ["process", "machine", "machine"], ["short", "plenty", "plenty"]
+    ),
+    indirect=["plenty"],
 )
+@pytest.mark.usefixtures("plenty")
 def test_training_goes_on_and_logging_resumes_when_there_is_space(
     toy: Callable[..., ToyTrainer],
     clock: FakeClock,
@@ -216,6 +227,8 @@ def test_a_new_run_on_a_full_disk_is_refused_in_words(toy: Callable[..., ToyTrai
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("writer", ["direct", "thread"])
+@pytest.mark.parametrize("plenty", ["short", "plenty"], indirect=True)
+@pytest.mark.usefixtures("plenty")
 @pytest.mark.parametrize("trial", range(campaign.rounds(6)))
 def test_space_that_comes_and_goes_costs_no_training_and_no_committed_step(
     toy: Callable[..., ToyTrainer], clock: FakeClock, disk: Path, trial: int, writer: str

@@ -29,6 +29,25 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/log/test_writer.py::test_the_head_is_written_last",),
     ),
     Mutant(
+        "a record is begun without blocks for it",
+        "tranlogs/log/writer.py",
+        "self._preallocator.allocate(segment, segment.used_bytes + room)",
+        "pass",
+        (
+            "tests/log/test_segments.py::test_a_record_without_blocks_goes_into_the_next_file_or_is_refused_before_it_is_written",
+        ),
+    ),
+    Mutant(
+        "the blocks of a whole segment are allocated ahead, however much space the disk has",
+        "tranlogs/log/preallocator.py",
+        "if self._allocates_late():",
+        "if False:",
+        (
+            "tests/log/test_segments.py::"
+            "test_a_young_log_takes_little_more_than_its_records_and_a_disk_that_fills_up_gives_it_whole_files",
+        ),
+    ),
+    Mutant(
         "synced is claimed though the open segment was not flushed",
         "tranlogs/log/group_commit.py",
         "for segment in [*complete, *(opened if records else [])]:",

@@ -30,7 +30,6 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import socket
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -112,7 +111,7 @@ class RunInUse(UsageError):
             )
             return
         who = f"process {pid} on host {host}" if pid else "a process that is not known (its owner.json is missing)"
-        if pid == os.getpid() and host == socket.gethostname():
+        if pid == os.getpid() and host == os.uname().nodename:
             who += " (in another container)"
         when = "" if since is None else f", since {datetime.fromtimestamp(since):%Y-%m-%d %H:%M:%S}"
         super().__init__(f"{run}: {who} writes this run{when}. Stop that process, or use another run folder")

@@ -18,7 +18,7 @@ class SegmentRow:
         ordinal: the place of the segment in the order of segments.
         segment_id: the id of the segment, in 16 hex digits. A recycled file gets a new one.
         file: the name of the file.
-        size: bytes of the file, which is preallocated.
+        size: length of the file. Blocks at its end may not be allocated yet.
         state: "ready" = prepared, and perhaps written to since this row was written; "open"; "sealed"; "retired" = the file
             may be recycled or deleted.
         timeline: the timeline that the segment belongs to; 0 until it is opened.

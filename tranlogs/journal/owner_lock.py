@@ -22,7 +22,6 @@ import errno
 import fcntl
 import json
 import os
-import socket
 import struct
 import time
 from collections.abc import Iterator
@@ -275,7 +274,7 @@ class OwnerLock:
             return
         name, at = f"{self._role}.json", self._folder_fd
         ends: dict[str, Any] = {"has_closed": has_closed, "has_finished": has_finished, "loop_end": loop_end}
-        owner = Owner(socket.gethostname(), os.getpid(), self._since, **ends)
+        owner = Owner(os.uname().nodename, os.getpid(), self._since, **ends)
         try:
             fd = os.open(f"{name}.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644, dir_fd=at)
             try:
@@ -291,7 +290,7 @@ class OwnerLock:
     def _is_note_own(self) -> bool:
         """Return True if no other process has written its note since this one took the lock."""
         found = _read_info(self._folder, self._role)
-        return found is not None and (found.host, found.pid, found.since) == (socket.gethostname(), os.getpid(), self._since)
+        return found is not None and (found.host, found.pid, found.since) == (os.uname().nodename, os.getpid(), self._since)
 
     def is_of(self, folder: Path, role: str) -> bool:
         """Return True if this is the lock of a role in the journal in a folder."""
@@ -341,7 +340,7 @@ def read_owner(folder: Path, role: str = "owner") -> Owner | None:
     if info is not None and pid in (0, info.pid):
         return replace(info, is_alive=True)
     # The file is missing, damaged, or older than the lock. The kernel knows the process unless it is in another container.
-    return Owner(socket.gethostname() if pid else "unknown", pid, 0.0)
+    return Owner(os.uname().nodename if pid else "unknown", pid, 0.0)
 
 
 def _find_holder(folder: Path, role: str) -> int | None:
@@ -379,10 +378,10 @@ def _find_brief_owner(folder: Path, role: str) -> int | None:
 
 def _in_use(folder: Path, role: str, owner: Owner | None) -> RunInUse:
     if any(lock.is_of(folder, role) for lock in _held):
-        return RunInUse(folder, socket.gethostname(), os.getpid(), is_this_process=True)
+        return RunInUse(folder, os.uname().nodename, os.getpid(), is_this_process=True)
     if owner is None or not owner.is_alive:  # It has ended a moment ago, or it owns the journal briefly and is stopped.
         pid = _find_brief_owner(folder, role) or 0
-        return RunInUse(folder, socket.gethostname() if pid else "unknown", pid)
+        return RunInUse(folder, os.uname().nodename if pid else "unknown", pid)
     return RunInUse(folder, owner.host, owner.pid, owner.since or None)
 
 

@@ -1,5 +1,9 @@
 """Preallocation and size of segments. A thread prepares the next segment, so that the training thread does not wait for one.
 
+While the disk has plenty of space, a new segment gets its blocks in small steps, right before the records that need them: a
+young run takes little more of the disk than its records. On another disk the blocks of the open segment and of the next one
+are allocated ahead, so that the log goes on, once the disk is full, until a checkpoint has made room.
+
 The thread recycles a retired file if there is one, and creates a new file otherwise. It never writes to the catalog: the sync
 thread lists a prepared segment as `ready`. A segment may be written to before that. After a crash the next opening finds such a
 file (`opening.clean_up`).
@@ -9,16 +13,23 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from ..base.atomic_files import is_disk_full
+from ..base.atomic_files import free_bytes, is_disk_full
 from ..base.clock import Clock
-from ..base.config import MIB, SEGMENT_BYTES_GROWN_MAX, SEGMENT_BYTES_MIN, SEGMENT_RECORDS_WANTED, SPARE_FILES_MAX
+from ..base.config import (
+    MIB,
+    SEGMENT_BYTES_GROWN_MAX,
+    SEGMENT_BYTES_MIN,
+    SEGMENT_RECORDS_WANTED,
+    SEGMENT_STEP_BYTES,
+    SPACE_PLENTY_BYTES,
+    SPARE_FILES_MAX,
+)
 from ..base.errors import LogUnavailable, error_text
 from ..base.failpoints import hit
 from ..base.threads import WaitableLock, start
@@ -61,6 +72,8 @@ class Preallocator:
         self._ready: files.SegmentFile | None = None
         self._failure: BaseException | None = None
         self._wanted, self._stopped = True, False
+        self._taken: files.SegmentFile | None = None
+        self._is_young, self._plenty_bytes = True, SPACE_PLENTY_BYTES
         self._live_max = 0  # segments that were in use before a checkpoint last retired some
         rows = catalog.segments()
         self._known = {row.ordinal for row in rows if row.state == "retired"}
@@ -95,12 +108,34 @@ class Preallocator:
                 if self._stopped or failure is not None:
                     self._request_next()
                     raise LogUnavailable(error_text(failure) if failure else "the log is closed") from failure
-                taken, self._ready = self._ready, None
-                assert taken is not None
+                self._taken, self._ready = self._ready, None
+                assert self._taken is not None
                 self._request_next()
-                if taken.size >= bytes_min:
-                    return taken
-                self._discard(taken)
+                if self._taken.size >= bytes_min:
+                    return self._taken
+                self._discard(self._taken)
+
+    def allocate(self, segment: files.SegmentFile, end: int) -> None:
+        """Allocate the blocks of a record that ends at `end` in the open segment, and blocks behind it.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        if end <= segment.allocated:
+            return
+        if self._allocates_late():
+            segment.allocate(end, SEGMENT_STEP_BYTES)
+            return
+        with self._changed:
+            if self._ready is not None and self._ready.allocated < self._ready.size:
+                self._discard(self._ready)  # The next one has all its blocks.
+                self._ready = None
+                self._request_next()
+        segment.allocate(end, segment.size)
+
+    def _allocates_late(self) -> bool:
+        """Return True if no file was recycled yet, and a full disk is far away."""
+        return self._is_young and free_bytes(self._folder) >= self._plenty_bytes
 
     def _request_next(self) -> None:
         self._wanted = True
@@ -154,9 +189,11 @@ class Preallocator:
         segment_id = files.new_segment_id()
         path = self._folder / files.segment_name(self._ordinal, segment_id)
         used, made = self._recycled(path, segment_id, size)
+        self._is_young = self._is_young and used is None
         if made is None:
             self._check_space(path, size)
-            made = files.create(path, self._ordinal, segment_id, size)
+            allocated = min(size, SEGMENT_STEP_BYTES) if self._allocates_late() else size
+            made = files.create(path, self._ordinal, segment_id, size, allocated)
         row = SegmentRow(self._ordinal, f"{segment_id:016x}", path.name, made.size, "ready", created_at=self._clock.now())
         self._change(partial(Tables.put, key=segment_key(row.ordinal), row=row))
         if used is not None:
@@ -169,9 +206,11 @@ class Preallocator:
         return made
 
     def _check_space(self, path: Path, size: int) -> None:
-        """Check that a new segment file leaves enough space free."""
-        kept = self._space_to_leave()
-        if kept and shutil.disk_usage(self._folder).free < size + kept:
+        """Check that a new segment file, and what the open one has not allocated yet, leave enough space free."""
+        kept, taken = self._space_to_leave(), self._taken
+        self._plenty_bytes = SPACE_PLENTY_BYTES + 2 * size + kept
+        open_bytes = taken.size - taken.allocated if taken is not None else 0
+        if kept and free_bytes(self._folder) < size + open_bytes + kept:
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise LogUnavailable(
                 f"{path}: cannot create a segment of {size} bytes and leave {kept} bytes free for a checkpoint: {full}"

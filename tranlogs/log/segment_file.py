@@ -1,7 +1,8 @@
 """One segment: a preallocated file to which records are appended with `pwrite`.
 
 Invariants
-* The file's blocks are allocated before use, so a full disk is an error when the segment is prepared, not within a record.
+* The blocks of a record are allocated before it is written, so a full disk is an error before the record, not within it. The
+  file has its full length from the start. Blocks that are not allocated yet are a hole at its end.
 * A recycled file gets a new segment id and a new name. Its old records carry the old id. They cannot be taken for new
   records, so nothing has to be erased.
 * The head of a record is written after the rest of the record. It lies within one page, so a killed process leaves the
@@ -16,13 +17,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ..base.atomic_files import sync_folder
+from ..base.atomic_files import is_disk_full, sync_folder
 from ..base.clock import Clock
 from ..base.errors import LogUnavailable, RunLost
 from ..base.failpoints import hit
@@ -40,13 +40,15 @@ class SegmentFile:
         path: the file.
         ordinal: number of the segment in its journal; a newer segment has a larger number.
         segment_id: random 64 bits that every record repeats.
-        size: allocated bytes.
+        size: length of the file.
+        allocated: the blocks up to this offset are allocated.
         used_bytes: where the next record starts.
         base: position before the first record; set when the log opens the segment.
     """
 
-    def __init__(self, path: Path, ordinal: int, segment_id: int, size: int) -> None:
-        self.path, self.ordinal, self.segment_id, self.size = path, ordinal, segment_id, size
+    def __init__(self, path: Path, ordinal: int, segment_id: int, size: int, allocated: int) -> None:
+        self.path, self.ordinal, self.segment_id = path, ordinal, segment_id
+        self.size, self.allocated = size, allocated
         self.used_bytes = 0
         self.base = Position()
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -55,15 +57,27 @@ class SegmentFile:
         """Return True if an extent of `nbytes` fits after the last record."""
         return self.used_bytes + nbytes <= self.size
 
-    def extend(self, end: int) -> None:
-        """Enlarge the file, if necessary, so that a record can end at `end`.
+    def allocate(self, end: int, step: int = 1) -> None:
+        """Allocate the blocks of a record that ends at `end`. Enlarge the file if it is shorter.
+
+        Args:
+            end: the end of the record.
+            step: allocate up to a multiple of this many bytes, as far as the file and the disk have room.
 
         Raises:
             OSError: the disk is full.
         """
-        if end > self.size:
-            os.posix_fallocate(self._fd, self.size, end - self.size)
-            self.size = end
+        if end <= self.allocated:
+            return
+        for wanted in (max(end, min(-(-end // step) * step, self.size)), end):
+            try:
+                os.posix_fallocate(self._fd, self.allocated, wanted - self.allocated)
+            except OSError as error:
+                if wanted == end or not is_disk_full(error):
+                    raise
+            else:
+                self.allocated, self.size = wanted, max(self.size, wanted)
+                return
 
     def write(self, buffers: Sequence[Bytes | bytes], offset: int) -> None:
         """Write flat buffers of bytes one after another, starting at `offset`.
@@ -128,7 +142,7 @@ class SegmentFile:
         """Give unused space at the end of the file back to the file system; with `sync`, before its row says so."""
         with suppress(OSError):  # The space is freed when the segment is pruned.
             os.ftruncate(self._fd, self.used_bytes)
-            self.size = self.used_bytes
+            self.size = self.allocated = self.used_bytes
             if sync:
                 os.fsync(self._fd)
 
@@ -159,11 +173,11 @@ def parse_segment_name(name: str) -> tuple[int, int] | None:
 
 def new_segment_id() -> int:
     """Return a random number. Old records of a recycled file cannot be taken for new ones, because their id differs."""
-    return secrets.randbits(64)
+    return int.from_bytes(os.urandom(8), "little")
 
 
-def create(path: Path, ordinal: int, segment_id: int, size: int) -> SegmentFile:
-    """Create a segment file with all its blocks allocated.
+def create(path: Path, ordinal: int, segment_id: int, size: int, allocated: int) -> SegmentFile:
+    """Create a segment file of `size` bytes whose first `allocated` bytes have blocks.
 
     Raises:
         LogUnavailable: the disk is full or fails; the file is deleted.
@@ -172,12 +186,13 @@ def create(path: Path, ordinal: int, segment_id: int, size: int) -> SegmentFile:
         hit("log.prepare")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            os.posix_fallocate(fd, 0, size)
+            os.posix_fallocate(fd, 0, allocated)
+            os.ftruncate(fd, size)
             os.fdatasync(fd)
         finally:
             os.close(fd)
         sync_folder(path.parent)
-        return SegmentFile(path, ordinal, segment_id, size)
+        return SegmentFile(path, ordinal, segment_id, size, allocated)
     except FileExistsError as error:
         raise LogUnavailable(f"{path}: cannot create the segment: the file exists already") from error
     except OSError as error:
@@ -206,15 +221,27 @@ def recycle(spare: Path, path: Path, ordinal: int, segment_id: int, size: int) -
             if not _lock(fd, spare):
                 return None
             hit("log.recycle")
-            os.posix_fallocate(fd, 0, size)  # has an effect only if the file was truncated or has holes
+            allocated = _fill_holes(fd, size)
             os.rename(spare, path)
             sync_folder(path.parent)
         finally:
             _unlock(fd)
-        return SegmentFile(path, ordinal, segment_id, size)
+        return SegmentFile(path, ordinal, segment_id, size, allocated)
     except OSError as error:
         path.unlink(missing_ok=True)
         raise LogUnavailable(f"{spare}: cannot recycle the file: {error}") from error
+
+
+def _fill_holes(fd: int, size: int) -> int:
+    """Allocate all blocks of a file of `size` bytes; return up to where it has blocks, which is less if the disk is full."""
+    os.ftruncate(fd, size)
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        return os.lseek(fd, 0, os.SEEK_HOLE)
+    return size
 
 
 def delete(path: Path) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..base.atomic_files import is_disk_full
 from ..base.clock import Clock
 from ..base.config import CATALOG_SECONDS, PAYLOAD_THREAD_BYTES_MIN, RECORD_SLACK_BYTES, JournalConfig
 from ..base.errors import CatalogUnavailable, CorruptCatalog, LogUnavailable, error_text
@@ -185,11 +186,21 @@ class WriteAheadLog:
         return self._thread
 
     def _begin_in_segment(self, payload: Payload, room: int) -> Record | None:
-        """Return a record in the open segment; None if the segment is full, or if the sync thread has just sealed it."""
+        """Return a record in the open segment; None if the segment is full, or if the sync thread has just sealed it.
+
+        Raises:
+            LogUnavailable: the disk is full or fails.
+        """
         with self._lock:
             segment = self._segment
             if segment is None or not segment.has_room(room):
                 return None
+            try:
+                self._preallocator.allocate(segment, segment.used_bytes + room)
+            except OSError as error:
+                if is_disk_full(error) and self._has_records():
+                    return None  # The next segment has blocks already.
+                raise LogUnavailable(f"{segment.path}: {error}") from error
             self._writing = Record(payload, PieceWriter(payload, segment, segment.used_bytes, self._choices))
             return self._writing
 
@@ -270,7 +281,7 @@ class WriteAheadLog:
         segment, offset = pieces.segment, pieces.offset
         payload_bytes = placed.end - offset - HEAD.size
         end = extent_end(offset, payload_bytes, len(description))
-        segment.extend(end)
+        segment.allocate(end)
         padding = bytes(end - offset - HEAD.size - payload_bytes - len(description))
         rest: list[Bytes | bytes] = [*placed.buffers, description, padding]
         is_pending = bool(pieces.pending)

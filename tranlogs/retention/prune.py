@@ -79,7 +79,7 @@ class Pruning:
 
 
 def bytes_on_disk(segments: Sequence[SegmentRow], checkpoints: Sequence[CheckpointRow]) -> int:
-    """Return the bytes that a journal takes. Segment files are preallocated: they have their full size from the start."""
+    """Return the bytes that a journal takes. Segment files count with the size that they grow to."""
     return sum(row.size for row in segments) + sum(row.nbytes for row in checkpoints)
 
 

@@ -9,7 +9,6 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from ..base.config import STORE_COPIES_MAX
 from ..base.errors import StoreRefused
-from .local import LocalStore
 from .store import Store
 
 ALLUXIO_PORT = 39999  # of a proxy
@@ -24,6 +23,8 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     Raises:
         StoreRefused: the address is malformed, or a package that it needs is missing.
     """
+    from .local import LocalStore  # A command that reads a run needs no store.
+
     text = os.fspath(url)
     if "://" not in text:
         if is_address(text):  # most often a slash is missing

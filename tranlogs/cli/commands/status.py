@@ -170,7 +170,7 @@ def _list_facts(found: Survey) -> list[tuple[str, object]]:
         ("a crash now", _describe_recovery(found)),
         (
             "bytes",
-            f"log {screen.size(nbytes['log'])} in {screen.size(nbytes['allocated'])} allocated, "
+            f"log {screen.size(nbytes['log'])} in files of {screen.size(nbytes['files'])}, "
             f"checkpoints {screen.size(nbytes['checkpoints'])}; {screen.size(nbytes['in_all'])} on disk in all",
         ),
     ]

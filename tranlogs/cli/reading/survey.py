@@ -79,7 +79,7 @@ class Survey(JournalRows):
         """Return bytes on disk by purpose."""
         return {
             "log": self.log_bytes,
-            "allocated": sum(row.size for row in self.segments),
+            "files": sum(row.size for row in self.segments),
             "checkpoints": self.checkpoint_bytes,
             "in_all": _count_disk_bytes(self.folder),
         }

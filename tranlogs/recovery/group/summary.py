@@ -20,7 +20,7 @@ no common id otherwise                                   everything in both jour
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -165,7 +165,7 @@ def remove_duplicates(summaries: Sequence[JournalSummary]) -> list[JournalSummar
 
 def new_timeline_id() -> str:
     """Return a new id for a timeline. All ranks use the id that rank 0 made."""
-    return secrets.token_hex(8)
+    return os.urandom(8).hex()
 
 
 def get_timeline_ids(environment: Mapping[str, Any]) -> TimelineIds:
