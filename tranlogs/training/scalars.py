@@ -38,6 +38,8 @@ class ScalarHistory:
 
     def commit(self, step: int) -> dict[str, float]:
         """Return the scalars of the unit, which is complete. They belong to `step` now."""
+        if not self._pending:
+            return {}
         noted, self._pending = self._pending, {}
         self.extend([(step, noted)])
         return noted

@@ -170,9 +170,11 @@ class OptimizerHooks:
     def _before_step(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_compiled: bool) -> Any:
         if not self.run.journal.is_writer or (self._can_nest and is_nested(self.inner)):
             return None
-        if self._scaler.scaler is None and self._scaler.look():
+        logs_tensors = self.run.logs_tensors
+        is_looking = self._scaler.scaler is None and (logs_tensors or not self.run.journal.uncovered)
+        if is_looking and self._scaler.look():
             self.run.saw_scaler(self._scaler.scaler)
-        if not self.run.logs_tensors:
+        if not logs_tensors:
             self.run.before_step()
             self.run.auxiliary.gradients.before_step(self.name)
             return None

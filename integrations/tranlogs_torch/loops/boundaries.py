@@ -123,13 +123,13 @@ class Boundaries:
         taken = self._auxiliary.taken()
         if not self.steps_since_boundary and taken != self._taken_at_boundary and self._is_amid(taken, asking):
             return
-        self._note_turns()
         self._taken_at_boundary = taken
         began = time.perf_counter()
         self._parts.restarts.look()
         if self._is_passed_over():
             self._count_unit()
         else:
+            self._note_turns()
             self._commit(self._read())
             self._parts.cadence.note(began)
         if self._parts.rung.note_unit() and not self._journal.is_suspended:

@@ -116,6 +116,8 @@ class TrainingRun:
                 f'{self.run}: log="inputs" is for a process that trains alone: processes that train together would have to '
                 'record the same boundaries. Use log="gradients"'
             )
+        if on_cuda and not torch.are_deterministic_algorithms_enabled():
+            rung.settle()  # atomic additions do not repeat themselves
         self._resources = RunResources(
             settings,
             framework="torch",
