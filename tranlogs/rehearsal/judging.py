@@ -110,7 +110,7 @@ class _Comparison:
         self.remarks += [f"not compared, because it differs between two starts: {name}" for name in names]
         self.equal = []
         if not runs:
-            self.equal.append("gradients of each step, weights, optimizer state, random states, data position, tracked state")
+            self.equal.append("each record of the log, weights, optimizer state, random states, data position, tracked state")
         if printed is None and has_printed(twin.lives[-1]):
             self.equal.append("printed lines")
         if ours and not files:

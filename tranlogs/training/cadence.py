@@ -10,6 +10,7 @@ import time
 from collections import deque
 
 from ..log.record_format import COVERED_MAX
+from .rehearsed_process import current
 
 _SECONDS = 0.05
 _SHARE = 0.005  # of the time, for recording boundaries
@@ -19,15 +20,17 @@ FULL_BYTES_MAX = 64 << 20  # of the weights, which are hashed as a whole: beyond
 
 
 class Cadence:
-    """Decides which boundaries are recorded."""
+    """Decides which boundaries are recorded: each one in a rehearsal, which compares them."""
 
     def __init__(self) -> None:
+        self._is_rehearsed = current() is not None
         self._next_at = 0.0
         self._seconds: deque[float] = deque(maxlen=_MEASURED)
 
     def is_due(self, uncovered: int) -> bool:
         """Return True if the boundary that comes now is recorded, which covers a number of steps."""
-        return bool(uncovered) and (time.perf_counter() >= self._next_at or uncovered >= _STEPS_MAX)
+        is_due = self._is_rehearsed or time.perf_counter() >= self._next_at or uncovered >= _STEPS_MAX
+        return bool(uncovered) and is_due
 
     def demand(self) -> None:
         """Let the next boundary after a step be recorded: a loop ends."""
