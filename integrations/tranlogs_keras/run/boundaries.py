@@ -144,7 +144,7 @@ class Boundaries:
             return
         if late:
             self._describe()
-        digests = self._digest_weights()
+        digests = self._digest_state()
         commit = partial(journal.boundary, body, lambda: self._snapshot(body), scalars=scalars, digests=digests)
         commit(checkpoint=wanted or None)
         if self._recovery.settle_recheck(body["position"]):
@@ -167,12 +167,12 @@ class Boundaries:
             return not self._recovery.recheck.wants(journal.step, self._passes)
         return not cadence.is_due(journal.uncovered) and not journal.checkpoints.schedule.has_steps_due(journal.step)
 
-    def _digest_weights(self) -> bytes:
-        """Return a digest of the weights, where the log has nothing else of the steps before."""
+    def _digest_state(self) -> bytes:
+        """Return a digest of weights and optimizer state, where the log has nothing else of the steps before."""
         parts = self._parts
         if not parts.journal.uncovered and not self._recovery.recheck.is_covered:
             return b""
-        values = parts.backend.values_of([slot.variable for slot in parts.variables.trained])
+        values = parts.backend.values_of([slot.variable for slot in parts.variables.everything_but_metrics])
         kind = "full" if sum(value.nbytes for value in values) <= FULL_BYTES_MAX else "sample"
         digests = parts.state.fingerprint.of(values, parts.journal.step, kind)
         return digest_of(digests.view(np.uint8)).to_bytes(8, "little")
@@ -185,7 +185,7 @@ class Boundaries:
             self._recovery.settle_recheck(None)
             return
         journal.wait_checkpoint()  # while one is being written no other is taken, and this one is needed
-        digests = self._digest_weights()
+        digests = self._digest_state()
         journal.boundary(body, lambda: self._snapshot(body), scalars=scalars, checkpoint=True, digests=digests)
         if not self._recovery.settle_recheck(body["position"], is_last=True):
             return

@@ -14,14 +14,14 @@ import time
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from tranlogs.base.config import OUTSIDE_UNITS_MAX
-from tranlogs.training import FULL_BYTES_MAX, PASSES, UNKNOWN_DATA, Place, digest_of
+from tranlogs.training import PASSES, UNKNOWN_DATA, Place
 
 from ..state import naming
 from ..state.caveats import IMPLICIT
+from ..state.state_digest import digest_state
 from ..tensors.placement import local
 from .after_images import WriteLog
 from .companions import Companions
@@ -132,7 +132,8 @@ class Boundaries:
             self._note_turns()
             self._commit(self._read())
             self._parts.cadence.note(began)
-        if self._parts.rung.note_unit() and not self._journal.is_suspended:
+        # While a unit is computed again, its record decides what is shown to the log.
+        if not self._journal.is_rechecking and self._parts.rung.note_unit() and not self._journal.is_suspended:
             self._tell_rung()
 
     def _tell_rung(self) -> None:
@@ -143,11 +144,12 @@ class Boundaries:
     def log_tensors(self) -> None:
         """Log tensors from the step on that comes now, whatever they cost: it lies outside of the loops that the run knows."""
         self._parts.rung.settle()
+        self._journal.wait_checkpoint()
         self._commit(self._read() | {"is_implicit": True, "turns": None})
 
     def expect_end(self) -> None:
         """Note that a loop ends with the next boundary: where no tensors are logged, only a checkpoint leads there."""
-        if not self._parts.rung.logs_tensors and not self._journal.is_rechecking:
+        if not self._parts.rung.logs_tensors:
             self._parts.cadence.demand()
             self._write_log.wants_checkpoint |= self._loops_ended == 0 or self._journal.checkpoints.schedule.is_affordable
             self._loops_ended += 1
@@ -216,19 +218,27 @@ class Boundaries:
         wanted = coordinator.at_boundary(self._journal, body, whole, wanted=wanted, read_digests=lambda: writes.known)
         is_logged = not self._journal.is_rechecking
         commit = partial(self._journal.boundary, body, lambda: self._state.snapshot(whole()), scalars=noted)
-        digests = self._digest_weights()
-        if not self._parts.rung.logs_tensors and self._auxiliary.has_script_changes:
+        digests = self._digest_state()
+        before, logs_tensors = self._journal.checkpoints.taken, self._parts.rung.logs_tensors
+        if is_logged and not logs_tensors and self._auxiliary.has_script_changes:
+            self._journal.wait_checkpoint()
             wanted = True  # The next start goes on from what the script has changed.
-        before = self._journal.checkpoints.taken
         commit(checkpoint=wanted, digests=digests)
         if is_logged:
             self._auxiliary.has_script_changes = False
-        if self._recovery.recheck.is_pending and self._recovery.settle_recheck() and self._journal.uncovered:
-            self._parts.rung.settle()
-            commit(checkpoint=True, digests=digests)  # Training goes on from what the loop has computed.
-        if self._journal.checkpoints.taken > before and self._parts.rung.note_checkpoint():
+        if self._recovery.recheck.is_pending and self._recovery.settle_recheck():
+            if self._journal.uncovered:
+                self._parts.rung.settle()
+                self._journal.wait_checkpoint()
+                commit(checkpoint=True, digests=digests)  # Training goes on from what the loop has computed.
+            elif wanted and not logs_tensors:
+                self._journal.checkpoint(self._state.snapshot(whole()))
+        is_taken = self._journal.checkpoints.taken > before
+        if is_taken and self._parts.rung.note_checkpoint():
             self._state.named.refresh()
             self._parts.writes.remember(self._journal.step)
+        if wanted and is_logged and not (is_taken or logs_tensors):
+            self._write_log.wants_checkpoint = True  # Another one was being written.
         if self._journal.is_suspended:
             self._auxiliary.drop_unstorable()
 
@@ -244,14 +254,11 @@ class Boundaries:
         self._parts.writes.looks.count_unit()
         return self._parts.scalars.commit(self._journal.step)
 
-    def _digest_weights(self) -> bytes:
-        """Return a digest of the weights, where the log has nothing else of the steps before."""
+    def _digest_state(self) -> bytes:
+        """Return a digest of weights and optimizer state, where the log has nothing else of the steps before."""
         if not self._journal.uncovered and not self._recovery.recheck.is_covered:
             return b""
-        fingerprint = self._state.named.fingerprint
-        kind = "full" if fingerprint.nbytes <= FULL_BYTES_MAX else "sample"
-        digests = fingerprint.digests(self._journal.step, kind if fingerprint.on_cpu else "device")
-        return digest_of(digests.view(np.uint8)).to_bytes(8, "little")
+        return digest_state(self._state, self._journal.step)
 
     def _note_companion_steps(self) -> None:
         """Let the steps of several optimizers in one unit count as those of the one that took the fewest."""

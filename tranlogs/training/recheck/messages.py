@@ -79,6 +79,8 @@ def describe_difference(
         what = f"state.{remembered}"
         cause = _tell_remembered(remembered, may_be_time=difference.ratio is not None, is_outside=difference.is_outside)
     if recomputed is not None:
+        if difference.kind == "weights":
+            cause = causes["gradients"]  # which are not in the log
         return (
             f"steps that were finished before the crash were computed again, and at step {difference.step} {what} "
             f"{difference.text}. {cause}. Training goes on with what the loop computes now: "

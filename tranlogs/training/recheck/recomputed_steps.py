@@ -23,8 +23,8 @@ PASSES = "passes"  # part of a boundary: number of boundaries between the newest
 class RecomputedSteps:
     """Compares what training computes again with the recorded boundaries. It is a writer that writes nothing.
 
-    The auxiliary state at each recorded boundary is compared bit for bit, and the digest of the weights. Boundaries between
-    them, of which the log has no record, are passed over.
+    The auxiliary state at each recorded boundary is compared bit for bit, and the digest of weights and optimizer state.
+    Boundaries between them, of which the log has no record, are passed over.
 
     Args:
         unit: the recorded boundaries.
@@ -138,7 +138,9 @@ class RecomputedSteps:
         found = compare_bodies(encode_body(self._encoder, content), record, "state", self._ignored, self._timed)
         digests = record.entry.digests
         if found is None and content.digests != digests and len(content.digests) == len(digests):
-            return Difference(link.step, "weights", "the weights", "differ from the record after the step")
+            return Difference(
+                link.step, "weights", "the weights or the optimizer's state", "differ from the record after the step"
+            )
         return found
 
     def _read(self, link: Link) -> Record:

@@ -12,6 +12,7 @@ from typing import Any
 
 from tranlogs.training import (
     LOOP_LENGTH,
+    PASSES,
     REMEMBERED_NAMES,
     UNKNOWN_DATA,
     LastUnit,
@@ -36,6 +37,7 @@ from .unit_verdict import UnitOutcome, UnitVerdict, conclude
 _OF_EACH_PROCESS = (
     *("start_rng", "flags", "waiting", "deviation", "ddp.is_divided", "beside", "script_changes", "restarts"),
     LOOP_LENGTH,
+    PASSES,
     REMEMBERED_NAMES,
 )
 # Why a unit outside of all loops is not computed again if the script tracks a loader: a plain loop takes other batches.
