@@ -146,6 +146,14 @@ class JournalCheckpoints:
         except SUSPENDING_ERRORS as error:
             self._failure = error
 
+    def take_recomputed(self, snapshot: Snapshot, position: Position, adapt: Adapt | None) -> None:
+        """Take a checkpoint of the state at a position that the log has already. An error is kept for `take_failure`."""
+        self.schedule.note_taken(position.step, 0)
+        try:
+            self._copy_and_write(snapshot, position, adapt, wait=False)
+        except SUSPENDING_ERRORS as error:
+            self._failure = error
+
     def take_now(self, snapshot: Snapshot, position: Position, adapt: Adapt | None) -> None:
         """Take a checkpoint of the state at a position, and wait until it is published.
 

@@ -409,6 +409,21 @@ class Journal:
         checkpoints.take(snapshot, self.step, log.wal, self.adapt, wait=wait)
         return checkpoints.is_busy or not self._has_checkpoint_failed()
 
+    def checkpoint_recomputed(self, position: Position, snapshot: Callable[[], Snapshot]) -> None:
+        """Take a checkpoint, if one is due, of a state that training has computed again: the next start goes on from there.
+
+        Args:
+            position: of the boundary in the log to which the state is equal.
+            snapshot: returns the whole state.
+        """
+        checkpoints = self.checkpoints
+        if checkpoints.is_busy or not self.is_writer:
+            return
+        checkpoints.schedule.is_recomputed = True
+        if checkpoints.schedule.is_due(self.step, 0, checkpoints.speed):
+            checkpoints.start(position)
+            checkpoints.take_recomputed(snapshot(), position, self.adapt)
+
     def is_checkpoint_due(self) -> bool:
         """Return True if the policy wants a checkpoint now, for a caller that passes `boundary(checkpoint=...)`."""
         if not self.checkpoints.is_started:

@@ -147,6 +147,8 @@ class Boundaries:
         digests = self._digest_state()
         commit = partial(journal.boundary, body, lambda: self._snapshot(body), scalars=scalars, digests=digests)
         commit(checkpoint=wanted or None)
+        if (position := self._recovery.recheck.find_equal(journal.step)) is not None and digests:
+            journal.checkpoint_recomputed(position, lambda: self._snapshot(body))
         if self._recovery.settle_recheck(body["position"]):
             if journal.uncovered:
                 commit(checkpoint=True)  # training goes on from what the loop has computed

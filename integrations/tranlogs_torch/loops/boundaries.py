@@ -226,6 +226,8 @@ class Boundaries:
         commit(checkpoint=wanted, digests=digests)
         if is_logged:
             self._auxiliary.has_script_changes = False
+        elif (position := self._recovery.recheck.find_equal(self._journal.step)) is not None and digests:
+            self._journal.checkpoint_recomputed(position, lambda: self._state.snapshot(whole()))
         if self._recovery.recheck.is_pending and self._recovery.settle_recheck():
             if self._journal.uncovered:
                 self._parts.rung.settle()

@@ -107,7 +107,7 @@ def test_a_loop_that_does_not_repeat_itself_is_named_and_what_it_computes_holds(
     # The second process has found it out at step 6, and begun anew there with a checkpoint.
     assert (first.step, first.checkpoint_step, report.exact) == (6, 6, False)
     [note] = [note for note in report.notes if "computed again, and at step 6 weights or optimizer state differ" in note]
-    assert "4 finished steps are others than before the crash" in note
+    assert "at least 4 finished steps are others than before the crash" in note
     assert "an earlier resume of this run differed" in note
 
 
@@ -131,6 +131,29 @@ def test_what_the_script_changes_after_recover_stands_and_the_next_start_goes_on
     assert (last.reports[0].checkpoint_step, last.final_report().exact) == (1, True)
     right = uninterrupted(partial(changing, rate=0.25))
     assert not differences(last.outcome(), right.outcome())
+
+
+@pytest.mark.usefixtures("every")
+def test_lives_that_end_before_they_are_where_the_first_one_was_make_progress(tmp_path: Path) -> None:
+    """What was computed again, and is equal, gets a checkpoint when one is due."""
+
+    def patient(attempt: Attempt) -> None:
+        model, optimizer, loader = scripts.begin(attempt)
+        attempt.start(optimizer)
+        for batch in optimizer.batches(loader, until=scripts.TURNS):
+            if attempt.run is not None:
+                optimizer.training_run.journal.wait_checkpoint()
+            scripts.step(attempt, model, optimizer, batch)
+        attempt.keep(model=model, optimizer=optimizer)
+        optimizer.close()
+
+    run, landed = tmp_path / "run", list[int]()
+    assert in_child(lambda: patient(Attempt(run, 15, log="inputs", checkpoint_every=1000))) == -signal.SIGKILL
+    for _ in range(3):
+        assert in_child(lambda: patient(Attempt(run, 6, log="inputs", checkpoint_every=4))) == -signal.SIGKILL
+        landed.append(max(row.step for row in read_facts(run / "rank0").checkpoints))
+    assert landed == [4, 8, 12]
+    prove_exact(patient, run, log="inputs", checkpoint_every=4)
 
 
 @pytest.mark.usefixtures("every")

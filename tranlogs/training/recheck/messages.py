@@ -67,8 +67,9 @@ def describe_difference(
     what = f"the gradient of {name}" if difference.kind == "gradients" else name
     if setting is not None:
         what = f"{setting['name']} of parameter group {setting['group']}"
+    kind = "gradients" if recomputed is not None and difference.kind == "weights" else difference.kind  # none are in the log
     is_measured = difference.kind == "state" and any(map(is_called_like_a_time, name.removeprefix("tracked.").split(".")))
-    cause = _ROUNDING if is_rounding(difference) else _TIME if difference.may_be_time else causes[difference.kind]
+    cause = _ROUNDING if is_rounding(difference) else _TIME if difference.may_be_time else causes[kind]
     if is_measured and not difference.may_be_time:
         cause = _MEASURED
     elif starts_over:
@@ -79,8 +80,6 @@ def describe_difference(
         what = f"state.{remembered}"
         cause = _tell_remembered(remembered, may_be_time=difference.ratio is not None, is_outside=difference.is_outside)
     if recomputed is not None:
-        if difference.kind == "weights":
-            cause = causes["gradients"]  # which are not in the log
         return (
             f"steps that were finished before the crash were computed again, and at step {difference.step} {what} "
             f"{difference.text}. {cause}. Training goes on with what the loop computes now: "
@@ -93,9 +92,9 @@ def describe_difference(
 
 
 def _count_others(recomputed: LastUnit, difference: Difference) -> str:
-    """Return how many finished steps are not what they were, with the verb."""
+    """Return how many finished steps are not what they were, with the verb: those that the log tells of."""
     others = max(recomputed.end.step - difference.step + 1, 1)
-    return f"{count(others, 'finished step')} {'is' if others == 1 else 'are'}"
+    return f"at least {count(others, 'finished step')} {'is' if others == 1 else 'are'}"
 
 
 def _tell_remembered(path: str, *, may_be_time: bool, is_outside: bool) -> str:

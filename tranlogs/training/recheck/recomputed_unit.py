@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...journal.journal import Journal
+from ...log.record_format import Position
 from ...recovery.history import LastUnit
 from ...recovery.recover import Recovered
 from ..live_report import LiveReport
@@ -50,6 +51,13 @@ class RecomputedUnit:
     def wants(self, step: int, passes: int) -> bool:
         """Return True if the boundary that comes now is compared with a record; see `RecomputedSteps.wants`."""
         return not isinstance(self._recheck, RecomputedSteps) or self._recheck.wants(step, passes)
+
+    def find_equal(self, step: int) -> Position | None:
+        """Return the position of the recorded boundary after `step`, if it was just computed again and is equal; else None."""
+        recheck = self._recheck
+        if not self.is_pending or not isinstance(recheck, RecomputedSteps) or recheck.is_over:
+            return None
+        return recheck.equal if recheck.equal.step == step > recheck.unit.start.step else None
 
     def describe_pending(self) -> str:
         """Return a text on the unit that is being computed."""
