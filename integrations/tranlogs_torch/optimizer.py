@@ -352,7 +352,7 @@ class LoggedOptimizer(Optimizer):
         return self.training_run.request_checkpoint()
 
     def close(self) -> None:
-        """Seal the log and release the run. Every complete batch is safe afterwards."""
+        """Seal the log and release the run. Every complete batch is safe afterwards; one without tensors is computed again."""
         self.training_run.close()
 
     def __enter__(self) -> LoggedOptimizer:

@@ -14,7 +14,7 @@ from ..recovery.report import RecoveryReport, judge_exactness, make_report
 from ..recovery.state_protocol import Divergence
 from ..retention import Automatic, CheckpointPolicy, EverySteps, Monitor, RetentionPolicy, as_retention
 from ..retention.keep_policy import when_full
-from .cadence import FULL_BYTES_MAX, Cadence
+from .cadence import Cadence
 from .environment import compare_environments
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, some_bytes, window_of
 from .gradient_layout import GradientLayout
@@ -67,7 +67,6 @@ from .write_forecast import FIRST_UNITS, ExpectedWrites, Place, ScanSchedule, fo
 __all__ = [
     "CAUSES",
     "FIRST_UNITS",
-    "FULL_BYTES_MAX",
     "GRACE_SECONDS",
     "LEFT_NOW",
     "LOOP_LENGTH",

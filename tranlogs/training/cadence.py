@@ -16,7 +16,6 @@ _SECONDS = 0.05
 _SHARE = 0.005  # of the time, for recording boundaries
 _MEASURED = 16  # The fastest counts: others may have been disturbed, or took a checkpoint.
 _STEPS_MAX = COVERED_MAX // 2  # The last unit may have many steps.
-FULL_BYTES_MAX = 64 << 20  # of the weights, which are hashed as a whole: beyond, a rotating sample of them is
 
 
 class Cadence:

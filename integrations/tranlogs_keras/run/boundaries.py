@@ -14,12 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import xxhash
 
 from tranlogs.base.errors import DataError
 from tranlogs.records import Checkpoint, Snapshot
-from tranlogs.training import FULL_BYTES_MAX, PASSES, Cadence, digest_of
+from tranlogs.training import PASSES, Cadence
 
+from ..backends.arrays import flat_bytes
 from ..state import rng
 from ..state.rarely_changed_parts import Parts
 from ..state.variables import Look
@@ -175,9 +176,10 @@ class Boundaries:
         if not parts.journal.uncovered and not self._recovery.recheck.is_covered:
             return b""
         values = parts.backend.values_of([slot.variable for slot in parts.variables.everything_but_metrics])
-        kind = "full" if sum(value.nbytes for value in values) <= FULL_BYTES_MAX else "sample"
-        digests = parts.state.fingerprint.of(values, parts.journal.step, kind)
-        return digest_of(digests.view(np.uint8)).to_bytes(8, "little")
+        hasher = xxhash.xxh3_64()
+        for value in values:
+            hasher.update(flat_bytes(value).data)
+        return hasher.intdigest().to_bytes(8, "little")
 
     def commit_end(self, changes: dict[str, Any], scalars: dict[str, float] | None) -> None:
         """Commit the end of the training, with a checkpoint. `changes` replace values of the boundary's body."""

@@ -32,6 +32,8 @@ from .steps_loop import Turns
 
 _log = logging.getLogger("tranlogs")
 
+_LOOPS_WITH_CHECKPOINT = 4  # at whose ends one is taken in any case where no tensors are logged; later where it costs little
+
 
 class Boundaries:
     """Counts the steps of the running unit, and commits it at the boundary.
@@ -151,7 +153,9 @@ class Boundaries:
         """Note that a loop ends with the next boundary: where no tensors are logged, only a checkpoint leads there."""
         if not self._parts.rung.logs_tensors:
             self._parts.cadence.demand()
-            self._write_log.wants_checkpoint |= self._loops_ended == 0 or self._journal.checkpoints.schedule.is_affordable
+            if self._loops_ended < _LOOPS_WITH_CHECKPOINT or self._journal.checkpoints.schedule.is_affordable:
+                self._journal.wait_checkpoint()
+                self._write_log.wants_checkpoint = True
             self._loops_ended += 1
 
     def _is_passed_over(self) -> bool:
@@ -260,7 +264,7 @@ class Boundaries:
         """Return a digest of weights and optimizer state, where the log has nothing else of the steps before."""
         if not self._journal.uncovered and not self._recovery.recheck.is_covered:
             return b""
-        return digest_state(self._state, self._journal.step)
+        return digest_state(self._state)
 
     def _note_companion_steps(self) -> None:
         """Let the steps of several optimizers in one unit count as those of the one that took the fewest."""
