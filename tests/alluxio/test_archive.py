@@ -85,8 +85,9 @@ def goes_on(training: Training, whole: dict[int, str], steps: int = 7) -> int:
 
 
 def landing(run: Path, came_to: int) -> int:
-    """Where a resume goes on that fetches what `run` has archived: a unit before the newest step, which is computed again. If that
-    step has a checkpoint, no log comes with it, and it lands there.
+    """Where a resume goes on that fetches what `run` has archived: a unit before the newest step, which is computed again.
+
+    If that step has a checkpoint, no log comes with it, and the resume lands there.
     """
     newest = max(row.step for row in read_facts(run / "rank0").checkpoints)
     return came_to if newest == came_to else came_to - 1
