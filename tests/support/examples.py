@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tranlogs.training import PENDING
+from tranlogs.training.recheck import PENDING
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -20,7 +20,7 @@ from tests.torch.loops.scripts import Script
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import EntryKind
 from tranlogs.recovery.journal_facts import read_facts
-from tranlogs.training import PENDING
+from tranlogs.training.recheck import PENDING
 from tranlogs_torch.loops.recovery.unit_verdict import UnitOutcome, conclude
 
 pytestmark = pytest.mark.crash

@@ -149,9 +149,10 @@ class UnitRecheck(RecomputedUnit):
         is_wrong = verdict.is_wrong and (not is_outside or parts.auxiliary.is_loop_remembered)
         recheck.close()
         report.recheck = "different"
-        parts.auxiliary.deviation = parts.auxiliary.deviation or (verdict.texts[0], is_wrong)
         if isinstance(recheck, Recheck):
             self.recovered = self._recover_end(recheck.unit)
+        parts.auxiliary.deviation = parts.auxiliary.deviation or (verdict.texts[0], is_wrong)
+        if self.recovered is not None:
             self._on_set_back()
         for text in verdict.texts:
             if parts.coordinator.rank == 0:
