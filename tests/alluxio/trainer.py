@@ -51,6 +51,7 @@ class Training:
     def train(self, until: int, wait: Callable[[], object] = lambda: None) -> Training:
         """Up to a step, and close the run. `wait` is called before each step."""
         for step, (x, y) in enumerate(self.optimizer.batches(self.loader, until=until), self.landed + 1):
+            self.optimizer.training_run.journal.wait_checkpoint()  # so that each one is taken where it is due
             wait()
             self.optimizer.zero_grad()
             (self.model(x) - y).square().mean().backward()
