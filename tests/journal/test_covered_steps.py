@@ -82,6 +82,18 @@ def test_covered_steps_count_also_while_logging_is_suspended_and_more_than_the_f
     assert (trainer.journal.step, trainer.journal.committed) == (2 * COVERED_MAX + 8, COVERED_MAX)
 
 
+def test_no_checkpoint_is_taken_of_a_state_behind_the_newest_boundary(toy: Callable[..., ToyTrainer]) -> None:
+    """It would be that of a boundary, with the weights of a later step."""
+    trainer = toy()
+    trainer.recover()
+    trainer.train(2)
+    trainer.journal.count_step()
+    with pytest.raises(AssertionError, match="a checkpoint of no boundary: 1 steps came since the last one"):
+        trainer.journal.checkpoint(trainer.state.snapshot())
+    boundary_of(trainer)
+    assert trainer.journal.checkpoint(trainer.state.snapshot())
+
+
 @pytest.mark.parametrize("wrong", [-1, 1])
 def test_a_boundary_that_covers_another_number_of_steps_is_refused(toy: Callable[..., ToyTrainer], wrong: int) -> None:
     """A step whose record was lost is not hidden behind a boundary that covers others."""

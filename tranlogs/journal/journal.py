@@ -396,7 +396,10 @@ class Journal:
             False if another checkpoint is being written, or logging is suspended.
         """
         checkpoints, log = self.checkpoints, self.log
-        if self._open_writer() is None or not checkpoints.is_started or (checkpoints.is_busy and not wait):
+        if self._open_writer() is None or self.is_rechecking or not checkpoints.is_started:
+            return False
+        assert not self.uncovered, f"a checkpoint of no boundary: {self.uncovered} steps came since the last one"
+        if checkpoints.is_busy and not wait:
             return False
         checkpoints.wait()
         if checkpoints.is_busy:  # A foreign process holds the catalog.

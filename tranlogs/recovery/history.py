@@ -251,7 +251,7 @@ def without_unlogged_steps(history: History, checkpoints: Iterable[CheckpointRow
 class LastUnit:
     """The records from the last boundary before the newest step up to the newest boundary.
 
-    Where the log has no tensors of the newest steps, they are the entries behind the last step that can be redone.
+    Where the log has no tensors of the newest steps, they are the records behind the last step that can be redone.
 
     Attributes:
         start: the position before the first of them. It is that of a boundary or of a checkpoint.

@@ -152,6 +152,7 @@ class Boundaries:
             journal.checkpoint_recomputed(position, lambda: self._snapshot(body))
         if self._recovery.settle_recheck(body["position"]):
             if journal.uncovered:
+                journal.wait_checkpoint()
                 commit(checkpoint=True)  # training goes on from what the loop has computed
             elif wanted and not self._has_checkpoint():
                 self._form.wants_checkpoint = True  # the former process died before this one was written
@@ -193,7 +194,10 @@ class Boundaries:
         journal.boundary(body, lambda: self._snapshot(body), scalars=scalars, checkpoint=True, digests=digests)
         if not self._recovery.settle_recheck(body["position"], is_last=True):
             return
-        if self._recovery.recheck.recovered is None:  # it equals the recorded end
+        if journal.uncovered:  # what the loop has computed differs from the record, and holds
+            journal.wait_checkpoint()
+            journal.boundary(body, lambda: self._snapshot(body), scalars=scalars, checkpoint=True, digests=digests)
+        elif self._recovery.recheck.recovered is None:  # it equals the recorded end
             if not self._has_checkpoint():
                 journal.checkpoint(self._snapshot(body), wait=True)
         elif (now := self._read_end(changes)) is not None:
