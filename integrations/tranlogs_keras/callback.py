@@ -31,8 +31,12 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     Args:
         run: folder of the run; made if there is none. One run for one training: the same script, the same data.
-        log: "gradients" (what enters the optimizer, redone by the very function that applied it), "weights" (what each step
-            has changed), or "auto": gradients where they are enough, weights elsewhere, with a line that gives the reason.
+        log: "auto": gradients (weights where gradients are not enough, with a line that gives the reason) as long as they cost
+            at most `overhead` of a step, which is measured, else no tensors; "gradients" (what enters the optimizer, redone
+            by the very function that applied it), "weights" (what each step has changed), or "inputs": no tensors. After a
+            crash `fit` computes the steps of which the log has no tensors again, and each recorded boundary on the way is
+            compared.
+        overhead: what logged tensors may cost with log="auto": "5%", or 0.05; None for no bound.
         checkpoint_every: "epoch" (at the end of each epoch, and in long ones as "auto"), "auto" (as often as disk space and 10
             seconds of replay need it), steps (500), a time ("10min"), bytes of log ("256MiB"), a recovery time ("rto=30s"),
             or a policy object.
@@ -76,6 +80,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         run: str | os.PathLike[str],
         *,
         log: LogKind | Literal["auto"] = "auto",
+        overhead: str | float | None = "5%",
         checkpoint_every: Any = "epoch",
         keep: Any = 2,
         durability: str = "machine",
@@ -97,6 +102,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self._options: dict[str, Any] = {
             "log": log,
+            "overhead": overhead,
             "checkpoint_every": checkpoint_every,
             "keep": keep,
             "durability": durability,
@@ -116,6 +122,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             "recheck": recheck,
         }
         self._settings = Settings.checked(run, **self._options)
+        self._rung = self._settings.make_rung()
         self._given = self._settings.run
         self._is_unplaced_copy = False
         self._fit_run: FitRun | None = None
@@ -155,7 +162,9 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             )
         others = [callback for callback in callbacks.callbacks if callback is not self]
         _refuse(others, self.run)
-        fit_run = FitRun(self.model, self._place, self._fits, others)
+        if self._rung is not None:
+            self._rung.begin_fit()
+        fit_run = FitRun(self.model, self._place, self._fits, others, self._rung)
         self._fitted, self._fits = self.model, fit_run.number
         self._fit_run, self._report = fit_run, fit_run.report
         if not fit_run.is_skipped:

@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import Automatic, Progress, RetentionPolicy, RunOptions, RunSettings, as_retention, when_full
+from tranlogs.training import (
+    Automatic,
+    MeasuredRung,
+    Progress,
+    RetentionPolicy,
+    RunOptions,
+    RunSettings,
+    as_retention,
+    parse_overhead,
+    when_full,
+)
 
 from . import keras_internals
 from .backends import Backend
@@ -52,6 +62,7 @@ class Settings:
     Attributes:
         shared: what all integrations have.
         log: "auto", "gradients", "weights" or "inputs".
+        overhead: what logged tensors may cost with "auto", as a share of a step; None for no bound.
         every_epoch: whether a checkpoint is taken at the end of each epoch.
         retention: keeps the checkpoints at the ends of fits, besides those that were asked for.
         data_order: "tranlogs" or "keras".
@@ -63,6 +74,7 @@ class Settings:
 
     shared: RunSettings
     log: LogKind | Literal["auto"]
+    overhead: float | None
     every_epoch: bool
     retention: KeepEnds
     data_order: DataOrder
@@ -77,6 +89,7 @@ class Settings:
         run: Any,
         *,
         log: Any,
+        overhead: Any,
         checkpoint_every: Any,
         keep: Any,
         data_order: Any,
@@ -95,6 +108,7 @@ class Settings:
         retention = KeepEnds(as_retention(keep))
         policy = EVERY_EPOCH if every_epoch else checkpoint_every
         common = RunSettings.of(RunOptions(run=run, checkpoint_every=policy, keep=retention, **shared))
+        share = parse_overhead(overhead)
         if log not in ("auto", *get_args(LogKind)):
             raise UsageError(f'log={log!r}: use "auto", "gradients", "weights" or "inputs"')
         if log == "inputs":
@@ -103,7 +117,7 @@ class Settings:
             raise UsageError(f'data_order={data_order!r}: use "tranlogs" or "keras"')
         if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or seed < 0):
             raise UsageError(f"seed={seed!r}: give an integer from 0 on")
-        return cls(common, log, every_epoch, retention, data_order, seed, rank, verbose, bool(accept_changes))
+        return cls(common, log, share, every_epoch, retention, data_order, seed, rank, verbose, bool(accept_changes))
 
     @property
     def run(self) -> Path:
@@ -116,6 +130,10 @@ class Settings:
             return self.seed
         known = keras_internals.get_random_seed()
         return int(known) if known is not None else secrets.randbits(62)
+
+    def make_rung(self) -> MeasuredRung | None:
+        """Return what decides whether steps are logged with their tensors; None where `log` does."""
+        return MeasuredRung(self.overhead) if self.log == "auto" and self.overhead is not None else None
 
     def choose_log(self, model: Any, backend: Backend) -> tuple[LogKind, str]:
         """Choose what to log; return the choice, and the reason if gradients are not enough.

@@ -61,7 +61,7 @@ class LoggedOptimizer(Optimizer):
             tensors, so that it costs next to nothing. After a crash the script's loop computes the steps since the last
             checkpoint again, and each recorded boundary on the way is compared. "auto": gradients where they cost at most
             `overhead` of a step, which is measured, else no tensors.
-        overhead: what the log of gradients may cost with log="auto": "5%", or 0.05.
+        overhead: what the log of gradients may cost with log="auto": "5%", or 0.05; None for no bound.
         checkpoint_every: "auto" (as often as disk space and 10 seconds of replay need it), steps (500), a time ("10min"), a
             size of log ("256MiB"), a recovery time ("rto=30s"), or an object with `is_due(facts)`.
         durability: "machine" survives power loss (synced steps, a moment behind), "process" survives the process.
@@ -105,7 +105,7 @@ class LoggedOptimizer(Optimizer):
         model: Models = None,
         *,
         log: LogKind | Literal["auto"] = "gradients",
-        overhead: str | float = "5%",
+        overhead: str | float | None = "5%",
         checkpoint_every: Any = "auto",
         durability: Literal["machine", "process"] = "machine",
         keep: Any = 2,
@@ -366,9 +366,10 @@ def _itself(inner: Optimizer) -> Optimizer:
     return inner
 
 
-def _choose(log: LogKind | Literal["auto"], overhead: float) -> tuple[Rung, LogKind]:
+def _choose(log: LogKind | Literal["auto"], overhead: float | None) -> tuple[Rung, LogKind]:
     """Return what decides whether tensors are logged, and what a step logs then."""
-    return (MeasuredRung(overhead), "gradients") if log == "auto" else (Rung(logs_tensors=log != "inputs"), log)
+    rung = Rung(logs_tensors=log != "inputs") if log != "auto" or overhead is None else MeasuredRung(overhead)
+    return rung, "gradients" if log == "auto" else log
 
 
 def _check(optimizer: Any, log: str) -> None:

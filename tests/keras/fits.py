@@ -17,6 +17,7 @@ from tests.keras.callbacks import Sharing, attributes, losses, others
 from tests.keras.data import BATCH, EPOCHS, digits, given
 from tests.keras.models import MODELS, made
 from tests.kills.keras import Job
+from tests.support.rungs import shorten_trials
 from tranlogs.base.errors import UsageError
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -37,6 +38,7 @@ def fit(
     seed: int = 11,
     compiled: dict[str, Any] | None = None,
     options: dict[str, Any] | None = None,
+    cost: float | None = None,
 ) -> None:
     """One fit.
 
@@ -54,7 +56,10 @@ def fit(
         seed: of all random numbers.
         compiled: how the model is compiled.
         options: of the TranLogsCallback.
+        cost: what each trial of a few batches is to find that a log of tensors costs; None if nothing is tried.
     """
+    if cost is not None:
+        shorten_trials(cost)
     if fails:
         tranlogs.base.failpoints._rules = tranlogs.base.failpoints._parse(fails)
     found = made(optimizer, model, seed=seed, **(compiled or {}))

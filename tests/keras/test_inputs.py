@@ -56,3 +56,25 @@ def test_killed_scripts_end_as_those_that_nobody_killed(backend: Lab, script: st
     whole = finish(name, tmp_path / "whole", tmp_path / "whole" / "run", launcher=launcher, **OPTIONS)
     deaths = [Death(place, number=number) for place, number in places]
     prove_deaths(name, tmp_path / "killed", whole, deaths, EXPECTED, launcher=launcher, **OPTIONS)
+
+
+@pytest.mark.parametrize("cost", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("backend", "arguments"),
+    [
+        ("torch", {"model": "cnn", "optimizer": "adam-schedule", "validation": True, "beside": ["counting"]}),
+        ("tensorflow", {"model": "line", "validation": True, "beside": ["plateau", "clamp"]}),
+        ("jax", {"compiled": {"jit_compile": True}}),
+        campaign.in_soak("torch", {"data": "generator", "model": "global-noise"}),
+        campaign.in_soak("tensorflow", {"compiled": {"run_eagerly": True}}),
+        campaign.in_soak("tensorflow", {"compiled": {"jit_compile": True}}),
+    ],
+    indirect=["backend"],
+    ids=str,
+)
+def test_a_kill_in_any_phase_of_a_trial_leaves_no_trace(
+    backend: Lab, arguments: dict[str, Any], cost: float, tmp_path: Path
+) -> None:
+    options = {"overhead": "5%", "checkpoint_every": 9}
+    places: list[Place] = [["batch", 2], ["batch", 3], ["batch", 5], ["before", 1], ["batch", 11]]
+    prove_exact(backend, "fits:fit", tmp_path, places, expected=EXPECTED, **arguments, options=options, cost=cost)

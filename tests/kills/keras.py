@@ -42,7 +42,8 @@ class Job(job.Job):
             options: of the TranLogsCallback, which is one for all fits.
         """
         if self.run is not None and self._logger is None:
-            self._logger = logger = TranLogsCallback(str(self.run), **(self.options | options))
+            settings = {"overhead": None} | self.options | options
+            self._logger = logger = TranLogsCallback(str(self.run), **settings)
             self.watch(lambda: logger.report)
         place = self.death.place if self.death else ""
         seen = ("batch", "before") if by_batch else ()

@@ -17,7 +17,7 @@ from pathlib import Path
 from tranlogs.training import describe_end, describe_equal
 
 _FORECAST = (
-    r"about SIZE of log a step; next checkpoint (at the end of the epoch, or )?after (about )?# steps? \(SIZE of log\)"
+    r"(if gradients are cheap enough, )?about SIZE of log a step; next checkpoint (at the end of the epoch, or )?after (about )?# steps? \(SIZE of log\)"
     r"; at most about SIZE on disk without crashes"
 )
 _NO_TENSORS = (
@@ -33,6 +33,9 @@ _UNSET = r"; the loop body did not run, so `[^;]*` (is|are) unset"
 _FORMS = (
     rf"TranLogs: (RUN: )?fresh run: step # \(({_FORECAST}|{_NO_TENSORS})\)",
     rf"TranLogs: RUN: fit #: ({_FORECAST}|{_NO_TENSORS})",
+    r"TranLogs: RUN: gradients cost # % of a step, and # % are allowed: they are logged from the next checkpoint on",
+    r"TranLogs: RUN: gradients would cost # % of a step, and # % are allowed: no tensors are logged(; a crash costs up to "
+    r"SECONDS of computing)?",
     rf"TranLogs: (RUN goes on at {_PLACE}: )?{_RESUMED}",
     r"TranLogs: (RUN: )?starts from the beginning: nothing was finished before the crash \(step #, SECONDS\)",
     *(rf"TranLogs: {_RESUMED}: {re.escape(describe_end(end))}({_UNSET})?" for end in ("complete", "")),

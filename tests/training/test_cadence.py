@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tranlogs.log.record_format import COVERED_MAX
-from tranlogs.training import Cadence, cadence
+from tranlogs.training import cadence
+from tranlogs.training.cadence import Cadence
 
 
 class Time:

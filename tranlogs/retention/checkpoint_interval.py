@@ -15,7 +15,6 @@ _LOG_OVER_STATE = 16  # Checkpoints then add a sixteenth to what the log writes.
 _LOG_BYTES_MIN = 4 * MIB  # A checkpoint of a small model costs as much as some hundred of its steps.
 _FREE_DISK_SHARE = 16  # The log after the oldest kept checkpoint is some three intervals long.
 _REPLAY_SECONDS_MAX = 10.0
-_MTBF_SECONDS = 3600.0  # between two failures, if nobody says otherwise
 _WRITING_SHARE = 0.5  # of the time that another thread writes a checkpoint, the training loop loses at most
 
 
@@ -27,7 +26,7 @@ class CheckpointFacts:
         steps: training steps since the last checkpoint was taken. Steps that several optimizers take in one unit count once.
         seconds: time since then.
         log_bytes: bytes of log since then.
-        replay_seconds_per_step: the measured time to redo one training step.
+        replay_seconds_per_step: the measured time to redo one training step, or to compute it again.
         load_seconds: the measured time to load a checkpoint.
         state_bytes: the size of a checkpoint; 0 if it is not known yet.
         free_bytes: free space of the disk when the last checkpoint was taken.
@@ -76,17 +75,19 @@ class EverySeconds:
 
 @dataclass(frozen=True, slots=True)
 class EveryBytes:
-    """A checkpoint whenever the log since the last one has `nbytes` bytes."""
+    """A checkpoint whenever the log since the last one has `nbytes` bytes; while no tensors are logged, as "auto"."""
 
     nbytes: int
 
     def is_due(self, facts: CheckpointFacts) -> bool:
+        if facts.is_recomputed:
+            return Automatic().is_due(facts)
         return facts.steps > 0 and facts.log_bytes >= self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryTime:
-    """Checkpoints so often that loading one and replaying the log after it take at most `seconds`."""
+    """Checkpoints so often that loading one, and replaying or computing what follows it, take at most `seconds`."""
 
     seconds: float
 
@@ -101,9 +102,14 @@ class Automatic:
 
     A checkpoint is due when the log since the last one has 16 times the size of a checkpoint (at least 4 MiB), or a sixteenth
     of the free disk (at least the size of a checkpoint), or when its replay would take 10 seconds. Where training would have to
-    compute the steps again, it is due when the time since the last one is worth what a checkpoint costs, at a failure an hour:
-    after the square root of twice the product of both (Young 1974, Daly 2006).
+    compute the steps again, it is due when the time since the last one is worth what a checkpoint costs: after the square root
+    of twice the product of its cost and of the mean time between two failures (Young 1974, Daly 2006).
+
+    Attributes:
+        mtbf_seconds: the mean time between two failures.
     """
+
+    mtbf_seconds: float = 3600.0
 
     def is_due(self, facts: CheckpointFacts) -> bool:
         if facts.steps == 0:
@@ -115,7 +121,7 @@ class Automatic:
 
     def seconds_to_recompute(self, stall_seconds: float, writing_seconds: float) -> float:
         """Return how many seconds of computing lie between two checkpoints that cost so much."""
-        return math.sqrt(2 * (stall_seconds + _WRITING_SHARE * writing_seconds) * _MTBF_SECONDS)
+        return math.sqrt(2 * (stall_seconds + _WRITING_SHARE * writing_seconds) * self.mtbf_seconds)
 
     def log_bytes_max(self, state_bytes: int, free_bytes: int) -> int:
         """Return the number of bytes of log after which a checkpoint is due."""
@@ -124,7 +130,7 @@ class Automatic:
 
 
 def as_policy(every: Any) -> CheckpointPolicy:
-    """Return the policy for what users write: "auto", 500 (steps), "10min", "256MiB", "rto=30s", or a policy object.
+    """Return the policy for what users write: "auto", 500 (steps), "10min", "256MiB", "rto=30s", "mtbf=6h", or an object.
 
     Raises:
         UsageError: `every` is none of these.
@@ -136,11 +142,13 @@ def as_policy(every: Any) -> CheckpointPolicy:
     if every == "auto":
         return Automatic()
     if isinstance(every, str):
-        found = re.fullmatch(r"\s*(rto\s*=)?\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*", every)
+        found = re.fullmatch(r"\s*(?:(rto|mtbf)\s*=)?\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*", every)
         if found:
-            target, number, unit = bool(found[1]), float(found[2]), found[3].lower()
+            target, number, unit = found[1], float(found[2]), found[3].lower()
             if unit in SECONDS and number > 0:
                 seconds = number * SECONDS[unit]
+                if target == "mtbf":
+                    return Automatic(seconds)
                 return RecoveryTime(seconds) if target else EverySeconds(seconds)
             if unit in BYTES and not target and number > 0:
                 return EveryBytes(int(number * BYTES[unit]))
@@ -148,5 +156,5 @@ def as_policy(every: Any) -> CheckpointPolicy:
                 return EverySteps(int(number))
     raise UsageError(
         'checkpoint_every must be "auto", steps (500), a time ("10min"), a size of log ("256MiB"), a recovery time '
-        f'("rto=30s") or an object with is_due(facts), got {every!r}'
+        f'("rto=30s"), the mean time between two failures ("mtbf=6h") or an object with is_due(facts), got {every!r}'
     )

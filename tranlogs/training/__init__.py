@@ -14,7 +14,7 @@ from ..recovery.report import RecoveryReport, judge_exactness, make_report
 from ..recovery.state_protocol import Divergence
 from ..retention import Automatic, CheckpointPolicy, EverySteps, Monitor, RetentionPolicy, as_retention
 from ..retention.keep_policy import when_full
-from .cadence import Cadence
+from .boundary_log import BoundaryLog
 from .environment import compare_environments
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, some_bytes, window_of
 from .gradient_layout import GradientLayout
@@ -76,7 +76,7 @@ __all__ = [
     "SHOWS_NO_TENSORS",
     "UNKNOWN_DATA",
     "Automatic",
-    "Cadence",
+    "BoundaryLog",
     "CheckpointPolicy",
     "Curve",
     "Decoded",

@@ -71,6 +71,10 @@ class Rung:
         """There is nothing to say."""
         return ""
 
+    def qualify(self, forecast: str) -> str:
+        """Return a forecast of what is written, as it is."""
+        return forecast
+
 
 class MeasuredRung(Rung):
     """Decides whether tensors are logged.
@@ -104,6 +108,14 @@ class MeasuredRung(Rung):
     def wants_checkpoint(self) -> bool:
         """True if a checkpoint is needed, from which on tensors are logged."""
         return self.phase == "awaiting"
+
+    def begin_fit(self) -> None:
+        """Note that another loop begins, with a checkpoint: what is being measured begins anew."""
+        self._units = []
+        if self.phase in ("trial", "plain"):
+            self.phase = "trial"
+        elif self.phase == "awaiting":
+            self.phase = "gradients"
 
     def settle(self) -> None:
         """Log gradients whatever they cost: the loop does not repeat itself."""
@@ -154,6 +166,10 @@ class MeasuredRung(Rung):
             return True
         return False
 
+    def qualify(self, forecast: str) -> str:
+        """Return a forecast of what is written if tensors are logged."""
+        return f"if gradients are cheap enough, {forecast}"
+
     def describe(self, crash_seconds: float | None) -> str:
         """Return what was decided, in words.
 
@@ -168,13 +184,15 @@ class MeasuredRung(Rung):
         return f"gradients would cost {cost} of a step, and {allowed} are allowed: no tensors are logged{crash}"
 
 
-def parse_overhead(overhead: object) -> float:
-    """Return the share that a user has written: "5%", or 0.05.
+def parse_overhead(overhead: object) -> float | None:
+    """Return the share that a user has written: "5%", or 0.05; None for no bound.
 
     Raises:
         UsageError: it is neither, or not above 0 and below 1.
     """
     share = -1.0
+    if overhead is None:
+        return None
     try:
         if isinstance(overhead, str) and overhead.strip().endswith("%"):
             share = float(overhead.strip()[:-1]) / 100
@@ -183,5 +201,8 @@ def parse_overhead(overhead: object) -> float:
     except ValueError:
         pass
     if not 0.0 < share < 1.0:
-        raise UsageError(f'overhead must be a share of a step above 0 and below 100 %, as "5%" or 0.05, got {overhead!r}')
+        raise UsageError(
+            'overhead must be a share of a step above 0 and below 100 %, as "5%" or 0.05, or None for no bound, '
+            f"got {overhead!r}"
+        )
     return share

@@ -15,7 +15,7 @@ from operator import is_
 from typing import Any
 
 from tranlogs.records import Payload
-from tranlogs.training import Journal, ReplayCheck, StepRecorder
+from tranlogs.training import Journal, ReplayCheck, Rung, StepRecorder
 
 from .. import keras_internals
 from ..backends import Gradients
@@ -156,6 +156,7 @@ class StepCapture:
     Args:
         state: of the run.
         journal: where records go.
+        rung: tells whether steps are logged with their tensors; else they are only counted.
         expects: whether a batch was handed out; asked once a batch.
         give_up: called with a reason where gradients turn out not to be enough: weights are logged from the next step on.
         on_late: called with the name of a variable whose write may have been there for some units before it was found.
@@ -170,13 +171,14 @@ class StepCapture:
         self,
         state: KerasState,
         journal: Journal,
+        rung: Rung,
         expects: Callable[[], bool],
         give_up: Callable[[str], None],
         on_late: Callable[[str], None],
         on_random: Callable[[Sequence[str]], None],
     ) -> None:
         self.state, self.backend, self.journal, self._give_up = state, state.backend, journal, give_up
-        self._expects, self._on_random = expects, on_random
+        self._rung, self._expects, self._on_random = rung, expects, on_random
         self.writes = WatchedWrites(state, journal, on_late)
         self.looks_before_steps = True
         self._steps = 0  # since the boundary
@@ -227,7 +229,9 @@ class StepCapture:
             watched: values of what may have been written, if they were just read.
             can_repeat: whether this step may be taken twice, to check that gradients are all that an update consumes.
         """
-        if self.state.log == "inputs":
+        if not self._rung.logs_tensors:
+            self._is_halved = self.state.is_halved or not self.backend.combines
+            self.backend.forget()
             return
         self._commit()  # where an execution has several steps, not each of them ends at a boundary
         self._began = time.perf_counter()
@@ -258,11 +262,17 @@ class StepCapture:
 
     def drop_step(self) -> None:
         self._repeated.forget()
-        if self.state.log == "gradients":  # nothing has noted yet what was written before the step: the boundary logs it
+        if (
+            self.state.log == "gradients" and self._rung.logs_tensors
+        ):  # nothing has noted yet what was written before the step: the boundary logs it
             self.remember()
 
     def take_gradients(self, gradients: Gradients) -> None:
         """Log the gradients, then apply them."""
+        if not self._rung.logs_tensors:
+            self._apply(gradients)
+            self._count_step()
+            return
         self._find_inner_writes()
         if self._log_is_weights():  # as the first steps have shown
             self._apply(gradients)
@@ -295,6 +305,9 @@ class StepCapture:
 
     def take_step(self, gradients: Gradients, values: Sequence[Values]) -> None:
         """Log the gradients of a step that was taken in one call, and what it has left."""
+        if not self._rung.logs_tensors:
+            self._count_step()
+            return
         count = len(self.state.plan.updated)
         self._recorder.begin(self._payload(gradients))
         after: Sequence[Values] = values[:count]
@@ -337,9 +350,8 @@ class StepCapture:
 
     def end_step(self) -> None:
         """Log what a whole step has changed."""
-        if self.state.log == "inputs":
-            self.journal.count_step()
-            self._steps += 1
+        if not self._rung.logs_tensors:
+            self._count_step()
             return
         self._commit()
         if self.state.variables.has_grown():
@@ -352,6 +364,10 @@ class StepCapture:
         self._recorder.log_image(Payload.of(tensors), body, digests)
         self.writes.hold(values)
         self._after_step()
+
+    def _count_step(self) -> None:
+        self.journal.count_step()
+        self._steps += 1
 
     def _body(self, record: str, fingerprint: str) -> dict[str, Any]:
         body: dict[str, Any] = {"record": record, "fingerprint": fingerprint}
@@ -379,13 +395,16 @@ class StepCapture:
         Args:
             is_end: True at the end of an epoch or a fit, where callbacks of all kinds have run.
         """
-        if self.state.log == "inputs":
+        if not self._rung.logs_tensors:
             return self._look()
         self._commit()
         return self.writes.look(self._behind, is_end=is_end)
 
     def _look(self) -> Look:
         """Read what a boundary holds, and nothing else: what writes to other variables does so again after a crash."""
+        self._behind = None
+        if self.backend.is_eager:
+            self._changes.read_attributes()  # for checkpoints
         if self.state.variables.has_grown():
             self.state.variables.refresh()
         plan = self.state.plan

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
-from tranlogs.training import Framework, LiveReport, Recovered, RecoveryReport, Restarts
+from tranlogs.training import Framework, LiveReport, MeasuredRung, Recovered, RecoveryReport, Restarts
 
 from .. import keras_internals
 from ..backends import make_backend
@@ -65,6 +65,7 @@ class FitRun:
         place: returns the settings, with the run's folder, for a fit with the given identity.
         number: of this fit, from 0, among those of the callback.
         callbacks: of the fit, but for TranLogs's own.
+        rung: tells whether steps are logged with their tensors, in all fits of the process; None where the settings do.
 
     Attributes:
         model: that is being fitted.
@@ -76,7 +77,14 @@ class FitRun:
         cursor: the loop over batches.
     """
 
-    def __init__(self, model: Any, place: Callable[[dict[str, Any]], Settings], number: int, callbacks: list[Any]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        place: Callable[[dict[str, Any]], Settings],
+        number: int,
+        callbacks: list[Any],
+        rung: MeasuredRung | None,
+    ) -> None:
         self.model = model
         self._iterator, _, self._epochs = keras_internals.find_fit(model)
         backend = make_backend()
@@ -119,6 +127,7 @@ class FitRun:
                 report,
                 recorded_environment,
                 recorded=recorded,
+                rung=rung,
                 expects=self._expects_step,
             )
             states = CallbackStates(callbacks)

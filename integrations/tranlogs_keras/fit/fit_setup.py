@@ -11,7 +11,7 @@ from typing import Any
 from tranlogs.base.config import fitting_segment_bytes
 from tranlogs.base.errors import UsageError
 from tranlogs.records import Checkpoint
-from tranlogs.training import LiveReport, RunResources
+from tranlogs.training import LiveReport, Rung, RunResources
 
 from .. import keras_internals
 from ..backends import Backend, arrays
@@ -57,6 +57,7 @@ def make_parts(
     recorded_environment: dict[str, Any],
     *,
     recorded: dict[str, Any] | None,
+    rung: Rung | None,
     expects: Callable[[], bool],
 ) -> tuple[RunParts, LogChoice, bool]:
     """Return the parts of a fit, the form of its log, and whether steps are split into gradients and update.
@@ -68,6 +69,7 @@ def make_parts(
         resources: of the run.
         report: receives warnings.
         recorded_environment: is filled with what rounding depends on.
+        rung: tells whether tensors are logged; None where `log` does.
         recorded: the description in the newest checkpoint, if this fit continues from it.
         expects: whether a batch was handed out for the next step.
     """
@@ -75,6 +77,7 @@ def make_parts(
     splits = log == "gradients"
     if recorded is not None and "inputs" not in (log, recorded["log"]):  # as the run has found out
         log, splits = recorded["log"], recorded["splits"]
+    rung = rung or Rung(logs_tensors=log != "inputs")
     if why and recorded is None:
         _log.warning("%s: weights are logged, not gradients: %s", settings.run, why)
     variables = Variables(model, backend, is_whole=log == "weights")
@@ -86,9 +89,11 @@ def make_parts(
     can_change = not keras_internals.has_own_train_step(model)
     form = LogChoice(settings.run, state, resources.journal, report, can_change=can_change)
     steps = StepCapture(
-        state, resources.journal, expects, form.give_up_gradients, form.note_late_write, form.note_random_operations
+        state, resources.journal, rung, expects, form.give_up_gradients, form.note_late_write, form.note_random_operations
     )
-    parts = RunParts(settings.run, model, backend, state, steps, resources, report, recorded_environment, settings.progress)
+    parts = RunParts(
+        settings.run, model, backend, state, steps, resources, report, recorded_environment, rung, settings.progress
+    )
     return parts, form, splits
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tranlogs.training import Journal, ReplayCheck
+from tranlogs.training import Journal, ReplayCheck, Rung
 
 from ..backends import Gradients
 from ..backends.arrays import Values
@@ -55,7 +55,7 @@ class LoopCapture(StepCapture):
         on_late: Callable[[str], None],
         on_random: Callable[[Sequence[str]], None],
     ) -> None:
-        super().__init__(state, journal, lambda: True, give_up, on_late, on_random)
+        super().__init__(state, journal, Rung(logs_tensors=True), lambda: True, give_up, on_late, on_random)
         self._before_step = before_step
         self.is_closed = False
         self._check = ReplayCheck()  # of steps in graphs

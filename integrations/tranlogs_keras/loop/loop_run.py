@@ -20,6 +20,7 @@ from tranlogs.training import (
     RecoveryReport,
     Remembered,
     Restarts,
+    Rung,
     RunResources,
     ScalarHistory,
     announce,
@@ -146,7 +147,18 @@ class LoopRun:
         capture = LoopCapture(
             state, journal, self._before_step, form.give_up_gradients, form.note_late_write, self._note_random(form)
         )
-        parts = RunParts(run, members, backend, state, capture, self.resources, self.report, self._environment, lambda: None)
+        parts = RunParts(
+            run,
+            members,
+            backend,
+            state,
+            capture,
+            self.resources,
+            self.report,
+            self._environment,
+            Rung(logs_tensors=True),
+            lambda: None,
+        )
         recovery = Recovery(parts, form, self._make_rules())
         boundaries = Boundaries(
             parts,

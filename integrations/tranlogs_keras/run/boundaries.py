@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import xxhash
 
 from tranlogs.base.errors import DataError
 from tranlogs.records import Checkpoint, Snapshot
-from tranlogs.training import PASSES, Cadence
+from tranlogs.training import BoundaryLog
 
 from ..backends.arrays import flat_bytes
 from ..state import rng
@@ -67,8 +65,9 @@ class Boundaries:
         self._find_late, self._describe = find_late, describe
         self._generators, self._fixed = rng.Generators(parts.backend), Parts()
         self._has_reserved = False
-        self._cadence = Cadence() if parts.state.log == "inputs" else None  # without it, each boundary is recorded
-        self._passes = 0  # boundaries since the newest step
+        self._log = BoundaryLog(
+            parts.run, parts.journal, parts.rung, recovery.recheck, self._digest_state, parts.steps.remember
+        )
 
     def begin(self, before: NewestCheckpoint | None = None) -> None:
         """Begin a new run, or the next fit of one.
@@ -126,12 +125,13 @@ class Boundaries:
             wants_checkpoint: True to take a checkpoint even if the policy does not ask for one.
             scalars: for `tranlogs log`.
         """
-        parts, journal, began = self._parts, self._parts.journal, time.perf_counter()
-        self._passes = 0 if parts.steps.steps_since_boundary else self._passes + 1
+        parts, journal = self._parts, self._parts.journal
+        self._log.begin(has_steps=parts.steps.steps_since_boundary > 0)
         wanted = self._form.wants_checkpoint or wants_checkpoint
         late = self._find_late()
-        if self._is_passed_over(is_needed=wanted or bool(late)):
+        if self._log.is_passed_over(is_needed=wanted or bool(late)):
             parts.steps.begin_unit()
+            self._log.end_unit()
             return
         look = parts.steps.note_unit(is_end=is_end)
         parts.steps.begin_unit()
@@ -145,37 +145,22 @@ class Boundaries:
             return
         if late:
             self._describe()
-        digests = self._digest_state()
-        commit = partial(journal.boundary, body, lambda: self._snapshot(body), scalars=scalars, digests=digests)
-        commit(checkpoint=wanted or None)
-        if (position := self._recovery.recheck.find_equal(journal.step)) is not None and digests:
-            journal.checkpoint_recomputed(position, lambda: self._snapshot(body))
-        if self._recovery.settle_recheck(body["position"]):
-            if journal.uncovered:
-                journal.wait_checkpoint()
-                commit(checkpoint=True)  # training goes on from what the loop has computed
-            elif wanted and not self._has_checkpoint():
-                self._form.wants_checkpoint = True  # the former process died before this one was written
-        if self._cadence is not None:
-            self._cadence.note(began)
+        is_late = self._log.commit(
+            body,
+            lambda: self._snapshot(body),
+            lambda: self._recovery.settle_recheck(body["position"]),
+            wants_checkpoint=wanted or None,
+            scalars=scalars,
+        )
+        self._form.wants_checkpoint |= is_late
+        self._log.end_unit()
         if late:  # the log alone cannot be redone by a process in which no step has built them
             journal.wait_checkpoint()
             journal.checkpoint(self._snapshot(body), wait=True)
 
-    def _is_passed_over(self, *, is_needed: bool) -> bool:
-        """Return True if this boundary is not recorded, because no tensors are logged and another one was recorded just now."""
-        cadence, journal = self._cadence, self._parts.journal
-        if cadence is None or is_needed:
-            return False
-        if journal.is_rechecking:
-            return not self._recovery.recheck.wants(journal.step, self._passes)
-        return not cadence.is_due(journal.uncovered) and not journal.checkpoints.schedule.has_steps_due(journal.step)
-
     def _digest_state(self) -> bytes:
-        """Return a digest of weights and optimizer state, where the log has nothing else of the steps before."""
+        """Return a digest of weights and optimizer state."""
         parts = self._parts
-        if not parts.journal.uncovered and not self._recovery.recheck.is_covered:
-            return b""
         values = parts.backend.values_of([slot.variable for slot in parts.variables.everything_but_metrics])
         hasher = xxhash.xxh3_64()
         for value in values:
@@ -190,34 +175,26 @@ class Boundaries:
             self._recovery.settle_recheck(None)
             return
         journal.wait_checkpoint()  # while one is being written no other is taken, and this one is needed
-        digests = self._digest_state()
-        journal.boundary(body, lambda: self._snapshot(body), scalars=scalars, checkpoint=True, digests=digests)
-        if not self._recovery.settle_recheck(body["position"], is_last=True):
-            return
-        if journal.uncovered:  # what the loop has computed differs from the record, and holds
-            journal.wait_checkpoint()
-            journal.boundary(body, lambda: self._snapshot(body), scalars=scalars, checkpoint=True, digests=digests)
-        elif self._recovery.recheck.recovered is None:  # it equals the recorded end
-            if not self._has_checkpoint():
-                journal.checkpoint(self._snapshot(body), wait=True)
-        elif (now := self._read_end(changes)) is not None:
-            journal.boundary(now, lambda: self._snapshot(now), scalars=scalars, checkpoint=True, digests=digests)
+        is_late = self._log.commit(
+            body,
+            lambda: self._snapshot(body),
+            lambda: self._recovery.settle_recheck(body["position"], is_last=True),
+            wants_checkpoint=True,
+            scalars=scalars,
+        )
+        if is_late and (now := self._read_end(changes)) is not None:  # the recorded state was set back
+            journal.boundary(now, lambda: self._snapshot(now), scalars=scalars, checkpoint=True)
 
     def keep_end(self) -> None:
         """Take the checkpoint at the end of a fit that is over, if the process that came to it has published none."""
-        if not self._has_checkpoint():
+        if not self._log.has_checkpoint():
             self._parts.journal.start()
             self._parts.journal.checkpoint(self._snapshot(self._recovery.body), wait=True)
 
     def _read_end(self, changes: dict[str, Any]) -> dict[str, Any] | None:
-        self._passes = 0 if self._parts.steps.steps_since_boundary else self._passes + 1
+        self._log.begin(has_steps=self._parts.steps.steps_since_boundary > 0)
         body = self._read(self._parts.steps.note_unit(is_end=True))
         return None if body is None else body | changes
-
-    def _has_checkpoint(self) -> bool:
-        """Return True if there is a checkpoint at the end of the log."""
-        journal = self._parts.journal
-        return any(row.sequence == journal.log.end.sequence for row in journal.catalog.checkpoints())
 
     def _read(self, look: Look) -> dict[str, Any] | None:
         """Return what a boundary commits; None, and logging suspends, where an object of the user's cannot be read."""
@@ -229,7 +206,6 @@ class Boundaries:
 
     def _body(self, look: Look) -> dict[str, Any]:
         now, fixed = self._generators.read(look.seed), self._fixed
-        is_counted = self._cadence is not None or self._recovery.recheck.is_covered
         return {
             "auxiliary": look.auxiliary or fixed.of("auxiliary", _NOTHING),
             "metrics": look.metrics or fixed.of("metrics", _NOTHING),
@@ -238,7 +214,7 @@ class Boundaries:
             **({"deviation": deviation} if (deviation := self._recovery.recheck.deviation) else {}),
             **self._read_place(now, fixed),
             **fixed.under(RNG, now),
-            **({PASSES: self._passes} if self._passes and is_counted else {}),
+            **self._log.read(),
         }
 
     def _snapshot(self, body: dict[str, Any]) -> Snapshot:

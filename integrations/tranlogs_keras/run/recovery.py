@@ -111,6 +111,10 @@ class Recovery:
         parts.resources.continue_from(found)
         self.recheck.begin(found)
         self.recheck.deviation = state.body.get("deviation") or self.recheck.end.get("deviation")
+        if self.recheck.is_covered:
+            parts.rung.compute_again()
+        if self.recheck.deviation is not None:
+            parts.rung.settle()
         if state.body["log"] == "weights" and state.log == "gradients":
             self._form.log_weights()
         self.landed = found
@@ -120,7 +124,7 @@ class Recovery:
         self.refresh_report()
 
     def _find_obstacle(self, unit: LastUnit) -> str:
-        if self._parts.state.log == "inputs":
+        if not self._parts.rung.logs_tensors:
             return SHOWS_NO_TENSORS
         return self.recheck.find_obstacle(unit)
 

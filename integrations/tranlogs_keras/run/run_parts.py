@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tranlogs.training import Journal, LiveReport, Progress, RunResources
+from tranlogs.training import Journal, LiveReport, Progress, Rung, RunResources
 
 from ..backends import Backend
 from ..capture.steps import StepCapture
@@ -29,6 +29,7 @@ class RunParts:
         resources: journal, monitor, shipping and the handler of signals.
         report: report of the recovery, with what became known since.
         environment: what rounding depends on. Filled before anything is written.
+        rung: tells whether steps are logged with their tensors.
         progress: shows how far a replay is.
     """
 
@@ -40,6 +41,7 @@ class RunParts:
     resources: RunResources
     report: LiveReport
     environment: dict[str, Any]
+    rung: Rung
     progress: Callable[[], Progress | None]
 
     @property

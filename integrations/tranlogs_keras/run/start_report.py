@@ -22,7 +22,7 @@ def report_start(
         retention: which checkpoints are kept.
         ends: number of further checkpoints that are kept, at the ends of fits.
     """
-    if parts.state.log == "inputs":
+    if not parts.rung.logs_tensors:
         forecast = forecast_inputs(settings.policy, at_epoch_ends=every_epoch)
         parts.report.current = replace(parts.report.current or RecoveryReport(), forecast=forecast)
         return
@@ -35,5 +35,5 @@ def report_start(
         at_epoch_ends=every_epoch,
         more_checkpoints=ends,
     )
-    forecast = forecast_writes(settings.policy, settings.run, writes, retention)
+    forecast = parts.rung.qualify(forecast_writes(settings.policy, settings.run, writes, retention))
     parts.report.current = replace(parts.report.current or RecoveryReport(), forecast=forecast)

@@ -114,12 +114,7 @@ class UnitRecheck(RecomputedUnit):
     def _conclude(self, recheck: Recheck | RecomputedSteps, position: dict[str, Any] | None) -> None:
         report, journal = self._parts.report, self._parts.journal
         covered = recheck if isinstance(recheck, RecomputedSteps) else None
-        if covered is not None and not covered.is_equal:
-            step = journal.step
-            journal.log.fork(covered.equal, None)
-            journal.end_recheck(step)
-        else:
-            journal.end_recheck()
+        self._end()
         recheck.close()
         if recheck.is_equal:
             report.recheck, report.refuted = "equal", frozenset(self._rules.refuted)

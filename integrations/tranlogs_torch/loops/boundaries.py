@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from functools import partial
 from typing import Any
 
 import torch
 
 from tranlogs.base.config import OUTSIDE_UNITS_MAX
-from tranlogs.training import PASSES, UNKNOWN_DATA, Place
+from tranlogs.records import Snapshot
+from tranlogs.training import UNKNOWN_DATA, BoundaryLog, Place
 
 from ..state import naming
 from ..state.caveats import IMPLICIT
@@ -31,8 +31,6 @@ from .run_parts import RunParts
 from .steps_loop import Turns
 
 _log = logging.getLogger("tranlogs")
-
-_LOOPS_WITH_CHECKPOINT = 4  # at whose ends one is taken in any case where no tensors are logged; later where it costs little
 
 
 class Boundaries:
@@ -68,8 +66,15 @@ class Boundaries:
         self._journal, self._state, self._auxiliary = parts.journal, parts.state, parts.auxiliary
         self.steps_since_boundary = 0
         self._steps_by_optimizer: dict[str, int] = {}  # of the running unit
-        self._loops_ended = 0
-        self.units = self._passes = 0  # and of boundaries since the newest step
+        self.units = 0
+        self._log = BoundaryLog(
+            parts.settings.run,
+            parts.journal,
+            parts.rung,
+            recovery.recheck,
+            lambda: digest_state(parts.state),
+            self._remember,
+        )
         self._taken_at_boundary: dict[str, int] = {}
         self._has_reserved = self._has_said_nested = False
         self.implicit: dict[str, Any] | None = None
@@ -92,7 +97,6 @@ class Boundaries:
     def after_step(self, optimizer: str) -> None:
         """Count a step of an optimizer that was logged."""
         self.steps_since_boundary += 1
-        self._passes = 0
         self.errors_at_step = id(sys.exc_info()[1]), id(getattr(sys, "last_value", None))
         self._steps_by_optimizer[optimizer] = self._steps_by_optimizer.get(optimizer, 0) + 1
         if not self._has_reserved:  # optimizer state is there from the first step on
@@ -126,55 +130,30 @@ class Boundaries:
         if not self.steps_since_boundary and taken != self._taken_at_boundary and self._is_amid(taken, asking):
             return
         self._taken_at_boundary = taken
-        began = time.perf_counter()
+        self._log.begin(has_steps=self.steps_since_boundary > 0)
         self._parts.restarts.look()
-        if self._is_passed_over():
+        if self._log.is_passed_over(is_needed=self._write_log.wants_checkpoint):
             self._count_unit()
         else:
             self._note_turns()
             self._commit(self._read())
-            self._parts.cadence.note(began)
-        # While a unit is computed again, its record decides what is shown to the log.
-        if not self._journal.is_rechecking and self._parts.rung.note_unit() and not self._journal.is_suspended:
-            self._tell_rung()
-
-    def _tell_rung(self) -> None:
-        schedule = self._journal.checkpoints.schedule
-        text = self._parts.rung.describe(schedule.seconds_between())
-        print(f"TranLogs: {self._parts.settings.run}: {text}", file=sys.stderr, flush=True)
+        self._log.end_unit()
 
     def log_tensors(self) -> None:
         """Log tensors from the step on that comes now, whatever they cost: it lies outside of the loops that the run knows."""
         self._parts.rung.settle()
         self._journal.wait_checkpoint()
+        self._log.begin(has_steps=self.steps_since_boundary > 0)
         self._commit(self._read() | {"is_implicit": True, "turns": None})
 
     def expect_end(self) -> None:
         """Note that a loop ends with the next boundary: where no tensors are logged, only a checkpoint leads there."""
-        if not self._parts.rung.logs_tensors:
-            self._parts.cadence.demand()
-            if self._loops_ended < _LOOPS_WITH_CHECKPOINT or self._journal.checkpoints.schedule.is_affordable:
-                self._journal.wait_checkpoint()
-                self._write_log.wants_checkpoint = True
-            self._loops_ended += 1
-
-    def _is_passed_over(self) -> bool:
-        """Return True if this boundary is not recorded, because no tensors are logged and another one was recorded just now."""
-        cadence, journal, rung = self._parts.cadence, self._journal, self._parts.rung
-        if rung.logs_tensors or rung.wants_checkpoint or self._write_log.wants_checkpoint:
-            return False
-        if journal.is_rechecking:
-            return not self._recovery.recheck.wants(journal.step, self._passes)
-        return not cadence.is_due(journal.uncovered) and not journal.checkpoints.schedule.has_steps_due(journal.step)
+        if self._log.expect_end():
+            self._write_log.wants_checkpoint = True
 
     def _read(self) -> dict[str, Any]:
         recorded = self._parts.restarts.recorded
-        is_counted = not self._parts.rung.logs_tensors or self._recovery.recheck.is_covered
-        return {
-            **self._auxiliary.read(),
-            **({"restarts": recorded} if recorded is not None else {}),
-            **({PASSES: self._passes} if self._passes and is_counted else {}),
-        }
+        return {**self._auxiliary.read(), **({"restarts": recorded} if recorded is not None else {}), **self._log.read()}
 
     def _note_turns(self) -> None:
         """Note what the data of the running loop come from, if it is one over `steps()`."""
@@ -212,46 +191,35 @@ class Boundaries:
                 self._parts.writes.remember(self._journal.step)
         self._boundary_at = now
         noted = self._count_unit()
-        wanted: bool | None = self._write_log.wants_checkpoint or self._parts.rung.wants_checkpoint or None
-        self._write_log.wants_checkpoint = False
+        wanted: bool | None = self._write_log.wants_checkpoint or None
 
         def whole() -> dict[str, Any]:
             return {**body, "scalars": self._parts.scalars.pack()}
 
+        def snapshot() -> Snapshot:
+            return self._state.snapshot(whole())
+
         coordinator, writes = self._parts.coordinator, self._parts.writes
         wanted = coordinator.at_boundary(self._journal, body, whole, wanted=wanted, read_digests=lambda: writes.known)
         is_logged = not self._journal.is_rechecking
-        commit = partial(self._journal.boundary, body, lambda: self._state.snapshot(whole()), scalars=noted)
-        digests = self._digest_state()
-        before, logs_tensors = self._journal.checkpoints.taken, self._parts.rung.logs_tensors
-        if is_logged and not logs_tensors and self._auxiliary.has_script_changes:
+        if is_logged and not self._parts.rung.logs_tensors and self._auxiliary.has_script_changes:
             self._journal.wait_checkpoint()
             wanted = True  # The next start goes on from what the script has changed.
-        commit(checkpoint=wanted, digests=digests)
+        settle = self._recovery.settle_recheck
+        is_late = self._log.commit(body, snapshot, settle, wants_checkpoint=wanted, scalars=noted)
+        self._write_log.wants_checkpoint = is_late
         if is_logged:
             self._auxiliary.has_script_changes = False
-        elif (position := self._recovery.recheck.find_equal(self._journal.step)) is not None and digests:
-            self._journal.checkpoint_recomputed(position, lambda: self._state.snapshot(whole()))
-        if self._recovery.recheck.is_pending and self._recovery.settle_recheck():
-            if self._journal.uncovered:
-                self._parts.rung.settle()
-                self._journal.wait_checkpoint()
-                commit(checkpoint=True, digests=digests)  # Training goes on from what the loop has computed.
-            elif wanted and not logs_tensors:
-                self._journal.checkpoint(self._state.snapshot(whole()))
-        is_taken = self._journal.checkpoints.taken > before
-        if is_taken and self._parts.rung.note_checkpoint():
-            self._state.named.refresh()
-            self._parts.writes.remember(self._journal.step)
-        if wanted and is_logged and not (is_taken or logs_tensors):
-            self._write_log.wants_checkpoint = True  # Another one was being written.
         if self._journal.is_suspended:
             self._auxiliary.drop_unstorable()
+
+    def _remember(self) -> None:
+        self._state.named.refresh()
+        self._parts.writes.remember(self._journal.step)
 
     def _count_unit(self) -> dict[str, float]:
         """Count the unit that ends, and return its scalars."""
         self.steps_since_boundary = 0
-        self._passes += 1
         if len(self._steps_by_optimizer) > 1:
             self._note_companion_steps()
         else:
@@ -259,12 +227,6 @@ class Boundaries:
         self.units += 1
         self._parts.writes.looks.count_unit()
         return self._parts.scalars.commit(self._journal.step)
-
-    def _digest_state(self) -> bytes:
-        """Return a digest of weights and optimizer state, where the log has nothing else of the steps before."""
-        if not self._journal.uncovered and not self._recovery.recheck.is_covered:
-            return b""
-        return digest_state(self._state)
 
     def _note_companion_steps(self) -> None:
         """Let the steps of several optimizers in one unit count as those of the one that took the fewest."""
@@ -296,6 +258,7 @@ class Boundaries:
         if self._outside_units == OUTSIDE_UNITS_MAX and not self._auxiliary.is_loop_remembered:
             self._parts.report.warn_of_script(IMPLICIT)
         self.note_writes("at a boundary")
+        self._log.begin(has_steps=self.steps_since_boundary > 0)
         self._parts.restarts.look()
         body = self._read() | {"rng": implicit["rng"], "is_implicit": True, "turns": None}
         self._commit(body if is_before_forward else body | {"buffers": implicit["buffers"]})

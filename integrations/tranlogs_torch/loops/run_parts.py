@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tranlogs.training import Cadence, Journal, LiveReport, Restarts, Rung, RunResources, RunSettings, ScalarHistory
+from tranlogs.training import Journal, LiveReport, Restarts, Rung, RunResources, RunSettings, ScalarHistory
 
 from ..capture.foreign_writes import ForeignWriteDetector
 from ..capture.optimizer_hooks import OptimizerHooks
@@ -36,7 +36,6 @@ class RunParts:
         report: of the recovery, with what became known since.
         restarts: names what of the script starts over.
         rung: tells whether tensors are logged.
-        cadence: decides which boundaries are recorded while none are.
     """
 
     settings: RunSettings
@@ -52,7 +51,6 @@ class RunParts:
     report: LiveReport
     restarts: Restarts
     rung: Rung
-    cadence: Cadence
 
     @property
     def journal(self) -> Journal:

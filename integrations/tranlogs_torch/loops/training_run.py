@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UsageError
 from tranlogs.training import (
-    Cadence,
     LiveReport,
     LoopRecord,
     Progress,
@@ -146,7 +145,6 @@ class TrainingRun:
             report,
             Restarts(report, make_framework(modules, hooks, self.auxiliary)),
             rung if self.coordinator.is_single else Rung(logs_tensors=True),
-            Cadence(),
         )
         self._write_log.attach(self._parts, staging)
         self._recovery = Recovery(self._parts, lambda: self._boundaries.landed(), lambda: self._boundaries.set_back())

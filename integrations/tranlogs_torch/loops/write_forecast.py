@@ -21,5 +21,4 @@ def forecast(parts: RunParts) -> str:
     step_bytes = max(sum(logged[name] * nbytes for name, nbytes in trained.items()), 1)
     settings = parts.settings
     writes = ExpectedWrites(step_bytes, state_bytes, parts.resources.config.segment_bytes)
-    found = forecast_writes(settings.policy, settings.run, writes, settings.retention)
-    return f"if gradients are cheap enough, {found}" if parts.rung.is_measured else found
+    return parts.rung.qualify(forecast_writes(settings.policy, settings.run, writes, settings.retention))

@@ -102,6 +102,16 @@ class RecomputedUnit:
         self._journal.begin_recheck(recheck, step)
         self._report.recheck = "pending"
 
+    def _end(self) -> None:
+        """Let the journal log again. What the loop has computed holds where the log has no tensors and something differs."""
+        recheck, journal = self._recheck, self._journal
+        if isinstance(recheck, RecomputedSteps) and not recheck.is_equal:
+            step = journal.step
+            journal.log.fork(recheck.equal, None)
+            journal.end_recheck(step)
+        else:
+            journal.end_recheck()
+
     def _give_up(self) -> LastUnit:
         """Compare nothing more; return the recorded unit."""
         assert self._recheck is not None

@@ -127,13 +127,8 @@ class UnitRecheck(RecomputedUnit):
         )
 
     def _conclude(self, recheck: Recheck | RecomputedSteps, verdict: UnitVerdict) -> None:
-        parts, report, journal = self._parts, self._parts.report, self._parts.journal
-        if verdict.kind == "different" and isinstance(recheck, RecomputedSteps):
-            step = journal.step
-            journal.log.fork(recheck.equal, None)
-            journal.end_recheck(step)
-        else:
-            journal.end_recheck()
+        parts, report = self._parts, self._parts.report
+        self._end()
         if verdict.kind == "equal":
             # How many turns are left of a loop of the script's own is known if it keeps its state in the run.
             # An equal unit removes doubts about what the loop keeps.
@@ -142,7 +137,7 @@ class UnitRecheck(RecomputedUnit):
             parts.coordinator.restore_division(_read_division(recheck))
             recheck.close()
             first = recheck.unit.start.step + 1 if isinstance(recheck, RecomputedSteps) else None
-            self._print(describe_equal(journal.step, parts.coordinator.world, self.times, first=first))
+            self._print(describe_equal(parts.journal.step, parts.coordinator.world, self.times, first=first))
             return
         # A loop of the script's own may start over. That it differs then shows nothing, unless the run keeps its state.
         is_outside = bool(parts.auxiliary.is_outside or recheck.read_recorded("is_implicit"))

@@ -1,0 +1,143 @@
+"""How a unit ends, whatever the framework: whether its boundary is recorded, and what follows from the record."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from ..checkpoints import Snapshot
+from ..journal.journal import Journal
+from .cadence import Cadence
+from .recheck import PASSES, RecomputedUnit
+from .rungs import Rung
+
+_LOOPS_WITH_CHECKPOINT = 4  # at whose ends one is taken in any case where no tensors are logged; later where it costs little
+
+
+class BoundaryLog:
+    """Records boundaries in the journal, and takes the checkpoints that they need.
+
+    Where steps are logged with their tensors, each boundary is recorded. Else one is recorded now and then, with a digest of
+    the state: a recovery computes the steps before it again, and compares.
+
+    Args:
+        run: folder of the run.
+        journal: of the run.
+        rung: tells whether steps are logged with their tensors.
+        recheck: compares what is computed again with its record.
+        digest_state: returns a digest of weights and optimizer state.
+        remember: notes that the log has the state as it is now: a checkpoint from which on tensors are logged.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        journal: Journal,
+        rung: Rung,
+        recheck: RecomputedUnit,
+        digest_state: Callable[[], bytes],
+        remember: Callable[[], None],
+    ) -> None:
+        self._run, self._journal, self._rung, self._recheck = run, journal, rung, recheck
+        self._digest_state, self._remember = digest_state, remember
+        self._cadence = Cadence()
+        self._passes = 0  # boundaries since the newest step
+        self._loops_ended = 0
+        self._began = 0.0
+
+    def begin(self, *, has_steps: bool) -> None:
+        """Note that a boundary comes, which ends a unit with or without steps."""
+        self._began = perf_counter()
+        self._passes = 0 if has_steps else self._passes + 1
+
+    def is_passed_over(self, *, is_needed: bool) -> bool:
+        """Return True if this boundary is not recorded, because no tensors are logged and another one was recorded just now.
+
+        Args:
+            is_needed: True if it has to be recorded all the same.
+        """
+        journal = self._journal
+        if self._rung.logs_tensors or self._rung.wants_checkpoint or is_needed:
+            return False
+        if journal.is_rechecking:
+            return not self._recheck.wants(journal.step, self._passes)
+        return not self._cadence.is_due(journal.uncovered) and not journal.checkpoints.schedule.has_steps_due(journal.step)
+
+    def read(self) -> dict[str, Any]:
+        """Return what a boundary holds besides the state: how many came before it since the newest step, where that counts."""
+        is_counted = not self._rung.logs_tensors or self._recheck.is_covered
+        return {PASSES: self._passes} if self._passes and is_counted else {}
+
+    def commit(
+        self,
+        body: dict[str, Any],
+        snapshot: Callable[[], Snapshot],
+        settle: Callable[[], bool],
+        *,
+        wants_checkpoint: bool | None,
+        scalars: dict[str, float] | None,
+    ) -> bool:
+        """Record a boundary; return True if a checkpoint that is wanted has to be taken at a later one.
+
+        Args:
+            body: of the boundary.
+            snapshot: copies the state for a checkpoint.
+            settle: draws the conclusion if all that is computed again was compared, and returns True then.
+            wants_checkpoint: True to take a checkpoint, False to take none; None to leave that to the policy.
+            scalars: for `tranlogs log`.
+        """
+        journal, rung, recheck = self._journal, self._rung, self._recheck
+        before, logs_tensors, is_logged = journal.checkpoints.taken, rung.logs_tensors, not journal.is_rechecking
+        digests = self._digest_state() if journal.uncovered or recheck.is_covered else b""
+        commit = partial(journal.boundary, body, snapshot, scalars=scalars, digests=digests)
+        commit(checkpoint=rung.wants_checkpoint or wants_checkpoint)
+        if digests and (equal := recheck.find_equal(journal.step)) is not None:
+            journal.checkpoint_recomputed(equal, snapshot)
+        is_late = False
+        if recheck.is_pending and settle():
+            if journal.uncovered:  # training goes on from what the loop has computed
+                rung.settle()
+                journal.wait_checkpoint()
+                commit(checkpoint=True)
+            elif wants_checkpoint and not self.has_checkpoint():  # the process before has died too early for it
+                is_late = recheck.recovered is not None  # and the state is another one now
+                if not is_late:
+                    journal.wait_checkpoint()
+                    journal.checkpoint(snapshot())
+        elif wants_checkpoint and is_logged and not logs_tensors:  # perhaps another one was being written
+            is_late = True
+        is_taken = journal.checkpoints.taken > before
+        if is_taken and rung.note_checkpoint():
+            self._remember()
+        self._cadence.note(self._began)
+        return is_late and not is_taken
+
+    def end_unit(self) -> None:
+        """Note that the unit is over. While units are computed again, the record decides what is shown to the log."""
+        journal, rung = self._journal, self._rung
+        if not journal.is_rechecking and rung.note_unit() and not journal.is_suspended:
+            text = rung.describe(journal.checkpoints.schedule.seconds_between())
+            print(f"TranLogs: {self._run}: {text}", file=sys.stderr, flush=True)
+
+    def expect_end(self) -> bool:
+        """Note that a loop ends with the next boundary; return True if a checkpoint is to be taken there.
+
+        Where no tensors are logged, only a checkpoint leads there without computing the loop again.
+        """
+        if self._rung.logs_tensors:
+            return False
+        self._cadence.demand()
+        self._loops_ended += 1
+        if self._loops_ended > _LOOPS_WITH_CHECKPOINT and not self._journal.checkpoints.schedule.is_affordable:
+            return False
+        self._journal.wait_checkpoint()
+        return True
+
+    def has_checkpoint(self) -> bool:
+        """Return True if there is a checkpoint at the end of the log."""
+        journal = self._journal
+        return any(row.sequence == journal.log.end.sequence for row in journal.catalog.checkpoints())
