@@ -37,7 +37,9 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
 def _stall(*, quick: bool) -> dict[str, Any]:
     model, windows = model_and_text(quick=quick)
     with measured_folder() as folder:
-        optimizer = LoggedOptimizer(torch.optim.AdamW(model.parameters()), Path(folder) / "run", model, checkpoint_every=10**6)
+        optimizer = LoggedOptimizer(
+            torch.optim.AdamW(model.parameters()), Path(folder) / "run", model, log="gradients", checkpoint_every=10**6
+        )
         optimizer.recover()
         stream, turns = batches(windows), optimizer.steps(10**9)
         stalls: list[float] = []
@@ -88,7 +90,7 @@ def _child(kind: str, *, quick: bool) -> None:
         steps = 4 if quick else 12
         turns = iter(range(steps))
         if kind == "logged":
-            optimizer = LoggedOptimizer(optimizer, Path(folder) / "run", model, checkpoint_every=3)
+            optimizer = LoggedOptimizer(optimizer, Path(folder) / "run", model, log="gradients", checkpoint_every=3)
             optimizer.recover()
             turns = optimizer.steps(steps)
         for _ in turns:

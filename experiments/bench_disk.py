@@ -34,7 +34,7 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
 
 
 def _young(run: Path, work: Work, steps: int) -> dict[str, Any]:
-    optimizer = LoggedOptimizer(work.optimizers[0], run, work.model, on_signal=None)
+    optimizer = LoggedOptimizer(work.optimizers[0], run, work.model, log="gradients", on_signal=None)
     optimizer.recover()
     for _ in optimizer.steps(steps):
         gradients_given(work)

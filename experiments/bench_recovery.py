@@ -99,7 +99,12 @@ def _train(run: Path, steps: int) -> None:
     """Log all steps with the same gradients, and die."""
     model = small()
     optimizer = LoggedOptimizer(
-        torch.optim.AdamW(model.parameters(), lr=1e-3), run, model, checkpoint_every=_NEVER, durability="process"
+        torch.optim.AdamW(model.parameters(), lr=1e-3),
+        run,
+        model,
+        log="gradients",
+        checkpoint_every=_NEVER,
+        durability="process",
     )
     optimizer.recover()
     for p in model.parameters():
@@ -117,7 +122,7 @@ def _recover(run: Path) -> None:
     model = small()
     inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
     before, start = _peak(), time.perf_counter()
-    optimizer = LoggedOptimizer(inner, run, model)
+    optimizer = LoggedOptimizer(inner, run, model, log="gradients")
     opened = time.perf_counter()
     report = optimizer.recover()
     end = time.perf_counter()

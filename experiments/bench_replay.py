@@ -52,7 +52,7 @@ def _case(run: Path, make: Callable[[], Work], options: dict[str, Any], steps: i
     work = make()
     inner = AdamW(work.model.parameters(), lr=1e-3, **options)
     settings: dict[str, Any] = {"checkpoint_every": _NEVER, "durability": "process", "fingerprint": "full"}
-    with LoggedOptimizer(inner, run, work.model, **settings) as optimizer:
+    with LoggedOptimizer(inner, run, work.model, log="gradients", **settings) as optimizer:
         optimizer.recover()
         for _ in optimizer.steps(steps, stateless=True):
             gradients_given(work)
@@ -77,7 +77,9 @@ def _case(run: Path, make: Callable[[], Work], options: dict[str, Any], steps: i
 
 def _replay(run: Path, work: Work, options: dict[str, Any], final: list[torch.Tensor]) -> float:
     """Seconds of a redone step in one recovery."""
-    optimizer = LoggedOptimizer(AdamW(work.model.parameters(), lr=1e-3, **options), run, work.model, durability="process")
+    optimizer = LoggedOptimizer(
+        AdamW(work.model.parameters(), lr=1e-3, **options), run, work.model, log="gradients", durability="process"
+    )
     report = optimizer.recover()
     optimizer.close()
     if not report.exact or not all(torch.equal(a, b) for a, b in zip(work.model.parameters(), final, strict=True)):

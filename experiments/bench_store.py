@@ -198,7 +198,7 @@ def _recoveries(run: Training, client: Any, target: Path, rounds: int) -> dict[s
 
 def _logged(work: Workload, run: Path) -> tuple[torch.nn.Module, LoggedOptimizer]:
     model = work.model(0)
-    return model, LoggedOptimizer(optimizer_of(model), run, model, checkpoint_every=_CHECKPOINT_STEPS, keep=1)
+    return model, LoggedOptimizer(optimizer_of(model), run, model, log="gradients", checkpoint_every=_CHECKPOINT_STEPS, keep=1)
 
 
 def _recovered(work: Workload, run: Path) -> float:

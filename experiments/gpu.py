@@ -138,7 +138,9 @@ def train(job: dict[str, Any]) -> None:
             say(done=number)
         say(digest=training.digest(), losses=losses)
         return
-    logged = LoggedOptimizer(training.optimizer, job["run"], training.model, checkpoint_every=job["checkpoint_every"])
+    logged = LoggedOptimizer(
+        training.optimizer, job["run"], training.model, log="gradients", checkpoint_every=job["checkpoint_every"]
+    )
     state = logged.remember(losses=[])
     start = time.perf_counter()
     report = logged.track(loader=training.loader).recover()
@@ -305,7 +307,9 @@ class Kit:
         training = Training(self.device, self.model)
         every, count = 8, 4
         run = self.folder / "checkpoint"
-        optimizer = LoggedOptimizer(training.optimizer, run, training.model, checkpoint_every=every, on_signal=None)
+        optimizer = LoggedOptimizer(
+            training.optimizer, run, training.model, log="gradients", checkpoint_every=every, on_signal=None
+        )
         optimizer.recover()
         with_checkpoint, without, until_published = [], [], []
         start = 0.0

@@ -145,7 +145,7 @@ def train(which: str, run: str, checkpoint_every: str) -> None:
     model, backward = _small() if which == "small" else _gpt(quick=which == "gpt-quick")
     every = int(checkpoint_every) if checkpoint_every.isdigit() else checkpoint_every
     inner = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    optimizer = LoggedOptimizer(inner, run, model, keep=1, fingerprint="full", checkpoint_every=every)
+    optimizer = LoggedOptimizer(inner, run, model, log="gradients", keep=1, fingerprint="full", checkpoint_every=every)
     optimizer.recover()
     turns = optimizer.steps(10**9)
     next(turns)

@@ -129,7 +129,7 @@ def _crash(work: Workload, size: Size, reference: Reference, step: int, place: i
 def _from_log(work: Workload, reference: Reference, step: int, folder: Path) -> tuple[dict[str, float], Any]:
     """TranLogs' recovery, which must be the uninterrupted run at that step."""
     model = work.model(_SEED + 1)
-    with LoggedOptimizer(optimizer_of(model), folder / "run", model) as optimizer:
+    with LoggedOptimizer(optimizer_of(model), folder / "run", model, log="gradients") as optimizer:
         report = optimizer.track(loader=work.loader()).recover()
     differing = [name for name, value in model.state_dict().items() if not torch.equal(value, reference.states[step][name])]
     quality = work.quality(model)
@@ -146,7 +146,9 @@ def train(work: Workload, folder: Path, interval: int, at: int, place: int) -> N
     """Train until `at` steps are done, and die in the next batch."""
     model = work.model(_SEED)
     loader = work.loader()
-    optimizer = LoggedOptimizer(optimizer_of(model), folder / "run", model, checkpoint_every=interval, fingerprint="full")
+    optimizer = LoggedOptimizer(
+        optimizer_of(model), folder / "run", model, log="gradients", checkpoint_every=interval, fingerprint="full"
+    )
     optimizer.track(loader=loader).recover()
     for step, (x, y) in enumerate(optimizer.batches(loader, until=at + 1)):
         _die(step == at and place == 0)

@@ -124,7 +124,9 @@ def train(job: Job) -> None:
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     logged: LoggedOptimizer | None = None
     if job.run is not None:  # keep=1: a demo should not fill the disk
-        logged = optimizer = LoggedOptimizer(optimizer, job.run, model, checkpoint_every=job.checkpoint_every, keep=1)
+        logged = optimizer = LoggedOptimizer(
+            optimizer, job.run, model, log="gradients", checkpoint_every=job.checkpoint_every, keep=1
+        )
     scheduler = OneCycleLR(optimizer, max_lr=1e-3, total_steps=job.schedule)  # lr and betas change at every step
     if logged is not None:
         logged.track(scheduler=scheduler, loader=loader)

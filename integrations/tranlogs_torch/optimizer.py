@@ -57,13 +57,14 @@ class LoggedOptimizer(Optimizer):
         optimizer: any torch.optim.Optimizer.
         run: folder of the run; made if it is not there.
         model: the module (or a dict or list of modules) that is trained: its parameters' names, and its buffers.
-        log: "gradients" (redo with the optimizer), "weights" (after-image of parameters and optimizer state), or "inputs": no
-            tensors, so that it costs next to nothing. After a crash the script's loop computes the steps since the last
-            checkpoint again, and each recorded boundary on the way is compared. "auto": gradients where they cost at most
-            `overhead` of a step, which is measured, else no tensors.
+        log: "auto": gradients as long as they cost at most `overhead` of a step, which is measured, else no tensors;
+            "gradients" (redo with the optimizer), "weights" (after-image of parameters and optimizer state), or "inputs": no
+            tensors, so that it costs next to nothing. After a crash the script's loop computes the steps of which the log has
+            no tensors again, and each recorded boundary on the way is compared.
         overhead: what the log of gradients may cost with log="auto": "5%", or 0.05; None for no bound.
-        checkpoint_every: "auto" (as often as disk space and 10 seconds of replay need it), steps (500), a time ("10min"), a
-            size of log ("256MiB"), a recovery time ("rto=30s"), or an object with `is_due(facts)`.
+        checkpoint_every: "auto" (as often as disk space and 10 seconds of replay need it; without tensors, as often as it
+            saves more computing than it costs, at a failure an hour), "mtbf=6h" (the same, at a failure in 6 hours), steps
+            (500), a time ("10min"), a size of log ("256MiB"), a recovery time ("rto=30s"), or an object with `is_due(facts)`.
         durability: "machine" survives power loss (synced steps, a moment behind), "process" survives the process.
         keep: which checkpoints stay: a number, `KeepLatest(n)`, `KeepEvery(steps)`, a function, or an object with
             DLRover's `clean_up(step, delete_func)`.
@@ -104,7 +105,7 @@ class LoggedOptimizer(Optimizer):
         run: str | Path,
         model: Models = None,
         *,
-        log: LogKind | Literal["auto"] = "gradients",
+        log: LogKind | Literal["auto"] = "auto",
         overhead: str | float | None = "5%",
         checkpoint_every: Any = "auto",
         durability: Literal["machine", "process"] = "machine",

@@ -111,7 +111,7 @@ class BoundaryLog:
         elif wants_checkpoint and is_logged and not logs_tensors:  # perhaps another one was being written
             is_late = True
         is_taken = journal.checkpoints.taken > before
-        if is_taken and rung.note_checkpoint():
+        if is_taken and not journal.is_rechecking and rung.note_checkpoint():
             self._remember()
         self._cadence.note(self._began)
         return is_late and not is_taken

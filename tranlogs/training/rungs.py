@@ -1,8 +1,8 @@
 """`log="auto"`: gradients are logged where they cost at most what the user allows, else no tensors.
 
 phase        tensors   until
-trial        logged    24 units were timed: then "plain"
-plain        none      24 units were timed. If the logged ones took longer by more than is allowed: "inputs". Else "awaiting"
+trial        logged    24 units were timed (8, once they take 20 seconds): then "plain"
+plain        none      as many were timed. If the logged ones took longer by more than is allowed: "inputs". Else "awaiting"
 awaiting     none      the checkpoint that it asks for is taken: "gradients"
 gradients    logged    a checkpoint is taken five minutes or more later: "trial"
 inputs       none      a checkpoint is taken a minute or more later (each time twice as long, at most ten): "trial"
@@ -21,6 +21,7 @@ from typing import Literal
 from ..base.errors import UsageError
 
 UNITS, _SKIPPED = 24, 4  # of a phase in which units are timed, and how many of its first do not count
+_UNITS_MIN, _SECONDS = 8, 20.0  # Long units vary less, and those without tensors should not become many minutes.
 _GRADIENTS_SECONDS = 300.0  # between two trials, while gradients are logged
 _INPUTS_SECONDS, _INPUTS_SECONDS_MAX = 60.0, 600.0  # the same while none are
 _RISE = 0.8  # of what is allowed, for a change to gradients
@@ -133,7 +134,7 @@ class MeasuredRung(Rung):
         if self.phase not in ("trial", "plain"):
             return False
         self._units.append(now - last)
-        if len(self._units) < UNITS:
+        if len(self._units) < UNITS and (len(self._units) < _UNITS_MIN or sum(self._units[1:]) < _SECONDS):
             return False
         units, self._units = self._units[_SKIPPED:], []
         if self.phase == "trial":

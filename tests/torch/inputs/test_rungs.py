@@ -34,7 +34,7 @@ def run_through(rung: MeasuredRung, monkeypatch: pytest.MonkeyPatch, logged: flo
     for seconds in (logged, plain):
         for unit in range(rungs.UNITS):
             assert rung.phase == ("trial" if seconds == logged else "plain")
-            now += seconds * (50 if unit in (1, 9) else 1)  # the first ones, and a validation
+            now += seconds / 100 * (50 if unit in (1, 9) else 1)  # the first ones, and a validation
             rung.note_unit()
 
 
@@ -83,6 +83,18 @@ def test_trials_come_with_a_checkpoint_and_become_rare_where_they_find_the_same(
     rung.settle()
     run_through_nothing = rung.note_unit()
     assert (run_through_nothing, rung.phase) == (False, "gradients")
+
+
+def test_long_units_are_tried_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(rungs.time, "perf_counter", lambda: now)
+    rung, phases = MeasuredRung(0.05), list[str]()
+    for seconds in [5.1] * 8 + [5.0] * 8:
+        phases.append(rung.phase)
+        now += seconds
+        rung.note_unit()
+    assert phases == ["trial"] * 8 + ["plain"] * 8
+    assert (rung.phase, rung.cost) == ("awaiting", pytest.approx(0.02))
 
 
 @pytest.mark.parametrize(("text", "share"), [("5%", 0.05), (" 0.5 %", 0.005), (0.1, 0.1), ("99%", 0.99)])

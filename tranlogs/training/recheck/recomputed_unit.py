@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ class RecomputedUnit:
     def __init__(self, run: Path, journal: Journal, report: LiveReport) -> None:
         self._run, self._journal, self._report = run, journal, report
         self._recheck: Recheck | RecomputedSteps | None = None
+        self._shown_at = time.monotonic()
         self.recovered: Recovered | None = None
 
     @property
@@ -50,7 +53,19 @@ class RecomputedUnit:
 
     def wants(self, step: int, passes: int) -> bool:
         """Return True if the boundary that comes now is compared with a record; see `RecomputedSteps.wants`."""
-        return not isinstance(self._recheck, RecomputedSteps) or self._recheck.wants(step, passes)
+        if not isinstance(self._recheck, RecomputedSteps):
+            return True
+        self._show_progress(step, self._recheck.unit)
+        return self._recheck.wants(step, passes)
+
+    def _show_progress(self, step: int, unit: LastUnit) -> None:
+        """Show on a terminal, once a second, how far the loop has come."""
+        now, total = time.monotonic(), unit.end.step - unit.start.step
+        if now - self._shown_at < 1.0 or not sys.stderr.isatty():
+            return
+        self._shown_at = now
+        text = f"computing {total} steps again that were finished before the crash: {step - unit.start.step}"
+        print(f"\rTranLogs: {self._run}: {text}", end="", file=sys.stderr, flush=True)
 
     def find_equal(self, step: int) -> Position | None:
         """Return the position of the recorded boundary after `step`, if it was just computed again and is equal; else None."""
@@ -105,6 +120,8 @@ class RecomputedUnit:
     def _end(self) -> None:
         """Let the journal log again. What the loop has computed holds where the log has no tensors and something differs."""
         recheck, journal = self._recheck, self._journal
+        if isinstance(recheck, RecomputedSteps) and sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
         if isinstance(recheck, RecomputedSteps) and not recheck.is_equal:
             step = journal.step
             journal.log.fork(recheck.equal, None)
