@@ -47,6 +47,7 @@ _log = logging.getLogger("tranlogs")
 
 _JOIN_SECONDS = 0.1  # between two looks at whether a foreign process holds the catalog
 _FALLBACK = EverySteps(500)
+_NO_STEP = 1 << 63
 _AFFORDABLE = 20  # A checkpoint that nobody needs may cost a twentieth of the time.
 _GROWTH_MAX = 4  # The first steps create the optimizer's state: Adam with amsgrad adds three times the weights.
 
@@ -356,6 +357,7 @@ class CheckpointSchedule:
         is_recomputed: True if the log has no tensors of steps since the last checkpoint.
         stall_seconds: the time that training stood still for the last checkpoint.
         writing_seconds: the time that it took to write it.
+        due_step: the step from which on one is due, if the policy counts steps; else one that no run reaches.
     """
 
     def __init__(self, policy: CheckpointPolicy, catalog: Catalog, clock: Clock) -> None:
@@ -369,6 +371,7 @@ class CheckpointSchedule:
     def note_taken(self, step: int, log_bytes: int, seconds_ago: float = 0.0) -> None:
         """Record that a checkpoint was taken at `step`, after `log_bytes` of log."""
         self._step, self._at, self._log_bytes = step, self._clock.monotonic() - seconds_ago, log_bytes
+        self.due_step = step + self._policy.steps if isinstance(self._policy, EverySteps) else _NO_STEP
         self._companion_steps_before = self.companion_steps
         self.is_recomputed = False
         self._free_bytes = free_bytes(self._catalog.path.parent)
@@ -388,10 +391,6 @@ class CheckpointSchedule:
         if not isinstance(self._policy, Automatic):
             return None
         return self._policy.seconds_to_recompute(self.stall_seconds, self.writing_seconds)
-
-    def has_steps_due(self, step: int) -> bool:
-        """Return True if the policy counts steps, and wants a checkpoint at `step`: a check that costs next to nothing."""
-        return isinstance(self._policy, EverySteps) and step - self._step >= self._policy.steps
 
     def is_due(self, step: int, log_bytes: int, speed: RecoverySpeed) -> bool:
         """Return True if the policy wants a checkpoint at `step`, after `log_bytes` of log."""

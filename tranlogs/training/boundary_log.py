@@ -60,12 +60,12 @@ class BoundaryLog:
         Args:
             is_needed: True if it has to be recorded all the same.
         """
-        journal = self._journal
-        if self._rung.logs_tensors or self._rung.wants_checkpoint or is_needed:
+        rung, journal = self._rung, self._journal
+        if rung.logs_tensors or rung.wants_checkpoint or is_needed:
             return False
         if journal.is_rechecking:
             return not self._recheck.wants(journal.step, self._passes)
-        return not self._cadence.is_due(journal.uncovered) and not journal.checkpoints.schedule.has_steps_due(journal.step)
+        return journal.step < journal.checkpoints.schedule.due_step and not self._cadence.is_due(journal.uncovered)
 
     def read(self) -> dict[str, Any]:
         """Return what a boundary holds besides the state: how many came before it since the newest step, where that counts."""
@@ -119,7 +119,7 @@ class BoundaryLog:
     def end_unit(self) -> None:
         """Note that the unit is over. While units are computed again, the record decides what is shown to the log."""
         journal, rung = self._journal, self._rung
-        if not journal.is_rechecking and rung.note_unit() and not journal.is_suspended:
+        if rung.is_timing and not journal.is_rechecking and rung.note_unit() and not journal.is_suspended:
             text = rung.describe(journal.checkpoints.schedule.seconds_between())
             print(f"TranLogs: {self._run}: {text}", file=sys.stderr, flush=True)
 

@@ -36,23 +36,16 @@ class Rung:
         logs_tensors: True if the steps are logged with their tensors.
 
     Attributes:
+        logs_tensors: True if the steps of the unit that begins are logged with their tensors.
+        wants_checkpoint: True if a checkpoint is needed, from which on tensors are logged.
+        is_timing: True while units are timed.
         is_measured: True where measurements decide.
     """
 
-    is_measured = False
+    is_measured = is_timing = wants_checkpoint = False
 
     def __init__(self, logs_tensors: bool) -> None:
-        self._logs_tensors = logs_tensors
-
-    @property
-    def logs_tensors(self) -> bool:
-        """True if the steps of the unit that begins are logged with their tensors."""
-        return self._logs_tensors
-
-    @property
-    def wants_checkpoint(self) -> bool:
-        """True if a checkpoint is needed, from which on tensors are logged."""
-        return False
+        self.logs_tensors = logs_tensors
 
     def settle(self) -> None:
         """It is settled."""
@@ -92,7 +85,7 @@ class MeasuredRung(Rung):
 
     def __init__(self, overhead: float) -> None:
         self._overhead = overhead
-        self.phase: Phase = "trial"
+        self._enter("trial")
         self.cost: float | None = None
         self._trial: list[float] = []
         self._units: list[float] = []
@@ -100,45 +93,42 @@ class MeasuredRung(Rung):
         self._decided_at, self._wait = 0.0, _INPUTS_SECONDS
         self._is_settled = False
 
-    @property
-    def logs_tensors(self) -> bool:
-        """True if the steps of the unit that begins are logged with their tensors."""
-        return self.phase in ("trial", "gradients")
-
-    @property
-    def wants_checkpoint(self) -> bool:
-        """True if a checkpoint is needed, from which on tensors are logged."""
-        return self.phase == "awaiting"
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self.logs_tensors, self.is_timing = phase in ("trial", "gradients"), phase in ("trial", "plain")
+        self.wants_checkpoint = phase == "awaiting"
 
     def begin_fit(self) -> None:
         """Note that another loop begins, with a checkpoint: what is being measured begins anew."""
         self._units = []
-        if self.phase in ("trial", "plain"):
-            self.phase = "trial"
-        elif self.phase == "awaiting":
-            self.phase = "gradients"
+        if self.is_timing:
+            self._enter("trial")
+        elif self.wants_checkpoint:
+            self._enter("gradients")
 
     def settle(self) -> None:
         """Log gradients whatever they cost: the loop does not repeat itself."""
         self._is_settled = True
-        self.phase = "gradients" if self.logs_tensors else "awaiting"
+        self._enter("gradients" if self.logs_tensors else "awaiting")
 
     def compute_again(self) -> None:
         """Log no tensors before the next checkpoint: steps are computed again of which the log has none."""
-        self.phase, self._decided_at = "awaiting" if self._is_settled else "inputs", time.monotonic()
+        self._enter("awaiting" if self._is_settled else "inputs")
+        self._decided_at = time.monotonic()
 
     def note_unit(self) -> bool:
         """Note that a unit ends; return True if what is logged was decided anew."""
         now, last = time.perf_counter(), self._last
         self._last = now
-        if self.phase not in ("trial", "plain"):
+        if not self.is_timing:
             return False
         self._units.append(now - last)
         if len(self._units) < UNITS and (len(self._units) < _UNITS_MIN or sum(self._units[1:]) < _SECONDS):
             return False
         units, self._units = self._units[_SKIPPED:], []
         if self.phase == "trial":
-            self.phase, self._trial = "plain", units
+            self._enter("plain")
+            self._trial = units
             return False
         self._decide(statistics.median(self._trial) / max(statistics.median(units), 1e-9) - 1.0)
         return True
@@ -147,23 +137,24 @@ class MeasuredRung(Rung):
         was_cheap = self.cost is not None and self.cost <= self._overhead
         allowed = self._overhead if was_cheap or self.cost is None else _RISE * self._overhead
         self.cost, self._decided_at = cost, time.monotonic()
-        if cost <= allowed:
-            self.phase, self._wait = "awaiting", _INPUTS_SECONDS
-        else:
-            self.phase, self._wait = "inputs", min(2 * self._wait, _INPUTS_SECONDS_MAX) if not was_cheap else _INPUTS_SECONDS
+        self._enter("awaiting" if cost <= allowed else "inputs")
+        is_as_before = cost > allowed and not was_cheap
+        self._wait = min(2 * self._wait, _INPUTS_SECONDS_MAX) if is_as_before else _INPUTS_SECONDS
 
     def note_checkpoint(self) -> bool:
         """Note that a checkpoint was taken at this boundary; return True if tensors are logged from here on that were not."""
         since = time.monotonic() - self._decided_at
-        if self.phase == "awaiting":
-            self.phase = "gradients"
+        if self.wants_checkpoint:
+            self._enter("gradients")
             return True
         if self._is_settled:
             return False
         if self.phase == "gradients" and since >= _GRADIENTS_SECONDS:
-            self.phase, self._units = "trial", []
+            self._enter("trial")
+            self._units = []
         elif self.phase == "inputs" and since >= self._wait:
-            self.phase, self._units = "trial", []
+            self._enter("trial")
+            self._units = []
             return True
         return False
 

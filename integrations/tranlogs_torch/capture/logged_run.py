@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from tranlogs.records import Payload, Tensor
-from tranlogs.training import Journal
+from tranlogs.training import Journal, Rung
 
 from ..ddp.gradient_ranges import Portion
 from ..state.auxiliary.auxiliary import Auxiliary
@@ -66,12 +66,18 @@ class LoggedRun(Protocol):
         state: the parameters and optimizers.
         auxiliary: what boundaries commit besides.
         staging: brings gradients of a GPU to the host; None where all tensors are on the CPU.
+        rung: tells whether steps are logged with their tensors.
+        running: loops of `LoggedOptimizer` that are running.
+        counting: names of optimizers of which a step was only counted since the newest record.
     """
 
     run: Path
     journal: Journal
     auxiliary: Auxiliary
     staging: Staging | None
+    rung: Rung
+    running: list[object]
+    counting: set[str]
 
     @property
     def modules(self) -> dict[str, torch.nn.Module]:
@@ -91,11 +97,6 @@ class LoggedRun(Protocol):
     @property
     def is_active(self) -> bool:
         """True if steps of this process are logged."""
-        ...
-
-    @property
-    def logs_tensors(self) -> bool:
-        """True if steps are logged with their tensors."""
         ...
 
     def before_step(self) -> None:

@@ -144,7 +144,7 @@ class OptimizerHooks:
         gradients = [p.grad for p in parameters if p.grad is not None]
         norm: Any = torch.nn.utils.get_total_norm(gradients, norm_type, error_if_nonfinite, foreach)
         norm = norm.full_tensor() if is_part(norm) else norm  # of shards it is a sum that is not taken yet
-        if self.run.is_active and self.log == "gradients" and self.run.logs_tensors:
+        if self.run.is_active and self.log == "gradients" and self.run.rung.logs_tensors:
             self._begin()
             self.recorder.wait()  # the gradients are about to be clipped in place
             self._clipping.begin(max_norm, norm, foreach)
@@ -167,14 +167,14 @@ class OptimizerHooks:
 
     # The step.
 
-    def _before_step(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_compiled: bool) -> Any:
+    def _before_step(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_compiled: bool = False) -> Any:
+        if self.name in self.run.counting and self.run.running:  # all is as it was at the step before
+            return None
         if not self.run.journal.is_writer or (self._can_nest and is_nested(self.inner)):
             return None
-        logs_tensors = self.run.logs_tensors
-        is_looking = self._scaler.scaler is None and (logs_tensors or not self.run.journal.uncovered)
-        if is_looking and self._scaler.look():
+        if self._scaler.scaler is None and self._scaler.look():
             self.run.saw_scaler(self._scaler.scaler)
-        if not logs_tensors:
+        if not self.run.rung.logs_tensors:
             self.run.before_step()
             self.run.auxiliary.gradients.before_step(self.name)
             return None
@@ -258,10 +258,12 @@ class OptimizerHooks:
         if self._can_nest and is_nested(self.inner):
             return
         run = self.run
-        self.mark_called()
         mark_used(inner)
-        if not run.logs_tensors:
+        if self.name not in run.counting:
+            self.mark_called()
+        if not run.rung.logs_tensors:
             if run.journal.is_writer:
+                run.counting.add(self.name)
                 run.journal.count_step()
                 run.after_step(self.name)
             return
@@ -357,7 +359,7 @@ def _uncompiled(hook: Callable[..., Any], *, asks: bool = False) -> Callable[...
     def call(inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.compiler.is_compiling():
             return kept_out(inner, args, kwargs, True) if asks else kept_out(inner, args, kwargs)
-        run = hook if _get_compiler() is None else kept_out  # Nothing would be compiled now: save the wrapper.
-        return run(inner, args, kwargs, False) if asks else run(inner, args, kwargs)
+        # Where nothing would be compiled now, the wrapper is saved.
+        return hook(inner, args, kwargs) if _get_compiler() is None else kept_out(inner, args, kwargs)
 
     return call

@@ -48,6 +48,7 @@ class Boundaries:
     Attributes:
         steps_since_boundary: number of steps and after-images of the running unit.
         units: number of units that this process has committed.
+        counting: names of optimizers of which a step was only counted since the newest record.
         implicit: after a step in a loop of the user's own, the random state and the buffers for its boundary; else None.
         errors_at_step: ids of the exceptions that were being handled, and that the interpreter had last reported, when the
             newest step was taken. They have not ended the training.
@@ -67,6 +68,7 @@ class Boundaries:
         self.steps_since_boundary = 0
         self._steps_by_optimizer: dict[str, int] = {}  # of the running unit
         self.units = 0
+        self.counting: set[str] = set()
         self._log = BoundaryLog(
             parts.settings.run,
             parts.journal,
@@ -183,6 +185,7 @@ class Boundaries:
         return self._auxiliary.gradients.are_waiting() and not self._auxiliary.has_skipped_step()
 
     def _commit(self, body: dict[str, Any]) -> None:
+        self.counting.clear()
         now = time.perf_counter()
         if self.steps_since_boundary and self._parts.rung.logs_tensors:
             fingerprint = self._state.named.fingerprint
@@ -225,7 +228,8 @@ class Boundaries:
         else:
             self._steps_by_optimizer.clear()
         self.units += 1
-        self._parts.writes.looks.count_unit()
+        if self._parts.rung.logs_tensors:
+            self._parts.writes.looks.count_unit()
         return self._parts.scalars.commit(self._journal.step)
 
     def _note_companion_steps(self) -> None:
@@ -235,6 +239,8 @@ class Boundaries:
 
     def before_forward(self, module: torch.nn.Module) -> None:
         """Note that a forward pass begins."""
+        if self.counting and self._loops.running:  # the unit before was one of the same loop
+            return
         if not (module.training and torch.is_grad_enabled()):
             return
         if self._recovery.has_begun and not self._parts.restarts.is_open:

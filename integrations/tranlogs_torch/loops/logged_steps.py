@@ -49,6 +49,7 @@ class LoggedSteps:
         self._parts, self.staging = parts, staging
         self.run, self.journal, self.auxiliary = parts.settings.run, parts.journal, parts.auxiliary
         self.modules, self.state, self.coordinator = parts.modules, parts.state, parts.coordinator
+        self.rung, self.running, self.counting = parts.rung, loops.running, boundaries.counting
         self._recovery, self._loops, self._boundaries, self._write_log = recovery, loops, boundaries, write_log
         self.after_step = boundaries.after_step  # not a method: optimizers call it after each step
         self._has_reported_unlogged = False
@@ -58,18 +59,13 @@ class LoggedSteps:
         """True if steps of this process are logged."""
         return self.journal.is_writer
 
-    @property
-    def logs_tensors(self) -> bool:
-        """True if steps are logged with their tensors."""
-        return self._parts.rung.logs_tensors
-
     def before_step(self) -> None:
         """Log what something wrote to the state since the last look, before the step builds on it."""
         if not self._recovery.has_begun:
             self._recovery.begin()
-        if not self._loops.running:
-            if not self._parts.rung.logs_tensors and self._parts.report.face == "script":
-                if not self._parts.rung.is_measured:
+        if not self.running:
+            if not self.rung.logs_tensors and self._parts.report.face == "script":
+                if not self.rung.is_measured:
                     raise UsageError(f"{self.run}: {_OUTSIDE}")
                 self._boundaries.log_tensors()
             self.auxiliary.sequence.demand_no_step_between()
@@ -82,7 +78,7 @@ class LoggedSteps:
             self._recovery.recheck.name_strangers()
         if self._boundaries.implicit is not None:
             self._boundaries.commit_implicit(is_before_forward=False)
-        if self.logs_tensors:
+        if self.rung.logs_tensors:
             self._boundaries.note_writes("before a step")
 
     def saw_scaler(self, scaler: object) -> None:

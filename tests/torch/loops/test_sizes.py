@@ -28,7 +28,7 @@ def steps_with_checkpoint(run: Path) -> list[int]:
 def test_by_default_the_log_between_checkpoints_is_bounded_by_the_size_of_a_checkpoint(tmp_path: Path) -> None:
     model = nn.Linear(512, 512, bias=False)  # 1 MiB of gradients a step, 3 MiB of state with Adam's
     inner = torch.optim.AdamW(model.parameters())
-    with LoggedOptimizer(inner, tmp_path / "run", model, durability="process", keep=99) as optimizer:
+    with LoggedOptimizer(inner, tmp_path / "run", model, log="gradients", durability="process", keep=99) as optimizer:
         report = optimizer.recover()
         assert str(report) == (
             "fresh run: step 0 (about 1.0 MiB of log a step; next checkpoint after about 47 steps (47.1 MiB of log); "
@@ -64,7 +64,7 @@ def test_the_start_line_counts_what_comes_to_the_history_of_lbfgs(history: int, 
     """In each of its 20 iterations a step adds two tensors, as long as the history has room for so many."""
     model = nn.Linear(256, 512, bias=False)  # 0.5 MiB
     inner = torch.optim.LBFGS(model.parameters(), history_size=history)
-    with LoggedOptimizer(inner, tmp_path / "run", model, durability="process") as optimizer:
+    with LoggedOptimizer(inner, tmp_path / "run", model, log="gradients", durability="process") as optimizer:
         assert f"(about {says} of log a step; " in str(optimizer.recover())
 
 
@@ -75,7 +75,7 @@ def disk_bytes(run: Path) -> int:
 def test_a_small_run_takes_what_its_start_line_says_and_gives_spare_files_back(tmp_path: Path) -> None:
     model = nn.Linear(256, 256, bias=False)  # 0.25 MiB
     run = tmp_path / "run"
-    optimizer = LoggedOptimizer(torch.optim.AdamW(model.parameters()), run, model, durability="process")
+    optimizer = LoggedOptimizer(torch.optim.AdamW(model.parameters()), run, model, log="gradients", durability="process")
     said = re.search(r"; at most about ([\d.]+) (MiB) on disk without crashes\)$", str(optimizer.recover()))
     assert said is not None
     limit, taken = float(said[1]) * BYTES[said[2].lower()], []
@@ -103,7 +103,7 @@ def test_log_files_are_small_in_a_young_run_and_grow_with_it(
     model = torch.nn.Linear(width, width, bias=False)
     log, step_bytes = tmp_path / "run" / "rank0" / "log", width * width * 4
     options = {"segment_bytes": asked, "checkpoint_every": 1000, "durability": "process"}
-    with LoggedOptimizer(torch.optim.SGD(model.parameters()), tmp_path / "run", model, **options) as optimizer:
+    with LoggedOptimizer(torch.optim.SGD(model.parameters()), tmp_path / "run", model, log="gradients", **options) as optimizer:
         optimizer.recover()
         for step in optimizer.steps(150, stateless=True):
             model(torch.ones(1, width)).sum().backward()
