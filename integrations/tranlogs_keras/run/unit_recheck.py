@@ -11,10 +11,9 @@ from tranlogs.training import (
     CAUSES,
     REMEMBERED_NAMES,
     LastUnit,
-    Recheck,
-    RecomputedSteps,
     RecomputedUnit,
     Recovered,
+    UnitComparison,
     describe_difference,
     describe_equal,
     is_rounding,
@@ -75,9 +74,7 @@ class UnitRecheck(RecomputedUnit):
         if found.last_unit is None:
             return
         self._rules.ignored.update(_OF_EACH_PROCESS)
-        compare = RecomputedSteps if found.last_unit.is_covered else Recheck
-        recheck = compare(found.last_unit, self._rules.ignored, _CALLBACK)
-        self._begin(recheck, found.position.step)
+        recheck = self._begin(found.last_unit, found.position.step, self._rules.ignored, _CALLBACK)
         self.end = self._parts.state.decode_boundary(recheck.end)
 
     def take_over(self, deviation: tuple[str, bool] | None) -> None:
@@ -111,14 +108,14 @@ class UnitRecheck(RecomputedUnit):
         self._conclude(recheck, position)
         return True
 
-    def _conclude(self, recheck: Recheck | RecomputedSteps, position: dict[str, Any] | None) -> None:
+    def _conclude(self, recheck: UnitComparison, position: dict[str, Any] | None) -> None:
         report, journal = self._parts.report, self._parts.journal
-        covered = recheck if isinstance(recheck, RecomputedSteps) else None
+        covered = recheck.unit if recheck.unit.is_covered else None
         self._end()
         recheck.close()
         if recheck.is_equal:
             report.recheck, report.refuted = "equal", frozenset(self._rules.refuted)
-            first = None if covered is None else recheck.unit.start.step + 1
+            first = None if covered is None else covered.start.step + 1
             self._print(describe_equal(journal.step, times=self._rules.times, first=first))
             return
         report.recheck = "different"
@@ -128,7 +125,7 @@ class UnitRecheck(RecomputedUnit):
             difference,
             causes=self._rules.causes,
             starts_over=report.starts_over,
-            recomputed=None if covered is None else recheck.unit,
+            recomputed=covered,
         )
         if covered is None and position is not None and _place(position) != _place(self.end["position"]):
             here, there = _in_words(position), _in_words(self.end["position"])

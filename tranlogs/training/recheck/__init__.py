@@ -20,9 +20,9 @@ from .messages import (
     is_rounding,
     path_of_remembered,
 )
-from .recheck import Recheck
-from .recomputed_steps import PASSES, RecomputedSteps
+from .recomputed_steps import PASSES
 from .recomputed_unit import RecomputedUnit
+from .unit_comparison import UnitComparison
 
 __all__ = [
     "CAUSES",
@@ -33,9 +33,8 @@ __all__ = [
     "PENDING",
     "REMEMBERED_NAMES",
     "SHOWS_NO_TENSORS",
-    "Recheck",
-    "RecomputedSteps",
     "RecomputedUnit",
+    "UnitComparison",
     "describe_difference",
     "describe_equal",
     "describe_not_computed",

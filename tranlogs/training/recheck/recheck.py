@@ -12,71 +12,46 @@ from ...encoding import tree
 from ...journal.record_writers import RecordContent, encode_body
 from ...log.layout import Payload
 from ...log.reader import Record
-from ...log.record_body import BodyEncoder
 from ...log.record_format import EntryKind
 from ...recovery.history import LastUnit
 from .comparison import Difference, Kind, compare_bodies, compare_payloads
 from .recorded_unit import RecordedEntry, RecordedUnit
+from .unit_comparison import UnitComparison
 
 _ASIDE_BYTES = 256 << 10  # gradients of this size are compared in another thread, while the optimizer steps
 _OF_THE_LOG = ("fingerprint", "halved")  # keys of the body of a step that describe how it was taken and logged
 _NAMES = {EntryKind.STEP: "a step", EntryKind.IMAGE: "weights that no step wrote", EntryKind.BOUNDARY: "the end of a batch"}
 
 
-class Recheck:
-    """Compares the records of a unit that is computed again with those of the log. It is a writer that writes nothing.
+class Recheck(UnitComparison):
+    """Compares the records of the newest unit with those of the log.
 
     Gradients, settings of the optimizers, fingerprints of the weights and the auxiliary state at each boundary are compared bit
     for bit. The first difference is kept; the unit then ends with the next boundary.
-
-    Args:
-        unit: the recorded unit. Its files stay open until `close`.
-        ignored: parts of the body of a boundary, and paths in them, that are not compared, since each process has its own.
-        timed: prefix of the parts of a boundary in which numbers may be times that the script has measured.
-
-    Attributes:
-        difference: the first difference; None as long as there is none.
-        is_over: True once the unit was computed to its end, or to the first boundary after a difference.
-        steps: number of steps that were compared and are equal.
-        seconds: the time that the comparison took.
     """
 
     def __init__(self, unit: LastUnit, ignored: Collection[str] = (), timed: str | None = None) -> None:
-        self._ignored = ignored if isinstance(ignored, set) else set(ignored)  # a set may grow meanwhile
-        self.unit, self._timed = unit, timed
-        self.difference: Difference | None = None
-        self.is_over = False
-        self.steps, self.seconds = 0, 0.0
-        self._encoder, self._next, self._has_begun = BodyEncoder(), 0, False
+        super().__init__(unit, ignored, timed)
+        self._steps, self._next, self._has_begun = 0, 0, False
         self._recorded = RecordedUnit(unit)
         self._records = self._recorded.entries
-
-    def read_ahead(self) -> None:
-        """Read the recorded unit in another thread, while the script goes to its loop and computes."""
-        self._recorded.read_ahead()
-
-    def ignore(self, paths: Collection[str]) -> None:
-        """Do not compare these paths in the bodies of boundaries."""
-        self._ignored.update(paths)
-
-    @property
-    def is_equal(self) -> bool:
-        """True if the whole unit was computed, and equals its record."""
-        return self.is_over and self.difference is None
-
-    def read_recorded(self, part: str) -> Any:
-        """Return a part of the boundary at which the unit ends; None if it has no such part."""
-        return self.end.part(part)
 
     @property
     def end(self) -> Record:
         """The boundary that ends the recorded unit."""
         return self._records[-1].entry
 
-    def fail(self, name: str, text: str) -> None:
-        """End the unit where it is, and note how it differs from the record, unless something differed before."""
-        self.difference = self.difference or Difference(self.end.step, "order", name, text)
-        self.is_over = True
+    @property
+    def compared(self) -> int:
+        """The number of steps that are equal."""
+        return self._steps
+
+    def _expected_step(self) -> int:
+        return self.end.step
+
+    def read_ahead(self) -> None:
+        """Read the recorded unit in another thread, while the script goes to its loop and computes."""
+        self._recorded.read_ahead()
 
     def close(self) -> None:
         """Close the files of the recorded unit."""
@@ -142,7 +117,7 @@ class Recheck:
             if self.difference is not None and kind == EntryKind.IMAGE:
                 self.difference = replace(self.difference, step=self._find_next_step())
             self._next += 1
-            self.steps += kind == EntryKind.STEP and self.difference is None
+            self._steps += kind == EntryKind.STEP and self.difference is None
         if kind == EntryKind.BOUNDARY:
             self.is_over = self.difference is not None or self._next == len(self._records)
         self.seconds += time.perf_counter() - start

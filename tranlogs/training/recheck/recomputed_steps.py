@@ -10,12 +10,12 @@ from typing import Any
 from ...journal.record_writers import RecordContent, encode_body
 from ...log.layout import Payload
 from ...log.reader import Record, SegmentReader
-from ...log.record_body import BodyEncoder
 from ...log.record_format import EntryKind, Position
 from ...recovery.history import LastUnit, Link
 from .comparison import Difference, compare_bodies
 from .recheck import RecheckRecord
 from .recorded_unit import RecordedEntry
+from .unit_comparison import UnitComparison
 
 PASSES = "passes"  # part of a boundary: number of boundaries between the newest step and this one, unless it is none
 
@@ -23,74 +23,34 @@ PASSES = "passes"  # part of a boundary: number of boundaries between the newest
 _BEFORE_A_STEP = ("rng", "data", "count", "loop", "position")  # parts of a boundary of which another one explains other weights
 
 
-class RecomputedSteps:
-    """Compares what training computes again with the recorded boundaries. It is a writer that writes nothing.
+class RecomputedSteps(UnitComparison):
+    """Compares what training computes again with the recorded boundaries.
 
     The auxiliary state at each recorded boundary is compared bit for bit, and the digest of weights and optimizer state.
     Boundaries between them, of which the log has no record, are passed over.
-
-    Args:
-        unit: the recorded boundaries.
-        ignored: parts of the body of a boundary, and paths in them, that are not compared, since each process has its own.
-        timed: prefix of the parts of a boundary in which numbers may be times that the script has measured.
-
-    Attributes:
-        difference: the first difference; None as long as there is none.
-        is_over: True once the newest recorded boundary was compared, or something differed.
-        equal: position of the newest boundary that is equal; the one where recovery has landed, as long as there is none.
-        seconds: the time that the comparison took.
     """
 
     def __init__(self, unit: LastUnit, ignored: Collection[str] = (), timed: str | None = None) -> None:
-        self._ignored = ignored if isinstance(ignored, set) else set(ignored)  # a set may grow meanwhile
-        self.unit, self._timed = unit, timed
-        self.difference: Difference | None = None
-        self.is_over = False
-        self.equal: Position = unit.start
-        self.seconds = 0.0
-        self._encoder = BodyEncoder()
+        super().__init__(unit, ignored, timed)
         self._links, self._next = list(_find_ends(unit.links)), 0
         self._reader: SegmentReader | None = None
 
     @property
-    def is_equal(self) -> bool:
-        """True if all recorded boundaries were compared, and are equal."""
-        return self.is_over and self.difference is None
-
-    @property
-    def steps(self) -> int:
+    def compared(self) -> int:
         """The number of steps that were computed up to the newest boundary that is equal."""
         return self.equal.step - self.unit.start.step
 
     def wants(self, step: int, passes: int) -> bool:
-        """Return True if the boundary that comes now is a recorded one.
-
-        Args:
-            step: the newest step.
-            passes: number of boundaries between that step and this one.
-        """
+        """Return True if the boundary that comes now is a recorded one, or lies behind it."""
         return not self.is_over and (step, passes) >= self._expected
-
-    def read_ahead(self) -> None:
-        """Records are read one by one, as they are compared."""
-
-    def ignore(self, paths: Collection[str]) -> None:
-        """Do not compare these paths in the bodies of boundaries."""
-        self._ignored.update(paths)
-
-    def read_recorded(self, part: str) -> Any:
-        """Return a part of the newest boundary; None if it has no such part."""
-        return self.end.part(part)
 
     @cached_property
     def end(self) -> Record:
         """The newest recorded boundary."""
         return self._read(self._links[-1])
 
-    def fail(self, name: str, text: str) -> None:
-        """End the comparison, and note how the next boundary differs from the record, unless something differed before."""
-        self.difference = self.difference or Difference(self._links[self._next].step, "order", name, text)
-        self.is_over = True
+    def _expected_step(self) -> int:
+        return self._links[self._next].step
 
     def close(self) -> None:
         """Close the file that is read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..live_report import LiveReport
 from .messages import CHANGED_BEFORE, PENDING, describe_recomputing, describe_unfinished, find_strangers
 from .recheck import Recheck
 from .recomputed_steps import RecomputedSteps
+from .unit_comparison import UnitComparison
 
 
 class RecomputedUnit:
@@ -32,14 +33,14 @@ class RecomputedUnit:
 
     def __init__(self, run: Path, journal: Journal, report: LiveReport) -> None:
         self._run, self._journal, self._report = run, journal, report
-        self._recheck: Recheck | RecomputedSteps | None = None
+        self._recheck: UnitComparison | None = None
         self._shown_at = time.monotonic()
         self.recovered: Recovered | None = None
 
     @property
     def compared(self) -> tuple[int, float]:
         """The number of steps that are equal, and the seconds that it took to compare them."""
-        return (0, 0.0) if self._recheck is None else (self._recheck.steps, self._recheck.seconds)
+        return (0, 0.0) if self._recheck is None else (self._recheck.compared, self._recheck.seconds)
 
     @property
     def is_pending(self) -> bool:
@@ -49,13 +50,13 @@ class RecomputedUnit:
     @property
     def is_covered(self) -> bool:
         """True while steps are computed again of which the log has no tensors."""
-        return self.is_pending and isinstance(self._recheck, RecomputedSteps)
+        return self.is_pending and self._recheck is not None and self._recheck.unit.is_covered
 
     def wants(self, step: int, passes: int) -> bool:
-        """Return True if the boundary that comes now is compared with a record; see `RecomputedSteps.wants`."""
-        if not isinstance(self._recheck, RecomputedSteps):
-            return True
-        self._show_progress(step, self._recheck.unit)
+        """Return True if the boundary that comes now is compared with a record; see `UnitComparison.wants`."""
+        assert self._recheck is not None
+        if self._recheck.unit.is_covered:
+            self._show_progress(step, self._recheck.unit)
         return self._recheck.wants(step, passes)
 
     def _show_progress(self, step: int, unit: LastUnit) -> None:
@@ -70,7 +71,7 @@ class RecomputedUnit:
     def find_equal(self, step: int) -> Position | None:
         """Return the position of the recorded boundary after `step`, if it was just computed again and is equal; else None."""
         recheck = self._recheck
-        if not self.is_pending or not isinstance(recheck, RecomputedSteps) or recheck.is_over:
+        if recheck is None or not self.is_covered or recheck.is_over:
             return None
         return recheck.equal if recheck.equal.step == step > recheck.unit.start.step else None
 
@@ -109,20 +110,23 @@ class RecomputedUnit:
         if self._recheck is not None:
             self._recheck.ignore(find_strangers(landed, tracked) | find_strangers(end, tracked))
 
-    def _begin(self, recheck: Recheck | RecomputedSteps, step: int) -> None:
-        """Let the journal compare the unit behind `step`."""
-        self._recheck = recheck
+    def _begin(self, unit: LastUnit, step: int, ignored: Collection[str], timed: str | None = None) -> UnitComparison:
+        """Let the journal compare the unit behind `step`; see `UnitComparison`."""
+        compare = RecomputedSteps if unit.is_covered else Recheck
+        self._recheck = recheck = compare(unit, ignored, timed)
         recheck.read_ahead()
         self._journal.holds.hold()
         self._journal.begin_recheck(recheck, step)
         self._report.recheck = "pending"
+        return recheck
 
     def _end(self) -> None:
         """Let the journal log again. What the loop has computed holds where the log has no tensors and something differs."""
         recheck, journal = self._recheck, self._journal
-        if isinstance(recheck, RecomputedSteps) and sys.stderr.isatty():
+        assert recheck is not None
+        if recheck.unit.is_covered and sys.stderr.isatty():
             print("\r\033[K", end="", file=sys.stderr, flush=True)
-        if isinstance(recheck, RecomputedSteps) and not recheck.is_equal:
+        if recheck.unit.is_covered and not recheck.is_equal:
             step = journal.step
             journal.log.fork(recheck.equal, None)
             journal.end_recheck(step)

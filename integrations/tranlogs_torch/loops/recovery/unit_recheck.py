@@ -16,10 +16,9 @@ from tranlogs.training import (
     REMEMBERED_NAMES,
     UNKNOWN_DATA,
     LastUnit,
-    Recheck,
-    RecomputedSteps,
     RecomputedUnit,
     Recovered,
+    UnitComparison,
     describe_difference,
     describe_equal,
     is_rounding,
@@ -78,9 +77,7 @@ class UnitRecheck(RecomputedUnit):
             return
         # A resume may add to what is doubted of a loader (random numbers of its workers, generators of its dataset).
         doubts = {f"data.{name}.head.{part}" for name in self._parts.auxiliary.read_data() for part in ("doubts", "moved")}
-        compare = RecomputedSteps if found.last_unit.is_covered else Recheck
-        recheck = compare(found.last_unit, self.ignored | doubts)
-        self._begin(recheck, found.position.step)
+        recheck = self._begin(found.last_unit, found.position.step, self.ignored | doubts)
         self._parts.auxiliary.deviation = recheck.read_recorded("deviation")
 
     def name_strangers(self) -> None:
@@ -109,24 +106,24 @@ class UnitRecheck(RecomputedUnit):
             self._parts.journal.start()
             self._parts.coordinator.all_gather(True)
 
-    def _is_due(self, recheck: Recheck | RecomputedSteps) -> bool:
+    def _is_due(self, recheck: UnitComparison) -> bool:
         """Return True if all ranks ask each other at this boundary; other boundaries may be this rank's alone."""
         if self._parts.coordinator.is_single:
             return recheck.is_over
         return self._parts.journal.step > recheck.unit.start.step
 
-    def _describe_outcome(self, recheck: Recheck | RecomputedSteps) -> UnitOutcome:
+    def _describe_outcome(self, recheck: UnitComparison) -> UnitOutcome:
         difference, report = recheck.difference, self._parts.report
         if difference is None:
             return UnitOutcome(recheck.is_over)
-        unit = recheck.unit if isinstance(recheck, RecomputedSteps) else None
+        unit = recheck.unit if recheck.unit.is_covered else None
         return UnitOutcome(
             recheck.is_over,
             describe_difference(difference, causes=causes(report.face), starts_over=report.starts_over, recomputed=unit),
             not is_rounding(difference),
         )
 
-    def _conclude(self, recheck: Recheck | RecomputedSteps, verdict: UnitVerdict) -> None:
+    def _conclude(self, recheck: UnitComparison, verdict: UnitVerdict) -> None:
         parts, report = self._parts, self._parts.report
         self._end()
         if verdict.kind == "equal":
@@ -136,7 +133,7 @@ class UnitRecheck(RecomputedUnit):
             report.recheck, report.refuted = "equal", frozenset(refuted)
             parts.coordinator.restore_division(_read_division(recheck))
             recheck.close()
-            first = recheck.unit.start.step + 1 if isinstance(recheck, RecomputedSteps) else None
+            first = recheck.unit.start.step + 1 if recheck.unit.is_covered else None
             self._print(describe_equal(parts.journal.step, parts.coordinator.world, self.times, first=first))
             return
         # A loop of the script's own may start over. That it differs then shows nothing, unless the run keeps its state.
@@ -144,7 +141,7 @@ class UnitRecheck(RecomputedUnit):
         is_wrong = verdict.is_wrong and (not is_outside or parts.auxiliary.is_loop_remembered)
         recheck.close()
         report.recheck = "different"
-        if isinstance(recheck, Recheck):
+        if not recheck.unit.is_covered:
             self.recovered = self._recover_end(recheck.unit)
         parts.auxiliary.deviation = parts.auxiliary.deviation or (verdict.texts[0], is_wrong)
         if self.recovered is not None:
@@ -183,7 +180,7 @@ class UnitRecheck(RecomputedUnit):
             print(f"TranLogs: {self._parts.settings.run}: {text}", file=sys.stderr, flush=True)
 
 
-def _read_division(recheck: Recheck | RecomputedSteps) -> dict[str, Any]:
+def _read_division(recheck: UnitComparison) -> dict[str, Any]:
     """Return the division of the log among the ranks, from the boundary that ends the unit."""
     found = {name: recheck.read_recorded(name) for name in ("ddp", "equal")}
     return {name: value for name, value in found.items() if value is not None}
