@@ -123,7 +123,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             "recheck": recheck,
         }
         self._settings = Settings.checked(run, **self._options)
-        self._rung = self._settings.make_rung()
+        self._rung = self._settings.choose_rung()
         self._given = self._settings.run
         self._is_unplaced_copy = False
         self._fit_run: FitRun | None = None
@@ -163,8 +163,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             )
         others = [callback for callback in callbacks.callbacks if callback is not self]
         _refuse(others, self.run)
-        if self._rung is not None:
-            self._rung.begin_fit()
+        self._rung.begin_fit()
         fit_run = FitRun(self.model, self._place, self._fits, others, self._rung)
         self._fitted, self._fits = self.model, fit_run.number
         self._fit_run, self._report = fit_run, fit_run.report

@@ -12,12 +12,13 @@ from typing import Any, Literal, get_args
 from tranlogs.base.errors import UsageError
 from tranlogs.training import (
     Automatic,
-    MeasuredRung,
     Progress,
     RetentionPolicy,
+    Rung,
     RunOptions,
     RunSettings,
     as_retention,
+    choose_rung,
     parse_overhead,
     when_full,
 )
@@ -131,9 +132,9 @@ class Settings:
         known = keras_internals.get_random_seed()
         return int(known) if known is not None else secrets.randbits(62)
 
-    def make_rung(self) -> MeasuredRung | None:
-        """Return what decides whether steps are logged with their tensors; None where `log` does."""
-        return MeasuredRung(self.overhead) if self.log == "auto" and self.overhead is not None else None
+    def choose_rung(self) -> Rung:
+        """Return what decides whether steps are logged with their tensors."""
+        return choose_rung(self.log, self.overhead)
 
     def choose_log(self, model: Any, backend: Backend) -> tuple[LogKind, str]:
         """Choose what to log; return the choice, and the reason if gradients are not enough.

@@ -19,15 +19,14 @@ from tranlogs.base.errors import UsageError
 from tranlogs.training import (
     GRACE_SECONDS,
     Curve,
-    MeasuredRung,
     Monitor,
     OnSignal,
     RecoveryReport,
     Remembered,
-    Rung,
     RunOptions,
     RunSettings,
     check_epochs,
+    choose_rung,
     parse_overhead,
 )
 
@@ -125,8 +124,8 @@ class LoggedOptimizer(Optimizer):
         grace_seconds: float = GRACE_SECONDS,
         recheck: bool | None = None,
     ) -> None:
-        share = parse_overhead(overhead)
-        rung, kind = _choose(log, share)
+        rung = choose_rung(log, parse_overhead(overhead))
+        kind: LogKind = "gradients" if log == "auto" else log
         _check(optimizer, kind)
         options = RunOptions(
             run=run,
@@ -365,12 +364,6 @@ class LoggedOptimizer(Optimizer):
 
 def _itself(inner: Optimizer) -> Optimizer:
     return inner
-
-
-def _choose(log: LogKind | Literal["auto"], overhead: float | None) -> tuple[Rung, LogKind]:
-    """Return what decides whether tensors are logged, and what a step logs then."""
-    rung = Rung(logs_tensors=log != "inputs") if log != "auto" or overhead is None else MeasuredRung(overhead)
-    return rung, "gradients" if log == "auto" else log
 
 
 def _check(optimizer: Any, log: str) -> None:

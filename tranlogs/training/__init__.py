@@ -57,7 +57,7 @@ from .rng import (
     split_python,
     split_torch,
 )
-from .rungs import MeasuredRung, Rung, parse_overhead
+from .rungs import MeasuredRung, Rung, choose_rung, parse_overhead
 from .scalars import Curve, ScalarHistory
 from .settings import RunOptions, RunSettings, check_epochs
 from .write_forecast import FIRST_UNITS, ExpectedWrites, Place, ScanSchedule, forecast_inputs, forecast_writes
@@ -125,6 +125,7 @@ __all__ = [
     "announce",
     "as_retention",
     "check_epochs",
+    "choose_rung",
     "compare_environments",
     "decode_entries",
     "demand_storable",

@@ -19,6 +19,7 @@ import time
 from typing import Literal
 
 from ..base.errors import UsageError
+from .rehearsed_process import current
 
 UNITS, _SKIPPED = 24, 4  # of a phase in which units are timed, and how many of its first do not count
 _UNITS_MIN, _SECONDS = 8, 20.0  # Long units vary less, and those without tensors should not become many minutes.
@@ -60,6 +61,9 @@ class Rung:
     def note_checkpoint(self) -> bool:
         """It stays as it is."""
         return False
+
+    def begin_fit(self) -> None:
+        """It stays as it is."""
 
     def describe(self, crash_seconds: float | None) -> str:
         """There is nothing to say."""
@@ -174,6 +178,18 @@ class MeasuredRung(Rung):
             return f"gradients cost {cost} of a step, and {allowed} are allowed: they are logged from the next checkpoint on"
         crash = "" if crash_seconds is None else f"; a crash costs up to {crash_seconds:.0f} s of computing"
         return f"gradients would cost {cost} of a step, and {allowed} are allowed: no tensors are logged{crash}"
+
+
+def choose_rung(log: str, overhead: float | None) -> Rung:
+    """Return what decides whether tensors are logged. A rehearsal, which compares logs, has them all.
+
+    Args:
+        log: "auto", or what is always logged.
+        overhead: what the log may cost with "auto"; None for no bound.
+    """
+    if log != "auto" or overhead is None or current() is not None:
+        return Rung(logs_tensors=log != "inputs")
+    return MeasuredRung(overhead)
 
 
 def parse_overhead(overhead: object) -> float | None:

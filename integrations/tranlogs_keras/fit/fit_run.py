@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
-from tranlogs.training import Framework, LiveReport, MeasuredRung, Recovered, RecoveryReport, Restarts
+from tranlogs.training import Framework, LiveReport, Recovered, RecoveryReport, Restarts, Rung
 
 from .. import keras_internals
 from ..backends import make_backend
@@ -65,7 +65,7 @@ class FitRun:
         place: returns the settings, with the run's folder, for a fit with the given identity.
         number: of this fit, from 0, among those of the callback.
         callbacks: of the fit, but for TranLogs's own.
-        rung: tells whether steps are logged with their tensors, in all fits of the process; None where the settings do.
+        rung: tells whether steps are logged with their tensors, in all fits of the process.
 
     Attributes:
         model: that is being fitted.
@@ -83,7 +83,7 @@ class FitRun:
         place: Callable[[dict[str, Any]], Settings],
         number: int,
         callbacks: list[Any],
-        rung: MeasuredRung | None,
+        rung: Rung,
     ) -> None:
         self.model = model
         self._iterator, _, self._epochs = keras_internals.find_fit(model)

@@ -57,7 +57,7 @@ def make_parts(
     recorded_environment: dict[str, Any],
     *,
     recorded: dict[str, Any] | None,
-    rung: Rung | None,
+    rung: Rung,
     expects: Callable[[], bool],
 ) -> tuple[RunParts, LogChoice, bool]:
     """Return the parts of a fit, the form of its log, and whether steps are split into gradients and update.
@@ -69,7 +69,7 @@ def make_parts(
         resources: of the run.
         report: receives warnings.
         recorded_environment: is filled with what rounding depends on.
-        rung: tells whether tensors are logged; None where `log` does.
+        rung: tells whether tensors are logged.
         recorded: the description in the newest checkpoint, if this fit continues from it.
         expects: whether a batch was handed out for the next step.
     """
@@ -77,7 +77,6 @@ def make_parts(
     splits = log == "gradients"
     if recorded is not None and "inputs" not in (log, recorded["log"]):  # as the run has found out
         log, splits = recorded["log"], recorded["splits"]
-    rung = rung or Rung(logs_tensors=log != "inputs")
     if why and recorded is None:
         _log.warning("%s: weights are logged, not gradients: %s", settings.run, why)
     variables = Variables(model, backend, is_whole=log == "weights")
