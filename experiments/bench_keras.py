@@ -1,11 +1,11 @@
 """What a log costs a step of Keras' `fit`: an MLP of 0.5 M parameters on TensorFlow (graph and XLA), torch and JAX.
 
 One process for each backend, since Keras chooses its backend as it is imported. There, an arm is a whole fit of the same model
-on the same arrays; fits take turns. Epochs are timed and not steps: a callback with a hook of batches may write to the model,
-and TranLogs looks before each batch whether it did. The first epoch of a fit does not count: functions are traced there, and
-the log fills fresh files; then checkpoints let go of log files, which it reuses. One arm is less than the floor: as many bytes
-as the gradients have are hashed and written behind each step, and as many as the variables have are hashed (cost_floor.py), but
-they are not taken from the step.
+on the same arrays; fits take turns. One arm is as TranLogs comes: in its first epoch it finds out what gradients cost. Epochs are
+timed and not steps: a callback with a hook of batches may write to the model, and TranLogs looks before each batch whether it
+did. The first epoch of a fit does not count: functions are traced there, and the log fills fresh files; then checkpoints let go
+of log files, which it reuses. One arm is less than the floor: as many bytes as the gradients have are hashed and written behind
+each step, and as many as the variables have are hashed (cost_floor.py), but they are not taken from the step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from cost_floor import FLOOR_BYTES, FloorFile
 from harness import ask_child, command_line, measured_folder
-from paired_timing import FLOOR, MACHINE, PLAIN, compare, take_turns, tell
+from paired_timing import AUTO, FLOOR, MACHINE, PLAIN, compare, take_turns, tell
 
 _CHOICES = {  # backend, jit_compile
     "TensorFlow graph": ("tensorflow", False),
@@ -74,8 +74,12 @@ def _child(*, jit: bool, quick: bool) -> dict[str, Any]:
     y = chance.integers(0, 10, steps * _BATCH)
     with measured_folder() as folder:
         run = Path(folder) / "run"
-        makers = {MACHINE: partial(_logged, run=run, **_LOG), FLOOR: partial(_floor, Path(folder) / "floor")}
-        blocks = {arm: partial(_block, x, y, jit, makers.get(arm), run, epochs) for arm in (PLAIN, MACHINE, FLOOR)}
+        makers = {
+            MACHINE: partial(_logged, run=run, **_LOG),
+            AUTO: partial(_logged, run=run, **_LOG | {"log": "auto"}),
+            FLOOR: partial(_floor, Path(folder) / "floor"),
+        }
+        blocks = {arm: partial(_block, x, y, jit, makers.get(arm), run, epochs) for arm in (PLAIN, MACHINE, AUTO, FLOOR)}
         blocks[PLAIN]()
         times = take_turns(blocks, 1 if quick else 6, seconds_max=45.0)
     return {"arms": {arm: compare(times, arm) for arm in times}}

@@ -3,7 +3,8 @@
 Arms train the same model on the same data in one process and take turns in blocks of steps. Before that a run logs until
 checkpoints have let go of several log files, which are used again: steady state. Checkpoints are taken between blocks, and what
 was not synced yet is waited for there, so that no arm pays for another; what a checkpoint costs is measured by
-bench_checkpoint.py. One arm is the floor: the least that any log of gradients costs here (cost_floor.py).
+bench_checkpoint.py. One arm is as TranLogs comes: it has found out what gradients cost before the turns begin. One arm is the
+floor: the least that any log of gradients costs here (cost_floor.py).
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from cost_floor import FloorLog
 from harness import command_line, measured_folder
-from paired_timing import FLOOR, INPUTS, MACHINE, PLAIN, compare, take_turns, tell
+from paired_timing import AUTO, FLOOR, MACHINE, PLAIN, compare, take_turns, tell
 from torch.optim import Optimizer
 from training_cases import CASES, Case, Work, gradients_given, shortened
 
@@ -27,6 +28,7 @@ from tranlogs_torch.capture.optimizer_hooks import LogKind
 _INTERVALS_WARM = 4  # checkpoints before steady state
 _FLOOR_BYTES_MIN = 4 << 20
 _NEVER = 10**9
+_TRIAL_STEPS_MAX = 60
 
 
 class Plain:
@@ -65,12 +67,12 @@ class Logged(Plain):
         work: the loop.
         run: folder of the run.
         segment_bytes: size of a log file.
-        log: what is logged.
+        log: as LoggedOptimizer takes it.
     """
 
     _turns: Iterator[int]
 
-    def __init__(self, work: Work, run: Path, segment_bytes: int, log: LogKind = "gradients") -> None:
+    def __init__(self, work: Work, run: Path, segment_bytes: int, log: LogKind | Literal["auto"] = "gradients") -> None:
         super().__init__(work)
         first, *rest = work.optimizers
         self.logged = LoggedOptimizer(
@@ -108,6 +110,11 @@ class Logged(Plain):
             self._checkpoint()
             self.settle()
         torch.set_num_threads(threads)
+
+    def decide(self) -> None:
+        """Let the run find out what it logs."""
+        for _ in range(_TRIAL_STEPS_MAX):
+            self.step()
 
     def settle(self) -> None:
         self.logged.training_run.journal.wait_synced()
@@ -165,15 +172,16 @@ def _case(case: Case, threads: int) -> dict[str, Any]:
         plain = Plain(case.make())
         logged = Logged(case.make(), Path(folder) / "run", case.segment_bytes)
         logged.warm()
-        inputs = Logged(case.make(), Path(folder) / "inputs", case.segment_bytes, log="inputs")
+        auto = Logged(case.make(), Path(folder) / "auto", case.segment_bytes, log="auto")
+        auto.decide()
         floor = Floor(case.make(), Path(folder) / "floor")
         blocks = {
             name: partial(arm.block, case.steps, case.seconds_max / 8)
-            for name, arm in {PLAIN: plain, MACHINE: logged, INPUTS: inputs, FLOOR: floor}.items()
+            for name, arm in {PLAIN: plain, MACHINE: logged, AUTO: auto, FLOOR: floor}.items()
         }
         times = take_turns(blocks, case.rounds, seconds_max=case.seconds_max)
         logged.close()
-        inputs.close()
+        auto.close()
         floor.close()
     return {
         "case": case.name,

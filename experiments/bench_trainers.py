@@ -29,7 +29,14 @@ from training_cases import layers
 Fit = Callable[[int, "list[Any]"], "list[float]"]
 """Trains some steps with some callbacks; returns when each step began."""
 
-_LOG: dict[str, Any] = {"checkpoint_every": 25, "keep": 1, "segment_bytes": 16 << 20, "verbose": False, "on_signal": None}
+_LOG: dict[str, Any] = {
+    "log": "gradients",
+    "checkpoint_every": 25,
+    "keep": 1,
+    "segment_bytes": 16 << 20,
+    "verbose": False,
+    "on_signal": None,
+}
 _VOCABULARY, _LENGTH, _BATCH = 512, 48, 8
 
 

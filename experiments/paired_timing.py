@@ -16,7 +16,7 @@ Block = Callable[[], list[float]]
 Times = dict[str, list[list[float]]]
 """Seconds of steps: by arm, by round."""
 
-PLAIN, AGAIN, MACHINE, INPUTS = "plain", "plain again (noise)", "logged, machine", 'logged, log="inputs"'
+PLAIN, AGAIN, MACHINE, AUTO = "plain", "plain again (noise)", "logged, machine", 'as it comes, log="auto"'
 FLOOR = "floor: written and hashed, no log"
 _RESAMPLES = 1000
 
