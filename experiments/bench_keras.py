@@ -1,7 +1,7 @@
 """What a log costs a step of Keras' `fit`: an MLP of 0.5 M parameters on TensorFlow (graph and XLA), torch and JAX.
 
 One process for each backend, since Keras chooses its backend as it is imported. There, an arm is a whole fit of the same model
-on the same arrays; fits take turns. One arm is as TranLogs comes: in its first epoch it finds out what gradients cost. Epochs are
+on the same arrays; fits take turns. One arm is as TranLogs comes: its first epoch finds out what gradients cost. Epochs are
 timed and not steps: a callback with a hook of batches may write to the model, and TranLogs looks before each batch whether it
 did. The first epoch of a fit does not count: functions are traced there, and the log fills fresh files; then checkpoints let go
 of log files, which it reuses. One arm is less than the floor: as many bytes as the gradients have are hashed and written behind
