@@ -262,10 +262,8 @@ class StepCapture:
 
     def drop_step(self) -> None:
         self._repeated.forget()
-        if (
-            self.state.log == "gradients" and self._rung.logs_tensors
-        ):  # nothing has noted yet what was written before the step: the boundary logs it
-            self.remember()
+        if self.state.log == "gradients" and self._rung.logs_tensors:
+            self.remember()  # nothing has noted yet what was written before the step: the boundary logs it
 
     def take_gradients(self, gradients: Gradients) -> None:
         """Log the gradients, then apply them."""
