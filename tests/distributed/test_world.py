@@ -108,7 +108,7 @@ def dies(number: int, rank: int = 0) -> Death:
 def test_ddp_goes_on_with_other_numbers_of_processes(groups: Groups, cli: Cli, tmp_path: Path) -> None:
     found = Chain(groups, tmp_path)
     found.go_on(4, "ddp", dies(3, 3))
-    found.go_on(2, "ddp", Death("changing", rank=1), dies(6, 1))
+    found.go_on(2, "ddp", dies(6, 1))
     found.go_on(3, "ddp", dies(2, 2))
     found.go_on(1, "ddp", dies(3))
     found.go_on(3, "ddp", None)
