@@ -105,11 +105,13 @@ def test_what_one_rank_changes_after_recover_counts_for_all(kind: str, groups: G
     twin = finish(script, tmp_path / "twin", launcher=group)
     folder = tmp_path / "killed"
     group.dies(script, folder, Death("batch", number=scripts.CHANGED_AT + 2))
+    again, goes_on = Death("backward", number=1, rank=1), Death("batch", number=3 if campaign.is_soak() else 4, rank=1)
+    begun = [(Death("batch", number=2), scripts.CHANGED_AT + 1, ("", None))]  # the unit with which the timeline began
     for death, landed, proof in [
-        (Death("backward", number=1, rank=1), scripts.CHANGED_AT, ("", None)),
-        (Death("batch", number=2), scripts.CHANGED_AT + 1, ("", None)),  # the unit with which the timeline began
-        (Death("batch", number=3, rank=1), scripts.CHANGED_AT + 2, ("equal", True)),
-    ][:: 1 if campaign.is_soak() else 2]:
+        (again, scripts.CHANGED_AT, ("", None)),
+        *(begun if campaign.is_soak() else ()),
+        (goes_on, scripts.CHANGED_AT + 2, ("equal", True)),
+    ]:
         group.dies(script, folder, death)
         copy = Path(shutil.copytree(folder, tmp_path / f"copy {landed} {death}"))
         lives = group.ends(script, copy)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.crash import tally
 from tests.crash.test_signals import sealed
 from tests.keras.lab import Lab
-from tests.keras.proof import Place, end, prove_exact, run_killed, run_whole, whole_of
+from tests.keras.proof import Place, end, prove_exact, run_whole, whole_of
 from tests.kills.job import Death
 from tests.kills.judge import killed
 from tests.kills.launchers import Server
@@ -145,13 +145,6 @@ def test_a_fit_whose_disk_is_lost_goes_on_from_the_store(torch: Lab, tmp_path: P
     found = run_whole(torch, "fits:fit", folder, options=options)
     assert (found.step, found.recheck) == (11, "equal"), "step 12 is computed again"
     assert found.of("model") == whole_of(torch, "fits:fit", tmp_path).of("model")
-
-
-@pytest.mark.soak
-def test_backup_and_restore_repeats_batches_on_top_of_later_weights(torch: Lab, tmp_path: Path) -> None:
-    """For the record: the callback that Keras ships, under the same kill."""
-    whole, resumed = run_killed(torch, "fits:fit", tmp_path, [["batch", 18]], backup=True)
-    assert whole.of("model") != resumed.of("model"), "BackupAndRestore is exact now: docs/keras.md says otherwise"
 
 
 FAULT = "SIGKILL of a fit, of a script put together at random"
