@@ -124,10 +124,10 @@ def test_what_one_rank_changes_after_recover_counts_for_all(kind: str, groups: G
 
 
 def test_a_group_goes_on_in_its_second_loop(groups: Groups, tmp_path: Path) -> None:
-    """Killed between the loops, and in the first batch of the second one, each time another rank."""
+    """Killed between the loops, and in the second one, each time another rank."""
     group = groups(2)
     twin = finish(scripts.two_loops, tmp_path / "twin", launcher=group)
-    deaths = [Death("between", number=2, rank=1), Death("batch", number=2)]
+    deaths = [Death("between", number=2, rank=1), Death("batch", number=4)]
     last = prove_deaths(scripts.two_loops, tmp_path, twin, deaths, Expected(), launcher=group)
     assert {life.position[0] for life in last} == {2}
 
