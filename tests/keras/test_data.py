@@ -60,7 +60,8 @@ def test_weights_that_are_written_where_the_data_end_are_logged(backend: Lab, tm
 @pytest.mark.parametrize(
     ("backend", "kind"),
     [
-        *(("torch", kind) for kind in ("own", "short generator", "some of the arrays")),
+        *(("torch", kind) for kind in ("own", "some of the arrays")),
+        campaign.in_soak("torch", "short generator"),
         *(campaign.in_soak(backend, "own") for backend in ("tensorflow", "jax")),
     ],
     indirect=["backend"],
@@ -76,7 +77,7 @@ def test_validation_data_that_begin_anew_or_have_random_numbers_of_their_own_com
     [
         ("torch", "shared"),
         campaign.in_soak("torch", "shared by object"),
-        ("torch", "global"),
+        campaign.in_soak("torch", "global"),
         ("torch", "generator"),
         *(campaign.in_soak(backend, kind) for backend in ("tensorflow", "jax") for kind in ("shared", "global", "generator")),
     ],

@@ -47,7 +47,7 @@ def test_killed_fits_end_with_the_bits_of_their_twins(backend: Lab, arguments: d
 @pytest.mark.parametrize(
     ("backend", "script", "places"),
     [
-        ("torch", "many_callbacks", [["before", 2], ["recovery.restored", 1], ["before", 1], ["after", 1]]),
+        ("torch", "many_callbacks", [["before", 2], ["recovery.restored", 1], ["after", 1]]),
         campaign.in_soak("tensorflow", "custom_layers", [["boundary.after", 3], ["before", 1]]),
     ],
     indirect=["backend"],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.keras.lab import Lab
-from tests.keras.proof import Place, prove_exact, resume_killed, run_killed, run_whole
+from tests.keras.proof import Place, prove_exact, resume_killed, run_whole
 from tests.support import campaign
 
 
@@ -90,7 +90,7 @@ def test_an_update_that_is_another_within_a_step_is_called_apart(tensorflow: Lab
     ("backend", "style"),
     [
         *(("torch", style) for style in ("wgan", "warmed-up")),
-        ("tensorflow", "ddim"),  # Keras's own fit refuses it on PyTorch
+        campaign.in_soak("tensorflow", "ddim"),  # Keras's own fit refuses it on PyTorch
         *(campaign.in_soak("torch", style) for style in ("gan", "vq")),
         *(campaign.in_soak("tensorflow", style) for style in ("gan", "wgan", "vq")),
         campaign.in_soak("jax", "named"),
@@ -177,10 +177,8 @@ def test_random_numbers_come_back(kind: str, log: str, eager: bool, tensorflow: 
 )
 def test_random_numbers_of_the_runtime_are_named(kind: str, log: str, eager: bool, tensorflow: Lab, tmp_path: Path) -> None:
     operation = {"function": "RandomUniform"}.get(kind, "RandomStandardNormal")
-    right, resumed = run_killed(tensorflow, "own_steps:noisy", tmp_path, [["batch", 8]], kind=kind, log=log, eager=eager)
-    assert right.of("model") != resumed.of("model")
-    for found in (right, resumed):
-        assert any(f"by tf.random ({operation})" in note for note in found.notes), found.notes
+    resumed = resume_killed(tensorflow, "own_steps:noisy", tmp_path, [["batch", 8]], kind=kind, log=log, eager=eager)
+    assert any(f"by tf.random ({operation})" in note for note in resumed.notes), resumed.notes
     assert resumed.exact is False
 
 
