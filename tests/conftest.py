@@ -183,8 +183,7 @@ def _alluxio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def alluxio(_alluxio: Cluster) -> Iterator[Cluster]:
-    """A real Alluxio cluster with two workers, whole before and after the test. Each process of pytest-xdist has its own."""
+def alluxio(_alluxio: Cluster) -> Cluster:
+    """A real Alluxio cluster with two workers, whole before the test. Each process of pytest-xdist has its own."""
     _alluxio.mend()
-    yield _alluxio
-    _alluxio.mend()
+    return _alluxio

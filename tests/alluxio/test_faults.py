@@ -117,7 +117,7 @@ def fresh_names() -> Iterator[str]:
     return (f"segment~{number}" for number in itertools.count())
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.soak  # the gate kills the master in the next test
 @pytest.mark.parametrize("victim", ["master", "proxy", "worker-0"])
 def test_a_process_is_killed_in_the_middle_of_a_write(alluxio: Cluster, store: Store, victim: str) -> None:
     alluxio.kill("job-master")  # nothing is persisted before it is back
@@ -140,6 +140,7 @@ def test_a_process_is_killed_in_the_middle_of_a_write(alluxio: Cluster, store: S
 def test_memory_is_lost_before_it_is_persisted(
     alluxio: Cluster, store: Store, twice: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The master dies before, in the middle of a write."""
     run, run_twice = tmp_path / "one", tmp_path / "two"
     alluxio.kill("job-worker-0", "job-worker-1")  # nothing is persisted now
     demand_problem(store, "the object is not durable")
@@ -153,6 +154,17 @@ def test_memory_is_lost_before_it_is_persisted(
     holders = {name: 2 if name == "two copies" else 1 for name in ("one copy", "two copies", "on disk")}
     assert status_of(store, "one copy").copies == holders["one copy"]
     assert status_of(twice, "two copies").copies == holders["two copies"]
+
+    content = Interrupted(CONTENT, lambda: alluxio.kill("master"))
+    with suppress(StoreUnavailable):
+        store.put("segment", content_of(content, len(CONTENT)))
+    alluxio.restart("master")
+    alluxio.wait(lambda: alluxio.workers() == 2, "the master knows the workers again", "master")
+    is_sound(store, "segment")
+    send(alluxio, store, fresh_names())
+    for each, name in ((store, "one copy"), (twice, "two copies")):  # which were in memory alone
+        alluxio.wait(lambda each=each, name=name: status_of(each, name).copies == holders[name], "known again")
+        assert read(each, name) == CONTENT
 
     alluxio.lose(0)
     assert read(twice, "two copies") == CONTENT  # from the peer, while the master does not know yet
@@ -193,6 +205,7 @@ def test_memory_is_lost_before_it_is_persisted(
     persisted(alluxio, store, again)
 
 
+@pytest.mark.soak  # test_store.py loses the whole cluster, tests/shipping all that is not durable
 @pytest.mark.usefixtures("no_pauses")
 def test_what_the_durable_manifest_names_is_left_when_all_memory_is_lost(
     alluxio: Cluster, store: Store, tmp_path: Path
@@ -215,7 +228,7 @@ def test_what_the_durable_manifest_names_is_left_when_all_memory_is_lost(
     assert_comes_back(store, "run/rank0", tmp_path / "once more", 38)
 
 
-@pytest.mark.sampled(0)
+@pytest.mark.soak
 def test_full_memory_refuses_until_files_are_persisted(alluxio: Cluster, store: Store) -> None:
     for number in (0, 1):
         alluxio.lose(number)
@@ -243,11 +256,14 @@ def test_full_memory_refuses_until_files_are_persisted(alluxio: Cluster, store: 
         assert read(store, each) == CONTENT
 
 
-def test_a_proxy_without_rights_or_rest_api_is_refused_with_the_property_to_set(alluxio: Cluster) -> None:
+@pytest.mark.soak
+def test_a_proxy_without_rights_is_refused(alluxio: Cluster) -> None:
     alluxio.restart("proxy", alluxio_security_login_username="nobody")
     alluxio.wait_ready()
     demand_problem(open_store(alluxio.url("/nothing")), "store alluxio://")
 
+
+def test_a_proxy_without_rest_api_is_refused_with_the_property_to_set(alluxio: Cluster) -> None:
     alluxio.restart("proxy", alluxio_proxy_s3_v2_version_enabled="true")
     store = open_store(alluxio.url("/nothing"))
 

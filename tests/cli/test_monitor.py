@@ -71,6 +71,15 @@ def test_the_dashboard_says_where_it_is_who_may_read_it_and_what_is_missing(
     monkeypatch.delenv("TRANLOGS_HTTP_TOKEN", raising=False)
     called = cli("monitor", run, "--http", "0.0.0.0:0")
     assert (called.code, "other machines reach this address. Set TRANLOGS_HTTP_TOKEN" in called.err) == (2, True)
+    for address in ("127.0.0.2:0", "0"):
+        assert cli("monitor", run, "--http", address).code == 0
+    for address in ("web", ":x", ":70000", ":²"):
+        called = cli("monitor", run, "--http", address)
+        assert (called.code, "--http" in called.err) == (2, True)
+    for token in (" \n", "two words", "two\nlines", "z\u00e4h"):
+        monkeypatch.setenv("TRANLOGS_HTTP_TOKEN", token)
+        called = cli("monitor", run, "--http", ":0")
+        assert (called.code, called.err.startswith("tranlogs: TRANLOGS_HTTP_TOKEN: ")) == (2, True)
     monkeypatch.setenv("TRANLOGS_HTTP_TOKEN", "correct-horse")
     called = cli("monitor", run, "--http", "0.0.0.0:0")
     assert (called.code, "requires the token of TRANLOGS_HTTP_TOKEN" in called.err) == (0, True)

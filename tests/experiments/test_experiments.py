@@ -91,7 +91,7 @@ def test_the_benchmark_has_figures_and_the_page_its_models_and_runs(timing: Any,
         assert after["replay"]["circumstances"]["at"] >= found["circumstances"]["at"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.crash
 def test_recovered_quality_is_that_of_the_uninterrupted_run_and_reported(tmp_path: Path) -> None:
     run(tmp_path, *_NAMES)
@@ -114,6 +114,7 @@ def test_recovered_quality_is_that_of_the_uninterrupted_run_and_reported(tmp_pat
         assert 12 * 0.8 < nbytes["weights"] < 13  # the state before the first step is zeros
 
 
+@pytest.mark.soak
 def test_the_gpu_kit_measures_on_a_cpu_and_writes_its_json(tmp_path: Path) -> None:
     out, parts = tmp_path / "gpu.json", ["machine", "checkpoint", "tests"]
     command = [sys.executable, str(_EXPERIMENTS / "gpu.py"), "--out", str(out)]

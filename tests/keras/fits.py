@@ -34,7 +34,6 @@ def fit(
     beside: Any = (),
     by_batch: bool = False,
     fails: str = "",
-    backup: bool = False,
     seed: int = 11,
     compiled: dict[str, Any] | None = None,
     options: dict[str, Any] | None = None,
@@ -52,7 +51,6 @@ def fit(
         beside: names of other callbacks.
         by_batch: whether a callback looks at each batch in every life.
         fails: rules of failing calls.
-        backup: whether Keras' own BackupAndRestore is one of the callbacks.
         seed: of all random numbers.
         compiled: how the model is compiled.
         options: of the TranLogsCallback.
@@ -67,9 +65,6 @@ def fit(
     if isinstance(settings.get("monitor"), list):
         settings["monitor"] = tranlogs.Monitor(*settings["monitor"])
     own, arguments = others(beside), given(data)
-    if backup:
-        job.run = None  # a fit with both is refused
-        own.append(keras.callbacks.BackupAndRestore(str(job.folder / "backup"), save_freq=7))
     if validation:
         x, y = digits(20)
         arguments["validation_data"] = (x, y)

@@ -203,8 +203,3 @@ def run_script(file: str) -> None:
     """Run a script in its own folder, as `python FILE` does."""
     os.chdir(Path(file).parent)
     runpy.run_path(file, run_name="__main__")
-
-
-def processes() -> tuple[int, int]:
-    """Return the server and the process of this job."""
-    return os.getppid(), os.getpid()

@@ -1,4 +1,4 @@
-"""A Keras run without its script: replayed, verified, exported to files that Keras loads; and the server of the tests."""
+"""A Keras run without its script: replayed, verified, exported to files that Keras loads."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.keras.lab import Lab, Labs
+from tests.keras.lab import Lab
 from tests.keras.proof import kill
 from tests.support import campaign
 
@@ -86,11 +85,3 @@ def test_constraints_and_what_weight_decay_leaves_out_are_known_without_the_scri
     found = torch.value("inside.without_the_script", folder=str(tmp_path))
     right = {"exact": True, "replayed": 10, "same": True}
     assert found == {"constrained": right, "excluded": right}
-
-
-def test_another_process_of_the_tests_has_the_same_server(torch: Lab, keras_labs: Labs, tmp_path: Path) -> None:
-    with closing(Lab("torch", tmp_path, keras_labs.shared)) as other:
-        (server, job), (others_server, others_job) = torch.value("lab.processes"), other.value("lab.processes")
-    assert server == others_server
-    assert job != others_job
-    assert torch.value("lab.processes")[0] == server, "it ends with its last connection"

@@ -37,7 +37,7 @@ from tranlogs.catalog import CheckpointRow, Incident, SegmentRow, StoreRow, Time
 from tranlogs.retention.evaluations import EvaluationRow
 from tranlogs.retention.prune import Budget
 from tranlogs.retention.value_decay import SegmentValues
-from tranlogs_monitor.dashboard.access import TOKEN_NAME, access_on, address_of, read_token
+from tranlogs_monitor.dashboard.access import access_on
 from tranlogs_monitor.dashboard.metrics import Metrics
 from tranlogs_monitor.dashboard.pages.board import Board, JournalView
 from tranlogs_monitor.dashboard.pages.curves import curves
@@ -107,12 +107,30 @@ ANY_TOKEN_BUT_THE_RIGHT_ONE = (
 )
 
 
+FOREIGN_HOSTS = [
+    "localhost.attacker.example",
+    "127.0.0.1.attacker.example",
+    "attacker.example:80",
+    "attacker.example:localhost",
+    "localhost:1:1",
+    "localhost@attacker.example",
+    "localhost.",
+    "[::1]attacker.example",
+    "[::1",
+    "::1",
+    "0.0.0.0:9464",
+    "127.0.0.3",
+    ":9464",
+    "localhost,attacker",
+]
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     ("server", "headers", "status"),
     [
         ("loopback", [{}, {"Host": "localhost"}, {"Host": "[::1]:80"}, {"Host": "LOCALHOST:1"}], 200),
-        ("loopback", [FOREIGN, {"Host": "localhost.attacker.example"}, {"Host": "attacker.example:80"}], 421),
+        ("loopback", [FOREIGN, *({"Host": host} for host in FOREIGN_HOSTS)], 421),
         ("loopback, token", ANY_TOKEN_BUT_THE_RIGHT_ONE, 401),
         ("loopback, token", [BEARER, {"Authorization": f"bearer  {TOKEN}"}], 200),
         ("loopback, token", [BEARER | FOREIGN], 421),
@@ -134,54 +152,20 @@ def test_who_is_answered(ports: dict[str, int], server: str, headers: list[dict[
             assert "it is damaged" in answer.body
 
 
-def test_a_token_in_the_address_counts_for_nothing_and_none_is_shown(ports: dict[str, int]) -> None:
+def test_a_token_in_the_address_counts_for_nothing(ports: dict[str, int]) -> None:
     assert ask(ports["all"], f"/?token={TOKEN}").status == 401
     assert ask(ports["all"], "/metrics", "POST").status == 401
     assert ask(ports["all"], "/metrics", "POST", **BEARER).status == 405
-    assert TOKEN not in repr(access_on("0.0.0.0", TOKEN))
 
 
-def test_an_address_that_others_reach_needs_a_token(board: Board) -> None:
+def test_an_address_that_others_reach_needs_a_token() -> None:
+    """Some are of no machine that runs this."""
     for address in ("127.0.0.1", "127.0.0.2", "::1", "::ffff:127.0.0.1"):
         assert [access_on(address, token).hosts is not None for token in (None, TOKEN)] == [True, True]
-    before = set(threading.enumerate())
     for address in ("0.0.0.0", "::", "10.0.0.1", "fe80::1%eth0"):
         assert access_on(address, TOKEN).hosts is None
-        with pytest.raises(UsageError, match=rf"other machines reach this address. Set {TOKEN_NAME}"):
+        with pytest.raises(UsageError, match=r"other machines reach this address\. Set TRANLOGS_HTTP_TOKEN"):
             access_on(address, None)
-    with pytest.raises(UsageError, match=r"^--http 0\.0\.0\.0: other machines"):
-        WebServer(("0.0.0.0", 0), Metrics(), board)
-    assert set(threading.enumerate()) == before
-
-
-def test_hosts_that_are_local() -> None:
-    access = access_on("127.0.0.2", TOKEN)
-    local = "localhost localhost:9464 LocalHost:1 127.0.0.1 127.0.0.1:65535 [::1] [::1]:9464 127.0.0.1: 127.0.0.2:9464"
-    foreign = (
-        " :9464 attacker.example localhost.attacker.example 127.0.0.1.attacker.example attacker.example:localhost"
-        " localhost:9464:9464 localhost@attacker.example localhost. [::1]attacker.example [::1 ::1 0.0.0.0:9464 127.0.0.3"
-        " localhost:\u0661"
-    )
-    assert [host for host in local.split() if not access.allows_host(host)] == []
-    more = [None, "localhost, attacker.example", " localhost", "localhost\n"]
-    assert [host for host in (*foreign.split(" "), *more) if access.allows_host(host)] == []
-
-
-def test_addresses() -> None:
-    assert address_of(":9464") == address_of("9464") == ("127.0.0.1", 9464)
-    assert address_of("0.0.0.0:80") == ("0.0.0.0", 80)
-    assert address_of("[::1]:80") == ("::1", 80)
-    for wrong in ("", "web", ":x", ":70000", ":²"):
-        with pytest.raises(UsageError, match="--http"):
-            address_of(wrong)
-
-
-def test_a_token_comes_from_the_environment_and_has_to_fit_a_header() -> None:
-    assert read_token({}) is None
-    assert read_token({TOKEN_NAME: f"{TOKEN}\n"}) == TOKEN
-    for text in ("", " \n", "two words", "two\nlines", "z\u00e4h", "\x00", "\udcff"):
-        with pytest.raises(UsageError, match=f"^{TOKEN_NAME}: "):
-            read_token({TOKEN_NAME: text})
 
 
 # What it answers.
@@ -475,12 +459,6 @@ def test_a_port_that_is_taken_is_named_and_nothing_is_left(ports: dict[str, int]
     with pytest.raises(UsageError, match=rf"^--http {host}:{port}: cannot listen on this address \(Address already in use\)$"):
         WebServer((host, port), Metrics(), board)
     assert set(threading.enumerate()) == before
-
-
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "a..b", "x" * 70])
-def test_an_address_that_is_not_of_this_machine_is_named(board: Board, host: str) -> None:
-    with pytest.raises(UsageError, match=rf"^--http {host}:0: cannot listen on this address \(.+\)$"):
-        WebServer((host, 0), Metrics(), board)
 
 
 def test_closing_is_prompt_and_frees_the_port_beside_open_connections(board: Board) -> None:

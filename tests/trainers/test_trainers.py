@@ -21,6 +21,7 @@ pytestmark = pytest.mark.crash
 def test_huggingface_comes_back_in_steps_evaluations_and_at_the_edges_of_epochs(huggingface: Launcher, tmp_path: Path) -> None:
     """With what a subclass counts and collects, as trl's SFTTrainer does, and what a callback has in its state()."""
     kills = [[0, "step end", 7], [0, "epoch end", 1], [0, "evaluation", 12], [0, "step", campaign.dice().randrange(13, 20)]]
+    kills = kills if campaign.is_soak() else kills[1:]
     options = {"eval_strategy": "steps", "eval_steps": 4, "logging_steps": 4, "metric_for_best_model": "loss"}
     run = tmp_path / "run"
     found = huggingface.prove_exact(run, kills, **options, patience=9, kind="CountingTrainer", counts="KeptLengths")[0]
@@ -84,7 +85,7 @@ def test_what_huggingfaces_trainer_and_callbacks_do_not_keep_is_named(huggingfac
 
 CASES: list[tuple[list[Any], dict[str, Any]]] = [
     (
-        [[0, "validation", 2], [0, "batch", 7], [0, "epoch end", 1], [0, "step", 18]],
+        [[0, "validation", 2], [0, "epoch end", 1], [0, "step", 18]],
         {"schedule": "plateau", "val_check_interval": 2, "data": "noisy", "gradient_clip_val": 0.5, "kind": "Collecting"},
     ),
     ([[0, "batch", 7], [0, "batch", 12]], {"mode": "two", "max_epochs": -1, "max_steps": 25}),  # manual optimization
@@ -155,7 +156,7 @@ def test_a_restart_of_lightning_says_each_thing_once_and_keeps_the_best_models(l
 
 
 def test_a_loop_of_accelerate_comes_back_from_kills(accelerate: Launcher, tmp_path: Path) -> None:
-    kills = [[0, "batch", 3], [0, "batch", 7], [0, "epoch end", 1], [0, "batch", campaign.dice().randrange(14, 21)]]
+    kills = [[0, "batch", 7], [0, "epoch end", 1], [0, "batch", campaign.dice().randrange(14, 21)]]
     report = accelerate.prove_exact(tmp_path / "run", kills)[0]["report"]
     assert report["batch"] == report["step"] == kills[-1][2] - report["rechecked"]
 

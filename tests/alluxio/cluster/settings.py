@@ -180,7 +180,7 @@ _IMPATIENT = {
     "alluxio.master.persistence.checker.interval": "100ms",
     "alluxio.master.persistence.initial.interval": "200ms",
     "alluxio.master.persistence.max.interval": "2sec",
-    "alluxio.job.master.worker.heartbeat.interval": "200ms",
+    "alluxio.job.master.worker.heartbeat.interval": "400ms",
     "alluxio.job.master.worker.timeout": "10sec",
     "alluxio.worker.block.heartbeat.interval": "500ms",
     "alluxio.master.worker.timeout": "12sec",  # a worker on a busy machine must not look dead: LOST stays
