@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.log.entries import ONES, expected, whole
-from tests.support.bare_log import BareLog, append_step, expected_step
+from tests.support.bare_log import ONES, BareLog, append_step, expected, expected_step, whole
 from tests.support.faults import failing
 from tranlogs.base.config import MIB, RECORD_SLACK_BYTES, JournalConfig
-from tranlogs.base.errors import LogUnavailable, UnencodableState
+from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.types import Bytes, TensorSpec, dense
 from tranlogs.catalog import SegmentRow, Tables
-from tranlogs.log import writer_thread
 from tranlogs.log.layout import NO_TENSORS, Layout, Payload
 from tranlogs.log.payload_writer import pieces_of
 from tranlogs.log.reader import SegmentReader
@@ -51,28 +48,6 @@ def test_a_segment_is_closed_before_the_catalog_calls_it_sealed(bare: BareLog, m
     assert [was_closed for _, was_closed in sealed] == [True, True]
 
 
-def test_what_was_appended_is_found_in_order_beside_the_writer_and_after_it(bare: BareLog) -> None:
-    log = bare.open()
-    for step in range(1, 6):
-        append_step(log, step)
-        assert bare.contents() == expected(range(1, step + 1))
-    for step in range(6, 40):
-        append_step(log, step)
-    log.close()
-    assert bare.contents() == expected(range(1, 40))
-
-
-def test_a_clean_close_seals_and_syncs_everything(tmp_path: Path) -> None:
-    bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
-    log = bare.open()
-    append_step(log, 1)
-    log.close()
-    assert bare.catalog is not None
-    assert [(row.state, row.last_sequence) for row in bare.catalog.segments()] == [("sealed", 2)]
-    assert (bare.catalog.watermarks().committed, bare.catalog.watermarks().synced) == (1, 1)
-    bare.close()
-
-
 def test_an_entry_that_is_not_committed_leaves_no_trace(bare: BareLog) -> None:
     log = bare.open()
     append_step(log, 1)
@@ -91,39 +66,12 @@ def test_an_entry_that_is_not_committed_leaves_no_trace(bare: BareLog) -> None:
     assert bare.contents() == expected(range(1, 3))
 
 
-@pytest.mark.parametrize("point", ["log.begin", "log.write", "log.before_commit"])
-@pytest.mark.parametrize("size", [100, 500_000])
-def test_a_failed_append_leaves_the_log_as_it_was(bare: BareLog, point: str, size: int) -> None:
-    """Whether the payload is written by this thread or beside it, and be it the first record or a later one."""
-    log = bare.open()
-    for step in (1, 2):
-        position = log.position
-        with failing(f"{point}=enospc"), pytest.raises((LogUnavailable, OSError), match=point):
-            append_step(log, step, size)
-        assert log.position == position
-        append_step(log, step, size)
-    log.close()
-    assert bare.contents() == expected(range(1, 3), size)
-
-
 def test_watermarks_wait_until_the_log_counts(bare: BareLog) -> None:
     log = bare.open(Position(5, 3, 99), writes_watermarks=False)
     log.begin(NO_TENSORS).abort()
     log.close()
     assert bare.catalog is not None
     assert bare.catalog.watermarks().committed == 0
-
-
-def test_a_body_that_cannot_be_encoded_is_refused_and_the_log_goes_on(bare: BareLog) -> None:
-    log = bare.open()
-    append_step(log, 1)
-    record = log.begin(ONES)
-    with pytest.raises(UnencodableState, match=r"schedule.*function"):
-        log.commit(record, EntryKind.STEP, 2, whole(log, {"schedule": lambda: 1}))
-    assert record.is_open
-    append_step(log, 2)
-    log.close()
-    assert bare.contents() == expected(range(1, 3))
 
 
 def head_of(segment: SegmentFile, offset: int) -> bytes:
@@ -196,19 +144,6 @@ def test_pieces_are_the_bytes_however_they_lie(sizes: list[int], data: st.DataOb
     buffers = [raw[start:end] for start, end in zip([0, *cuts], [*cuts, raw.nbytes], strict=True)]
     found = pieces_of(buffers, ends)
     assert [piece.tobytes() for piece in found] == [raw[start:end].tobytes() for start, end in itertools.pairwise([0, *ends])]
-
-
-def test_no_thread_to_be_had_means_this_one_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def refused(*_: object) -> threading.Thread:
-        raise LogUnavailable("no thread can be started")
-
-    monkeypatch.setattr(writer_thread, "start_thread", refused)
-    values, bare = noise(2 * MIB), BareLog(tmp_path)
-    log = bare.open()
-    log.append(EntryKind.STEP, 1, Payload.of([("w", dense(values))]), log.encoder.whole({}, None))
-    log.close()
-    assert bare.contents()[0][2] == {"w": values.tobytes()}
-    bare.close()
 
 
 @pytest.mark.parametrize("nbytes", [1000, 2 * MIB])
