@@ -11,8 +11,7 @@ import torch._dynamo  # the first step imports it, which would take every life a
 from torch import nn
 
 from tests.torch.lab import Attempt, in_child
-from tests.torch.nets import seed
-from tests.torch.small import logged, one_step, small
+from tests.torch.nets import logged, one_step, seed, small
 from tranlogs.base.quantities import BYTES
 from tranlogs.recovery.journal_facts import read_catalog
 from tranlogs.training import scalars
