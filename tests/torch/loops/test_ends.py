@@ -215,6 +215,20 @@ def test_steps_outside_of_all_loops_are_named_before_a_crash(tmp_path: Path, cap
         assert [record.getMessage() for record in caplog.records] == [f"{run}: {IMPLICIT}"]
 
 
+def test_steps_of_a_loop_whose_state_is_remembered_are_no_reason_to_warn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = small()
+    with logged(model, tmp_path / "run") as optimizer:
+        state = optimizer.remember(number=0)
+        optimizer.recover()
+        while state.number < 20:
+            one_step(model, optimizer, state.number)
+            state.number += 1
+        assert optimizer.report.exact is True
+    assert [record.getMessage() for record in caplog.records] == []
+
+
 def test_a_few_steps_before_a_loop_are_no_reason_to_warn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = small()
     with logged(model, tmp_path / "run") as optimizer:
