@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,13 @@ def elsewhere(folder: Path, code: str) -> str:
     """Run code on the catalog in another process."""
     program = f"from pathlib import Path\nfrom tranlogs.catalog import *\nfolder = Path({str(folder)!r})\n{code}"
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def write_watermarks(catalog: Catalog, **changes: Any) -> None:
+    """Change some watermarks, as the log and the archiver do."""
+    with catalog.transaction() as tables:
+        now = tables.get("watermarks", Watermarks) or Watermarks()
+        tables.put("watermarks", replace(now, **changes))
 
 
 def ordinals(tables: Tables) -> list[int]:
@@ -91,6 +99,17 @@ def test_a_failed_commit_changes_nothing_and_the_next_one_works(catalog: Catalog
     with catalog.transaction() as tables:
         tables.put(segment_key(3), SEGMENT)
     assert catalog.segments() == [SEGMENT]
+
+
+def test_a_reader_that_was_first_becomes_the_writer(tmp_path: Path) -> None:
+    Catalog.open(tmp_path, writable=True).close()
+    reader = Catalog.open(tmp_path)
+    writer = Catalog.open(tmp_path, writable=True)
+    write_watermarks(writer, committed=4)
+    assert reader.watermarks().committed == 4
+    reader.close()
+    write_watermarks(writer, committed=5)
+    writer.close()
 
 
 def test_processes_killed_while_they_read_do_not_use_up_the_readers(tmp_path: Path) -> None:

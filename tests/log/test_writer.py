@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from tranlogs.base.config import MIB, RECORD_SLACK_BYTES, JournalConfig
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.types import Bytes, TensorSpec, dense
 from tranlogs.catalog import SegmentRow, Tables
+from tranlogs.log import writer_thread
 from tranlogs.log.layout import NO_TENSORS, Layout, Payload
 from tranlogs.log.payload_writer import pieces_of
 from tranlogs.log.reader import SegmentReader
@@ -64,6 +66,21 @@ def test_an_entry_that_is_not_committed_leaves_no_trace(bare: BareLog) -> None:
     log.close()
     assert not writer.is_open
     assert bare.contents() == expected(range(1, 3))
+
+
+@pytest.mark.parametrize("point", ["log.begin", "log.write", "log.before_commit"])
+@pytest.mark.parametrize("size", [100, 500_000])
+def test_a_failed_append_leaves_the_log_as_it_was(bare: BareLog, point: str, size: int) -> None:
+    """Whether the payload is written by this thread or beside it, and be it the first record or a later one."""
+    log = bare.open()
+    for step in (1, 2):
+        position = log.position
+        with failing(f"{point}=enospc"), pytest.raises((LogUnavailable, OSError), match=point):
+            append_step(log, step, size)
+        assert log.position == position
+        append_step(log, step, size)
+    log.close()
+    assert bare.contents() == expected(range(1, 3), size)
 
 
 def test_watermarks_wait_until_the_log_counts(bare: BareLog) -> None:
@@ -144,6 +161,19 @@ def test_pieces_are_the_bytes_however_they_lie(sizes: list[int], data: st.DataOb
     buffers = [raw[start:end] for start, end in zip([0, *cuts], [*cuts, raw.nbytes], strict=True)]
     found = pieces_of(buffers, ends)
     assert [piece.tobytes() for piece in found] == [raw[start:end].tobytes() for start, end in itertools.pairwise([0, *ends])]
+
+
+def test_no_thread_to_be_had_means_this_one_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refused(*_: object) -> threading.Thread:
+        raise LogUnavailable("no thread can be started")
+
+    monkeypatch.setattr(writer_thread, "start_thread", refused)
+    values, bare = noise(2 * MIB), BareLog(tmp_path)
+    log = bare.open()
+    log.append(EntryKind.STEP, 1, Payload.of([("w", dense(values))]), log.encoder.whole({}, None))
+    log.close()
+    assert bare.contents()[0][2] == {"w": values.tobytes()}
+    bare.close()
 
 
 @pytest.mark.parametrize("nbytes", [1000, 2 * MIB])

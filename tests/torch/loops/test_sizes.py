@@ -139,7 +139,7 @@ def train(attempt: Attempt) -> dict[str, tuple[list[int], list[float]]]:
         model(torch.ones(1, 2)).sum().backward()
         attempt.tick()
         optimizer.step()
-        optimizer.log_scalars(turn=turn, **({"rare": turn} if turn % 10 == 3 else {}))
+        optimizer.log_scalars(turn=turn, norm=float("inf"), **({"rare": turn} if turn % 10 == 3 else {}))
     optimizer.close()
     return dict(optimizer.scalars)
 
