@@ -112,23 +112,6 @@ def test_a_reader_that_was_first_becomes_the_writer(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_other_processes_read_and_write_beside_the_trainer(catalog: Catalog, tmp_path: Path) -> None:
-    write_watermarks(catalog, committed=3)
-    assert elsewhere(tmp_path, "print(Catalog.open(folder).watermarks().committed)") == "3"
-    ask = "c = Catalog.open(folder, writable=True)\nwith c.transaction() as t: t.put_request('checkpoint', {'step': 9})"
-    elsewhere(tmp_path, ask)
-    assert catalog.read(lambda tables: tables.request("checkpoint")) == {"step": 9}
-
-
-def test_a_killed_writer_leaves_the_catalog_whole(catalog: Catalog, tmp_path: Path) -> None:
-    code = "import os\nc = Catalog.open(folder, writable=True)\nwith c.transaction() as t: t.put('watermarks', Watermarks(1))\n"
-    code += "with c.transaction() as t:\n    t.put('watermarks', Watermarks(99))\n    os.kill(os.getpid(), 9)"
-    with pytest.raises(subprocess.CalledProcessError, match="SIGKILL"):
-        elsewhere(tmp_path, code)
-    assert catalog.watermarks().committed == 1
-    write_watermarks(catalog, committed=2)
-
-
 def test_processes_killed_while_they_read_do_not_use_up_the_readers(tmp_path: Path) -> None:
     """126 fit; their places are given back when a writer opens."""
     catalog = Catalog.open(tmp_path, writable=True)

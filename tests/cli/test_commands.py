@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 
 import tranlogs
-from tests.format.test_newer_version import content
-from tests.format.test_older_format import ADVICE, ARCHIVE, WHAT
+from tests.format.test_other_versions import ADVICE, ARCHIVE, WHAT, content
 from tests.support import disks
 from tranlogs.base.errors import NotARun, UsageError
 from tranlogs.catalog import Catalog, Incident

@@ -69,8 +69,6 @@ def parts(kills: int) -> list[Part]:
         Part("power", ("power cut",), share(300), [power, "-k", "power_cuts"]),
         Part("read-only", ("the file system turns", "the disk dies"), share(100), [power, "-k", "turns_read_only"], 4),
         Part("full disks", ("disk full",), share(300), [lives, "-k", "fills"], 4),
-        Part("errors", ("I/O errors",), share(300), [lives, "-k", "errors"], 5),
-        Part("clock", ("the clock",), share(300), [lives, "-k", "clock"], 8),
         Part("forks", ("forks of",), share(300), [lives, "-k", "forks"], 8),
         Part("threads", ("SIGKILL, and another number",), share(200), [f"{crash}/test_kill_torch.py"], 4),
         Part("pages", ("writes since",), share(2000), [f"{crash}/test_every_sync.py"]),

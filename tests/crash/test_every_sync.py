@@ -32,7 +32,7 @@ from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 
 pytestmark = pytest.mark.crash
 
-STEPS, LAST = (8, 12) if campaign.is_soak() else (6, 10)  # trained before the run is opened again, and in all
+STEPS, LAST = (8, 12) if campaign.is_soak() else (5, 8)  # trained before the run is opened again, and in all
 FAULT = "writes since the last sync lost or reordered, page by page"
 
 

@@ -15,7 +15,7 @@ from tests.support import campaign
 
 pytestmark = pytest.mark.crash
 
-LIVES, UNTIL = 8 if campaign.is_soak() else 5, 120
+LIVES, UNTIL = (8, 120) if campaign.is_soak() else (4, 60)
 FAULT = "SIGKILL, and another number of threads behind it"
 _context = multiprocessing.get_context("forkserver")  # imports torch once; each child is forked from there
 _context.set_forkserver_preload(["torch", "torch._dynamo", "tranlogs_torch", "tests.crash.torch_child"])

@@ -1,5 +1,4 @@
-"""Runs of many lives, each with a fault of one kind and often a SIGKILL: a disk that fills up, errors, a clock that jumps,
-forks. What was committed comes back, to the bit."""
+"""Runs of many lives, each with a fault of one kind and often a SIGKILL: a disk that fills up, or forks. All comes back."""
 
 from __future__ import annotations
 
@@ -22,20 +21,6 @@ pytestmark = pytest.mark.crash
 
 SEEDS = pytest.mark.parametrize("seed", campaign.seeds(1), ids=str)
 LIVES = 8
-ERRORS = (
-    "log.begin",
-    "log.write",
-    "log.before_commit",
-    "log.sync",
-    "log.roll",
-    "log.seal",
-    "log.prepare",
-    "log.recycle",
-    "catalog.before_commit",
-    "checkpoint.snapshot",
-    "checkpoint.state",
-    "checkpoint.publish",
-)
 
 
 class Lives:
@@ -138,28 +123,6 @@ def test_a_disk_that_fills_up_loses_nothing(trainers: Trainers, memory_path: Pat
             lives.live(meanwhile=meanwhile, ticks=True)
         empty(disk)
         lives.end()
-
-
-@SEEDS
-def test_errors_anywhere_lose_nothing(trainers: Trainers, memory_path: Path, seed: int) -> None:
-    fault = "I/O errors that suspend logging, in a run that is killed"
-    lives = Lives(trainers, memory_path / "run", fault, lambda outcome: outcome.was_suspended, seed)
-    chance = lives.chance
-    for _ in range(2 * LIVES):
-        points = chance.sample(ERRORS, chance.randrange(1, 4))
-        errors = [f"{point}=eio@{chance.randrange(1, 12)}{chance.choice(['', '+'])}" for point in points]
-        lives.live(errors=",".join(errors), ticks=True)
-    lives.end()
-
-
-@SEEDS
-def test_a_clock_that_jumps_loses_nothing(trainers: Trainers, memory_path: Path, seed: int) -> None:
-    fault = "the clock jumps by days, in a run that is killed"
-    lives = Lives(trainers, memory_path / "run", fault, lambda outcome: outcome.recovered is not None, seed)
-    for _ in range(LIVES):
-        outcome = lives.live(jumps=lives.chance.randrange(10**6), by_time=lives.chance.random() < 0.5)
-        assert not outcome.was_suspended
-    lives.end()
 
 
 @SEEDS

@@ -37,6 +37,12 @@ def start(tmp_path: Path) -> Iterator[Processes]:
         yield made
 
 
+@pytest.fixture(autouse=True)
+def _named_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let who holds the catalog be named after a second, and not after five."""
+    monkeypatch.setattr(catalogs, "CATALOG_HELD_SECONDS", 1.0)
+
+
 def stopped(start: Processes, work: Callable[..., None], *arguments: Any) -> Process:
     """A process that has said a line, and does not go on."""
     made = start(work, *arguments)
@@ -57,7 +63,7 @@ def in_catalog(run: Path, query: Callable[[Catalog], Any]) -> Any:
 
 
 def names(trainer: Process, holder: Process, run: Path) -> bool:
-    """Whether the trainer has named the holder, which it does some seconds after the transaction began."""
+    """Whether the trainer has named the holder, which it does a second after the transaction began."""
     return f"WARNING {run}/rank0/{CATALOG_NAME}: process {holder.pid} holds a write transaction" in trainer.said
 
 

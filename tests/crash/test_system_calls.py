@@ -108,7 +108,7 @@ CHANGE_NOTHING = {  # on the disk
 CHILD = Path(__file__).with_name("fault_child.py")
 UNTIL, END = 30, 40
 CALLS_EACH = campaign.rounds(3)  # calls of each kind that are hit: TRANLOGS_SOAK=1000 takes them all
-PLACES_MAX = 10**6 if campaign.is_soak() else 2  # of a call, in a test
+PLACES_MAX = 10**6 if campaign.is_soak() else 1  # of a call, in a test
 WRITERS = ("direct", "thread")
 SEVERAL = "one of several system calls that fail in turn, or SIGKILL at one, in several lives of a run"
 OPENING = "a system call fails while a run is opened and recovered"
@@ -395,7 +395,7 @@ def test_a_system_call_that_fails_loses_nothing(
     A run that is opened while the call fails is recovered and gone on with, or is refused in words.
     """
     chance, left = campaign.dice(call, onwards), sampler.left
-    for place in itertools.islice(sampler.places(call, LIVES[1:], onwards), PLACES_MAX // 2):
+    for place in itertools.islice(sampler.places(call, LIVES[1:], onwards), PLACES_MAX):
         run, error = memory_path / f"run-{place.life}-{place.nth}-{place.writer}", chance.choice(["ENOSPC", "EIO"])
         outcome = sampler.run(run, call, place, f"error={error}:when={place.nth}{'+' if onwards else ''}")
         fault = OPENING if place.life == "recovering" else "a system call fails while training"

@@ -170,8 +170,12 @@ def test_a_child_that_outlives_the_trainer_does_not_keep_the_run(tmp_path: Path,
         os.kill(child, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("names", [("owner.lock", "owner.json", "catalog.lmdb-lock"), ("owner.lock",), ("owner.json",)])
-@pytest.mark.parametrize("is_stopped", [False, True])
+@pytest.mark.parametrize(
+    ("names", "is_stopped"),
+    campaign.each_once(
+        [("owner.lock", "owner.json", "catalog.lmdb-lock"), ("owner.lock",), ("owner.json",)], [False, True, True]
+    ),
+)
 def test_a_trainer_keeps_its_run_although_the_files_of_its_locks_are_deleted(
     tmp_path: Path, start: Processes, names: tuple[str, ...], is_stopped: bool
 ) -> None:

@@ -19,9 +19,9 @@ import pytest
 from tests.support import campaign
 from tests.support.clock import FakeClock
 from tests.support.faults import failing
-from tests.support.toy import ToyState, ToyTrainer
-from tests.support.toy_steps import NEVER, SIZES, boundary_of, checkpoint_steps, killed, patiently, state_at, step_of
-from tranlogs.base.errors import NotRecovered, RecoveryError, UsageError
+from tests.support.toy import ToyTrainer
+from tests.support.toy_steps import NEVER, boundary_of, checkpoint_steps, killed, patiently, state_at, step_of
+from tranlogs.base.errors import UsageError
 from tranlogs.base.types import dense
 from tranlogs.catalog import Catalog
 from tranlogs.checkpoints import Checkpoint
@@ -31,7 +31,6 @@ from tranlogs.journal.journal import Journal
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.recovery.journal_facts import read_facts
-from tranlogs.recovery.recover import recover
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 
 
@@ -72,29 +71,6 @@ def test_a_step_whose_record_was_dropped_is_a_gap_and_no_silent_hole(toy: Callab
     trainer.train(5)
     again = toy(killed(trainer, tmp_path / "behind"))
     assert (again.recover().step, again.state.everything() == state.everything()) == (5, True)
-
-
-def test_scalars_come_back_with_their_steps(toy: Callable[..., ToyTrainer]) -> None:
-    trainer = toy()
-    trainer.recover()
-    for step in range(1, 4):
-        step_of(trainer)
-        boundary_of(trainer, scalars={"loss": step / 2, "norm": float("inf")})
-    trainer.journal.close()
-    found = recover(trainer.journal.paths.folder, ToyState(SIZES))
-    assert found is not None
-    assert found.scalars == [(step, {"loss": step / 2, "norm": float("inf")}) for step in range(1, 4)]
-
-
-def test_a_run_with_steps_must_be_recovered_before_it_goes_on(toy: Callable[..., ToyTrainer]) -> None:
-    first = toy()
-    first.recover()
-    first.train(3)
-    first.journal.close()
-    second = toy()
-    with pytest.raises(NotRecovered, match=r"already holds a run \(step 3 or later\)"):
-        second.train(1)
-    assert second.recover().step == 3
 
 
 def test_after_close_nothing_is_logged_and_nothing_breaks(toy: Callable[..., ToyTrainer]) -> None:
@@ -231,17 +207,6 @@ def test_going_back_and_looking_only_changes_nothing(toy: Callable[..., ToyTrain
     third = toy()
     assert third.recover().step == 10
     assert [row.number for row in third.journal.catalog.timelines()] == [1]
-
-
-def test_a_step_that_is_not_covered_is_refused_and_the_run_is_as_before(toy: Callable[..., ToyTrainer]) -> None:
-    first = toy()
-    first.recover()
-    first.train(5)
-    first.journal.close()
-    second = toy()
-    with pytest.raises(RecoveryError, match=r"step 9 is not covered.*; the nearest is 5"):
-        second.recover(step=9)
-    assert second.recover().step == 5
 
 
 def test_what_a_crash_left_half_done_is_finished(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:

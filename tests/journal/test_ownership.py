@@ -73,16 +73,6 @@ def test_a_second_trainer_is_refused_and_the_first_goes_on(tmp_path: Path) -> No
     trainer.journal.close()
 
 
-@pytest.mark.parametrize("kill", [True, False])
-def test_the_lock_of_a_process_that_ended_is_taken_over(tmp_path: Path, kill: bool) -> None:
-    process = holder(tmp_path)
-    end(process, kill=kill)
-    found = read_owner(tmp_path)
-    assert found is not None
-    assert (found.pid, found.is_alive) == (process.pid, False)
-    OwnerLock(tmp_path).release()
-
-
 def test_another_name_of_the_same_folder_is_the_same_lock(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "link").symlink_to("run")

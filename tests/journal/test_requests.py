@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support.faults import failing
 from tests.support.toy import ToyTrainer, open_toy
-from tranlogs.base.errors import LogUnavailable, UsageError
+from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog, Change, CheckpointRow, CommonRow, TimelineRow, serve_requests, write_request
 from tranlogs.catalog.requests import REQUESTS_NAME
 from tranlogs.journal import change_catalog, owner_lock, read_owner
@@ -198,44 +198,23 @@ def test_newer_request_that_comes_while_the_older_one_is_served_is_served_next(
     catalog.close()
 
 
-class Disk:
-    """A catalog in memory on a disk that can be full."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, Any] = {}
-        self.is_full = False
-
-    @contextmanager
-    def transaction(self) -> Iterator[Any]:
-        if self.is_full:
-            raise LogUnavailable("no space left on device")
-        yield self
-
-    def read(self, look: Any) -> Any:
-        return look(self)
-
-    def put(self, name: str, row: Any) -> None:
-        self.rows[name] = row
-
-    def get(self, name: str, kind: type) -> Any:
-        return self.rows.get(name)
-
-    def delete(self, name: str) -> None:
-        del self.rows[name]
-
-
 @pytest.mark.parametrize("former", [None, CommonRow(3, 2)])
 def test_a_common_step_that_a_full_disk_has_refused_is_written_by_the_next_call(
     former: CommonRow | None, tmp_path: Path
 ) -> None:
-    disk: Any = Disk()
+    catalog = Catalog.open(tmp_path, writable=True)
+
+    def common() -> CommonRow | None:
+        return catalog.read(lambda tables: tables.get("common", CommonRow))
+
     if former is not None:
-        disk.put("common", former)
-    holds = PruningHolds(disk, tmp_path, 1)
-    disk.is_full = True
-    holds.set_common_step(7, 2)
-    disk.is_full = False
+        with catalog.transaction() as tables:
+            tables.put("common", former)
+    holds = PruningHolds(catalog, tmp_path, 1)
+    with failing("catalog.before_commit=enospc"):
+        holds.set_common_step(7, 2)
     holds.forget_former_group()
-    assert disk.rows.get("common") == former, "a process of the group keeps what the former one has left"
+    assert common() == former, "a process of the group keeps what the former one has left"
     holds.set_common_step(7, 2)
-    assert disk.rows["common"] == CommonRow(7, 2)
+    assert common() == CommonRow(7, 2)
+    catalog.close()

@@ -1,20 +1,22 @@
-"""Records handed to a writer thread: order, back-pressure, failures that latch, memory that is bounded."""
+"""Threads beside training: one that writes what is handed over, in order and bounded; the gate before one that ends it all."""
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.support.bare_log import BareLog
-from tests.support.faults import failing
+from tests.support.waiting import wait_until
 from tranlogs.base.config import QUEUE_JOBS_MAX
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.types import Array, TensorSpec, dense
 from tranlogs.journal.record_writers import LogWriter, RecordContent
+from tranlogs.journal.shutdown_gate import ShutdownGate, gated
 from tranlogs.log.layout import Layout, Payload
 from tranlogs.log.record_format import EntryKind
 from tranlogs.log.writer_thread import BufferPool, WriterThread
@@ -51,25 +53,6 @@ def test_a_full_queue_makes_the_training_thread_wait(writer_thread: WriterThread
     writer_thread.drain()
     assert is_full
     assert ran == [1, 1, 2]
-
-
-def fail() -> None:
-    raise OSError(5, "the disk fails")
-
-
-def test_a_failed_job_latches_and_later_ones_are_dropped_until_reset(writer_thread: WriterThread) -> None:
-    ran: list[int] = []
-    writer_thread.submit(10, lambda: ran.append(1))
-    writer_thread.submit(10, fail)
-    writer_thread.submit(10, lambda: ran.append(2))
-    writer_thread.drain()
-    assert ran == [1]
-    assert isinstance(writer_thread.failure, OSError)
-    assert isinstance(writer_thread.reset(), OSError)
-    assert writer_thread.reset() is None
-    writer_thread.submit(10, lambda: ran.append(3))
-    writer_thread.drain()
-    assert ran == [1, 3]
 
 
 def test_a_pool_holds_no_more_than_was_out_at_once() -> None:
@@ -121,43 +104,6 @@ def test_the_writer_thread_waits_for_a_payload_on_its_way_and_releases_it_after_
     bare.close()
 
 
-def test_what_a_queued_body_refers_to_may_change(tmp_path: Path, writer_thread: WriterThread) -> None:
-    bare = BareLog(tmp_path)
-    log, gate = bare.open(), threading.Event()
-    writer, far = LogWriter(log, writer_thread), np.arange(5000)
-    writer_thread.submit(0, gate.wait)
-    values = np.ones(3)
-    content = RecordContent(EntryKind.BOUNDARY, 0, {"ema": far}, scalars={"loss": 1.0})
-    writer.append(Payload.of([("w", dense(values))]), content)
-    far[:] = 0
-    values[:] = 0
-    gate.set()
-    writer_thread.drain()
-    log.close()
-    ((_, _, tensors, body),) = bare.contents()
-    assert tensors == {"w": np.ones(3).tobytes()}
-    assert np.array_equal(body["ema"], np.arange(5000))
-    assert writer_thread.pool.free_bytes == 24 + 40_000
-    bare.close()
-
-
-def test_a_failed_write_refuses_what_comes_after_it(tmp_path: Path, writer_thread: WriterThread) -> None:
-    bare = BareLog(tmp_path)
-    log = bare.open()
-    writer = LogWriter(log, writer_thread)
-    with failing("log.before_commit=enospc"):
-        writer.append(Payload.of([]), RecordContent(EntryKind.BOUNDARY, 0, {}))
-        writer_thread.drain()
-    record = writer.begin(Payload.of([("w", values(64))]))
-    writer.commit(record, RecordContent(EntryKind.STEP, 1, {}))
-    with pytest.raises(LogUnavailable, match=r"log\.before_commit"):
-        writer.append(Payload.of([]), RecordContent(EntryKind.BOUNDARY, 1, {}))
-    assert not record.is_open
-    writer_thread.reset()
-    log.close()
-    bare.close()
-
-
 @pytest.mark.parametrize(
     ("kind", "step"),
     [(EntryKind.BOUNDARY, 1), (EntryKind.BOUNDARY, 3), (EntryKind.IMAGE, 1), (EntryKind.STEP, 2), (EntryKind.STEP, 4)],
@@ -179,3 +125,88 @@ def test_a_record_that_does_not_follow_the_last_step_is_refused(tmp_path: Path, 
         (EntryKind.BOUNDARY, 2),
     ]
     bare.close()
+
+
+# The gate
+
+
+class Gated:
+    def __init__(self) -> None:
+        self.gate = ShutdownGate()
+
+    @gated
+    def pass_through(self, do: Callable[[], object] = lambda: None) -> object:
+        return do()
+
+
+def in_thread(do: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=do, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_who_shuts_waits_for_the_call_inside_and_nobody_enters_afterwards() -> None:
+    thing, may_go, has_left = Gated(), threading.Event(), threading.Event()
+
+    def train() -> None:
+        thing.pass_through(may_go.wait)
+        has_left.set()
+        thing.pass_through()  # waits forever
+
+    thread = in_thread(train)
+    wait_until(lambda: thing.gate.depth, "inside")
+    assert not thing.gate.shut(0.05)
+    thing.pass_through()  # The thread that has shut it may enter.
+    may_go.set()
+    assert thing.gate.shut(10)
+    assert has_left.wait(10)
+    thread.join(0.2)
+    assert thread.is_alive()
+    assert thing.gate.depth == 0
+
+
+def test_a_nested_call_goes_on_after_the_gate_was_shut() -> None:
+    thing, inside, may_go, nested = Gated(), threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        inside.set()
+        may_go.wait()
+        thing.pass_through(nested.set)
+
+    in_thread(lambda: thing.pass_through(work))
+    assert inside.wait(10)
+    assert not thing.gate.shut(0.05)
+    may_go.set()
+    assert nested.wait(10)
+    assert thing.gate.shut(10)
+
+
+def test_an_interrupt_while_entering_a_shut_gate_leaves_the_count_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    thing = Gated()
+    in_thread(lambda: thing.gate.shut(1)).join()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(thing.gate._changed, "notify_all", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        thing.pass_through()
+    assert thing.gate.depth == 0
+
+
+def test_a_forked_child_passes_a_shut_gate_of_which_a_thread_held_the_lock() -> None:
+    thing, may_go = Gated(), threading.Event()
+    in_thread(lambda: thing.gate.shut(1)).join()
+
+    def hold() -> None:
+        with thing.gate._changed:
+            may_go.wait()
+
+    in_thread(hold)
+    wait_until(lambda: "owner=0" not in repr(thing.gate._changed), "held")
+    pid = os.fork()
+    if pid == 0:
+        thing.pass_through()
+        os._exit(0)
+    wait_until(lambda: os.waitpid(pid, os.WNOHANG) != (0, 0), "ended")
+    may_go.set()

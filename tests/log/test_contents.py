@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.log.entries import boundary, only_entry, whole
 from tests.support import campaign
-from tests.support.bare_log import BareLog
+from tests.support.bare_log import BareLog, boundary, only_entry, whole
 from tests.support.faults import failing
 from tranlogs.base.config import OUT_OF_LINE_BYTES_MIN, PAYLOAD_THREAD_BYTES_MIN
 from tranlogs.base.errors import LogUnavailable, UnencodableState

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.log.entries import expected
-from tests.support.bare_log import BareLog, append_step
+from tests.support.bare_log import BareLog, append_step, expected
 from tests.support.clock import FakeClock
-from tests.support.faults import failing
 from tranlogs.base.clock import Clock
 from tranlogs.base.config import MIB, JournalConfig
-from tranlogs.base.errors import CatalogUnavailable, LogUnavailable
+from tranlogs.base.errors import CatalogUnavailable
 from tranlogs.base.types import Array, dense
 from tranlogs.journal.record_writers import LogWriter, RecordContent
 from tranlogs.log import group_commit, writer
@@ -75,76 +72,6 @@ def test_segments_are_synced_before_their_rows_are_committed_and_synced_comes_la
     log.close()
     assert not wrong
     assert indexed >= set(range(1, 159))
-    bare.close()
-
-
-def test_with_durability_process_nothing_is_synced_until_it_is_demanded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bare, synced = BareLog(tmp_path), list[str]()
-    sync = os.fdatasync
-
-    def counting(fd: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
-        sync(fd)
-
-    log = bare.open()
-    append_step(log, 1)
-    log._preallocator.stop()  # it syncs the files that it makes
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fdatasync", counting)
-        for step in range(2, 30):
-            append_step(log, step)
-        assert synced == []
-        assert log.group.synced.step == 0
-        log.group.demand_sync()
-        assert log.group.wait_synced()
-        assert log.group.synced.step == 29
-        assert log._segment is not None
-        assert str(log._segment.path) in synced
-    log.close()
-    bare.close()
-
-
-def until(has_come: Callable[[], bool]) -> None:
-    """Wait for what a background thread does."""
-    end = time.monotonic() + 60
-    while not has_come():
-        assert time.monotonic() < end
-        time.sleep(0.002)
-
-
-def is_idle(log: WriteAheadLog) -> bool:
-    """Whether the sync thread waits, and nothing is left to do."""
-    group = log.group
-    with log._lock:
-        return group._is_waiting and not (group._has_urgent_work or group._must_sync)
-
-
-@pytest.mark.parametrize("point", ["log.sync", "log.rows", "log.seal", "catalog.before_commit"])
-def test_a_failure_behind_the_training_thread_latches(tmp_path: Path, point: str) -> None:
-    bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
-    log = bare.open()
-    append_step(log, 1)
-    assert log.group.wait_synced()
-    log._preallocator.stop()  # the files that it makes have rows
-    until(lambda: is_idle(log))
-    if point not in ("log.sync", "log.rows"):  # before: the thread behind may write watermarks to the catalog at any time
-        append_step(log, 2)
-        assert log.group.wait_synced()
-    with failing(f"{point}=eio"):
-        if point in ("log.sync", "log.rows"):
-            append_step(log, 2)
-        log.roll()
-        until(lambda: log.group.failure is not None)
-        assert log.group.wait_synced() is False
-        with pytest.raises(LogUnavailable, match=point):
-            log.close()
-    with pytest.raises(LogUnavailable, match=point):
-        log.begin(NO_TENSORS)
-    assert log.group.boundary.step == 2
-    assert point not in ("log.sync", "log.rows") or log.group.synced.step == 1
-    assert bare.contents() == expected(range(1, 3))
     bare.close()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import struct
 from pathlib import Path
@@ -24,7 +23,7 @@ from tranlogs.encoding.tree import Fixed
 from tranlogs.log import segment_file as files
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import Record, SegmentReader
-from tranlogs.log.record_format import HEAD, EntryKind, Location, checksum_of, pack_head
+from tranlogs.log.record_format import HEAD, EntryKind, Location, checksum_of
 from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import parse_segment_name
 
@@ -45,27 +44,6 @@ def filled(bare: BareLog, steps: int = 10, size: int = 3000) -> tuple[Path, Segm
 
 def sequences(found: list[Location]) -> list[int]:
     return [location.head.sequence for location in found]
-
-
-def test_a_killed_writer_s_entry_is_not_found(bare: BareLog, tmp_path: Path) -> None:
-    """All is written, and only the head is missing, or a part of it (which no killed process leaves, but a power cut may)."""
-    log = bare.open()
-    append_step(log, 1, 3000)
-    segment = log._segment
-    assert segment is not None
-    described = (b"description %d" % number for number in itertools.count())
-    made = ((each, pack_head(segment.segment_id, 3, 2, EntryKind.STEP, 100, each, log.position.chain)) for each in described)
-    description, head = next(one for one in made if one[1][-1])  # a zero at its end would be there already
-    segment.write([np.ones(100, np.uint8), description], segment.used_bytes + HEAD.size)
-    for written in (0, 4, 32, HEAD.size - 1):
-        copy = tmp_path / "copy"
-        raw = bytearray(segment.path.read_bytes())
-        raw[segment.used_bytes : segment.used_bytes + written] = head[:written]
-        copy.write_bytes(raw)
-        assert sequences(scan(copy, segment.segment_id)) == [0, 1, 2]
-    segment.write_head(head, segment.used_bytes)
-    assert sequences(scan(segment.path, segment.segment_id)) == [0, 1, 2, 3]
-    log.close()
 
 
 def test_bytes_of_a_tensor_are_never_taken_for_an_entry(bare: BareLog) -> None:

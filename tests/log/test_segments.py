@@ -13,9 +13,8 @@ import pytest
 
 from tests.support.bare_log import BareLog, append_step, expected_step
 from tests.support.waiting import wait_until
-from tranlogs.base.config import MIB, SEGMENT_STEP_BYTES, SPACE_PLENTY_BYTES, SPARE_FILES_MAX, JournalConfig
+from tranlogs.base.config import MIB, SEGMENT_STEP_BYTES, SPACE_PLENTY_BYTES, JournalConfig
 from tranlogs.base.errors import LogUnavailable
-from tranlogs.catalog import SegmentRow, segment_key
 from tranlogs.log import preallocator
 from tranlogs.log import segment_file as files
 from tranlogs.log.reader import SegmentReader
@@ -134,32 +133,6 @@ def test_a_file_that_somebody_reads_is_neither_recycled_nor_deleted(tmp_path: Pa
     assert files.delete(path)
     assert not path.exists()
     assert files.delete(path)
-
-
-def test_steps_logged_into_recycled_files_come_back(tmp_path: Path) -> None:
-    bare = BareLog(tmp_path)
-    log, position = bare.open(), None
-    for step in range(1, 31):
-        append_step(log, step, 2000)
-        position = log.position
-        if step % 5 == 0:  # `close` would truncate the last one, which is not used again then
-            log.roll()
-    log.close()
-    assert bare.catalog is not None
-    with bare.catalog.transaction() as tables:
-        for row in tables.rows("segment/", SegmentRow):
-            tables.put(segment_key(row.ordinal), SegmentRow(row.ordinal, row.segment_id, row.file, row.size, "retired"))
-    before = {path.stat().st_ino for path in (tmp_path / "log").glob("*.seg")}
-    log, used_again = bare.open(position), set[int]()
-    for step in range(31, 61):
-        append_step(log, step, 2000)
-        assert log._segment is not None
-        used_again |= before & {log._segment.path.stat().st_ino}
-        log.roll()
-    log.close()
-    assert len(used_again) >= SPARE_FILES_MAX
-    assert bare.contents() == [entry for step in range(31, 61) for entry in expected_step(step, 2000)]
-    bare.close()
 
 
 def log_bytes_on_disk(bare: BareLog) -> int:

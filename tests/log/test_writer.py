@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.log.entries import ONES, expected, whole
-from tests.support.bare_log import BareLog, append_step, expected_step
+from tests.support.bare_log import ONES, BareLog, append_step, expected, expected_step, whole
 from tests.support.faults import failing
 from tranlogs.base.config import MIB, RECORD_SLACK_BYTES, JournalConfig
-from tranlogs.base.errors import LogUnavailable, UnencodableState
+from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.types import Bytes, TensorSpec, dense
 from tranlogs.catalog import SegmentRow, Tables
 from tranlogs.log import writer_thread
@@ -49,28 +48,6 @@ def test_a_segment_is_closed_before_the_catalog_calls_it_sealed(bare: BareLog, m
     append_step(log, 2)
     log.close()
     assert [was_closed for _, was_closed in sealed] == [True, True]
-
-
-def test_what_was_appended_is_found_in_order_beside_the_writer_and_after_it(bare: BareLog) -> None:
-    log = bare.open()
-    for step in range(1, 6):
-        append_step(log, step)
-        assert bare.contents() == expected(range(1, step + 1))
-    for step in range(6, 40):
-        append_step(log, step)
-    log.close()
-    assert bare.contents() == expected(range(1, 40))
-
-
-def test_a_clean_close_seals_and_syncs_everything(tmp_path: Path) -> None:
-    bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
-    log = bare.open()
-    append_step(log, 1)
-    log.close()
-    assert bare.catalog is not None
-    assert [(row.state, row.last_sequence) for row in bare.catalog.segments()] == [("sealed", 2)]
-    assert (bare.catalog.watermarks().committed, bare.catalog.watermarks().synced) == (1, 1)
-    bare.close()
 
 
 def test_an_entry_that_is_not_committed_leaves_no_trace(bare: BareLog) -> None:
@@ -112,18 +89,6 @@ def test_watermarks_wait_until_the_log_counts(bare: BareLog) -> None:
     log.close()
     assert bare.catalog is not None
     assert bare.catalog.watermarks().committed == 0
-
-
-def test_a_body_that_cannot_be_encoded_is_refused_and_the_log_goes_on(bare: BareLog) -> None:
-    log = bare.open()
-    append_step(log, 1)
-    record = log.begin(ONES)
-    with pytest.raises(UnencodableState, match=r"schedule.*function"):
-        log.commit(record, EntryKind.STEP, 2, whole(log, {"schedule": lambda: 1}))
-    assert record.is_open
-    append_step(log, 2)
-    log.close()
-    assert bare.contents() == expected(range(1, 3))
 
 
 def head_of(segment: SegmentFile, offset: int) -> bytes:

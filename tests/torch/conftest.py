@@ -31,10 +31,9 @@ def _no_workers_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _rechecks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute the newest unit again after a crash, as for users; tests of loops and of examples choose themselves."""
-    if request.path.parent.name != "loops" and request.path.name != "test_examples.py":
-        monkeypatch.setenv("TRANLOGS_RECHECK", "1")
+def _rechecks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute the newest unit again after a crash, as for users."""
+    monkeypatch.setenv("TRANLOGS_RECHECK", "1")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from tests.torch.lab import contents, flatten
+from tranlogs_torch import LoggedOptimizer
 
 
 def seed(number: int = 3) -> None:
@@ -56,3 +60,26 @@ def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
     x, y = batch
     logits = model(x)
     return nn.functional.cross_entropy(logits if logits.dtype is torch.float64 else logits.float(), y)
+
+
+Model = nn.Module
+
+
+def small() -> nn.Sequential:
+    seed()
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+
+
+def logged(model: Model, run: Path, inner: torch.optim.Optimizer | None = None, **options: Any) -> LoggedOptimizer:
+    inner = torch.optim.AdamW(model.parameters(), lr=0.01) if inner is None else inner
+    return LoggedOptimizer(inner, run, model, **({"durability": "process", "segment_bytes": 1 << 20} | options))
+
+
+def one_step(model: Model, optimizer: Any, number: int = 0) -> None:
+    optimizer.zero_grad()
+    model(torch.full((3, 4), 0.1 * (number + 1))).square().sum().backward()
+    optimizer.step()
+
+
+def everything(model: Model, optimizer: Any) -> dict[str, Any]:
+    return flatten({"model": contents(model), "optimizer": contents(optimizer)})

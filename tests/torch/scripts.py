@@ -179,25 +179,6 @@ def adversarial(attempt: Attempt, *, batches: int = 20) -> None:
     optimizer.close()
 
 
-def without_loader(attempt: Attempt, *, batches: int = 20) -> None:
-    """`steps`, with weights that are written every fifth turn."""
-    seed()
-    model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 2))
-    optimizer = attempt.wrap(torch.optim.NAdam(model.parameters(), lr=0.01), model)
-    attempt.start(optimizer)
-    for number in optimizer.steps(batches, stateless=True):
-        attempt.saw(number, number)
-        model(torch.randn(5, 4)).square().sum().backward()
-        attempt.tick()
-        optimizer.step()
-        optimizer.zero_grad()
-        if number % 5 == 4:
-            model[3].weight.data.clamp_(-0.2, 0.2)
-        attempt.tick()
-    attempt.keep(model=model, optimizer=optimizer)
-    optimizer.close()
-
-
 def own_loop(attempt: Attempt, *, batches: int = 20, is_compiled: bool = False) -> None:
     """No loop of ours: the unit ends at the next training forward, or at the next step where that is compiled."""
     seed()

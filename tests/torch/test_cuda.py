@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -179,33 +178,6 @@ def test_snapshots_come_whole() -> None:
     staging.fetch(list(zip(tensors, targets, strict=True)))
     for tensor, target in zip(tensors, targets, strict=True):
         assert np.array_equal(target, to_host_bytes(tensor.contiguous()))
-
-
-def test_cost_of_staging_and_digests_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """For the gradients of a GPT-2 of 124 M: device time of the gather, host time of the call, seconds until all has come."""
-    sizes = [50257 * 768, 1024 * 768, *[n for _ in range(12) for n in (768, 768 * 2304, 2304, 768 * 768, 768 * 3072 * 2)]]
-    gradients = [torch.randn(n, device=DEVICE) for n in sizes]
-    layout = Layout(spec_of(f"t{i}", gradient) for i, gradient in enumerate(gradients))
-    staging, machine = Staging(), DeviceDigests()
-    calls, arrivals, digests = [], [], []
-    for _ in range(30):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        payload = staging.stage(layout, gradients)
-        calls.append(time.perf_counter() - start)
-        assert payload.wait is not None
-        assert payload.release is not None
-        payload.wait()
-        arrivals.append(time.perf_counter() - start)
-        payload.release()
-        start = time.perf_counter()
-        machine.digests(gradients)
-        digests.append(time.perf_counter() - start)
-    with capsys.disabled():
-        print(f"\n{torch.cuda.get_device_name()}, {payload.nbytes >> 20} MiB:")
-        for name, seconds in (("stage()", calls), ("arrived", arrivals), ("digests", digests)):
-            few, last = np.percentile(seconds[5:], [50, 99]) * 1000
-            print(f"  {name}: median {few:.2f} ms, p99 {last:.2f} ms")
 
 
 def main(job: dict[str, Any]) -> None:

@@ -136,15 +136,6 @@ def test_state_of_python_comes_back(seed: int, draws: int, has_normal: bool) -> 
     assert [again.gauss(0.0, 1.0) for _ in range(3)] == [generator.gauss(0.0, 1.0) for _ in range(3)]
 
 
-def test_words_of_python_change_once_in_624_draws() -> None:
-    generator = random.Random(1)
-    generator.getrandbits(32)
-    words = split_python(generator.getstate())[1]
-    for number in range(2, 626):
-        generator.getrandbits(32)
-        assert np.array_equal(words, split_python(generator.getstate())[1]) == (number <= 624)
-
-
 @given(
     st.binary(min_size=64, max_size=64), st.lists(st.integers(0, (1 << 32) - 1), min_size=1, max_size=624), st.integers(0, 623)
 )

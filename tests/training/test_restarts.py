@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,13 +19,6 @@ from tranlogs.training import Framework, LiveReport, Restarts
 from tranlogs.training.restarts.plain_values import LOOK_ITEMS_MAX, Look
 
 FRAMEWORK = Framework(lambda value: None)
-
-
-class Stopper:
-    """An object of the script's."""
-
-    def __init__(self) -> None:
-        self.best, self.bad = math.inf, 0
 
 
 class Loop:
@@ -110,50 +102,12 @@ def set_on_some_ways(loop: Loop) -> None:
     print(at)
 
 
-def of_an_object(loop: Loop) -> None:
-    stopper, others = Stopper(), {"second": [Stopper()]}
-    for turn in loop.turns():
-        stopper.best = min(stopper.best, -turn)
-        others["second"][0].bad += 1
-
-
-def of_a_closure(loop: Loop) -> None:
-    def make() -> Callable[[], None]:
-        calls = 0
-
-        def call() -> None:
-            nonlocal calls
-            calls += 1
-
-        return call
-
-    call = make()
-    for _ in loop.turns():
-        call()
-
-
-def of_names_like_times(loop: Loop) -> None:
-    eta, dt, latency, elapsed, last = 0.5, 0.1, 0.0, 0.0, 0.0
-    values = bytearray(3)
-
-    def step() -> None:
-        nonlocal eta, dt, latency, elapsed, last
-        eta, dt, latency, elapsed, last = eta * 0.9, dt * 0.9, latency + 1, elapsed + 1, time.time()
-        values[1] += 1
-
-    for _ in loop.turns():
-        step()
-
-
 SCENARIOS: dict[Callable[[Loop], None], list[str]] = {
     counted: ["n", "best"],
     set_by_a_long_body: [],
     set_by_an_outer_loop: [],
     of_a_function_that_an_outer_loop_calls: [],
     set_on_some_ways: ["at"],
-    of_an_object: ["stopper.best", "others['second'][0].bad"],
-    of_a_closure: ["calls"],
-    of_names_like_times: ["eta", "dt", "latency", "values"],
 }
 
 
@@ -174,20 +128,6 @@ def test_what_is_recorded_is_said_at_once_and_not_again(tmp_path: Path) -> None:
     kept = Loop(tmp_path, Framework(lambda value: None, remembered=lambda: {"n": 0}), first.recorded)
     assert kept.named == ["best"]
     assert first.unset == "the loop body did not run, so `turn` is unset"
-
-
-def tracking(run: Path, state: dict[str, Any]) -> Loop:
-    stopper = Stopper()
-    loop = Loop(run, Framework(lambda value: None, tracked=lambda: [(stopper, lambda: state)]))
-    for turn in loop.turns():
-        stopper.best = min(stopper.best, -turn)
-    return loop
-
-
-@pytest.mark.parametrize("state", [{}, {"best": 1.0}])
-def test_an_attribute_of_a_tracked_object_is_named_if_its_state_lacks_it(state: dict[str, Any], tmp_path: Path) -> None:
-    loop = tracking(tmp_path, state)
-    assert loop.named == ([] if state else ["stopper.best"])
 
 
 def second_loop(loop: Loop, score: float) -> Loop:

@@ -1,4 +1,6 @@
-"""When all bytes are looked at for writes that leave no trace, and what a run says it writes."""
+"""When all bytes are looked at for writes that leave no trace, what a run says it writes, and which boundaries are recorded
+where no tensors are logged.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,10 @@ from typing import Any
 import pytest
 
 from tranlogs.base.config import MIB
+from tranlogs.log.record_format import COVERED_MAX
 from tranlogs.retention import Automatic, EveryBytes, EverySeconds, EverySteps, KeepAll, KeepLatest, RecoveryTime
-from tranlogs.training import ExpectedWrites, forecast_writes
+from tranlogs.training import ExpectedWrites, cadence, forecast_writes
+from tranlogs.training.cadence import Cadence
 from tranlogs.training.write_forecast import FIRST_UNITS, ScanSchedule
 
 DEAR, STEP = 0.0005, 0.01  # seconds: a look costs a twentieth of a step
@@ -90,3 +94,47 @@ def test_a_run_says_what_it_writes_and_when_its_next_checkpoint_comes(
 def test_a_run_says_how_much_disk_space_it_takes_where_that_is_bounded(retention: Any, says: str, tmp_path: Path) -> None:
     said = forecast_writes(Automatic(), tmp_path, ExpectedWrites(MIB, 3 * MIB, 3 * MIB), retention)
     assert said.endswith(says), said
+
+
+class Time:
+    """The time that a Cadence sees."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(cadence.time, "perf_counter", lambda: self.now)
+
+    def record(self, recorded: Cadence, seconds: float) -> None:
+        """Record a boundary, which takes some seconds."""
+        began = self.now
+        self.now += seconds
+        recorded.note(began)
+
+
+def test_a_boundary_is_recorded_after_50_ms_or_200_times_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    time, recorded = Time(monkeypatch), Cadence()
+    assert recorded.is_due(1)
+    for cost, pause in ((0.0001, 0.05), (0.001, 0.05), (0.0001, 0.05)):
+        time.record(recorded, cost)
+        time.now += pause - 0.001
+        assert not recorded.is_due(1)
+        time.now += 0.002
+        assert recorded.is_due(1)
+        assert not recorded.is_due(0), "no step was taken since the last record"
+    expensive = Cadence()
+    for cost in (0.3, 0.01, 0.02):  # the first one took a checkpoint, too
+        time.record(expensive, cost)
+    time.now += 1.999
+    assert not expensive.is_due(1)
+    time.now += 0.002
+    assert expensive.is_due(1)
+
+
+def test_the_end_of_a_loop_is_recorded_and_a_record_never_covers_more_steps_than_it_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    time, recorded = Time(monkeypatch), Cadence()
+    time.record(recorded, 0.001)
+    assert not recorded.is_due(COVERED_MAX // 2 - 1)
+    assert recorded.is_due(COVERED_MAX // 2)
+    recorded.demand()
+    assert recorded.is_due(1)

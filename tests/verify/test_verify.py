@@ -9,7 +9,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,9 @@ from tests.support.record_rows import forget_records
 from tests.support.toy import ToyTrainer, open_toy
 from tests.support.verify import verify_run
 from tranlogs.base.config import JournalConfig
-from tranlogs.base.errors import NotARun, UnknownFormat
-from tranlogs.catalog import CATALOG_NAME, Catalog, segment_key
+from tranlogs.base.errors import NotARun
+from tranlogs.catalog import Catalog, segment_key
 from tranlogs.checkpoints import Checkpoint
-from tranlogs.checkpoints.folder import MANIFEST, open_manifest, seal_manifest
 from tranlogs.log.reader import Record, SegmentReader
 from tranlogs.log.record_format import HEAD, Location
 from tranlogs.recovery.history import ScannedSegment
@@ -195,20 +193,6 @@ def test_each_part_of_a_checkpoint_is_named(run: Path, part: str) -> None:
     assert problem.step == 60
 
 
-@pytest.mark.parametrize("pattern", ["log/*.seg", "checkpoints/*/state.safetensors", "checkpoints/*/meta.bin", CATALOG_NAME])
-def test_missing_file_is_named(run: Path, pattern: str) -> None:
-    path = max((run / "rank0").glob(pattern))
-    path.unlink()
-    assert path in {problem.path for problem in problems_of(run)}
-
-
-@pytest.mark.parametrize("change", [-4096, 4096])
-def test_file_of_another_size_is_named(run: Path, change: int) -> None:
-    path = next(segment.path for segment in read_facts(run / "rank0").segments if free_bytes(segment) > 4096)
-    os.truncate(path, path.stat().st_size + change)
-    assert [problem.path for problem in problems_of(run)] == [path]
-
-
 def test_abandoned_entries_are_no_problem(run: Path) -> None:
     path, location, _ = entry_of(run, 64)
     trainer = open_run(run)
@@ -217,24 +201,6 @@ def test_abandoned_entries_are_no_problem(run: Path) -> None:
     trainer.journal.close()
     overwrite(path, location.offset, b"\0" * HEAD.size)
     assert not problems_of(run)
-
-
-@pytest.mark.parametrize("part", ["checkpoint", "catalog"])
-def test_unknown_version_of_another_part_is_refused_by_name(run: Path, part: str) -> None:
-    if part == "checkpoint":
-        path = max((run / "rank0" / "checkpoints").iterdir()) / MANIFEST
-        path.write_bytes(seal_manifest({**open_manifest(path.read_bytes()), "format": 7}))
-    else:
-        path = run / "rank0" / CATALOG_NAME
-        catalog = Catalog.open(run / "rank0", writable=True)
-        row = catalog.run()
-        assert row is not None
-        with catalog.transaction() as tables:
-            tables.put("run", replace(row, format=7))
-        catalog.close()
-    assert Problem(path, "it is in format version 7, and this TranLogs reads version 3: upgrade TranLogs") in problems_of(run)
-    with pytest.raises(UnknownFormat, match=f"{path}: it is in format version 7, and this TranLogs reads version 3"):
-        recovered_step(run)
 
 
 def test_run_that_is_none_is_refused(tmp_path: Path) -> None:

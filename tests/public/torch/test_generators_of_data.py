@@ -119,7 +119,7 @@ def script(job: Job, make: Any) -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("which", LOADERS)
 def test_generator_that_no_pass_moves_is_no_reason_to_doubt(which: str, tmp_path: Path) -> None:
     made = partial(script, make=LOADERS[which])

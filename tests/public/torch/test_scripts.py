@@ -13,10 +13,8 @@ from tests.public.torch.scripts import (
     image_classifier,
     imagenet,
     lora,
-    muon,
     phases,
     ppo,
-    time_sequence,
 )
 from tests.public.torch.scripts.of_docs import example
 from tests.support.campaign import in_soak
@@ -38,14 +36,12 @@ SCRIPTS: dict[str, tuple[Script, Expected]] = {
     "imagenet, with a file of its own": (partial(imagenet.train, resumes=True), Expected(warns=(OF_AN_EPOCH,))),
     "forward-forward": (forward_forward.train, Expected()),
     "lora": (lora.train, Expected()),
-    "muon": (muon.train, Expected()),
     "two phases": (phases.train, Expected()),
     "ppo": (partial(ppo.train, tracks=True), Expected()),
-    "time sequence": (time_sequence.train, Expected(warns=("LBFGS evaluates its closure many times per step",))),
 }
-# What is odd in these is tried by itself, too: LBFGS, Muon and several optimizers in torch/replay; several loops and an
-# averaged model in torch/loops.
-REPETITIONS = ("image classifier", "forward-forward", "muon", "two phases", "time sequence")
+# What is odd in these is tried by itself, too: several optimizers in torch/replay; several loops and an averaged model in
+# torch/loops.
+REPETITIONS = ("image classifier", "forward-forward", "two phases")
 # What a script keeps only in its own variables is lost, named, and never called exact.
 FORGETFUL: dict[str, tuple[Script, Expected]] = {
     "language_model": (

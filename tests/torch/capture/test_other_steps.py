@@ -201,8 +201,8 @@ class Decaying(torch.optim.SGD):
 @pytest.mark.parametrize(
     ("kind", "closure", "words"),
     [
-        (Plain, False, ""),
-        (Plain, True, ""),
+        campaign.in_soak(Plain, False, ""),
+        campaign.in_soak(Plain, True, ""),
         (Counting, False, ""),
         (Decaying, False, ""),
         (Decaying, True, ""),

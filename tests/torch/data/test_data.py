@@ -75,7 +75,7 @@ def training(
     optimizer.close()
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [*SOURCES, *STATEFUL])
 def test_next_batch_is_the_exact_one(name: str, tmp_path: Path) -> None:
     """Dies in the first epoch, and in the second one."""
@@ -85,7 +85,7 @@ def test_next_batch_is_the_exact_one(name: str, tmp_path: Path) -> None:
     prove_exact(script, tmp_path / "run", (7, 12), is_exact=is_exact, checkpoint_every=1000)
 
 
-@pytest.mark.parametrize("name", ["shuffled", campaign.in_soak("counter with state"), "stream", campaign.in_soak("one by one")])
+@pytest.mark.parametrize("name", ["shuffled", *map(campaign.in_soak, ["counter with state", "stream", "one by one"])])
 def test_epochs_go_on_where_they_were(name: str, tmp_path: Path) -> None:
     """Dies in the middle of an epoch, in the epoch's own code, and at the next epoch's first batch."""
     batches = 46 if name == "one by one" else 12
@@ -93,7 +93,7 @@ def test_epochs_go_on_where_they_were(name: str, tmp_path: Path) -> None:
     prove_exact(partial(training, make=SOURCES[name], per_epoch=2), tmp_path / "run", die_at, checkpoint_every=1000)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", [*SOURCES, *STATEFUL])
 def test_logging_changes_neither_order_nor_random_numbers(name: str, tmp_path: Path) -> None:
     outcomes = []
@@ -182,7 +182,7 @@ def of_loops_one_after_the_other(attempt: Attempt, optimizer: Any, body: Callabl
         (of_a_distributed_sampler, (15, 3)),
         (of_two_loaders_side_by_side, (5, 10)),
         (of_a_body_that_iterates_over_the_training_data, (6, 5)),
-        (partial(of_a_body_that_iterates_over_the_training_data, workers=2), (6, 5)),
+        campaign.in_soak(partial(of_a_body_that_iterates_over_the_training_data, workers=2), (6, 5)),
         (of_loops_one_after_the_other, (2, 4, 15)),
     ],
     ids=lambda value: getattr(value, "__name__", None),

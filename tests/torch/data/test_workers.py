@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from tests.support import campaign
 from tests.torch.data.test_data import training
 from tests.torch.lab import Attempt, differences, flatten, in_child, prove_exact, uninterrupted
 from tests.torch.nets import seed
@@ -46,6 +47,7 @@ def test_next_batch_is_the_exact_one_with_workers(name: str, persistent: bool, t
     assert any("workers" in note for note in last.final_report().notes)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "make",
     [partial(SOURCES["stream"], num_workers=2), lambda **o: DataLoader(Shuffling(), 4, num_workers=1, **o)],
@@ -56,7 +58,7 @@ def test_streams_of_workers_come_back(make: Make, tmp_path: Path) -> None:
     prove_exact(partial(training, make=make), tmp_path / "run", (9,), checkpoint_every=1000)
 
 
-@pytest.mark.parametrize("workers", [(2, 0), (0, 2)])
+@pytest.mark.parametrize("workers", [(0, 2), campaign.in_soak((2, 0))])
 def test_number_of_workers_may_change(workers: tuple[int, int], tmp_path: Path) -> None:
     """A sampler that draws when it is asked for an iterator is asked twice with workers: as often as before the crash."""
     before, after = (partial(training, make=SOURCES["eager draws"], num_workers=n) for n in workers)
@@ -67,7 +69,7 @@ def test_number_of_workers_may_change(workers: tuple[int, int], tmp_path: Path) 
     assert [last.seen[n] for n in range(6, 12)] == [right.seen[n] for n in range(6, 12)]  # the rest of the epoch
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
 @pytest.mark.parametrize("epochs", [0, 2])
 @pytest.mark.parametrize("name", NOISY)

@@ -143,32 +143,6 @@ def test_regions_that_are_held_never_overlap_and_what_was_released_is_used_again
     ring.allocate(ring.capacity, 0.0)  # in one piece again
 
 
-@given(st.integers(1, 8), st.integers(0, 7), st.data())
-def test_extents_of_parts_are_parts_of_the_extents(units: int, offset: int, data: st.DataObject) -> None:
-    ring = Ring(8 * UNIT)
-    before = ring.allocate(offset * UNIT, 0.0) if offset else None
-    held = ring.allocate(1, 0.0) if offset < 7 else None
-    if before is not None:
-        ring.release(before)
-    nbytes = data.draw(st.integers(0, max(0, ring.capacity - ring.used_bytes)))
-    if nbytes == 0:
-        return
-    region = ring.allocate(nbytes, 0.0)
-    whole = [i for a, b in ring.extents(region, 0, nbytes) for i in range(a, b)]
-    cut = data.draw(st.integers(0, nbytes))
-    parts = [*ring.extents(region, 0, cut), *ring.extents(region, cut, nbytes)]
-    assert [i for a, b in parts for i in range(a, b)] == whole
-    assert held is None or ring.used_bytes > nbytes
-
-
-def test_a_ring_that_stays_full_is_an_error_that_says_what_waits() -> None:
-    ring = Ring(2 * UNIT)
-    ring.allocate(2 * UNIT, 0.0)
-    with pytest.raises(LogUnavailable, match=r"did not free 64 bytes within 0.01 s; 128 of 128 bytes"):
-        ring.allocate(1, 0.01)
-    assert ring.waits == 1
-
-
 def test_a_full_ring_waits_until_the_writer_releases() -> None:
     ring = Ring(2 * UNIT)
     first = ring.allocate(2 * UNIT, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support import campaign
 from tests.torch.lab import Attempt, differences, in_child, uninterrupted
 from tests.torch.loops import scripts
 from tranlogs.base.errors import UsageError
@@ -110,10 +112,17 @@ def test_another_overhead_is_refused(wrong: Any, tmp_path: Path) -> None:
 
 @pytest.mark.crash
 @pytest.mark.usefixtures("short")
-@pytest.mark.parametrize("cost", [0.0, 1.0])
-@pytest.mark.parametrize("checkpoint_every", [4, 9, 1000])
-@pytest.mark.parametrize("script", [scripts.epochs, scripts.batches, scripts.mixed_precision, scripts.averaged])
+@pytest.mark.parametrize(
+    ("ticks", "script", "cost", "checkpoint_every"),
+    campaign.each_once(
+        [(2, 3, 4), (8, 2, 2), (5, 6), (12,), (10, 2), ()],
+        [scripts.epochs, scripts.batches, scripts.mixed_precision, scripts.averaged],
+        [0.0, 0.0, 1.0],
+        [4, 9, 1000, 9, 1000, 4],
+    ),
+)
 def test_a_kill_in_any_phase_leaves_no_trace(
+    ticks: tuple[int, ...],
     script: scripts.Script,
     cost: float,
     checkpoint_every: int,
@@ -124,18 +133,16 @@ def test_a_kill_in_any_phase_leaves_no_trace(
     decide = MeasuredRung._decide
     monkeypatch.setattr(MeasuredRung, "_decide", lambda rung, _: decide(rung, cost))
     options: dict[str, Any] = {"log": "auto", "checkpoint_every": checkpoint_every}
-    right = uninterrupted(script)
-    for ticks in ((), (2, 3, 4), (5, 6), (8, 2, 2), (10, 2), (12,)):
-        run = tmp_path / "-".join(map(str, ticks))
-        for tick in ticks:
-            status = in_child(lambda run=run, tick=tick: script(Attempt(run, tick, **options)))
-            assert status == -signal.SIGKILL, f"the child was to die at tick {tick} of {ticks}; its exit status is {status}"
-        last = Attempt(run, **options)
-        script(last)
-        assert not (found := differences(last.outcome(), right.outcome())), (ticks, found)
-        report = last.final_report()
-        is_unproven = any("no unit is computed again" in note for note in report.notes)  # right behind a checkpoint
-        assert report.exact is (None if is_unproven else True), (ticks, report)
+    run, right = tmp_path / "run", uninterrupted(script)
+    for tick in ticks:
+        status = in_child(lambda tick=tick: script(Attempt(run, tick, **options)))
+        assert status == -signal.SIGKILL, f"the child was to die at tick {tick}; its exit status is {status}"
+    last = Attempt(run, **options)
+    script(last)
+    assert not (found := differences(last.outcome(), right.outcome())), found
+    report = last.final_report()
+    is_unproven = any("no unit is computed again" in note for note in report.notes)  # right behind a checkpoint
+    assert report.exact is (None if is_unproven else True), report
     said = capfd.readouterr().err
     assert ("no tensors are logged" if cost else "they are logged from the next checkpoint on") in said
 
@@ -168,8 +175,6 @@ def test_steps_outside_of_loops_are_logged_whatever_they_cost(tmp_path: Path) ->
 @pytest.mark.crash
 @pytest.mark.usefixtures("short")
 def test_gradients_are_logged_where_a_loop_does_not_repeat_itself(tmp_path: Path) -> None:
-    import os
-
     def noisy(attempt: Attempt) -> None:
         model, optimizer, loader = scripts.begin(attempt)
         attempt.start(optimizer)

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.kills.launchers import run_script
 from tests.torch.lab import in_child
-from tests.torch.small import logged, one_step, small
+from tests.torch.nets import logged, one_step, small
 from tranlogs_torch import LoggedOptimizer
 from tranlogs_torch.state.caveats import IMPLICIT
 

@@ -77,15 +77,6 @@ def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values()))
 
 
-def test_a_closed_run_is_in_the_store_and_comes_back_by_itself(tmp_path: Path) -> None:
-    run, store = tmp_path / "run", str(tmp_path / "store")
-    train(run, store, 10)
-    marks = watermarks(tmp_path / "run")
-    assert (marks.archived, marks.persisted) == (10, 10)
-    shutil.rmtree(run)
-    assert same(train(run, store, 15), train(tmp_path / "other", None, 15))
-
-
 def test_the_end_does_not_wait_for_ever_for_a_store_that_makes_nothing_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

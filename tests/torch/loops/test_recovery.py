@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -13,13 +12,10 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from tests.support.campaign import in_soak
 from tests.torch.lab import Attempt, contents, differences, flatten, in_child
 from tests.torch.loops import scripts
-from tests.torch.nets import Mixed, loss_of, tokens
-from tests.torch.small import Model, everything, logged, one_step, small
-from tranlogs.base import failpoints
-from tranlogs.base.errors import NotRecovered, RecoveryError, StateMismatch, UsageError
+from tests.torch.nets import Mixed, Model, everything, logged, loss_of, one_step, small, tokens
+from tranlogs.base.errors import NotRecovered, StateMismatch, UsageError
 from tranlogs_torch import LoggedOptimizer
 
 
@@ -117,38 +113,6 @@ def test_recover_after_the_first_step_is_refused_and_twice_is_once(tmp_path: Pat
         assert optimizer.recover() == report
 
 
-def test_older_step_starts_a_new_timeline(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    model = small()
-    states = {}
-    with logged(model, run, checkpoint_every=4, keep=100) as optimizer:
-        optimizer.recover()
-        for number in optimizer.steps(10, stateless=True):
-            states[number] = everything(model, optimizer)
-            one_step(model, optimizer, number)
-    shutil.copytree(run, tmp_path / "copy")
-    model = small()
-    with logged(model, run, checkpoint_every=1000, keep=100) as optimizer:
-        report = optimizer.recover(step=6)
-        assert (report.step, report.batch, report.timeline, report.exact) == (6, 6, 2, True)
-        assert differences(everything(model, optimizer), states[6]) == []
-        for _ in optimizer.steps(9, stateless=True):
-            one_step(model, optimizer, 77)
-        other = everything(model, optimizer)
-    model = small()
-    with logged(model, run) as optimizer:
-        report = optimizer.recover()
-        assert (report.step, report.timeline, report.exact) == (9, 2, True)
-        assert differences(everything(model, optimizer), other) == []
-    model = small()
-    with logged(model, run) as optimizer, pytest.raises(RecoveryError, match="step 10 is not covered"):
-        optimizer.recover(step=10)
-    model = small()
-    with logged(model, tmp_path / "copy") as optimizer:
-        assert optimizer.recover(step=0).step == 0
-        assert differences(everything(model, optimizer), states[0]) == []
-
-
 def test_hyper_parameters_of_the_run_hold_and_a_change_in_the_script_is_told(tmp_path: Path) -> None:
     """Compared with what the script gave at the beginning: a scheduler's changes are none of the script's."""
 
@@ -170,28 +134,6 @@ def test_hyper_parameters_of_the_run_hold_and_a_change_in_the_script_is_told(tmp
         assert lr < 0.0625
         assert any("gives lr=0.75 to parameter group 0, and gave 0.5 when the run began" in note for note in notes)
     assert script(0.5)[1] == ()
-
-
-def test_scalars_have_neither_gaps_nor_doubles(tmp_path: Path) -> None:
-    def script(attempt: Attempt) -> None:
-        model = small()
-        optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-        attempt.start(optimizer)
-        for number in optimizer.steps(11):
-            one_step(model, optimizer, number)
-            attempt.tick()
-            optimizer.log_scalars(loss=torch.tensor(0.5 * number), rate=optimizer.param_groups[0]["lr"])
-            attempt.tick()
-        attempt.keep(scalars=getattr(optimizer, "scalars", None))
-        optimizer.close()
-
-    run = tmp_path / "run"
-    for tick in (9, 7):
-        assert in_child(lambda tick=tick: script(Attempt(run, tick, checkpoint_every=3))) == -signal.SIGKILL
-    last = Attempt(run)
-    script(last)
-    assert last.kept["scalars"]["loss"] == (list(range(1, 12)), [0.5 * n for n in range(11)])
-    assert last.kept["scalars"]["rate"] == (list(range(1, 12)), [0.1] * 11)
 
 
 def test_threads_count_as_they_are_when_training_begins(tmp_path: Path) -> None:
@@ -235,48 +177,6 @@ def test_default_dtype_of_the_run_holds_in_redo(tmp_path: Path) -> None:
     script(again)
     assert torch.get_default_dtype() is torch.float32
     assert differences(again.outcome(), trained.outcome()) == []
-
-
-@pytest.mark.parametrize("writer", ["thread", in_soak("direct")])
-def test_training_goes_on_while_the_disk_is_full(
-    writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It says so once, takes logging up again from a fresh checkpoint, and what it logs then is sound."""
-    run = tmp_path / "run"
-    model, twin = small(), small()
-    plain = torch.optim.AdamW(twin.parameters(), lr=0.01)
-    with logged(model, run, checkpoint_every=1000, writer=writer) as optimizer:
-        optimizer.recover()
-        journal = optimizer.training_run.journal
-        for number in optimizer.steps(20, stateless=True):
-            if number == 5:
-                monkeypatch.setattr(failpoints, "_rules", failpoints._parse("log.write=enospc"))
-            if number == 10:
-                journal.wait_synced()  # all that was queued has been tried: the next record meets the failure
-            if number == 12:
-                assert journal.is_suspended
-                monkeypatch.setattr(failpoints, "_rules", {})
-                monkeypatch.setattr(journal.clock, "monotonic", lambda: 1e9)
-            for each, stepped in ((model, optimizer), (twin, plain)):
-                each(torch.full((3, 4), 0.1 * (number + 1))).square().sum().backward()
-                if stepped is optimizer:
-                    optimizer.clip_grad_norm_(0.5)
-                else:
-                    torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
-                stepped.step()
-                stepped.zero_grad()
-                if number % 3 == 0:
-                    each[0].weight.data.clamp_(-0.3, 0.3)
-            assert optimizer.watermarks["step"] == number + 1
-    assert caplog.text.count("logging is suspended") == 1
-    assert differences(everything(model, optimizer.inner), everything(twin, plain)) == []
-    fresh = small()
-    with logged(fresh, run) as optimizer:
-        report = optimizer.recover()
-        assert (report.step, report.exact) == (20, True)
-        assert report.checkpoint_step is not None
-        assert report.checkpoint_step >= 12
-        assert differences(everything(fresh, optimizer.inner), everything(twin, plain)) == []
 
 
 class Keeping:

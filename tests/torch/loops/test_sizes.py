@@ -11,8 +11,7 @@ import torch._dynamo  # the first step imports it, which would take every life a
 from torch import nn
 
 from tests.torch.lab import Attempt, in_child
-from tests.torch.nets import seed
-from tests.torch.small import logged, one_step, small
+from tests.torch.nets import logged, one_step, seed, small
 from tranlogs.base.quantities import BYTES
 from tranlogs.recovery.journal_facts import read_catalog
 from tranlogs.training import scalars
@@ -140,7 +139,7 @@ def train(attempt: Attempt) -> dict[str, tuple[list[int], list[float]]]:
         model(torch.ones(1, 2)).sum().backward()
         attempt.tick()
         optimizer.step()
-        optimizer.log_scalars(turn=turn, **({"rare": turn} if turn % 10 == 3 else {}))
+        optimizer.log_scalars(turn=turn, norm=float("inf"), **({"rare": turn} if turn % 10 == 3 else {}))
     optimizer.close()
     return dict(optimizer.scalars)
 

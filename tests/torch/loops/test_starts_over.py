@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.kills.judge import demand_quiet, finish, finished, killed, prove_deaths
 from tests.kills.pytorch import Death, Expected, Job, Script
+from tests.support.campaign import in_soak
 from tests.torch.nets import seed
 from tests.torch.scripts import built, stepped
 
@@ -118,7 +119,7 @@ def averaged(job: Job, *, every: int) -> None:
     optimizer.close()
 
 
-@pytest.mark.parametrize(("every", "exact"), [(1, False), (10, None)])
+@pytest.mark.parametrize(("every", "exact"), [(1, False), in_soak(10, None)])
 def test_a_counter_that_is_not_in_the_state_dict_of_a_tracked_object_is_named(
     every: int, exact: bool | None, tmp_path: Path
 ) -> None:
@@ -173,7 +174,7 @@ RESUMED: dict[str, tuple[Script, str, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("name", [in_soak(name) if name.startswith("unset") else name for name in RESUMED])
 def test_what_a_resume_does_otherwise_is_named_at_once(name: str, tmp_path: Path) -> None:
     script, text, different = RESUMED[name]
     twin = finished(script, tmp_path / "twin")

@@ -186,7 +186,7 @@ def _live(model: nn.Module, inner: Optimizers, *, with_model: bool) -> Any:
     return flatten({"optimizers": {name: contents(o) for name, o in inner.items()}, "buffers": buffers})
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(5)
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
 @pytest.mark.parametrize("name", CASES)
 def test_replay_equals_recovery_and_its_file_goes_on_like_the_run_itself(tmp_path: Path, name: str) -> None:

@@ -111,7 +111,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return taken
 
 
-@pytest.mark.sampled(4)  # those of test_exact_matrix are redone so, too
+@pytest.mark.sampled(2)  # those of test_exact_matrix are redone so, too
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_joined_parameters_come_back_to_the_bit(name: str, tmp_path: Path, joined: list[int]) -> None:
     trained = train(tmp_path / "run", OPTIMIZERS[name])

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from tests.support import campaign
 from tests.torch.lab import Attempt, differences, flatten, prove_exact
 from tests.torch.nets import seed
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import parse_segment_name
-from tranlogs_torch.replay import gradient_reader, redo
+from tranlogs_torch.replay import gradient_reader
 
 
-@pytest.fixture(params=[False, True], ids=["at once", "ahead"])
-def is_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Gradients are read ahead, or none is."""
+def read(monkeypatch: pytest.MonkeyPatch, *, ahead: bool) -> None:
+    """Let gradients be read ahead, or none of them."""
     monkeypatch.setattr(gradient_reader.os, "sched_getaffinity", lambda pid: range(64))
-    monkeypatch.setattr(gradient_reader, "_AHEAD_BYTES_MIN", 0 if request.param else 1 << 30)
-    return bool(request.param)
+    monkeypatch.setattr(gradient_reader, "_AHEAD_BYTES_MIN", 0 if ahead else 1 << 30)
 
 
 def in_turns(attempt: Attempt, *, shared: str, until: int = 12) -> None:
@@ -60,17 +58,20 @@ def in_turns(attempt: Attempt, *, shared: str, until: int = 12) -> None:
 
 
 @pytest.mark.parametrize("shared", ["nothing", "memory", "parameter"])
-def test_optimizers_that_step_in_turns_come_back_to_the_bit(shared: str, is_ahead: bool, tmp_path: Path) -> None:
+def test_optimizers_that_step_in_turns_come_back_to_the_bit(
+    shared: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where they train the same parameter or memory: then the order of their updates counts."""
+    read(monkeypatch, ahead=False)
     last = prove_exact(partial(in_turns, shared=shared), tmp_path / "run", (9,), checkpoint_every=1000)
+    read(monkeypatch, ahead=True)
     again = Attempt(tmp_path / "run", recheck=False)  # resumes at the end: nothing is left to train
     in_turns(again, shared=shared)
     assert (again.reports[0].replayed, again.reports[0].exact) == (24, True)
     assert differences(again.outcome(), last.outcome()) == []
 
 
-@pytest.mark.parametrize("is_read_at_once", [False, True])
-@pytest.mark.parametrize("odd", [1, 505])
+@pytest.mark.parametrize(("odd", "is_read_at_once"), campaign.each_once([1, 505], [False, True]))
 def test_dtypes_that_put_each_other_out_of_place_come_back_to_the_bit(
     odd: int, is_read_at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,9 +119,12 @@ def flip_a_bit_of(run: Path, name: str, step: int) -> None:
     raise AssertionError("nothing was damaged")
 
 
-@pytest.mark.parametrize(("tensor", "step"), [("0.weight", 16), ("1.weight", 18)])
-def test_recovery_lands_before_a_damaged_gradient_and_says_so(tensor: str, step: int, is_ahead: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tensor", "step", "ahead"), [("0.weight", 16, True), ("1.weight", 18, False)])
+def test_recovery_lands_before_a_damaged_gradient_and_says_so(
+    tensor: str, step: int, ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Turn 7 has the steps 16, of the first optimizer, and 17 and 18, of the second one."""
+    read(monkeypatch, ahead=ahead)
     in_turns(Attempt(tmp_path / "run", checkpoint_every=1000), shared="nothing", until=10)
     flip_a_bit_of(tmp_path / "run", f"grad/{tensor}", step)
     again, right = Attempt(tmp_path / "run", recheck=False), Attempt()
@@ -130,22 +134,3 @@ def test_recovery_lands_before_a_damaged_gradient_and_says_so(tensor: str, step:
     assert (report.step, report.exact) == (15, True)
     assert any(f"grad/{tensor}" in note and f"step {step}" in note for note in report.notes), report.notes
     assert differences(flatten(again.outcome()), flatten(right.outcome())) == []
-
-
-def test_a_redo_that_comes_to_another_result_is_told_by_tensor_and_step(
-    is_ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_turns(Attempt(tmp_path / "run", checkpoint_every=1000), shared="nothing", until=10)
-    apply: Any = redo._Target.apply_gradients
-
-    def otherwise(target: Any, entry: Any, body: Any) -> None:
-        apply(target, entry, body)
-        if entry.step == 18:
-            target._state.parameters["1.weight"].data[0, 0] += 1.0
-
-    monkeypatch.setattr(redo._Target, "apply_gradients", otherwise)
-    again = Attempt(tmp_path / "run", recheck=False)
-    in_turns(again, shared="nothing", until=0)
-    report = again.reports[0]
-    assert (report.exact, report.first_divergent_step) == (False, 18)
-    assert any("1.weight" in note and "step 18" in note for note in report.notes)

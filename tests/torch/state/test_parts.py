@@ -66,18 +66,6 @@ def test_hyper_parameters_that_were_written_are_in_the_next_copy(
     assert [len(group_values.now()), group_values.now()[2]["lr"]] == [3, 3.0]
 
 
-@pytest.mark.parametrize("children", [1, 256, 600])
-def test_unchanged_modules_are_walked_once(children: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    walks = []
-    real = naming.named_buffers
-    monkeypatch.setattr(naming, "named_buffers", lambda modules: walks.append(1) or real(modules))
-    walk = ModuleWalk({"": nn.Sequential(*[nn.BatchNorm1d(2) for _ in range(children)])})
-    for _ in range(5):
-        assert len(walk.read()[0]) == 3 * children
-        assert len(walk.read()[1][""]) == children + 1
-    assert len(walks) == 1
-
-
 @pytest.mark.parametrize(
     "change",
     [

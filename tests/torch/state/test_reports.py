@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -24,11 +23,6 @@ from tranlogs_torch.state.advice import Case, advise
 Change = Callable[[LoggedOptimizer, Any], None]
 
 # Changed between two starts
-
-
-@pytest.fixture(params=["1", "0"], ids=["recheck", "no recheck"])
-def rechecks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRANLOGS_RECHECK", request.param)
 
 
 def start(
@@ -58,7 +52,6 @@ def start(
         return optimizer.report, rates
 
 
-@pytest.mark.usefixtures("rechecks")
 def test_another_dropout_is_noticed_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = tmp_path / "run"
     assert start(run, 3)[0].exact is True
@@ -73,7 +66,6 @@ def test_another_dropout_is_noticed_once(tmp_path: Path, caplog: pytest.LogCaptu
     assert text in caplog.text
 
 
-@pytest.mark.usefixtures("rechecks")
 def test_another_length_of_a_schedule_is_noticed_and_the_runs_own_holds(tmp_path: Path) -> None:
     whole = start(tmp_path / "whole", 8)[1]
     run, rates = tmp_path / "run", []
@@ -95,8 +87,12 @@ def set_both(optimizer: LoggedOptimizer, scheduler: Any) -> None:
     scheduler.base_lrs[0] = 0.7
 
 
-@pytest.mark.usefixtures("rechecks")
-def test_a_learning_rate_that_a_lambda_would_overrule_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rechecks", [True, False])
+def test_a_learning_rate_that_a_lambda_would_overrule_is_refused_by_name(
+    rechecks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRANLOGS_RECHECK", str(int(rechecks)))
+
     def make(optimizer: Any) -> Any:
         return LambdaLR(optimizer, lambda step: 1.0)
 
@@ -107,11 +103,10 @@ def test_a_learning_rate_that_a_lambda_would_overrule_is_refused_by_name(tmp_pat
         start(run, 5, make=make, change=set_rate)
     report, rates = start(run, 5, make=make, change=set_both)
     assert rates == [0.7] * (5 - report.step)
-    assert report.step == (2 if os.environ["TRANLOGS_RECHECK"] == "1" else 3), "the refused start has not come to its end"
+    assert report.step == (2 if rechecks else 3), "the refused start has not come to its end"
     assert start(run, 6, make=make)[1] == [0.7]
 
 
-@pytest.mark.usefixtures("rechecks")
 def test_a_learning_rate_set_after_recovery_is_kept_where_a_scheduler_scales_it(tmp_path: Path) -> None:
     def make(optimizer: Any) -> Any:
         return StepLR(optimizer, 100)

@@ -1,11 +1,10 @@
-"""Tiny data that ships in packages: images of digits, and the text of Python's own help."""
+"""Tiny data that ships in a package: images of digits."""
 
 from __future__ import annotations
 
 import gzip
 import importlib.util
 from pathlib import Path
-from pydoc_data import topics
 
 import numpy as np
 import torch
@@ -19,9 +18,3 @@ def digits(count: int, *, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     with gzip.open(Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz", "rt") as file:
         rows = np.loadtxt(file, delimiter=",", dtype=np.float32, skiprows=first, max_rows=count)
     return torch.from_numpy(rows[:, :-1] / 16).reshape(-1, 8, 8), torch.from_numpy(rows[:, -1]).long()
-
-
-def letters(count: int) -> torch.Tensor:
-    """Return the first letters of the help on assignments, as numbers below 96."""
-    text = topics.topics["assignment"].encode("ascii", "replace")[:count]
-    return torch.tensor([max(0, letter - 32) % 96 for letter in text])

@@ -1,7 +1,8 @@
-"""A run that a newer version wrote is refused by name, and nothing of it is touched."""
+"""A run that a newer version wrote, or one in format 2, which was never released, is refused by name; nothing is touched."""
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,14 @@ import pytest
 
 from tests.support.abandon import abandoned_copy
 from tests.support.toy import ToyTrainer, open_toy
+from tests.support.verify import verify_run
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import UnknownFormat
 from tranlogs.catalog import CATALOG_NAME, Catalog
 from tranlogs.checkpoints.folder import MANIFEST, open_manifest, seal_manifest
 from tranlogs.log import record_format
 from tranlogs.retention import EverySteps
+from tranlogs.verify import Problem
 
 SIZES = (7, 300)
 
@@ -78,8 +81,43 @@ def test_a_newer_run_is_refused_and_not_touched(
         (memory_path / "run").rename(left)
     part(left)
     before = content(left)
-    with pytest.raises(UnknownFormat, match="format version 7, and this TranLogs reads version 3: upgrade TranLogs"):
+    said = "format version 7, and this TranLogs reads version 3: upgrade TranLogs"
+    with pytest.raises(UnknownFormat, match=said):
         train(left)
+    assert [one for one in verify_run(left) if isinstance(one, Problem) and said in one.what]
     after = content(left)
     assert {path: after.get(path) == data for path, data in before.items()} == dict.fromkeys(before, True)
     assert after.keys() == before.keys()
+
+
+ARCHIVE = Path(__file__).parents[1] / "data" / "run-format-2.tar.xz"
+ADVICE = "start a new run from the file in another folder"
+WHAT = "format version 2, and this TranLogs reads version 3"
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # type: ignore[arg-type]
+    return tmp_path / "run"
+
+
+def without_catalog(run: Path) -> None:
+    (run / "rank0" / CATALOG_NAME).unlink()
+
+
+def without_checkpoints(run: Path) -> None:
+    """Only the log is left."""
+    without_catalog(run)
+    for path in sorted((run / "rank0" / "checkpoints").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+@pytest.mark.parametrize("damage", [lambda run: None, without_catalog, without_checkpoints], ids=["whole", "no catalog", "log"])
+def test_format_2_is_refused_with_what_to_do_and_left_alone(old: Path, damage: Callable[[Path], None]) -> None:
+    damage(old)
+    before = content(old)
+    with pytest.raises(UnknownFormat, match=f"{WHAT}.*{ADVICE}"):
+        open_toy(old)
+    assert content(old) == before
+    assert [one for one in verify_run(old) if isinstance(one, Problem) and WHAT in one.what]
