@@ -1,8 +1,8 @@
 """Verification of a journal: every checksum, every chain, every byte of log and checkpoints, and the catalog against the files.
 
 Files are read by plain reads, and LMDB opens a catalog only after a check of its structure. So no content can end the process
-or raise an error: damage is reported as a `Problem`. Entries that recovery cannot reach any more are not checked: those after
-the fork of another timeline, and those that a power cut tore off. Entries before the oldest checkpoint may be missing. The run
+or raise an error: damage is reported as a `Problem`. Records that recovery cannot reach any more are not checked: those after
+the fork of another timeline, and those that a power cut tore off. Records before the oldest checkpoint may be missing. The run
 may be written during the verification: a file that is retired while it is read is not a problem.
 """
 

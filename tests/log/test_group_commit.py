@@ -23,7 +23,7 @@ from tranlogs.base.errors import CatalogUnavailable, LogUnavailable
 from tranlogs.base.types import Array, dense
 from tranlogs.journal.record_writers import LogWriter, RecordContent
 from tranlogs.log import group_commit, writer
-from tranlogs.log.group_commit import GroupCommit
+from tranlogs.log.group_commit import GroupRows
 from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.record_format import EntryKind, unpack_head
 from tranlogs.log.segment_file import SegmentFile
@@ -37,7 +37,7 @@ def test_segments_are_synced_before_their_rows_are_committed_and_synced_comes_la
     bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
     log, unsynced, wrong = bare.open(), set[str](), list[str]()
     indexed = set[int]()
-    write_head, sync, write = SegmentFile.write_head, SegmentFile.sync, GroupCommit._write
+    write_head, sync, write = SegmentFile.write_head, SegmentFile.sync, GroupRows.write
 
     def number(record: Any) -> str:
         head = unpack_head(record.head)
@@ -53,17 +53,17 @@ def test_segments_are_synced_before_their_rows_are_committed_and_synced_comes_la
         sync(segment)
         unsynced.difference_update(before)
 
-    def adding(group: GroupCommit, changes: Any, records: Any, *more: Any, **options: Any) -> None:
+    def adding(rows: GroupRows, changes: Any, records: Any, *more: Any, **options: Any) -> None:
         made = [one for one in records if unpack_head(one.head).kind != EntryKind.SEGMENT]  # type: ignore[union-attr]
         wrong.extend(f"record {one.sequence} is not synced" for one in made if f"{number(one)} {one.offset}" in unsynced)
         wrong.extend(f"synced claims record {one.sequence}" for one in made if log.group.synced.sequence >= one.sequence)
-        write(group, changes, records, *more, **options)
+        write(rows, changes, records, *more, **options)
         indexed.update(one.sequence for one in made)
         wrong.extend(f"synced claims record {one.sequence}" for one in made if log.group.synced.sequence >= one.sequence)
 
     monkeypatch.setattr(SegmentFile, "write_head", writing)
     monkeypatch.setattr(SegmentFile, "sync", syncing)
-    monkeypatch.setattr(GroupCommit, "_write", adding)
+    monkeypatch.setattr(GroupRows, "write", adding)
     for step in range(1, 80):
         append_step(log, step, 3000)
         synced = log.group.synced.sequence
@@ -174,14 +174,14 @@ def test_nothing_is_committed_between_the_flush_that_is_demanded_and_the_groups_
 
 def test_records_that_wait_for_the_catalog_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
-    is_held, go_on, write = threading.Event(), threading.Event(), GroupCommit._write
+    is_held, go_on, write = threading.Event(), threading.Event(), GroupRows.write
 
-    def writing(group: GroupCommit, *arguments: Any, **options: Any) -> None:
+    def writing(rows: GroupRows, *arguments: Any, **options: Any) -> None:
         is_held.set()
         go_on.wait()
-        write(group, *arguments, **options)
+        write(rows, *arguments, **options)
 
-    monkeypatch.setattr(GroupCommit, "_write", writing)
+    monkeypatch.setattr(GroupRows, "write", writing)
     log = bare.open()
     append_step(log, 1)
     is_held.wait()

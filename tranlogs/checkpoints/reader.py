@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xxhash
 
+from ..base import lazy_numpy as np
 from ..base.atomic_files import ReadFile
 from ..base.config import FORMAT_VERSION
 from ..base.errors import CannotRead, CorruptCheckpoint, UnknownFormat

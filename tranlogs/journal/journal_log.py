@@ -253,7 +253,7 @@ class JournalLog:
             except SUSPENDING_ERRORS as error:
                 failure = failure or error
             self.end = wal.position
-            if wal.group.writes_watermarks:
+            if wal.group.rows.writes_watermarks:
                 self._committed, self._synced = wal.group.boundary.step, wal.group.synced.step
         self.wal = self.writer = None  # Last, because an interrupted call is repeated from the start.
         return failure
@@ -336,7 +336,7 @@ class JournalLog:
             self.suspend(error, step)
             return
         assert self.wal is not None
-        self.wal.group.writes_watermarks = True
+        self.wal.group.rows.writes_watermarks = True
         suspension.end(self._clock.monotonic())
         self.suspension, self._previous_suspension = None, suspension
         checkpoints.schedule.note_taken(step, 0)

@@ -86,7 +86,7 @@ class WriteAheadLog:
         position: where the chain of records continues.
         segment_header: body of the first record of each segment (run, rank, environment).
         writes_watermarks: False if the checkpoint at `position` is not published yet, because the log continues after a gap.
-            The log then writes no watermark until the journal sets `group.writes_watermarks`.
+            The log then writes no watermark until the journal sets `group.rows.writes_watermarks`.
         space_to_leave, on_full: of the preallocator.
         demand_writer: called before records are made durable; raises if this process must not write the journal any more.
 

@@ -6,12 +6,10 @@ Training can compute the newest unit with a step again, to prove that it resumes
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, overload
-
-import numpy as np
 
 from ..catalog import CheckpointRow, SegmentRow
 from ..catalog.lineage import Limits
@@ -67,7 +65,7 @@ class Link(NamedTuple):
 
 
 class Run(Sequence[Link]):
-    """Entries that are chained without a hole. Links are made when they are asked for."""
+    """Records that are chained without a hole. Links are made when they are asked for."""
 
     def __init__(self) -> None:
         self._pieces: list[tuple[ScannedSegment, int, int]] = []  # a segment, and which of its locations: from, up to
@@ -134,13 +132,13 @@ class Run(Sequence[Link]):
     def find_covered(self) -> int:
         """Return the index of the first record that covers steps without their tensors; the length of the run if none does."""
         for (segment, start, end), total in zip(self._pieces, self._ends, strict=True):
-            found, locations = list[int](), segment.locations
+            locations = segment.locations
             if isinstance(locations, Records):
-                found = np.flatnonzero(locations.columns["covered"][start:end])[:1].tolist()
+                found = locations.find_covered(start, end)
             else:
-                found = [i for i, one in enumerate(locations[start:end]) if one.head.covered][:1]
-            if found:
-                return total - (end - start) + found[0]
+                found = next((i for i in range(start, end) if locations[i].head.covered), end)
+            if found < end:
+                return total - (end - found)
         return len(self)
 
 
@@ -181,7 +179,7 @@ class History:
         return -1, -1
 
 
-def build_history(segments: Iterable[ScannedSegment], limits: Limits) -> History:
+def build_history(segments: Iterable[ScannedSegment], limits: Limits, ends: Mapping[int, int] | None = None) -> History:
     """Chain the records of a lineage.
 
     A later segment supersedes earlier ones: their records after its base were never committed, because a recovery ended
@@ -190,12 +188,14 @@ def build_history(segments: Iterable[ScannedSegment], limits: Limits) -> History
     Args:
         segments: the scanned segments.
         limits: the timelines of the lineage.
+        ends: by ordinal, the sequence number after which a segment is superseded by others that are not given.
     """
     history = History()
     for segment in sorted(segments, key=lambda segment: segment.row.ordinal):
         if segment.row.timeline not in limits:
             continue
-        limit = limits[segment.row.timeline]
+        last_ones = limits[segment.row.timeline], (ends or {}).get(segment.row.ordinal)
+        limit = min((number for number in last_ones if number is not None), default=None)
         _supersede(history, segment)
         locations, last = segment.locations, history.runs[-1][-1] if history.runs else None
         for index, location in enumerate(locations):

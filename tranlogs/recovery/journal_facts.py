@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,8 +24,8 @@ from ..catalog import (
     Watermarks,
 )
 from ..catalog.lineage import Limits, trace_lineage
-from ..log.record_format import HEAD, EntryKind, Location, Records
-from ..log.record_rows import read_extents
+from ..log.record_format import EntryKind, Location, Records
+from ..log.record_rows import read_records
 from ..log.scanner import refuse_newer, scan
 from ..log.segment_file import was_written
 from ..rebuild_catalog import JournalFiles, find_misfit, is_superseded, list_all, read_files, read_first_body
@@ -123,9 +124,9 @@ class Facts:
         """True if there is neither a checkpoint nor a record of a unit."""
         return not self.checkpoints and not any(len(segment.locations) > 1 for segment in self.segments)
 
-    def build_history(self) -> History:
-        """Chain the records of the newest timeline and of those that lead to it."""
-        return build_history(self.segments, self.limits)
+    def build_history(self, ends: Mapping[int, int] | None = None) -> History:
+        """Chain the records of the newest timeline and of those that lead to it; `ends` is that of `history.build_history`."""
+        return build_history(self.segments, self.limits, ends)
 
 
 def read_facts(folder: Path) -> Facts:
@@ -140,13 +141,14 @@ def read_facts(folder: Path) -> Facts:
     return facts
 
 
-def read_log(folder: Path, rows: JournalRows, chosen: Collection[int] | None = None) -> Facts:
+def read_log(folder: Path, rows: JournalRows, chosen: Collection[int] | None = None, checked_max: int = sys.maxsize) -> Facts:
     """Return the facts about a journal, given its rows. The notes are about its log only.
 
     Args:
         folder: the folder of the journal.
         rows: the rows of the journal.
         chosen: the ordinals of the segments to read; None for all.
+        checked_max: the number of newest records that must be a chain. Older segments are taken as the catalog lists them.
 
     Raises:
         UnknownFormat: a newer version wrote the run.
@@ -154,7 +156,7 @@ def read_log(folder: Path, rows: JournalRows, chosen: Collection[int] | None = N
     facts = Facts(rows.published, [], rows.timelines, rows.watermarks)
     wanted = [row for row in sort_newest_first(rows.segments) if row.state != "retired"]
     wanted = [row for row in wanted if chosen is None or row.ordinal in chosen]
-    records = look_up_records(folder, wanted, facts.notes) if rows.damage is None else {}
+    records = look_up_records(folder, wanted, facts.notes, checked_max) if rows.damage is None else {}
     for row in wanted:
         path = folder / "log" / row.file
         segment = scan_segment(path, row, facts.notes, facts.timeline, records.get(row.ordinal))
@@ -194,7 +196,9 @@ def describe_replacement(path: Path, source: str) -> str:
     return f"{path}: it was damaged, and replaced by the copy in {source}"
 
 
-def look_up_records(folder: Path, rows: Iterable[SegmentRow], notes: list[str]) -> dict[int, Records]:
+def look_up_records(
+    folder: Path, rows: Iterable[SegmentRow], notes: list[str], checked_max: int = sys.maxsize
+) -> dict[int, Records]:
     """Return the records of segments that the catalog lists, by ordinal, read in one snapshot.
 
     A segment is left out if its records are no chain from the first one on. It is scanned instead, and so are all segments if
@@ -202,15 +206,23 @@ def look_up_records(folder: Path, rows: Iterable[SegmentRow], notes: list[str]) 
 
     Args:
         folder: the folder of the journal.
-        rows: the segments.
+        rows: the segments, the newest first.
         notes: list to which damage to the rows is added.
+        checked_max: see `read_log`.
     """
-    found: list[tuple[SegmentRow, list[tuple[int, bytes]]]] = []
+    found = dict[int, Records]()
 
     def read(tables: Tables) -> None:
+        count = 0
         for row in rows:
             try:
-                found.append((row, read_extents(tables, row.ordinal)))
+                records = read_records(tables, row.ordinal)
+                if records and count >= checked_max:
+                    records.is_chained = True
+                    found[row.ordinal] = records
+                elif records.is_sound(row.number):
+                    found[row.ordinal] = records
+                count += len(records)
             except CorruptCatalog as error:
                 notes.append(f"{error}; the segment was scanned instead")
 
@@ -220,10 +232,7 @@ def look_up_records(folder: Path, rows: Iterable[SegmentRow], notes: list[str]) 
     except (CorruptCatalog, CatalogUnavailable) as error:
         notes.append(f"{error}; the segments were scanned instead")
         return {}
-    records = Records.join([extent for _, extents in found for extent in extents])
-    counts = [sum(len(heads) for _, heads in extents) // HEAD.size for _, extents in found]
-    pieces = records.split(counts, [row.number for row, _ in found])
-    return {row.ordinal: piece for (row, _), piece in zip(found, pieces, strict=True) if piece is not None}
+    return found
 
 
 def _is_whole(segment: ScannedSegment | None, row: SegmentRow) -> bool:

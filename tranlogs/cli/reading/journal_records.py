@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,17 +49,14 @@ def read_history(folder: Path, *, step: int | None = None, newest: int = 0) -> J
         choice, rows = _Choice(step, newest), read_rows(folder)
         facts = read_log(folder, rows, choice.choose(rows))
         facts.notes = rows.describe_files(folder) + facts.notes
-        history = _build_history(facts, choice)
+        history = _build_history(facts, choice.ends)
         if choice.is_answered_by(history):
             return history
     return _build_history(read_facts(folder))
 
 
-def _build_history(facts: Facts, choice: _Choice | None = None) -> JournalRecords:
-    limits = facts.limits
-    links: Sequence[Link] = Run.join(facts.build_history().runs)
-    if choice is not None and not choice.is_all:
-        links = [link for link in links if choice.is_valid(link)]
+def _build_history(facts: Facts, ends: Mapping[int, int] | None = None) -> JournalRecords:
+    limits, links = facts.limits, Run.join(facts.build_history(ends).runs)
     checkpoints = [row for row in facts.checkpoints if is_on_lineage(row, limits)]
     newest = next((link.sequence for link in reversed(links) if link.kind.is_boundary), 0)
     return JournalRecords(links, checkpoints, facts.notes, max([newest, *(row.sequence for row in checkpoints)]))
@@ -87,11 +84,15 @@ class _Choice:
     """Choice of the segments to read, by the catalog: those that can contain a step, or the newest steps.
 
     Segments that are not sealed are always read.
+
+    Attributes:
+        ends: by ordinal, the base of the next segment, after which records are not valid.
+        is_all: True if no segment is skipped.
     """
 
     def __init__(self, step: int | None, newest: int) -> None:
         self._step, self._newest = step, newest
-        self._ends: dict[int, int] = {}  # by ordinal: the base of the next segment, after which records are not valid
+        self.ends: dict[int, int] = {}
         self.is_all = True
 
     def choose(self, rows: JournalRows) -> set[int]:
@@ -99,7 +100,7 @@ class _Choice:
         chosen, limits = set[int](), rows.limits
         steps, end = 0, sys.maxsize
         for row in sort_newest_first(rows.segments):
-            self._ends[row.ordinal] = end
+            self.ends[row.ordinal] = end
             if row.state != "sealed":
                 chosen.add(row.ordinal)
             elif row.timeline in limits:
@@ -112,10 +113,6 @@ class _Choice:
                 end = min(end, row.base_sequence)
         return chosen
 
-    def is_valid(self, link: Link) -> bool:
-        """Return True if no skipped segment supersedes a record."""
-        return link.sequence <= self._ends.get(link.segment.row.ordinal, sys.maxsize)
-
     def is_answered_by(self, history: JournalRecords) -> bool:
         """Return True if the skipped segments need not be read."""
         links = history.links
@@ -123,7 +120,7 @@ class _Choice:
             return False  # Without a boundary, it is not known which records are committed.
         if self._step is not None:
             return bool(find_step(links, self._step))
-        return self.is_all or len({link.step for link in links if link.kind.is_step or link.covered}) >= self._newest
+        return self.is_all or len(find_newest(links, self._newest)) < len(links)
 
 
 @dataclass(slots=True)
