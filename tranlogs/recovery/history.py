@@ -6,7 +6,7 @@ Training can compute the newest unit with a step again, to prove that it resumes
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, overload
@@ -179,7 +179,7 @@ class History:
         return -1, -1
 
 
-def build_history(segments: Iterable[ScannedSegment], limits: Limits, ends: Mapping[int, int] | None = None) -> History:
+def build_history(segments: Iterable[ScannedSegment], limits: Limits) -> History:
     """Chain the records of a lineage.
 
     A later segment supersedes earlier ones: their records after its base were never committed, because a recovery ended
@@ -188,14 +188,12 @@ def build_history(segments: Iterable[ScannedSegment], limits: Limits, ends: Mapp
     Args:
         segments: the scanned segments.
         limits: the timelines of the lineage.
-        ends: by ordinal, the sequence number after which a segment is superseded by others that are not given.
     """
     history = History()
     for segment in sorted(segments, key=lambda segment: segment.row.ordinal):
         if segment.row.timeline not in limits:
             continue
-        last_ones = limits[segment.row.timeline], (ends or {}).get(segment.row.ordinal)
-        limit = min((number for number in last_ones if number is not None), default=None)
+        limit = limits[segment.row.timeline]
         _supersede(history, segment)
         locations, last = segment.locations, history.runs[-1][-1] if history.runs else None
         for index, location in enumerate(locations):

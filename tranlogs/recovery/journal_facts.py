@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -124,9 +124,9 @@ class Facts:
         """True if there is neither a checkpoint nor a record of a unit."""
         return not self.checkpoints and not any(len(segment.locations) > 1 for segment in self.segments)
 
-    def build_history(self, ends: Mapping[int, int] | None = None) -> History:
-        """Chain the records of the newest timeline and of those that lead to it; `ends` is that of `history.build_history`."""
-        return build_history(self.segments, self.limits, ends)
+    def build_history(self) -> History:
+        """Chain the records of the newest timeline and of those that lead to it."""
+        return build_history(self.segments, self.limits)
 
 
 def read_facts(folder: Path) -> Facts:

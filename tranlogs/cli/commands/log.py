@@ -52,7 +52,7 @@ def log(
 
 
 def _read_records(folder: Path, step: int | None, limit: int) -> dict[str, Any]:
-    history = read_history(folder, step=step, newest=limit)
+    history = read_history(folder)
     problems = list(history.problems)
     if step is None:
         records: Sequence[Any] = list(list_records(history, find_newest(history.links, limit), problems))

@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.text import Text
 
+from ...base.config import RECORDS_CHECKED_MAX
 from ...base.errors import CorruptCheckpoint, RecoveryError
 from ...base.quantities import count, format_bytes, format_seconds
 from ...catalog import Watermarks
@@ -36,7 +37,6 @@ from .find_journals import read_consistently
 _HEIGHTS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _BAR = 24  # characters
 _SEGMENTS_MAX = 48
-_RECORDS_CHECKED_MAX = 10_000  # from which on older segments are not checked; `tranlogs verify` checks all
 _SEGMENTS_LOOKED_AT_MAX = 1000  # of which length and first head are looked at; more takes noticeable time
 
 
@@ -195,7 +195,7 @@ def _survey_journal(folder: Path) -> Survey:
     # Segments before the newest intact checkpoint do not affect the step that recovery reaches.
     start = max((row.sequence for row in found.checkpoints if is_on_lineage(row, limits) and row.name not in broken), default=0)
     chosen = {row.ordinal for row in rows.segments if row.state != "sealed" or row.last_sequence > start}
-    facts = read_log(folder, rows, chosen, _RECORDS_CHECKED_MAX)
+    facts = read_log(folder, rows, chosen, RECORDS_CHECKED_MAX)
     found.problems += facts.notes
     _complete_open_rows(found, facts.segments)
     if not facts.is_empty:
