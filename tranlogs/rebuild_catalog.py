@@ -31,7 +31,7 @@ from .catalog import (
 )
 from .checkpoints import Checkpoint
 from .log.reader import SegmentReader
-from .log.record_format import HEAD, EntryKind, Location, unpack_head
+from .log.record_format import HEAD, Location, RecordKind, unpack_head
 from .log.record_rows import complete_records
 from .log.scanner import scan
 from .log.segment_file import is_unwritten, parse_segment_name, was_written
@@ -301,7 +301,7 @@ def _read_segment(path: Path, timeline: int, found: JournalFiles) -> SegmentRow 
         return None
     found.records[ordinal] = locations
     first, last = locations[0].head, locations[-1].head
-    is_whole = first.kind == EntryKind.SEGMENT
+    is_whole = first.kind == RecordKind.SEGMENT
     body = read_first_body(path, locations[0])
     try:
         timeline = int(body["timeline"])
@@ -331,7 +331,7 @@ def _read_segment(path: Path, timeline: int, found: JournalFiles) -> SegmentRow 
 
 def read_first_body(path: Path, first: Location) -> dict[str, Any]:
     """Return the body of a segment's first record, which describes the segment; {} if it is damaged or another record."""
-    if first.head.kind != EntryKind.SEGMENT:
+    if first.head.kind != RecordKind.SEGMENT:
         return {}
     try:
         with SegmentReader(path) as reader:

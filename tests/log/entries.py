@@ -11,7 +11,7 @@ from tranlogs.base.types import dense
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import Record, SegmentReader
 from tranlogs.log.record_body import EncodedBody
-from tranlogs.log.record_format import EntryKind
+from tranlogs.log.record_format import RecordKind
 from tranlogs.log.writer import WriteAheadLog
 
 
@@ -28,7 +28,7 @@ def whole(log: WriteAheadLog, body: Any) -> EncodedBody:
 
 def boundary(log: WriteAheadLog, step: int, body: dict[str, Any], **tensors: Any) -> None:
     payload = Payload.of((name, dense(values)) for name, values in tensors.items())
-    log.append(EntryKind.BOUNDARY, step, payload, log.encoder.parts(body, None))
+    log.append(RecordKind.BOUNDARY, step, payload, log.encoder.parts(body, None))
 
 
 def only_entry(bare: BareLog) -> tuple[SegmentReader, Record]:

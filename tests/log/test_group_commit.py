@@ -25,7 +25,7 @@ from tranlogs.journal.record_writers import LogWriter, RecordContent
 from tranlogs.log import group_commit, writer
 from tranlogs.log.group_commit import GroupRows
 from tranlogs.log.layout import NO_TENSORS, Payload
-from tranlogs.log.record_format import EntryKind, unpack_head
+from tranlogs.log.record_format import RecordKind, unpack_head
 from tranlogs.log.segment_file import SegmentFile
 from tranlogs.log.writer import SegmentAgeLimit, WriteAheadLog
 from tranlogs.log.writer_thread import WriterThread
@@ -54,7 +54,7 @@ def test_segments_are_synced_before_their_rows_are_committed_and_synced_comes_la
         unsynced.difference_update(before)
 
     def adding(rows: GroupRows, changes: Any, records: Any, *more: Any, **options: Any) -> None:
-        made = [one for one in records if unpack_head(one.head).kind != EntryKind.SEGMENT]  # type: ignore[union-attr]
+        made = [one for one in records if unpack_head(one.head).kind != RecordKind.SEGMENT]  # type: ignore[union-attr]
         wrong.extend(f"record {one.sequence} is not synced" for one in made if f"{number(one)} {one.offset}" in unsynced)
         wrong.extend(f"synced claims record {one.sequence}" for one in made if log.group.synced.sequence >= one.sequence)
         write(rows, changes, records, *more, **options)
@@ -283,20 +283,20 @@ def test_a_step_that_waits_for_its_boundary_is_closed_and_its_segment_sealed(tmp
     made, thread = bare.open(), WriterThread(1 << 20)
     written = LogWriter(made, thread if is_queued else None)
     buffer = DATA.data.copy()
-    written.append(NO_TENSORS, RecordContent(EntryKind.BOUNDARY, 0, {"n": 0}))
+    written.append(NO_TENSORS, RecordContent(RecordKind.BOUNDARY, 0, {"n": 0}))
     record = written.begin(Payload.of([("a", Array("float32", (5000,), buffer))]))
-    written.commit(record, RecordContent(EntryKind.STEP, 1, {"n": 1}))
+    written.commit(record, RecordContent(RecordKind.STEP, 1, {"n": 1}))
     buffer[:] = 0  # the training goes on
     ask(bare, 0.001, Clock().now() + 60)
     wait_until(lambda: sealed(bare) == 1)
     assert not record.is_open
-    written.append(NO_TENSORS, RecordContent(EntryKind.BOUNDARY, 1, {"n": 1}))
+    written.append(NO_TENSORS, RecordContent(RecordKind.BOUNDARY, 1, {"n": 1}))
     thread.stop()
     made.close()
     assert bare.contents() == [
-        (EntryKind.BOUNDARY, 0, {}, {"n": 0}),
-        (EntryKind.STEP, 1, {"a": DATA.data.tobytes()}, {"n": 1}),
-        (EntryKind.BOUNDARY, 1, {}, {"n": 1}),
+        (RecordKind.BOUNDARY, 0, {}, {"n": 0}),
+        (RecordKind.STEP, 1, {"a": DATA.data.tobytes()}, {"n": 1}),
+        (RecordKind.BOUNDARY, 1, {}, {"n": 1}),
     ]
     bare.close()
 
@@ -310,14 +310,14 @@ def test_steps_that_are_closed_from_behind_are_in_order(tmp_path: Path) -> None:
     with sealing(made, made.seal_now):
         for step in range(1, 201):
             record = written.begin(Payload.of([("a", DATA)]))
-            written.commit(record, RecordContent(EntryKind.STEP, step, {"n": step}))
+            written.commit(record, RecordContent(RecordKind.STEP, step, {"n": step}))
             if step % 3 == 0:
                 threading.Event().wait(0.001)
-            written.append(NO_TENSORS, RecordContent(EntryKind.BOUNDARY, step, {"n": -step}))
+            written.append(NO_TENSORS, RecordContent(RecordKind.BOUNDARY, step, {"n": -step}))
     written.stop()
     made.close()
     ends = [link for link in bare.links() if link.kind.is_boundary]
     assert [link.step for link in ends] == list(range(1, 201))
-    steps = [link.step for link in bare.links() if link.kind in (EntryKind.STEP, EntryKind.UNIT)]
+    steps = [link.step for link in bare.links() if link.kind in (RecordKind.STEP, RecordKind.UNIT)]
     assert steps == list(range(1, 201)), "each step once, whether it has its boundary or not"
-    assert {EntryKind.STEP, EntryKind.BOUNDARY} <= {link.kind for link in bare.links()}
+    assert {RecordKind.STEP, RecordKind.BOUNDARY} <= {link.kind for link in bare.links()}

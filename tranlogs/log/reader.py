@@ -19,7 +19,7 @@ from ..encoding.compression import Codec, decompress
 from .layout import PIECE_BYTES_MAX, Layout, SparseForm, array_of
 from .record_body import BASE, WHOLE, PackedBody, Row, merge_bodies, merge_part, unpack_body
 from .record_file import RecordFile
-from .record_format import Description, EntryKind, Location, checksum_of, offset_of
+from .record_format import Description, Location, RecordKind, checksum_of, offset_of
 
 _NAMES_MAX = 8  # names in a message about a damaged piece that several tensors share
 
@@ -89,7 +89,7 @@ class Record:
         return ends
 
     @property
-    def kind(self) -> EntryKind:
+    def kind(self) -> RecordKind:
         """Kind of the record."""
         return self.head.kind
 

@@ -15,7 +15,7 @@ The head is written last. After the process is killed, a record that has a head 
          8     8  segment id (random, new whenever a file is reused)
         16     8  sequence number of the record
         24     8  step: optimizer updates applied once this record is redone
-        32     1  kind (EntryKind)
+        32     1  kind (RecordKind)
         33     1  format version
         34     2  steps that a BOUNDARY covers without tensors; zero in other kinds
         36     4  length of the description
@@ -72,7 +72,7 @@ FIXED = struct.Struct("<QQQ8I")
 assert HEAD.size == ALIGNMENT
 
 
-class EntryKind(IntEnum):
+class RecordKind(IntEnum):
     """Kind of a record. The numbers are part of the format."""
 
     SEGMENT = 1  # first record of a segment: run, rank, timeline, ordinal
@@ -84,12 +84,12 @@ class EntryKind(IntEnum):
     @property
     def is_step(self) -> bool:
         """True if the record redoes an optimizer update."""
-        return self is EntryKind.STEP or self is EntryKind.UNIT
+        return self is RecordKind.STEP or self is RecordKind.UNIT
 
     @property
     def is_boundary(self) -> bool:
         """True if the record ends a unit."""
-        return self is EntryKind.UNIT or self is EntryKind.BOUNDARY
+        return self is RecordKind.UNIT or self is RecordKind.BOUNDARY
 
 
 class Position(NamedTuple):
@@ -112,7 +112,7 @@ class Head(NamedTuple):
     segment_id: int
     sequence: int
     step: int
-    kind: EntryKind
+    kind: RecordKind
     version: int
     covered: int
     description_bytes: int
@@ -125,8 +125,8 @@ class Head(NamedTuple):
         """Return True if the record can follow one of `step`. Only a redo record or a boundary that covers steps counts on."""
         kind = self.kind
         if self.covered:
-            return kind is EntryKind.BOUNDARY and self.step == step + self.covered
-        return self.step == step + (kind is EntryKind.UNIT or kind is EntryKind.STEP)
+            return kind is RecordKind.BOUNDARY and self.step == step + self.covered
+        return self.step == step + (kind is RecordKind.UNIT or kind is RecordKind.STEP)
 
 
 class Location(NamedTuple):
@@ -177,7 +177,7 @@ def pack_head(
     segment_id: int,
     sequence: int,
     step: int,
-    kind: EntryKind,
+    kind: RecordKind,
     payload_bytes: int,
     description: bytes,
     chain: int,
@@ -185,7 +185,7 @@ def pack_head(
 ) -> bytes:
     """Return the 64 head bytes of a record."""
     assert len(description) <= META_BYTES_MAX, f"a description of {len(description)} bytes"
-    assert not covered or kind is EntryKind.BOUNDARY, f"a record of kind {kind.name} covers no steps"
+    assert not covered or kind is RecordKind.BOUNDARY, f"a record of kind {kind.name} covers no steps"
     total = xxhash.xxh3_64_intdigest(description)
     return _pack(segment_id, sequence, step, kind, FORMAT_VERSION, covered, len(description), payload_bytes, total, chain)
 
@@ -216,16 +216,16 @@ def unpack_head(data: bytes | memoryview, at: int = 0) -> Head | None:
     _, checksum, segment_id, sequence, step, kind, version, covered, length, payload, total, chain = HEAD.unpack(raw)
     if checksum != xxhash.xxh3_64_intdigest(_MAGIC_ZERO + raw[8:]) & 0xFFFFFFFF or length > META_BYTES_MAX:
         return None
-    known = _KINDS.get(kind, EntryKind.SEGMENT)
+    known = _KINDS.get(kind, RecordKind.SEGMENT)
     identity = segment_id, sequence, step, known, version, covered
     fields = *identity, length, payload, total, chain, xxhash.xxh3_64_intdigest(raw)
     return tuple.__new__(Head, fields)  # a scan makes a hundred thousand, and Head(...) takes twice the time
 
 
-_KINDS = {int(kind): kind for kind in EntryKind}
+_KINDS = {int(kind): kind for kind in RecordKind}
 
 _HEAD_BYTES = struct.Struct(f"{HEAD.size}s")
-_TAKEN = bytes(kind in (EntryKind.STEP, EntryKind.UNIT) for kind in range(256))  # by kind: steps that a record takes
+_TAKEN = bytes(kind in (RecordKind.STEP, RecordKind.UNIT) for kind in range(256))  # by kind: steps that a record takes
 
 
 class Records(Sequence[Location]):
@@ -271,7 +271,7 @@ class Records(Sequence[Location]):
             offset += sum(_list_sizes(heads[:at]))
             heads = heads[at : (stop - first) * HEAD.size]
             for own, (_, _, id_, sequence, step, kind, *rest) in zip(_digests(heads), HEAD.iter_unpack(heads), strict=True):
-                fields = id_, sequence, step, _KINDS.get(kind, EntryKind.SEGMENT), *rest, own
+                fields = id_, sequence, step, _KINDS.get(kind, RecordKind.SEGMENT), *rest, own
                 yield tuple.__new__(Location, (tuple.__new__(Head, fields), offset))
                 offset = extent_end(offset, rest[3], rest[2])
 
@@ -302,12 +302,12 @@ class Records(Sequence[Location]):
     @cached_property
     def is_chained(self) -> bool:
         """True if each record can follow the one before. The first one describes the segment, and is outside the chain."""
-        if self._heads[32 :: HEAD.size].rfind(EntryKind.SEGMENT) != 0:
+        if self._heads[32 :: HEAD.size].rfind(RecordKind.SEGMENT) != 0:
             return False
         heads = self._heads[HEAD.size :]  # The columns below are words of 8 bytes or 2 bytes of each head.
         words, kinds, covered = array("Q", heads), heads[32 :: HEAD.size], array("H", heads)[17::32]
         ids, sequences, steps, chains = words[1::8], words[2::8], words[3::8], words[7::8]
-        if any(covered) and any(steps and kind != EntryKind.BOUNDARY for kind, steps in zip(kinds, covered, strict=True)):
+        if any(covered) and any(steps and kind != RecordKind.BOUNDARY for kind, steps in zip(kinds, covered, strict=True)):
             return False
         taken = map(operator.add, kinds[1:].translate(_TAKEN), covered[1:])
         try:

@@ -23,7 +23,7 @@ from .layout import NO_TENSORS, Payload
 from .payload_writer import CompressionChoices, PieceWriter, Record
 from .preallocator import Preallocator, SegmentSizing, whole_mib
 from .record_body import BodyEncoder, EncodedBody, PlacedBody, body_bytes
-from .record_format import HEAD, EntryKind, Position, digest, extent_end, pack_head, pack_place
+from .record_format import HEAD, Position, RecordKind, digest, extent_end, pack_head, pack_place
 from .record_rows import RecordRow
 from .segment_definitions import Scalars, SegmentDefinitions
 from .segment_file import SegmentFile
@@ -217,7 +217,7 @@ class WriteAheadLog:
     def commit(
         self,
         record: Record,
-        kind: EntryKind,
+        kind: RecordKind,
         step: int,
         body: EncodedBody,
         digests: bytes = b"",
@@ -252,7 +252,7 @@ class WriteAheadLog:
 
     def append(
         self,
-        kind: EntryKind,
+        kind: RecordKind,
         step: int,
         payload: Payload,
         body: EncodedBody,
@@ -271,7 +271,7 @@ class WriteAheadLog:
         self,
         record: Record,
         pieces: PieceWriter,
-        kind: EntryKind,
+        kind: RecordKind,
         step: int,
         description: bytes,
         placed: PlacedBody,
@@ -288,7 +288,7 @@ class WriteAheadLog:
         start = offset + HEAD.size + (0 if is_pending else pieces.stored_bytes)
         segment.write([*pieces.pending, *rest] if is_pending else rest, start)
         position = self.position
-        is_first, ends_unit = kind is EntryKind.SEGMENT, kind.is_boundary
+        is_first, ends_unit = kind is RecordKind.SEGMENT, kind.is_boundary
         sequence = position.sequence if is_first else position.sequence + 1
         head = pack_head(segment.segment_id, sequence, step, kind, payload_bytes, description, position.chain, covered)
         hit("log.before_commit")
@@ -350,7 +350,7 @@ class WriteAheadLog:
     def _write_first_record(self, segment: SegmentFile, base: Position) -> None:
         body = {**self._segment_header, "ordinal": segment.ordinal, "timeline": base.timeline}
         self._writing = Record(NO_TENSORS, PieceWriter(NO_TENSORS, segment, 0, self._choices))
-        self.commit(self._writing, EntryKind.SEGMENT, base.step, self.encoder.whole(body, None))
+        self.commit(self._writing, RecordKind.SEGMENT, base.step, self.encoder.whole(body, None))
 
     def _has_records(self) -> bool:
         """Return True if the open segment has records besides its first one."""

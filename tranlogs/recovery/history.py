@@ -13,7 +13,7 @@ from typing import NamedTuple, overload
 
 from ..catalog import CheckpointRow, SegmentRow
 from ..catalog.lineage import Limits
-from ..log.record_format import EntryKind, Location, Position, Records
+from ..log.record_format import Location, Position, RecordKind, Records
 
 _UNITS_MAX = 100  # units without a step that may follow the newest unit with one
 
@@ -48,7 +48,7 @@ class Link(NamedTuple):
         return self.location.head.step
 
     @property
-    def kind(self) -> EntryKind:
+    def kind(self) -> RecordKind:
         return self.location.head.kind
 
     @property
@@ -58,9 +58,9 @@ class Link(NamedTuple):
 
     def without_step(self) -> Link:
         """Return the boundary of a record alone, for a state that has the step which the record redoes."""
-        if self.kind != EntryKind.UNIT:
+        if self.kind != RecordKind.UNIT:
             return self
-        head = self.location.head._replace(kind=EntryKind.BOUNDARY)
+        head = self.location.head._replace(kind=RecordKind.BOUNDARY)
         return Link(self.location._replace(head=head), self.segment)
 
 
@@ -198,7 +198,7 @@ def build_history(segments: Iterable[ScannedSegment], limits: Limits) -> History
         locations, last = segment.locations, history.runs[-1][-1] if history.runs else None
         for index, location in enumerate(locations):
             head = location.head
-            if head.kind == EntryKind.SEGMENT or (limit is not None and head.sequence > limit):
+            if head.kind == RecordKind.SEGMENT or (limit is not None and head.sequence > limit):
                 continue
             link = Link(location, segment)
             if last is not None:
@@ -318,7 +318,7 @@ def _supersede(history: History, segment: ScannedSegment) -> None:
     heads = [location.head for location in segment.locations[:2]]
     if not heads:
         return
-    base = min(head.sequence if head.kind == EntryKind.SEGMENT else head.sequence - 1 for head in heads)
+    base = min(head.sequence if head.kind == RecordKind.SEGMENT else head.sequence - 1 for head in heads)
     while history.runs:
         run = history.runs[-1]
         if run[-1].sequence > base:

@@ -24,7 +24,7 @@ from ..catalog import (
     Watermarks,
 )
 from ..catalog.lineage import Limits, trace_lineage
-from ..log.record_format import EntryKind, Location, Records
+from ..log.record_format import Location, RecordKind, Records
 from ..log.record_rows import read_records
 from ..log.scanner import refuse_newer, scan
 from ..log.segment_file import was_written
@@ -243,7 +243,7 @@ def _is_whole(segment: ScannedSegment | None, row: SegmentRow) -> bool:
     if isinstance(found, Records) and found.is_chained:
         count = len(found) - 1
     else:
-        count = len({one.head.sequence for one in found if one.head.kind != EntryKind.SEGMENT})
+        count = len({one.head.sequence for one in found if one.head.kind != RecordKind.SEGMENT})
     return count >= row.last_sequence - row.base_sequence
 
 
