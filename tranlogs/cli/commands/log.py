@@ -125,7 +125,7 @@ def _draw_records(rank: dict[str, Any]) -> list[RenderableType]:
         about = {
             "step": record["step"],
             "kind": record["kind"],
-            "record": place,
+            "place": place,
             "covers": _describe_covered(record),
             "scalars": _describe_value(record.get("scalars", {})),
             "committed": "yes" if record["is_committed"] else "no",
