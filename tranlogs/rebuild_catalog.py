@@ -52,9 +52,7 @@ class JournalFiles:
     """Rows that the files of a journal describe.
 
     Attributes:
-        segments: the rows of segments.
         records: the records of each segment, by ordinal.
-        checkpoints: the rows of checkpoints.
         timelines: the timelines that they name, by number.
         runs: the runs that they name.
         unreadable: the names of segment files that cannot be read.
@@ -80,7 +78,6 @@ def read_files(folder: Path, listed: Collection[str] = (), run_id: str = "") -> 
     Segments of another run need no such care: no chain of records leads to them.
 
     Args:
-        folder: the folder of the journal.
         listed: names of segment files and checkpoint folders to leave out.
         run_id: the id of the run; "" for that of most of the files.
 
@@ -122,7 +119,6 @@ def find_misfit(folder: Path, segments: Sequence[SegmentRow], checkpoints: Seque
     believed: what it calls retired, or does not list, may be what is left of the run.
 
     Args:
-        folder: the folder of the journal.
         segments: rows of the catalog.
         checkpoints: rows of the catalog.
     """

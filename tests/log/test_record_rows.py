@@ -182,6 +182,7 @@ CHANGES = {
     "offset": lambda key, value: (64).to_bytes(8, "little") + value[8:],
     "head": lambda key, value: value[:28] + bytes([value[28] ^ 1]) + value[29:],
     "last head": lambda key, value: value[:-20] + bytes([value[-20] ^ 1]) + value[-19:],
+    "length": lambda key, value: value[:55] + bytes([value[55] ^ 0x80]) + value[56:],
     "cut off": lambda key, value: value[: len(value) // 2],
     "shorter": lambda key, value: value[:-64],
     "empty": lambda key, value: b"",

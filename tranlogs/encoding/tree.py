@@ -50,11 +50,7 @@ _NATIVE = frozenset((type(None), bool, float, str, bytes, list, dict))  # Messag
 
 
 class Fixed:
-    """A value that rarely changes, at any place in a tree. `BodyEncoder` encodes the same object once.
-
-    Attributes:
-        value: the value.
-    """
+    """A value that rarely changes, at any place in a tree. `BodyEncoder` encodes the same object once."""
 
     __slots__ = ("value",)
 

@@ -31,8 +31,6 @@ class RecordContent:
     """What a record holds besides its tensors.
 
     Attributes:
-        kind: of the record.
-        step: the step.
         body: plain values and small arrays.
         digests: fingerprint of the state after the step.
         adapt: turns the framework's values in the body into arrays and extensions.
@@ -90,7 +88,6 @@ class LogWriter:
     between a step and its boundary, another thread closes the record before it seals the segment.
 
     Args:
-        log: the log.
         thread: writes the records; None for the training thread.
     """
 

@@ -35,8 +35,6 @@ class GroupCommit:
 
     Args:
         folder: of the segment files.
-        catalog: the journal's catalog, open for writing.
-        clock: the clock.
         lock: of the log.
         position: where the chain of records continues.
         syncs: False with durability="process".
@@ -112,7 +110,6 @@ class GroupCommit:
         """Note that a record is in its segment. Called with the lock held.
 
         Args:
-            record: the record.
             boundary: the position after it, if it ends a unit.
         """
         self._records.append(record)
@@ -275,8 +272,6 @@ class GroupRows:
     """The rows of groups, which the sync thread writes. Each group is one transaction.
 
     Args:
-        catalog: the journal's catalog, open for writing.
-        clock: the clock.
         writes_watermarks: see below.
         is_patient: returns True as long as the thread can wait for a process that holds LMDB's write lock.
 

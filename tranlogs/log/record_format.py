@@ -295,9 +295,11 @@ class Records(Sequence[Location]):
             return False
         sizes = _list_sizes(self._heads)
         lengths = (sum(sizes[first:end]) for first, end in itertools.pairwise(self._firsts))
-        has_gaps = [at for at, _ in self._extents] != list(itertools.accumulate(lengths, initial=0))[:-1]
+        *starts, end = itertools.accumulate(lengths, initial=0)
+        if starts != [at for at, _ in self._extents] or end >> PLACE_BITS:
+            return False
         last = unpack_head(self._heads, len(self._heads) - HEAD.size)  # The next head names the digest of each head but this.
-        return not has_gaps and last is not None and last.segment_id == segment_id
+        return last is not None and last.segment_id == segment_id
 
     @cached_property
     def is_chained(self) -> bool:
@@ -307,7 +309,7 @@ class Records(Sequence[Location]):
         heads = self._heads[HEAD.size :]  # The columns below are words of 8 bytes or 2 bytes of each head.
         words, kinds, covered = array("Q", heads), heads[32 :: HEAD.size], array("H", heads)[17::32]
         ids, sequences, steps, chains = words[1::8], words[2::8], words[3::8], words[7::8]
-        if any(covered) and any(steps and kind != RecordKind.BOUNDARY for kind, steps in zip(kinds, covered, strict=True)):
+        if any(covered) and any(n and kind != RecordKind.BOUNDARY for kind, n in zip(kinds, covered, strict=True)):
             return False
         taken = map(operator.add, kinds[1:].translate(_TAKEN), covered[1:])
         try:

@@ -35,7 +35,6 @@ class SegmentDefinitions:
         What an earlier record of the segment defines, a layout or a body, is referred to.
 
         Args:
-            kind: of the record.
             payload: the tensors of the record.
             pieces: the place of the record, and the stored form of the tensors.
             body: the encoded body of the record.

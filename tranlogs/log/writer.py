@@ -35,7 +35,6 @@ class SegmentAgeLimit:
 
     Args:
         catalog: holds the monitor's request.
-        clock: the clock.
         configured: the limit in the settings, in seconds; None for no limit.
 
     Attributes:
@@ -80,9 +79,7 @@ class WriteAheadLog:
 
     Args:
         folder: of the segment files.
-        catalog: the journal's catalog, open for writing.
         config: durability and sizes.
-        clock: the clock.
         position: where the chain of records continues.
         segment_header: body of the first record of each segment (run, rank, environment).
         writes_watermarks: False if the checkpoint at `position` is not published yet, because the log continues after a gap.

@@ -186,7 +186,6 @@ def build_history(segments: Iterable[ScannedSegment], limits: Limits) -> History
     before them, or belong to another timeline.
 
     Args:
-        segments: the scanned segments.
         limits: the timelines of the lineage.
     """
     history = History()

@@ -38,11 +38,6 @@ class JournalRows:
     """Rows of a journal: those of its catalog, and those that files describe which the catalog does not list.
 
     Attributes:
-        run: the run.
-        segments: all segments.
-        checkpoints: all checkpoints.
-        timelines: all timelines.
-        watermarks: the watermarks.
         incidents: the times in which logging was suspended, oldest first.
         store: the store to which the journal is shipped; None if there is none.
         pruned: the sequence number up to which a monitor has pruned records.
@@ -145,8 +140,6 @@ def read_log(folder: Path, rows: JournalRows, chosen: Collection[int] | None = N
     """Return the facts about a journal, given its rows. The notes are about its log only.
 
     Args:
-        folder: the folder of the journal.
-        rows: the rows of the journal.
         chosen: the ordinals of the segments to read; None for all.
         checked_max: the number of newest records that must be a chain. Older segments are taken as the catalog lists them.
 
@@ -205,7 +198,6 @@ def look_up_records(
     the catalog cannot be read.
 
     Args:
-        folder: the folder of the journal.
         rows: the segments, the newest first.
         notes: list to which damage to the rows is added.
         checked_max: see `read_log`.

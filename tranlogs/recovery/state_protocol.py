@@ -15,7 +15,6 @@ class Divergence:
     """The first redone step after which the state differs from what the run recorded.
 
     Attributes:
-        step: the step.
         tensor: the first tensor that differs.
     """
 

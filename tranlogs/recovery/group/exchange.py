@@ -158,7 +158,6 @@ class Known:
     """What a rank knows after the opening of a group recovery.
 
     Attributes:
-        logs: the generations of its journal.
         other_logs: the generations of other ranks' journals, if the process has read them where they lie.
         segments: the segments of the journals that it can send to the others, by rank.
         summaries: the summaries of all journals and generations.
@@ -188,7 +187,6 @@ class OwnJournal:
         folder: the rank's journal.
         rank: the rank of this process.
         world: the number of processes.
-        run_id: the id of the journal.
         spare: source of sound copies that replace damaged files of the rank's journal.
     """
 

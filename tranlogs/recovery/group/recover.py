@@ -131,7 +131,6 @@ class GroupRecovery:
 
         Args:
             step: the step to end at; None for the newest boundary.
-            progress: called with what is done.
             find_obstacle: given on all ranks or on none, it makes all ranks end one unit before the newest boundary, so that
                 training computes that unit again. It is called when a rank has arrived there, and returns why that is not
                 possible; all ranks then end at the newest boundary. See `GroupRecovered.obstacle`.
