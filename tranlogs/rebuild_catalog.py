@@ -31,7 +31,7 @@ from .catalog import (
 )
 from .checkpoints import Checkpoint
 from .log.reader import SegmentReader
-from .log.record_format import HEAD, EntryKind, Location, unpack_head
+from .log.record_format import HEAD, Location, RecordKind, unpack_head
 from .log.record_rows import complete_records
 from .log.scanner import scan
 from .log.segment_file import is_unwritten, parse_segment_name, was_written
@@ -52,9 +52,7 @@ class JournalFiles:
     """Rows that the files of a journal describe.
 
     Attributes:
-        segments: the rows of segments.
         records: the records of each segment, by ordinal.
-        checkpoints: the rows of checkpoints.
         timelines: the timelines that they name, by number.
         runs: the runs that they name.
         unreadable: the names of segment files that cannot be read.
@@ -80,7 +78,6 @@ def read_files(folder: Path, listed: Collection[str] = (), run_id: str = "") -> 
     Segments of another run need no such care: no chain of records leads to them.
 
     Args:
-        folder: the folder of the journal.
         listed: names of segment files and checkpoint folders to leave out.
         run_id: the id of the run; "" for that of most of the files.
 
@@ -122,7 +119,6 @@ def find_misfit(folder: Path, segments: Sequence[SegmentRow], checkpoints: Seque
     believed: what it calls retired, or does not list, may be what is left of the run.
 
     Args:
-        folder: the folder of the journal.
         segments: rows of the catalog.
         checkpoints: rows of the catalog.
     """
@@ -301,7 +297,7 @@ def _read_segment(path: Path, timeline: int, found: JournalFiles) -> SegmentRow 
         return None
     found.records[ordinal] = locations
     first, last = locations[0].head, locations[-1].head
-    is_whole = first.kind == EntryKind.SEGMENT
+    is_whole = first.kind == RecordKind.SEGMENT
     body = read_first_body(path, locations[0])
     try:
         timeline = int(body["timeline"])
@@ -331,7 +327,7 @@ def _read_segment(path: Path, timeline: int, found: JournalFiles) -> SegmentRow 
 
 def read_first_body(path: Path, first: Location) -> dict[str, Any]:
     """Return the body of a segment's first record, which describes the segment; {} if it is damaged or another record."""
-    if first.head.kind != EntryKind.SEGMENT:
+    if first.head.kind != RecordKind.SEGMENT:
         return {}
     try:
         with SegmentReader(path) as reader:

@@ -1,8 +1,8 @@
 """Verification of a journal: every checksum, every chain, every byte of log and checkpoints, and the catalog against the files.
 
 Files are read by plain reads, and LMDB opens a catalog only after a check of its structure. So no content can end the process
-or raise an error: damage is reported as a `Problem`. Entries that recovery cannot reach any more are not checked: those after
-the fork of another timeline, and those that a power cut tore off. Entries before the oldest checkpoint may be missing. The run
+or raise an error: damage is reported as a `Problem`. Records that recovery cannot reach any more are not checked: those after
+the fork of another timeline, and those that a power cut tore off. Records before the oldest checkpoint may be missing. The run
 may be written during the verification: a file that is retired while it is read is not a problem.
 """
 
@@ -21,7 +21,7 @@ from .checkpoints import Checkpoint
 from .checkpoints.folder import MANIFEST
 from .journal.owner_lock import read_owner
 from .log.reader import SegmentReader
-from .log.record_format import EntryKind, Head, Location
+from .log.record_format import Head, Location, RecordKind
 from .log.record_rows import read_records
 from .log.scanner import scan
 from .recovery.history import History, Link, ScannedSegment, build_history
@@ -139,10 +139,10 @@ def _compare(catalog: Catalog, path: Path, row: SegmentRow) -> Iterator[Finding]
     # Read first: records that are written meanwhile are in the segment only.
     listed = catalog.read(lambda tables: read_records(tables, row.ordinal))
     try:
-        found = {one.head.sequence: one for one in scan(path, row.number) if one.head.kind != EntryKind.SEGMENT}
+        found = {one.head.sequence: one for one in scan(path, row.number) if one.head.kind != RecordKind.SEGMENT}
     except OSError:
         return
-    listed = [one for one in listed if one.head.kind != EntryKind.SEGMENT]
+    listed = [one for one in listed if one.head.kind != RecordKind.SEGMENT]
     for location in listed:
         there = found.get(location.head.sequence)
         if location.head.segment_id != row.number or (there is not None and there != location):
@@ -211,7 +211,7 @@ def _find_needed(segments: list[ScannedSegment], limits: Limits, oldest: int) ->
     for segment in sorted(segments, key=lambda segment: -segment.row.ordinal):
         row, heads = segment.row, [location.head for location in segment.locations]
         last = row.last_sequence if row.state == "sealed" else max((head.sequence for head in heads), default=0)
-        base = heads[0].sequence - (heads[0].kind != EntryKind.SEGMENT) if heads else row.base_sequence
+        base = heads[0].sequence - (heads[0].kind != RecordKind.SEGMENT) if heads else row.base_sequence
         end = min(number for number in (last, later, limits[row.timeline]) if number is not None)
         needed[row.file] = range(max(base, oldest) + 1, end + 1)
         if heads:
@@ -264,7 +264,7 @@ def _verify_segment(segment: ScannedSegment, links: list[Link], needed: range) -
     Recovery may read the records of `links`. The records with the sequence numbers `needed` must be in the segment.
     """
     first = segment.locations[0] if segment.locations else None
-    before = first.head if first is not None and first.head.kind == EntryKind.SEGMENT else None
+    before = first.head if first is not None and first.head.kind == RecordKind.SEGMENT else None
     if before is None and needed:
         what = "its first record is damaged or missing"
         yield Problem(segment.path, what if first else f"no record of segment {segment.row.segment_id} is in it")
@@ -286,7 +286,7 @@ def _verify_segment(segment: ScannedSegment, links: list[Link], needed: range) -
 def _make_missing_problem(segment: ScannedSegment, before: Head, last: int) -> Problem:
     first = before.sequence + 1
     what = f"record {first} is damaged or missing" if first == last else f"records {first} to {last} are damaged or missing"
-    return Problem(segment.path, what, before.step + (before.kind == EntryKind.SEGMENT or before.kind.is_boundary))
+    return Problem(segment.path, what, before.step + (before.kind == RecordKind.SEGMENT or before.kind.is_boundary))
 
 
 def _verify_first(reader: SegmentReader, location: Location, row: SegmentRow) -> Iterator[Finding]:

@@ -418,7 +418,7 @@ def test_a_command_imports_only_what_it_needs(run: Path) -> None:
         ("--version", HEAVY),
         ("status --help", FRAMEWORKS),
         ("status no/such/run", no_store),
-        (f"status {run}", (*no_store, *SLOW)),
+        (f"status {run}", (*no_store, *SLOW, "numpy")),
         (f"log {run} --step 1", (*no_store, *SLOW)),
         ("replay --help", no_store),
         (f"monitor {run} --once", (*FRAMEWORKS, *CLIENTS)),

@@ -266,7 +266,7 @@ def _damage_tensor(run: Path, step: int, name: str) -> Path:
 
 def test_a_sound_run_is_redone_from_its_oldest_checkpoint(cli: Cli, run: Path) -> None:
     (rank,) = cli("verify", run, "--json").json["ranks"]
-    assert (rank["entries"], rank["replays"]) == (STEPS + 2, [])
+    assert (rank["records"], rank["replays"]) == (STEPS + 2, [])
     (replay,) = cli("verify", run, "--replay", "--json").json["ranks"][0]["replays"]
     assert (replay["checkpoint_step"], replay["step"], replay["replayed"], replay["exact"]) == (0, STEPS, STEPS, True)
 

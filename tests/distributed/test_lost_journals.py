@@ -102,8 +102,11 @@ def test_nodes_that_have_changed_places_do_not_begin_anew(groups: Groups, twins:
 
     group.dies(script, tmp_path, Death("batch", number=8, rank=1), checkpoint_every=EVERY)
     swap()
-    words = "the folders of their own ranks are empty: that of rank 1 where rank 0 runs, that of rank 0"
-    assert words in group.refuses(script, tmp_path, checkpoint_every=EVERY)
+    words = "the places of their own ranks are empty: that of rank 1 where rank 0 runs ("
+    said = group.refuses(script, tmp_path, checkpoint_every=EVERY)
+    assert words in said
+    assert f"{tmp_path / 'node0' / 'run' / 'rank1'}), that of rank 0 where rank 1 runs (" in said
+    assert "with `run=` on a disk that all machines share, or `store=`, a rank finds its journal on any machine" in said
     swap()
     lives = group.ends(script, tmp_path, checkpoint_every=EVERY)
     assert [life.step for life in lives] == [6, 6]

@@ -18,7 +18,7 @@ from tranlogs.base.types import Array, TensorSpec, dense
 from tranlogs.journal.record_writers import LogWriter, RecordContent
 from tranlogs.journal.shutdown_gate import ShutdownGate, gated
 from tranlogs.log.layout import Layout, Payload
-from tranlogs.log.record_format import EntryKind
+from tranlogs.log.record_format import RecordKind
 from tranlogs.log.writer_thread import BufferPool, WriterThread
 
 
@@ -88,8 +88,8 @@ def test_the_writer_thread_waits_for_a_payload_on_its_way_and_releases_it_after_
         release=lambda: order.append(f"released at {log.position.sequence}"),
     )
     record = writer.begin(payload)
-    writer.commit(record, RecordContent(EntryKind.STEP, 1, {"lr": 1}, b"digests"))
-    writer.append(Payload.of([]), RecordContent(EntryKind.BOUNDARY, 1, {"n": 1}))
+    writer.commit(record, RecordContent(RecordKind.STEP, 1, {"lr": 1}, b"digests"))
+    writer.append(Payload.of([]), RecordContent(RecordKind.BOUNDARY, 1, {"n": 1}))
     assert not record.is_open
     assert log.position.sequence == 0  # the training thread waited for nothing
     buffer[:] = [1, 2, 3, 4]
@@ -98,31 +98,31 @@ def test_the_writer_thread_waits_for_a_payload_on_its_way_and_releases_it_after_
     assert order == ["arrived", "released at 1"]
     log.close()
     assert bare.contents() == [
-        (EntryKind.STEP, 1, {"grad/w": bytes([1, 2, 3, 4])}, {"lr": 1}),
-        (EntryKind.BOUNDARY, 1, {}, {"n": 1}),
+        (RecordKind.STEP, 1, {"grad/w": bytes([1, 2, 3, 4])}, {"lr": 1}),
+        (RecordKind.BOUNDARY, 1, {}, {"n": 1}),
     ]
     bare.close()
 
 
 @pytest.mark.parametrize(
     ("kind", "step"),
-    [(EntryKind.BOUNDARY, 1), (EntryKind.BOUNDARY, 3), (EntryKind.IMAGE, 1), (EntryKind.STEP, 2), (EntryKind.STEP, 4)],
+    [(RecordKind.BOUNDARY, 1), (RecordKind.BOUNDARY, 3), (RecordKind.IMAGE, 1), (RecordKind.STEP, 2), (RecordKind.STEP, 4)],
 )
-def test_a_record_that_does_not_follow_the_last_step_is_refused(tmp_path: Path, kind: EntryKind, step: int) -> None:
+def test_a_record_that_does_not_follow_the_last_step_is_refused(tmp_path: Path, kind: RecordKind, step: int) -> None:
     """Redo would not reach the state that it tells of."""
     bare = BareLog(tmp_path)
     log = bare.open()
     writer = LogWriter(log)
     for n in (1, 2):
-        writer.append(Payload.of([]), RecordContent(EntryKind.STEP, n, {}))
+        writer.append(Payload.of([]), RecordContent(RecordKind.STEP, n, {}))
     with pytest.raises(LogUnavailable, match=f"a record of step {step} cannot follow one of step 2"):
         writer.append(Payload.of([]), RecordContent(kind, step, {}))
-    writer.append(Payload.of([]), RecordContent(EntryKind.BOUNDARY, 2, {}))
+    writer.append(Payload.of([]), RecordContent(RecordKind.BOUNDARY, 2, {}))
     writer.stop()
     log.close()
     assert [(kind, step) for kind, step, _, _ in bare.contents()] == [
-        *((EntryKind.STEP, n) for n in (1, 2)),
-        (EntryKind.BOUNDARY, 2),
+        *((RecordKind.STEP, n) for n in (1, 2)),
+        (RecordKind.BOUNDARY, 2),
     ]
     bare.close()
 

@@ -20,9 +20,9 @@ from tranlogs.base.errors import CatalogUnavailable
 from tranlogs.base.types import Array, dense
 from tranlogs.journal.record_writers import LogWriter, RecordContent
 from tranlogs.log import group_commit, writer
-from tranlogs.log.group_commit import GroupCommit
+from tranlogs.log.group_commit import GroupRows
 from tranlogs.log.layout import NO_TENSORS, Payload
-from tranlogs.log.record_format import EntryKind, unpack_head
+from tranlogs.log.record_format import RecordKind, unpack_head
 from tranlogs.log.segment_file import SegmentFile
 from tranlogs.log.writer import SegmentAgeLimit, WriteAheadLog
 from tranlogs.log.writer_thread import WriterThread
@@ -34,7 +34,7 @@ def test_segments_are_synced_before_their_rows_are_committed_and_synced_comes_la
     bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
     log, unsynced, wrong = bare.open(), set[str](), list[str]()
     indexed = set[int]()
-    write_head, sync, write = SegmentFile.write_head, SegmentFile.sync, GroupCommit._write
+    write_head, sync, write = SegmentFile.write_head, SegmentFile.sync, GroupRows.write
 
     def number(record: Any) -> str:
         head = unpack_head(record.head)
@@ -50,17 +50,17 @@ def test_segments_are_synced_before_their_rows_are_committed_and_synced_comes_la
         sync(segment)
         unsynced.difference_update(before)
 
-    def adding(group: GroupCommit, changes: Any, records: Any, *more: Any, **options: Any) -> None:
-        made = [one for one in records if unpack_head(one.head).kind != EntryKind.SEGMENT]  # type: ignore[union-attr]
+    def adding(rows: GroupRows, changes: Any, records: Any, *more: Any, **options: Any) -> None:
+        made = [one for one in records if unpack_head(one.head).kind != RecordKind.SEGMENT]  # type: ignore[union-attr]
         wrong.extend(f"record {one.sequence} is not synced" for one in made if f"{number(one)} {one.offset}" in unsynced)
         wrong.extend(f"synced claims record {one.sequence}" for one in made if log.group.synced.sequence >= one.sequence)
-        write(group, changes, records, *more, **options)
+        write(rows, changes, records, *more, **options)
         indexed.update(one.sequence for one in made)
         wrong.extend(f"synced claims record {one.sequence}" for one in made if log.group.synced.sequence >= one.sequence)
 
     monkeypatch.setattr(SegmentFile, "write_head", writing)
     monkeypatch.setattr(SegmentFile, "sync", syncing)
-    monkeypatch.setattr(GroupCommit, "_write", adding)
+    monkeypatch.setattr(GroupRows, "write", adding)
     for step in range(1, 80):
         append_step(log, step, 3000)
         synced = log.group.synced.sequence
@@ -101,14 +101,14 @@ def test_nothing_is_committed_between_the_flush_that_is_demanded_and_the_groups_
 
 def test_records_that_wait_for_the_catalog_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
-    is_held, go_on, write = threading.Event(), threading.Event(), GroupCommit._write
+    is_held, go_on, write = threading.Event(), threading.Event(), GroupRows.write
 
-    def writing(group: GroupCommit, *arguments: Any, **options: Any) -> None:
+    def writing(rows: GroupRows, *arguments: Any, **options: Any) -> None:
         is_held.set()
         go_on.wait()
-        write(group, *arguments, **options)
+        write(rows, *arguments, **options)
 
-    monkeypatch.setattr(GroupCommit, "_write", writing)
+    monkeypatch.setattr(GroupRows, "write", writing)
     log = bare.open()
     append_step(log, 1)
     is_held.wait()
@@ -210,20 +210,20 @@ def test_a_step_that_waits_for_its_boundary_is_closed_and_its_segment_sealed(tmp
     made, thread = bare.open(), WriterThread(1 << 20)
     written = LogWriter(made, thread if is_queued else None)
     buffer = DATA.data.copy()
-    written.append(NO_TENSORS, RecordContent(EntryKind.BOUNDARY, 0, {"n": 0}))
+    written.append(NO_TENSORS, RecordContent(RecordKind.BOUNDARY, 0, {"n": 0}))
     record = written.begin(Payload.of([("a", Array("float32", (5000,), buffer))]))
-    written.commit(record, RecordContent(EntryKind.STEP, 1, {"n": 1}))
+    written.commit(record, RecordContent(RecordKind.STEP, 1, {"n": 1}))
     buffer[:] = 0  # the training goes on
     ask(bare, 0.001, Clock().now() + 60)
     wait_until(lambda: sealed(bare) == 1)
     assert not record.is_open
-    written.append(NO_TENSORS, RecordContent(EntryKind.BOUNDARY, 1, {"n": 1}))
+    written.append(NO_TENSORS, RecordContent(RecordKind.BOUNDARY, 1, {"n": 1}))
     thread.stop()
     made.close()
     assert bare.contents() == [
-        (EntryKind.BOUNDARY, 0, {}, {"n": 0}),
-        (EntryKind.STEP, 1, {"a": DATA.data.tobytes()}, {"n": 1}),
-        (EntryKind.BOUNDARY, 1, {}, {"n": 1}),
+        (RecordKind.BOUNDARY, 0, {}, {"n": 0}),
+        (RecordKind.STEP, 1, {"a": DATA.data.tobytes()}, {"n": 1}),
+        (RecordKind.BOUNDARY, 1, {}, {"n": 1}),
     ]
     bare.close()
 
@@ -237,14 +237,14 @@ def test_steps_that_are_closed_from_behind_are_in_order(tmp_path: Path) -> None:
     with sealing(made, made.seal_now):
         for step in range(1, 201):
             record = written.begin(Payload.of([("a", DATA)]))
-            written.commit(record, RecordContent(EntryKind.STEP, step, {"n": step}))
+            written.commit(record, RecordContent(RecordKind.STEP, step, {"n": step}))
             if step % 3 == 0:
                 threading.Event().wait(0.001)
-            written.append(NO_TENSORS, RecordContent(EntryKind.BOUNDARY, step, {"n": -step}))
+            written.append(NO_TENSORS, RecordContent(RecordKind.BOUNDARY, step, {"n": -step}))
     written.stop()
     made.close()
     ends = [link for link in bare.links() if link.kind.is_boundary]
     assert [link.step for link in ends] == list(range(1, 201))
-    steps = [link.step for link in bare.links() if link.kind in (EntryKind.STEP, EntryKind.UNIT)]
+    steps = [link.step for link in bare.links() if link.kind in (RecordKind.STEP, RecordKind.UNIT)]
     assert steps == list(range(1, 201)), "each step once, whether it has its boundary or not"
-    assert {EntryKind.STEP, EntryKind.BOUNDARY} <= {link.kind for link in bare.links()}
+    assert {RecordKind.STEP, RecordKind.BOUNDARY} <= {link.kind for link in bare.links()}

@@ -17,7 +17,7 @@ from tests.support.verify import verify_run
 from tranlogs.base.config import CATALOG_BYTES_RESERVED, MIB, JournalConfig
 from tranlogs.catalog import Catalog, SegmentRow, segment_key
 from tranlogs.catalog import catalog as catalog_module
-from tranlogs.log.record_format import EntryKind, Location, digest, extent_end, pack_head, unpack_head
+from tranlogs.log.record_format import Location, RecordKind, digest, extent_end, pack_head, unpack_head
 from tranlogs.log.record_rows import RecordRow, add_records, read_records, sweep_records
 from tranlogs.log.scanner import scan
 from tranlogs.recovery.journal_facts import read_facts
@@ -31,7 +31,7 @@ def rows(ordinal: int, sequences: range) -> list[RecordRow]:
     """Records without a gap, each a step."""
     made, size, head = list[RecordRow](), extent_end(0, PAYLOAD, 0), bytes(64)
     for sequence in range(sequences.stop):
-        head = pack_head(ordinal, sequence, sequence, EntryKind.STEP, PAYLOAD, b"", digest(head))
+        head = pack_head(ordinal, sequence, sequence, RecordKind.STEP, PAYLOAD, b"", digest(head))
         made.append(RecordRow(ordinal, sequence, sequence * size, (sequence + 1) * size, head))
     return made[sequences.start :]
 
@@ -182,6 +182,7 @@ CHANGES = {
     "offset": lambda key, value: (64).to_bytes(8, "little") + value[8:],
     "head": lambda key, value: value[:28] + bytes([value[28] ^ 1]) + value[29:],
     "last head": lambda key, value: value[:-20] + bytes([value[-20] ^ 1]) + value[-19:],
+    "length": lambda key, value: value[:55] + bytes([value[55] ^ 0x80]) + value[56:],
     "cut off": lambda key, value: value[: len(value) // 2],
     "shorter": lambda key, value: value[:-64],
     "empty": lambda key, value: b"",
@@ -221,7 +222,7 @@ def test_rows_ahead_of_their_segment_bring_back_no_step_that_they_lost(memory_pa
     left = abandoned_copy(trainer.journal, memory_path / "left")
     trainer.journal.close()
     path = left / "rank0" / "log" / segment.path.name
-    lost = next(one for one in scan(path, segment.segment_id) if (one.head.kind, one.head.step) == (EntryKind.STEP, 15))
+    lost = next(one for one in scan(path, segment.segment_id) if (one.head.kind, one.head.step) == (RecordKind.STEP, 15))
     raw = bytearray(path.read_bytes())
     raw[lost.offset :] = bytes(len(raw) - lost.offset)
     path.write_bytes(raw)

@@ -23,7 +23,7 @@ from tranlogs.encoding.tree import Fixed
 from tranlogs.log import segment_file as files
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import Record, SegmentReader
-from tranlogs.log.record_format import HEAD, EntryKind, Location, checksum_of
+from tranlogs.log.record_format import HEAD, Location, RecordKind, checksum_of
 from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import parse_segment_name
 
@@ -53,7 +53,7 @@ def test_bytes_of_a_tensor_are_never_taken_for_an_entry(bare: BareLog) -> None:
     second = BareLog(bare.folder / "second")
     log = second.open()
     tensors = [(f"w{shift}", dense(np.roll(other, shift))) for shift in range(0, 64, 8)]
-    log.append(EntryKind.STEP, 1, Payload.of(tensors), log.encoder.whole({}, None))
+    log.append(RecordKind.STEP, 1, Payload.of(tensors), log.encoder.whole({}, None))
     log.close()
     path, row = only_segment(second)
     assert sequences(scan(path, row.number)) == [0, 1]
@@ -107,7 +107,9 @@ def test_a_scan_starts_where_it_is_told(bare: BareLog) -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from([EntryKind.STEP, EntryKind.IMAGE, EntryKind.BOUNDARY, EntryKind.UNIT]), st.integers(0, 300)),
+        st.tuples(
+            st.sampled_from([RecordKind.STEP, RecordKind.IMAGE, RecordKind.BOUNDARY, RecordKind.UNIT]), st.integers(0, 300)
+        ),
         min_size=1,
         max_size=25,
     ),
@@ -115,7 +117,7 @@ def test_a_scan_starts_where_it_is_told(bare: BareLog) -> None:
 )
 @settings(max_examples=campaign.examples(60), deadline=None)
 def test_random_damage_of_random_records_gives_no_wrong_record_and_no_other_error(
-    tmp_path_factory: pytest.TempPathFactory, records: list[tuple[EntryKind, int]], data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory, records: list[tuple[RecordKind, int]], data: st.DataObject
 ) -> None:
     """What is found and read without CorruptRecord is what was written, whatever happened to the file."""
     path, written = _written(tmp_path_factory.mktemp("random"), records)
@@ -152,7 +154,7 @@ def test_random_damage_of_random_records_gives_no_wrong_record_and_no_other_erro
 SEGMENT_ID = 0x1234_5678_9ABC_DEF0
 
 
-def _written(folder: Path, records: list[tuple[EntryKind, int]]) -> tuple[Path, list[tuple[Location, tuple[bytes, object]]]]:
+def _written(folder: Path, records: list[tuple[RecordKind, int]]) -> tuple[Path, list[tuple[Location, tuple[bytes, object]]]]:
     """A segment with random records, and what each holds."""
     bare = BareLog(folder)
     log = bare.open()
@@ -162,7 +164,7 @@ def _written(folder: Path, records: list[tuple[EntryKind, int]]) -> tuple[Path, 
         for sequence, (kind, size) in enumerate(records, 1):
             values = np.random.default_rng(sequence).integers(0, 256, size, np.uint8)
             body: dict[str, Any] = {"n": sequence % 3, "words": ["constant"] * 20}
-            step = dict(body) if kind != EntryKind.BOUNDARY else None
+            step = dict(body) if kind != RecordKind.BOUNDARY else None
             encoded = log.encoder.whole(step, None) if step is not None else {}
             body["data"] = {"head": ["same"] * 20, "sometimes": sequence // 4}
             if kind.is_boundary:

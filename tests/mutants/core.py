@@ -11,7 +11,7 @@ MUTANTS: tuple[Mutant, ...] = (
         """\
         segment.write([*pieces.pending, *rest] if is_pending else rest, start)
         position = self.position
-        is_first, ends_unit = kind is EntryKind.SEGMENT, kind.is_boundary
+        is_first, ends_unit = kind is RecordKind.SEGMENT, kind.is_boundary
         sequence = position.sequence if is_first else position.sequence + 1
         head = pack_head(segment.segment_id, sequence, step, kind, payload_bytes, description, position.chain, covered)
         hit("log.before_commit")
@@ -19,7 +19,7 @@ MUTANTS: tuple[Mutant, ...] = (
 """,
         """\
         position = self.position
-        is_first, ends_unit = kind is EntryKind.SEGMENT, kind.is_boundary
+        is_first, ends_unit = kind is RecordKind.SEGMENT, kind.is_boundary
         sequence = position.sequence if is_first else position.sequence + 1
         head = pack_head(segment.segment_id, sequence, step, kind, payload_bytes, description, position.chain, covered)
         hit("log.before_commit")

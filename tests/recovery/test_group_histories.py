@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -214,7 +215,8 @@ def opening(summary: JournalSummary) -> Opening:
 def test_no_run_begins_anew_while_its_journals_lie_where_other_ranks_run(tmp_path: Path) -> None:
     """Whether all nodes have changed places, or some."""
     journal(tmp_path / "run" / "rank1")
-    words = r"their own ranks are empty: that of rank 1 where rank 0 runs\. No new run was started\."
+    place = re.escape(str(tmp_path / "run" / "rank1"))
+    words = rf"their own ranks are empty: that of rank 1 where rank 0 runs \({place}\)\. No new run was started\."
     for others in ((lost(1),), (lost(1), summarize(2, 9, [0, 7]))):
         with pytest.raises(RecoveryError, match=words):
             opened(tmp_path / "run" / "rank0", *map(opening, others))

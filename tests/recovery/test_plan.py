@@ -11,12 +11,12 @@ import pytest
 from tranlogs.base.errors import RecoveryError
 from tranlogs.catalog import CheckpointRow, SegmentRow, TimelineRow
 from tranlogs.catalog.lineage import is_on_lineage, trace_lineage
-from tranlogs.log.record_format import EntryKind, Head, Location, pack_head, unpack_head
+from tranlogs.log.record_format import Head, Location, RecordKind, pack_head, unpack_head
 from tranlogs.recovery.history import History, ScannedSegment, build_history, find_last_unit, without_unlogged_steps
 from tranlogs.recovery.recovery_plan import RecoveryPlan, plan_recovery
 from tranlogs.recovery.report import RecoveryReport, Restart
 
-STEP, IMAGE, BOUNDARY, UNIT = EntryKind.STEP, EntryKind.IMAGE, EntryKind.BOUNDARY, EntryKind.UNIT
+STEP, IMAGE, BOUNDARY, UNIT = RecordKind.STEP, RecordKind.IMAGE, RecordKind.BOUNDARY, RecordKind.UNIT
 
 
 @dataclass
@@ -42,10 +42,10 @@ class Run:
         ordinal = len(self.segments) + 1
         row = SegmentRow(ordinal, f"{ordinal:016x}", f"{ordinal}.seg", 0, "sealed", self.timeline, self.sequence, self.step)
         self.segments.append(ScannedSegment(row, Path(row.file), []))
-        self._place(EntryKind.SEGMENT, self.sequence, self.chain)
+        self._place(RecordKind.SEGMENT, self.sequence, self.chain)
         return self
 
-    def _place(self, kind: EntryKind, sequence: int, chain: int, covered: int = 0) -> Head:
+    def _place(self, kind: RecordKind, sequence: int, chain: int, covered: int = 0) -> Head:
         segment = self.segments[-1]
         head = unpack_head(pack_head(segment.row.ordinal, sequence, self.step, kind, 0, b"", chain, covered))
         assert head is not None
@@ -53,7 +53,7 @@ class Run:
         segment.locations.append(Location(head, 0))
         return head
 
-    def log(self, *kinds: EntryKind) -> Run:
+    def log(self, *kinds: RecordKind) -> Run:
         for kind in kinds:
             self.step += kind.is_step
             self.sequence += 1
@@ -347,10 +347,10 @@ def test_a_boundary_whose_step_does_not_fit_its_chain_ends_the_log_and_is_named(
 def test_only_a_boundary_covers_steps() -> None:
     head = unpack_head(pack_head(1, 1, 9, BOUNDARY, 0, b"", 0, 5))
     assert head is not None
-    follows = {(kind, at) for kind in EntryKind for at in range(20) if head._replace(kind=kind).can_follow(at)}
+    follows = {(kind, at) for kind in RecordKind for at in range(20) if head._replace(kind=kind).can_follow(at)}
     assert follows == {(BOUNDARY, 4)}
-    follows = {(kind, at) for kind in EntryKind for at in range(20) if head._replace(kind=kind, covered=0).can_follow(at)}
-    assert follows == {(STEP, 8), (UNIT, 8), (EntryKind.SEGMENT, 9), (IMAGE, 9), (BOUNDARY, 9)}
+    follows = {(kind, at) for kind in RecordKind for at in range(20) if head._replace(kind=kind, covered=0).can_follow(at)}
+    assert follows == {(STEP, 8), (UNIT, 8), (RecordKind.SEGMENT, 9), (IMAGE, 9), (BOUNDARY, 9)}
 
 
 def test_the_newest_unit_is_not_one_without_tensors() -> None:

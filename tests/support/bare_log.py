@@ -15,7 +15,7 @@ from tranlogs.catalog import Catalog
 from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.reader import Record, SegmentReader
 from tranlogs.log.record_body import EncodedBody
-from tranlogs.log.record_format import EntryKind, Position
+from tranlogs.log.record_format import Position, RecordKind
 from tranlogs.log.writer import Tensor, WriteAheadLog
 from tranlogs.recovery.history import Link
 from tranlogs.recovery.journal_facts import read_facts
@@ -69,9 +69,9 @@ class BareLog:
         history = read_facts(self.folder).build_history()
         return list(history.runs[0]) if history.runs else []
 
-    def contents(self) -> list[tuple[EntryKind, int, dict[str, bytes | None], Any]]:
+    def contents(self) -> list[tuple[RecordKind, int, dict[str, bytes | None], Any]]:
         """Kind, step, tensors and body of every entry of the first unbroken run; a step that ends its unit counts as two."""
-        found: list[tuple[EntryKind, int, dict[str, bytes | None], Any]] = []
+        found: list[tuple[RecordKind, int, dict[str, bytes | None], Any]] = []
         readers: dict[Path, SegmentReader] = {}
         try:
             for link in self.links():
@@ -83,12 +83,12 @@ class BareLog:
                     content = entry.read(name)
                     assert content is None or isinstance(content, Array)
                     tensors[name] = None if content is None else content.data.tobytes()
-                if entry.kind != EntryKind.BOUNDARY:
-                    kind = EntryKind.STEP if entry.kind == EntryKind.UNIT else entry.kind
+                if entry.kind != RecordKind.BOUNDARY:
+                    kind = RecordKind.STEP if entry.kind == RecordKind.UNIT else entry.kind
                     found.append((kind, entry.step, tensors, entry.body()))
                 if entry.kind.is_boundary:
-                    tensors = tensors if entry.kind == EntryKind.BOUNDARY else {}
-                    found.append((EntryKind.BOUNDARY, entry.step, tensors, entry.boundary()))
+                    tensors = tensors if entry.kind == RecordKind.BOUNDARY else {}
+                    found.append((RecordKind.BOUNDARY, entry.step, tensors, entry.boundary()))
         finally:
             for reader in readers.values():
                 reader.close()
@@ -99,19 +99,19 @@ def append_step(log: WriteAheadLog, step: int, size: int = 100, *, boundary: boo
     """Log a step with two tensors made from its number, and commit it."""
     rng = np.random.default_rng(step)
     tensors: list[Tensor] = [("w", dense(rng.standard_normal(size))), ("none", None)]
-    log.append(EntryKind.STEP, step, Payload.of(tensors), log.encoder.whole({"lr": step / 7}, None))
+    log.append(RecordKind.STEP, step, Payload.of(tensors), log.encoder.whole({"lr": step / 7}, None))
     if boundary:
-        log.append(EntryKind.BOUNDARY, step, NO_TENSORS, log.encoder.parts({"rng": rng.bit_generator.state}, None))
+        log.append(RecordKind.BOUNDARY, step, NO_TENSORS, log.encoder.parts({"rng": rng.bit_generator.state}, None))
     return tensors
 
 
-def expected_step(step: int, size: int = 100) -> list[tuple[EntryKind, int, dict[str, bytes | None], Any]]:
+def expected_step(step: int, size: int = 100) -> list[tuple[RecordKind, int, dict[str, bytes | None], Any]]:
     """What `BareLog.contents` has for a step of `append_step`."""
     rng = np.random.default_rng(step)
     values = rng.standard_normal(size).tobytes()
     return [
-        (EntryKind.STEP, step, {"w": values, "none": None}, {"lr": step / 7}),
-        (EntryKind.BOUNDARY, step, {}, {"rng": rng.bit_generator.state}),
+        (RecordKind.STEP, step, {"w": values, "none": None}, {"lr": step / 7}),
+        (RecordKind.BOUNDARY, step, {}, {"rng": rng.bit_generator.state}),
     ]
 
 
@@ -128,7 +128,7 @@ def whole(log: WriteAheadLog, body: Any) -> EncodedBody:
 
 def boundary(log: WriteAheadLog, step: int, body: dict[str, Any], **tensors: Any) -> None:
     payload = Payload.of((name, dense(values)) for name, values in tensors.items())
-    log.append(EntryKind.BOUNDARY, step, payload, log.encoder.parts(body, None))
+    log.append(RecordKind.BOUNDARY, step, payload, log.encoder.parts(body, None))
 
 
 def only_entry(bare: BareLog) -> tuple[SegmentReader, Record]:

@@ -16,7 +16,7 @@ from tranlogs.encoding.tree import to_numpy
 from tranlogs.journal.journal import Journal
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import Record
-from tranlogs.log.record_format import EntryKind
+from tranlogs.log.record_format import RecordKind
 from tranlogs.recovery.recover import recover
 from tranlogs.recovery.report import RecoveryReport
 from tranlogs.recovery.state_protocol import Divergence, ReplacementSource
@@ -96,7 +96,7 @@ class ToyState:
             arrays = {name: entry.read(name) for name in entry.tensor_names()}
             values = {n.partition("/")[2]: to_numpy(a) for n, a in arrays.items() if isinstance(a, Array)}
             body = self.decode(entry)
-            if entry.kind == EntryKind.IMAGE:
+            if entry.kind == RecordKind.IMAGE:
                 for name, image in values.items():
                     self.parameters[name][:] = image
                 continue

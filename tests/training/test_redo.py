@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tranlogs.base.errors import CorruptRecord
-from tranlogs.log.record_format import EntryKind
+from tranlogs.log.record_format import RecordKind
 from tranlogs.training import (
     StateDigests,
     compare_environments,
@@ -41,14 +41,14 @@ class Target:
         return StateDigests(np.array(self.digests, np.uint64), range(len(self.digests)), ["a", "b"])
 
 
-def record(step: int, *digests: int, kind: EntryKind = EntryKind.STEP, of: str = "gradients") -> tuple[Any, dict[str, Any]]:
+def record(step: int, *digests: int, kind: RecordKind = RecordKind.STEP, of: str = "gradients") -> tuple[Any, dict[str, Any]]:
     entry = SimpleNamespace(
         step=step, kind=kind, digests=np.array(digests, "<u8").tobytes(), reader=SimpleNamespace(path=Path("log"))
     )
     return entry, {"record": of}
 
 
-IMAGE = EntryKind.IMAGE
+IMAGE = RecordKind.IMAGE
 
 
 @pytest.mark.parametrize(

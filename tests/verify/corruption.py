@@ -48,7 +48,7 @@ from tranlogs.catalog.lineage import trace_lineage
 from tranlogs.checkpoints.folder import MANIFEST
 from tranlogs.log import record_format
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record_format import HEAD, EntryKind, Location
+from tranlogs.log.record_format import HEAD, Location, RecordKind
 from tranlogs.log.record_rows import RecordRow, add_records
 from tranlogs.recovery.history import build_history
 from tranlogs.recovery.journal_facts import read_catalog, read_facts
@@ -183,7 +183,7 @@ class Base:
         for segment in facts.segments:
             with SegmentReader(segment.path) as reader:
                 for location in segment.locations:
-                    if location.head.kind == EntryKind.SEGMENT or location in reachable:
+                    if location.head.kind == RecordKind.SEGMENT or location in reachable:
                         arrays = [(row[0], row[0] + row[1]) for _, row in reader.decode(location).arrays()]
                         self.entries[segment.path.name].append(Place(location, arrays))
 
@@ -327,7 +327,7 @@ def regions_of(base: Base) -> list[tuple[Path, str, Sequence[damage.Span]]]:
     found = [(catalog, region, spans) for region, spans in lmdb_regions(catalog).items()]
     newest = max(row.sequence for row in base.catalog.checkpoints)
     for segment in read_facts(base.run / "rank0").segments:
-        needed = [one for one in segment.locations if one.head.sequence > newest or one.head.kind == EntryKind.SEGMENT]
+        needed = [one for one in segment.locations if one.head.sequence > newest or one.head.kind == RecordKind.SEGMENT]
         if needed[-1].head.sequence > newest:
             found += [(segment.path, region, spans) for region, spans in segment_regions(segment.path, needed).items()]
     return sorted({region: (path, region, spans) for path, region, spans in found}.values())
@@ -373,13 +373,13 @@ def _entries_matter(base: Base, name: str, old: bytes, new: bytes) -> bool:
         return any(old[slice(*span)] != new[slice(*span)] for span in spans)
 
     def matters(place: Place) -> bool:
-        if place.head.kind != EntryKind.SEGMENT and place.head.sequence <= base.oldest:  # needed by nobody, checked if found
+        if place.head.kind != RecordKind.SEGMENT and place.head.sequence <= base.oldest:  # needed by nobody, checked if found
             return not differs(place.finding) and differs(place.spans)
         return differs(place.spans)
 
     places = base.entries[name]
     if places[-1].head.sequence <= base.oldest:
-        places = [place for place in places if place.head.kind != EntryKind.SEGMENT]
+        places = [place for place in places if place.head.kind != RecordKind.SEGMENT]
     if not base.is_open(name):
         return any(map(matters, places))
     left = max((i for i, place in enumerate(places) if not differs(place.finding)), default=-1)

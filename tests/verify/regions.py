@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.support.damage import Span
 from tranlogs.log.reader import Record, SegmentReader
-from tranlogs.log.record_format import EntryKind, Location
+from tranlogs.log.record_format import Location, RecordKind
 
 Regions = dict[str, list[Span]]
 
@@ -50,9 +50,9 @@ def _arrays_within(entry: Record, location: Location) -> Iterator[tuple[int, int
 
 def segment_region_names() -> set[str]:
     """Return the regions that segments of a run with records of all kinds have."""
-    names = {f"{part} of {kind.name}" for kind in EntryKind for part in ("head", "description")}
-    names |= {f"payload of {kind.name}" for kind in (EntryKind.STEP, EntryKind.UNIT, EntryKind.IMAGE)}
-    ends = {f"array in the body of {kind.name}" for kind in EntryKind if kind.is_boundary}
+    names = {f"{part} of {kind.name}" for kind in RecordKind for part in ("head", "description")}
+    names |= {f"payload of {kind.name}" for kind in (RecordKind.STEP, RecordKind.UNIT, RecordKind.IMAGE)}
+    ends = {f"array in the body of {kind.name}" for kind in RecordKind if kind.is_boundary}
     return names | ends | HARMLESS
 
 

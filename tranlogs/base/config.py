@@ -44,6 +44,7 @@ REQUEST_POLL_SECONDS = 0.1  # time between two looks for requests
 REQUEST_BYTES_MAX = 64 * MIB  # size of a request; a larger one is damaged
 WAITING_RECORDS_MAX = 200_000  # records whose rows a held catalog delays, before logging is suspended; some 60 MB of memory
 SWEEP_SECONDS = 10.0  # time between two searches for rows of records of pruned segments
+RECORDS_CHECKED_MAX = 10_000  # newest records of which `status` and `log` check the chain; `verify` checks all
 CATALOG_SECONDS = 0.5  # minimum time between two writes of the watermarks
 
 # Writing.

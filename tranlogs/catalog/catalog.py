@@ -433,9 +433,6 @@ class Catalog:
 class ReopeningCatalog:
     """The catalog of a journal, in whichever file it is now. Only one thread may use it.
 
-    Args:
-        folder: the folder of the journal.
-
     Attributes:
         open_count: the number of files that were opened so far. It changes when the catalog was replaced.
     """

@@ -13,7 +13,6 @@ def trace_lineage(timelines: Iterable[TimelineRow], number: int) -> Limits:
     """Return the timelines that lead to a timeline, each with the last sequence number that belongs to the lineage.
 
     Args:
-        timelines: all timelines.
         number: the number of the timeline that they lead to. Its limit is None.
     """
     rows = {row.number: row for row in timelines}

@@ -144,7 +144,6 @@ def reserve_space(path: Path, env: lmdb.Environment, reserved: int = 0) -> int:
 
     Args:
         path: the file.
-        env: its environment.
         reserved: bytes of the file that are known to be allocated.
 
     Returns:

@@ -39,7 +39,6 @@ class Tables:
     """The rows inside one transaction.
 
     Args:
-        txn: the transaction.
         path: the file of the catalog.
         cache: the rows of segments and checkpoints as they were last read; a run of months has a hundred thousand. If no
             transaction was committed since, none is read again. Otherwise only rows whose bytes differ are decoded again.

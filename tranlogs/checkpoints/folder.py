@@ -17,9 +17,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
 import xxhash
 
+from ..base import lazy_numpy as np
 from ..base.types import Array, Bytes
 
 STATE, META, MANIFEST = "state.safetensors", "meta.bin", "manifest.json"

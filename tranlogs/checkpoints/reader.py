@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xxhash
 
+from ..base import lazy_numpy as np
 from ..base.atomic_files import ReadFile
 from ..base.config import FORMAT_VERSION
 from ..base.errors import CannotRead, CorruptCheckpoint, UnknownFormat
@@ -26,8 +26,6 @@ class Checkpoint(ReadFile):
     """A published checkpoint, opened for reading. Its tensors are read one at a time.
 
     Attributes:
-        folder: its folder.
-        manifest: the manifest.
         step: the step to which the state belongs.
         sequence: the sequence number of the last record before the checkpoint.
         chain: the digest of that record, which the next record names as its predecessor.

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
+from ..base import lazy_numpy as np
 from ..base.types import AnyArray, Array, Bytes, DeviceArray, SparseArray
 from ..encoding import tree
 from .folder import to_c_order

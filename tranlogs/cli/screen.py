@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from ..base import lazy_numpy as np
 from ..base.quantities import count, format_bytes
 from ..base.types import Array, Extension, SparseArray
-from ..encoding.tree import to_numpy
+from ..encoding.tree import NUMPY_DTYPES, to_numpy
 
 __all__ = ["console", "count", "facts", "moment", "number", "problem", "size", "table"]
 
@@ -123,6 +123,6 @@ def to_json(value: Any) -> Any:
 def _array(value: Array | SparseArray | np.ndarray[Any, Any]) -> Any:
     """Return the number for a scalar, since a learning rate may be a tensor; else dtype and shape."""
     dtype = value.dtype if isinstance(value.dtype, str) else value.dtype.name
-    if math.prod(value.shape) == 1 and not isinstance(value, SparseArray) and dtype in np.sctypeDict:
+    if math.prod(value.shape) == 1 and not isinstance(value, SparseArray) and dtype in NUMPY_DTYPES:
         return to_json((to_numpy(value) if isinstance(value, Array) else value).item())
     return {"dtype": dtype, "shape": list(value.shape)}

@@ -15,8 +15,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-import numpy as np
-
+from ..base import lazy_numpy as np
 from ..base.types import Bytes
 
 _SAMPLE = 64  # words that are looked at first

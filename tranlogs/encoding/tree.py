@@ -31,8 +31,8 @@ from functools import lru_cache
 from typing import Any
 
 import msgpack
-import numpy as np
 
+from ..base import lazy_numpy as np
 from ..base.config import OUT_OF_LINE_BYTES_MIN, TREE_DEPTH_MAX
 from ..base.errors import UnencodableState
 from ..base.types import ITEMSIZE, AnyArray, Array, Extension, SparseArray, dense, is_dense
@@ -40,7 +40,7 @@ from ..base.types import ITEMSIZE, AnyArray, Array, Extension, SparseArray, dens
 Adapt = Callable[[Any], Any]  # turns a framework's value into an Array, SparseArray or Extension; returns other values
 ReadFar = Callable[[int, AnyArray], AnyArray]
 
-NUMPY_DTYPES = frozenset(name for name in ITEMSIZE if name in np.sctypeDict)
+NUMPY_DTYPES = frozenset(name for name in ITEMSIZE if not name.startswith(("bfloat", "float8")) and name != "complex32")
 _TUPLE, _SET, _FROZENSET, _ORDERED, _COUNTER, _INTEGER, _COMPLEX = range(1, 8)
 _SCALAR, _ARRAY, _FAR, _SPARSE, _EXTENSION, _PART = range(8, 14)
 _C128, _U32 = struct.Struct("<dd"), struct.Struct("<I")
@@ -50,11 +50,7 @@ _NATIVE = frozenset((type(None), bool, float, str, bytes, list, dict))  # Messag
 
 
 class Fixed:
-    """A value that rarely changes, at any place in a tree. `BodyEncoder` encodes the same object once.
-
-    Attributes:
-        value: the value.
-    """
+    """A value that rarely changes, at any place in a tree. `BodyEncoder` encodes the same object once."""
 
     __slots__ = ("value",)
 

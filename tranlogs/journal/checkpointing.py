@@ -467,7 +467,6 @@ class DiskSpace:
     """The space that a journal leaves free for a checkpoint, and the request for a checkpoint that frees space.
 
     Args:
-        catalog: the journal's.
         retention: which checkpoints are kept. If that frees no log, no space is left and no checkpoint is requested.
         keeps_all: returns True while nothing may be pruned.
 

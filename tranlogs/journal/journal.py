@@ -26,7 +26,7 @@ from ..catalog import CheckpointRow
 from ..checkpoints import Snapshot
 from ..encoding import tree
 from ..log.layout import NO_TENSORS, Payload
-from ..log.record_format import EntryKind, Position
+from ..log.record_format import Position, RecordKind
 from ..log.segment_definitions import Scalars
 from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolicy
 from .checkpointing import JournalCheckpoints, RecoverySpeed
@@ -290,7 +290,7 @@ class Journal:
         try:
             if not record.is_open:  # Another record was begun before this one was finished.
                 raise LogUnavailable(f"the record of step {step} was dropped")
-            writer.commit(record, RecordContent(EntryKind.STEP, step, body, digests, self.adapt))
+            writer.commit(record, RecordContent(RecordKind.STEP, step, body, digests, self.adapt))
         except SUSPENDING_ERRORS as error:
             self._suspend(error)
 
@@ -303,12 +303,12 @@ class Journal:
     def append_step(self, payload: Payload, body: dict[str, Any], digests: bytes = b"") -> None:
         """Log a step whose tensors are known only after the step (an after-image)."""
         self.step += 1
-        self._append(EntryKind.STEP, payload, body, digests)
+        self._append(RecordKind.STEP, payload, body, digests)
 
     @gated
     def append_image(self, payload: Payload, body: dict[str, Any]) -> None:
         """Log an after-image of state that was changed outside a step."""
-        self._append(EntryKind.IMAGE, payload, body)
+        self._append(RecordKind.IMAGE, payload, body)
 
     @gated
     def boundary(
@@ -341,7 +341,7 @@ class Journal:
         if self.log.suspension is not None:
             self.log.try_to_resume(self.step, self.adapt, body, snapshot)
             return
-        self._append(EntryKind.BOUNDARY, NO_TENSORS, body, digests, scalars, covered)
+        self._append(RecordKind.BOUNDARY, NO_TENSORS, body, digests, scalars, covered)
         hit("boundary.after")
         if self.log.wal is not None and checkpoint is not False and (checkpoint or self.is_checkpoint_due()):
             self.checkpoint(snapshot())
@@ -358,7 +358,7 @@ class Journal:
 
     def _append(
         self,
-        kind: EntryKind,
+        kind: RecordKind,
         payload: Payload,
         body: dict[str, Any],
         digests: bytes = b"",

@@ -16,7 +16,7 @@ from ..checkpoints import Snapshot
 from ..checkpoints.folder import MANIFEST
 from ..encoding import tree
 from ..log.layout import NO_TENSORS
-from ..log.record_format import EntryKind, Position
+from ..log.record_format import Position, RecordKind
 from ..log.record_rows import delete_records
 from ..log.segment_file import unlink_retired
 from ..log.writer import WriteAheadLog
@@ -253,7 +253,7 @@ class JournalLog:
             except SUSPENDING_ERRORS as error:
                 failure = failure or error
             self.end = wal.position
-            if wal.group.writes_watermarks:
+            if wal.group.rows.writes_watermarks:
                 self._committed, self._synced = wal.group.boundary.step, wal.group.synced.step
         self.wal = self.writer = None  # Last, because an interrupted call is repeated from the start.
         return failure
@@ -336,7 +336,7 @@ class JournalLog:
             self.suspend(error, step)
             return
         assert self.wal is not None
-        self.wal.group.writes_watermarks = True
+        self.wal.group.rows.writes_watermarks = True
         suspension.end(self._clock.monotonic())
         self.suspension, self._previous_suspension = None, suspension
         checkpoints.schedule.note_taken(step, 0)
@@ -406,6 +406,6 @@ class JournalLog:
         """Write the boundary and wait until it is synced, which shows that records can be made durable again."""
         wal = self.wal
         assert wal is not None
-        wal.append(EntryKind.BOUNDARY, step, NO_TENSORS, wal.encoder.parts(body, adapt))
+        wal.append(RecordKind.BOUNDARY, step, NO_TENSORS, wal.encoder.parts(body, adapt))
         if not wal.group.wait_synced():
             raise LogUnavailable(error_text(wal.group.failure) if wal.group.failure else "the log cannot be synced")

@@ -38,7 +38,6 @@ class OpenedJournal:
     Attributes:
         paths: its folders.
         lock: held by this process.
-        catalog: open for writing.
         run: row of the run in the catalog.
         environment: what rounding depends on. Kept by reference: an integration fills it later.
         notes: what had to be repaired when the journal was opened.
@@ -122,7 +121,6 @@ def open_catalog(paths: JournalPaths, rank: int, framework: str, notes: list[str
     """Open a journal's catalog for writing; rebuild it if it is damaged.
 
     Args:
-        paths: of the journal.
         rank: of this process.
         framework: "" accepts a run of any framework.
         notes: what was repaired is appended here.
@@ -251,7 +249,6 @@ def seal_abandoned_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool
 
     Args:
         paths: the journal's folders.
-        catalog: the journal's catalog, open for writing.
         sync: True makes the records in the segments durable.
 
     Returns:
@@ -296,7 +293,6 @@ def retire_unreachable_segments(paths: JournalPaths, catalog: Catalog, position:
 
     Args:
         paths: the journal's folders.
-        catalog: the journal's catalog, open for writing.
         position: where the run continues.
     """
     later = [

@@ -70,7 +70,6 @@ class OwnerLock:
     """The lock of one role in one journal, held by this process.
 
     Args:
-        folder: the journal's.
         role: "owner" writes the journal, "monitor" watches it, "shipper" sends it to a store.
         is_brief: True for an owner that makes one change and does not train.
 

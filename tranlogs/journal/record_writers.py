@@ -18,7 +18,7 @@ from ..encoding import tree
 from ..log.layout import Payload
 from ..log.payload_writer import Record
 from ..log.record_body import BodyEncoder, EncodedBody, Part, body_bytes
-from ..log.record_format import COVERED_MAX, EntryKind
+from ..log.record_format import COVERED_MAX, RecordKind
 from ..log.segment_definitions import Scalars
 from ..log.writer import WriteAheadLog
 from ..log.writer_thread import BufferPool, WriterThread
@@ -31,8 +31,6 @@ class RecordContent:
     """What a record holds besides its tensors.
 
     Attributes:
-        kind: of the record.
-        step: the step.
         body: plain values and small arrays.
         digests: fingerprint of the state after the step.
         adapt: turns the framework's values in the body into arrays and extensions.
@@ -40,7 +38,7 @@ class RecordContent:
         covered: the number of steps before a boundary that have no records.
     """
 
-    kind: EntryKind
+    kind: RecordKind
     step: int
     body: Body
     digests: bytes = b""
@@ -90,7 +88,6 @@ class LogWriter:
     between a step and its boundary, another thread closes the record before it seals the segment.
 
     Args:
-        log: the log.
         thread: writes the records; None for the training thread.
     """
 
@@ -115,7 +112,7 @@ class LogWriter:
 
     def append(self, payload: Payload, content: RecordContent) -> None:
         with self._lock:
-            if content.kind == EntryKind.STEP:
+            if content.kind == RecordKind.STEP:
                 self._close_step()
                 self._commit(self._begin(payload), content)
                 return
@@ -124,10 +121,10 @@ class LogWriter:
                 raise LogUnavailable(f"a boundary covers at most {COVERED_MAX} steps without tensors, got {content.covered}")
             body, held = encode_body(self._log.encoder, content), self._held
             nbytes = body_bytes(body)
-            ends_step = content.kind == EntryKind.BOUNDARY and not content.covered
+            ends_step = content.kind == RecordKind.BOUNDARY and not content.covered
             if held is not None and ends_step and held.has_room(nbytes):
                 self._held = None
-                self._write(held, EntryKind.UNIT, {**held.body, **body}, content.scalars)
+                self._write(held, RecordKind.UNIT, {**held.body, **body}, content.scalars)
                 return
             self._close_step()
             record = self._begin(payload, nbytes)
@@ -181,7 +178,7 @@ class LogWriter:
             self._refuse(self._failure)
         held, self._held = self._held, None
         if held is not None:
-            self._write(held, EntryKind.STEP, held.body, None)
+            self._write(held, RecordKind.STEP, held.body, None)
 
     def _begin(self, payload: Payload, more: int = 0) -> Record:
         """Start a record, which may need `more` bytes besides its payload."""
@@ -189,7 +186,7 @@ class LogWriter:
             return self._log.begin(payload, more)
         return Record(copy_payload(self._thread.pool, payload))
 
-    def _write(self, record: Record, kind: EntryKind, body: EncodedBody, scalars: Scalars | None, covered: int = 0) -> None:
+    def _write(self, record: Record, kind: RecordKind, body: EncodedBody, scalars: Scalars | None, covered: int = 0) -> None:
         """Finish a record."""
         if self._thread is None:
             self._log.commit(record, kind, record.step, body, record.digests, scalars, covered)
@@ -197,7 +194,7 @@ class LogWriter:
             self._queue(self._thread, record, kind, body, scalars, covered)
 
     def _queue(
-        self, thread: WriterThread, record: Record, kind: EntryKind, body: EncodedBody, scalars: Scalars | None, covered: int
+        self, thread: WriterThread, record: Record, kind: RecordKind, body: EncodedBody, scalars: Scalars | None, covered: int
     ) -> None:
         """Queue a record with copies of its large arrays."""
         log, pool, payload = self._log, thread.pool, record.payload
@@ -222,7 +219,7 @@ class LogWriter:
 
 def encode_body(encoder: BodyEncoder, content: RecordContent) -> EncodedBody:
     """Encode the body of a record. That of a boundary is encoded part by part."""
-    if content.kind != EntryKind.BOUNDARY:
+    if content.kind != RecordKind.BOUNDARY:
         return encoder.whole(content.body, content.adapt)
     assert isinstance(content.body, dict), "the parts of a boundary are fixed one by one"
     return encoder.parts(content.body, content.adapt)

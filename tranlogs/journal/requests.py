@@ -21,9 +21,7 @@ def change_catalog(folder: Path, name: str, change: Change) -> bool:
     """Make a change of a journal's catalog, or ask the process that owns the journal to make it.
 
     Args:
-        folder: the journal's.
         name: of the request. A request replaces an older one of the same name that was not served.
-        change: the change.
 
     Returns:
         True if the change was made. False if it was refused, because a row that it stands on has changed, or if the owner has
@@ -57,11 +55,7 @@ def change_catalog(folder: Path, name: str, change: Change) -> bool:
 
 
 class RequestService:
-    """Serves requests from the opening of a journal to its end, whether the log is open or suspended.
-
-    Args:
-        catalog: the journal's, open for writing.
-    """
+    """Serves requests from the opening of a journal to its end, whether the log is open or suspended."""
 
     def __init__(self, catalog: Catalog) -> None:
         drop_requests(catalog.path.parent)

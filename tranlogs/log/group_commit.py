@@ -35,12 +35,9 @@ class GroupCommit:
 
     Args:
         folder: of the segment files.
-        catalog: the journal's catalog, open for writing.
-        clock: the clock.
         lock: of the log.
         position: where the chain of records continues.
         syncs: False with durability="process".
-        writes_watermarks: False if no watermark may be written yet.
         on_idle: called after each group, and every few seconds while there is nothing to sync.
         demand_writer: called before each group is made durable; raises if this process must not write the journal any more.
 
@@ -48,8 +45,7 @@ class GroupCommit:
         boundary: the newest committed boundary.
         synced: the newest boundary known to survive power loss.
         failure: the error that ended the sync thread; None while it runs.
-        writes_watermarks: False while no watermark may be written, because the checkpoint that the log follows is not published
-            yet.
+        rows: writes into the journal's catalog.
     """
 
     def __init__(
@@ -65,11 +61,11 @@ class GroupCommit:
         on_idle: Callable[[], None],
         demand_writer: Callable[[], None],
     ) -> None:
-        self._folder, self._catalog, self._clock, self._lock = folder, catalog, clock, lock
+        self._folder, self._clock, self._lock = folder, clock, lock
+        self.rows = GroupRows(catalog, clock, writes_watermarks=writes_watermarks, is_patient=lambda: not self._is_stopped)
         self._on_idle, self._demand_writer = on_idle, demand_writer
         self.boundary = self.synced = position
         self.failure: BaseException | None = None
-        self.writes_watermarks = writes_watermarks
         self._syncs = syncs
         self._segment: SegmentFile | None = None  # the open segment
         self._changes: list[RowChange] = []  # of segment rows, in order
@@ -79,10 +75,6 @@ class GroupCommit:
         self._is_waiting = False  # The sync thread waits for work.
         self._is_stopped = False
         self._truncates = True
-        # Used by the sync thread only.
-        self._written_at, self._written_step = clock.monotonic() - 2 * CATALOG_SECONDS, -1
-        self._sweeps_from: int | None = 0  # the ordinal from which on rows of pruned segments are looked for
-        self._swept_at = clock.monotonic()
         self._synced_at = -GROUP_SECONDS
         self._thread = threading.Thread(target=self._work, name="tranlogs-sync", daemon=True)
 
@@ -110,7 +102,7 @@ class GroupCommit:
             raise LogUnavailable(error_text(self.failure)) from self.failure
         if len(self._records) >= WAITING_RECORDS_MAX:
             raise CatalogUnavailable(
-                self._catalog.path,
+                self.rows.path,
                 f"{len(self._records)} records wait for their rows: another process holds LMDB's write lock, or the disk hangs",
             )
 
@@ -118,7 +110,6 @@ class GroupCommit:
         """Note that a record is in its segment. Called with the lock held.
 
         Args:
-            record: the record.
             boundary: the position after it, if it ends a unit.
         """
         self._records.append(record)
@@ -236,9 +227,6 @@ class GroupCommit:
         if left > 0 and self._must_sync and not (self._has_urgent_work or self._waiters):
             self._lock.wait(left)
 
-    def _is_late(self) -> bool:
-        return self._clock.monotonic() - self._written_at > CATALOG_SECONDS
-
     def _commit_group(self) -> bool:
         """Wait for a group of records, make it durable, and bring the rows of segments and the watermarks up to date.
 
@@ -253,7 +241,7 @@ class GroupCommit:
             opened = [self._segment] if self._segment is not None else []
             changes, self._changes = self._changes, []
             records = list[RecordRow]()
-            if syncs or sealing or is_last or self._is_late():
+            if syncs or sealing or is_last or self.rows.is_late():
                 records, self._records = self._records, []
         if syncs:
             for segment in [*complete, *(opened if records else [])]:
@@ -262,7 +250,7 @@ class GroupCommit:
         for segment in [*complete, *opened]:
             segment.demand_file()
         if complete and is_last and self._truncates:
-            self._write([*changes, *(partial(record_size, segment=segment) for segment in complete)], records)
+            self.rows.write([*changes, *(partial(record_size, segment=segment) for segment in complete)], records)
             changes, records = [], []
             for segment in complete:
                 segment.truncate(sync=syncs)
@@ -270,19 +258,55 @@ class GroupCommit:
             hit("log.seal")
             segment.close()
         changes += [partial(record_sealed, clock=self._clock, segment=segment, last=last) for segment, last in sealing]
-        if sealing and (is_last or self._clock.monotonic() - self._swept_at > SWEEP_SECONDS):
-            self._sweeps_from, self._swept_at = 0, self._clock.monotonic()
-        is_behind = self._written_step < boundary.step and self._is_late()
-        is_due = self.writes_watermarks and (is_behind or is_last)
-        if changes or records or is_due or self._sweeps_from is not None:
-            self._write(changes, records, boundary, is_synced=syncs)
+        is_due = self.rows.has_work(boundary.step, is_last=is_last, is_sealing=bool(sealing))
+        if changes or records or is_due:
+            self.rows.write(changes, records, boundary, is_synced=syncs)
         with self._lock:
             del self._sealing[: len(sealing)]
             if syncs:
                 self.synced, self._synced_at = boundary, self._clock.monotonic()
         return is_last
 
-    def _write(
+
+class GroupRows:
+    """The rows of groups, which the sync thread writes. Each group is one transaction.
+
+    Args:
+        writes_watermarks: see below.
+        is_patient: returns True as long as the thread can wait for a process that holds LMDB's write lock.
+
+    Attributes:
+        path: the file of the catalog.
+        writes_watermarks: False while no watermark may be written, because the checkpoint that the log follows is not published
+            yet.
+    """
+
+    def __init__(self, catalog: Catalog, clock: Clock, *, writes_watermarks: bool, is_patient: Callable[[], bool]) -> None:
+        self._catalog, self._clock, self._is_patient = catalog, clock, is_patient
+        self.path = catalog.path
+        self.writes_watermarks = writes_watermarks
+        self._written_at, self._written_step = clock.monotonic() - 2 * CATALOG_SECONDS, -1
+        self._sweeps_from: int | None = 0  # the ordinal from which on rows of pruned segments are looked for
+        self._swept_at = clock.monotonic()
+
+    def is_late(self) -> bool:
+        """Return True if records and watermarks have not been written for some time."""
+        return self._clock.monotonic() - self._written_at > CATALOG_SECONDS
+
+    def has_work(self, step: int, *, is_last: bool, is_sealing: bool) -> bool:
+        """Return True if there is something to write although no record and no segment has changed.
+
+        Args:
+            step: the newest committed step.
+            is_last: True if the log is being closed.
+            is_sealing: True if a segment is sealed, so that others may have been pruned.
+        """
+        if is_sealing and (is_last or self._clock.monotonic() - self._swept_at > SWEEP_SECONDS):
+            self._sweeps_from, self._swept_at = 0, self._clock.monotonic()
+        is_behind = self._written_step < step and self.is_late()
+        return self._sweeps_from is not None or (self.writes_watermarks and (is_behind or is_last))
+
+    def write(
         self,
         changes: Sequence[RowChange],
         records: list[RecordRow],
@@ -290,7 +314,7 @@ class GroupCommit:
         *,
         is_synced: bool = False,
     ) -> None:
-        """Write records, rows and the watermarks of a boundary in one transaction."""
+        """Write records, rows of segments and the watermarks of a boundary in one transaction."""
         hit("log.rows")
         with self._catalog.transaction(self._is_patient) as tables:  # commit point of `synced`
             for change in changes:
@@ -305,7 +329,3 @@ class GroupCommit:
                 tables.put("watermarks", row)
                 self._written_step = boundary.step
         self._written_at = self._clock.monotonic()
-
-    def _is_patient(self) -> bool:
-        """Return True as long as this thread can wait for a process that holds LMDB's write lock."""
-        return not self._is_stopped

@@ -44,9 +44,7 @@ class Preallocator:
 
     Args:
         folder: of the segment files.
-        catalog: the journal's catalog.
         change: hands a change of segment rows to the sync thread.
-        clock: the clock.
         size: size of segments, in bytes.
         space_to_leave: returns the number of bytes that a new segment file must leave free. Called in the thread.
         on_full: called in the thread when the disk has no space for a segment.

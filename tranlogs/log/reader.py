@@ -5,13 +5,13 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
+from ..base import lazy_numpy as np
 from ..base.errors import CorruptRecord
 from ..base.types import ITEMSIZE, AnyArray, Array, Bytes, SparseArray, TensorSpec
 from ..encoding import tree
@@ -19,7 +19,7 @@ from ..encoding.compression import Codec, decompress
 from .layout import PIECE_BYTES_MAX, Layout, SparseForm, array_of
 from .record_body import BASE, WHOLE, PackedBody, Row, merge_bodies, merge_part, unpack_body
 from .record_file import RecordFile
-from .record_format import Description, EntryKind, Location, checksum_of, offset_of
+from .record_format import Description, Location, RecordKind, checksum_of, offset_of
 
 _NAMES_MAX = 8  # names in a message about a damaged piece that several tensors share
 
@@ -89,7 +89,7 @@ class Record:
         return ends
 
     @property
-    def kind(self) -> EntryKind:
+    def kind(self) -> RecordKind:
         """Kind of the record."""
         return self.head.kind
 
@@ -429,8 +429,8 @@ class Record:
     @cached_property
     def _stored_ends(self) -> tuple[list[int], bytes]:
         count = len(self._ends)
-        sizes = np.frombuffer(self._codecs, "<u4", count)
-        return np.cumsum(sizes, dtype=np.int64).tolist(), self._codecs[4 * count :]
+        sizes = struct.unpack_from(f"<{count}I", self._codecs)
+        return list(itertools.accumulate(sizes)), self._codecs[4 * count :]
 
     def _corrupt(self, why: str, start: int, end: int, name: str) -> CorruptRecord:
         if not name:

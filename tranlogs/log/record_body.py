@@ -139,7 +139,6 @@ class _Known:
     """A part as it last stood in the segment.
 
     Attributes:
-        part: the part.
         content_at: place of the record that has its content; its offset until it is written.
         arrays_at: the same of the record that has the rows of its arrays; 0 if it has no arrays.
         rows: of its arrays.
@@ -178,7 +177,6 @@ class PartsWriter:
         """Pack a body for a record, and assign offsets to its large arrays.
 
         Args:
-            body: the encoded body.
             record: offset of the record.
             arrays_at: offset at which the body's large arrays are written.
             is_boundary: True if the parts other than "" are those of a boundary.

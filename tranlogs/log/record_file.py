@@ -12,8 +12,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
-
+from ..base import lazy_numpy as np
 from ..base.atomic_files import ReadFile
 from ..base.errors import CannotRead, CorruptRecord
 from ..base.types import ITEMSIZE, Array, Bytes

@@ -15,7 +15,7 @@ The head is written last. After the process is killed, a record that has a head 
          8     8  segment id (random, new whenever a file is reused)
         16     8  sequence number of the record
         24     8  step: optimizer updates applied once this record is redone
-        32     1  kind (EntryKind)
+        32     1  kind (RecordKind)
         33     1  format version
         34     2  steps that a BOUNDARY covers without tensors; zero in other kinds
         36     4  length of the description
@@ -48,15 +48,16 @@ checksum, which is compared when the piece is read.
 
 from __future__ import annotations
 
+import bisect
 import itertools
+import operator
 import struct
+from array import array
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, NamedTuple, overload
+from typing import NamedTuple, overload
 
-import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from ..base.config import FORMAT_VERSION, META_BYTES_MAX
@@ -71,7 +72,7 @@ FIXED = struct.Struct("<QQQ8I")
 assert HEAD.size == ALIGNMENT
 
 
-class EntryKind(IntEnum):
+class RecordKind(IntEnum):
     """Kind of a record. The numbers are part of the format."""
 
     SEGMENT = 1  # first record of a segment: run, rank, timeline, ordinal
@@ -83,12 +84,12 @@ class EntryKind(IntEnum):
     @property
     def is_step(self) -> bool:
         """True if the record redoes an optimizer update."""
-        return self is EntryKind.STEP or self is EntryKind.UNIT
+        return self is RecordKind.STEP or self is RecordKind.UNIT
 
     @property
     def is_boundary(self) -> bool:
         """True if the record ends a unit."""
-        return self is EntryKind.UNIT or self is EntryKind.BOUNDARY
+        return self is RecordKind.UNIT or self is RecordKind.BOUNDARY
 
 
 class Position(NamedTuple):
@@ -111,7 +112,7 @@ class Head(NamedTuple):
     segment_id: int
     sequence: int
     step: int
-    kind: EntryKind
+    kind: RecordKind
     version: int
     covered: int
     description_bytes: int
@@ -124,8 +125,8 @@ class Head(NamedTuple):
         """Return True if the record can follow one of `step`. Only a redo record or a boundary that covers steps counts on."""
         kind = self.kind
         if self.covered:
-            return kind is EntryKind.BOUNDARY and self.step == step + self.covered
-        return self.step == step + (kind is EntryKind.UNIT or kind is EntryKind.STEP)
+            return kind is RecordKind.BOUNDARY and self.step == step + self.covered
+        return self.step == step + (kind is RecordKind.UNIT or kind is RecordKind.STEP)
 
 
 class Location(NamedTuple):
@@ -176,7 +177,7 @@ def pack_head(
     segment_id: int,
     sequence: int,
     step: int,
-    kind: EntryKind,
+    kind: RecordKind,
     payload_bytes: int,
     description: bytes,
     chain: int,
@@ -184,18 +185,17 @@ def pack_head(
 ) -> bytes:
     """Return the 64 head bytes of a record."""
     assert len(description) <= META_BYTES_MAX, f"a description of {len(description)} bytes"
-    assert not covered or kind is EntryKind.BOUNDARY, f"a record of kind {kind.name} covers no steps"
+    assert not covered or kind is RecordKind.BOUNDARY, f"a record of kind {kind.name} covers no steps"
     total = xxhash.xxh3_64_intdigest(description)
-    identity = segment_id, sequence, step, int(kind), FORMAT_VERSION, covered
-    fields = *identity, len(description), payload_bytes, total, chain
-    checksum = xxhash.xxh3_64_intdigest(HEAD.pack(MAGIC, 0, *fields)) & 0xFFFFFFFF
-    return HEAD.pack(MAGIC, checksum, *fields)
+    return _pack(segment_id, sequence, step, kind, FORMAT_VERSION, covered, len(description), payload_bytes, total, chain)
 
 
 def repack_head(head: Head) -> bytes:
     """Return the 64 bytes of a head that was decoded."""
-    identity = head.segment_id, head.sequence, head.step, int(head.kind), head.version, head.covered
-    fields = *identity, head.description_bytes, head.payload_bytes, head.description_sum, head.chain
+    return _pack(*head[:-1])
+
+
+def _pack(*fields: int) -> bytes:
     checksum = xxhash.xxh3_64_intdigest(HEAD.pack(MAGIC, 0, *fields)) & 0xFFFFFFFF
     return HEAD.pack(MAGIC, checksum, *fields)
 
@@ -216,58 +216,33 @@ def unpack_head(data: bytes | memoryview, at: int = 0) -> Head | None:
     _, checksum, segment_id, sequence, step, kind, version, covered, length, payload, total, chain = HEAD.unpack(raw)
     if checksum != xxhash.xxh3_64_intdigest(_MAGIC_ZERO + raw[8:]) & 0xFFFFFFFF or length > META_BYTES_MAX:
         return None
-    known = _KINDS.get(kind, EntryKind.SEGMENT)
+    known = _KINDS.get(kind, RecordKind.SEGMENT)
     identity = segment_id, sequence, step, known, version, covered
     fields = *identity, length, payload, total, chain, xxhash.xxh3_64_intdigest(raw)
     return tuple.__new__(Head, fields)  # a scan makes a hundred thousand, and Head(...) takes twice the time
 
 
-_KINDS = {int(kind): kind for kind in EntryKind}
+_KINDS = {int(kind): kind for kind in RecordKind}
 
-_FIELDS = np.dtype(
-    [
-        ("magic", "S4"),
-        ("checksum", "<u4"),
-        ("segment_id", "<u8"),
-        ("sequence", "<u8"),
-        ("step", "<u8"),
-        ("kind", "u1"),
-        ("version", "u1"),
-        ("covered", "<u2"),
-        ("description_bytes", "<u4"),
-        ("payload_bytes", "<u8"),
-        ("description_sum", "<u8"),
-        ("chain", "<u8"),
-    ]
-)
 _HEAD_BYTES = struct.Struct(f"{HEAD.size}s")
-assert _FIELDS.itemsize == HEAD.size
+_TAKEN = bytes(kind in (RecordKind.STEP, RecordKind.UNIT) for kind in range(256))  # by kind: steps that a record takes
 
 
 class Records(Sequence[Location]):
-    """Records of one segment, in the order of the file. A hundred thousand heads are kept as bytes and looked at as columns.
+    """Records of one segment, in the order of the file.
 
-    Attributes:
-        columns: the fields of all heads, by name.
+    A run has hundreds of thousands. Their heads stay bytes, and are decoded when a record is asked for.
+
+    Args:
+        extents: of each part of the file that holds records without a gap the offset, and the heads of its records.
     """
 
-    def __init__(self, heads: bytes, offsets: npt.NDArray[np.int64]) -> None:
-        self._heads, self._offsets = heads, offsets
-        self.columns = np.frombuffer(heads, _FIELDS)
-
-    @classmethod
-    def join(cls, rows: Sequence[tuple[int, bytes]]) -> Records:
-        """Return the records of several extents, each given by its offset and the heads of the records that lie in it."""
-        heads = b"".join([row for _, row in rows])
-        sizes = _extents(np.frombuffer(heads, _FIELDS))
-        counts = [len(row) // HEAD.size for _, row in rows]
-        before = np.cumsum(sizes) - sizes  # as if there were no gap between two extents
-        firsts = np.cumsum([0, *counts])[:-1]
-        starts = np.array([offset for offset, _ in rows], np.int64) - (before[firsts] if len(before) else 0)
-        return cls(heads, before + np.repeat(starts, counts))
+    def __init__(self, extents: Sequence[tuple[int, bytes]]) -> None:
+        self._extents, self._heads = extents, b"".join([heads for _, heads in extents])
+        self._firsts = list(itertools.accumulate((len(heads) // HEAD.size for _, heads in extents), initial=0))
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return self._firsts[-1]
 
     @overload
     def __getitem__(self, index: int) -> Location: ...
@@ -288,79 +263,74 @@ class Records(Sequence[Location]):
 
     def iterate(self, start: int, stop: int) -> Iterator[Location]:
         """Yield the records from one index up to another."""
-        data = self._heads[start * HEAD.size : stop * HEAD.size]
-        offsets, digests = self._offsets[start:stop].tolist(), _digests(data)
-        for offset, own, (_, _, id_, sequence, step, kind, *rest) in zip(offsets, digests, HEAD.iter_unpack(data), strict=True):
-            fields = id_, sequence, step, _KINDS.get(kind, EntryKind.SEGMENT), *rest, own
-            yield tuple.__new__(Location, (tuple.__new__(Head, fields), offset))
+        for i in range(bisect.bisect_right(self._firsts, start) - 1, len(self._extents)):
+            first, (offset, heads) = self._firsts[i], self._extents[i]
+            if first >= stop:
+                return
+            at = max(start - first, 0) * HEAD.size
+            offset += sum(_list_sizes(heads[:at]))
+            heads = heads[at : (stop - first) * HEAD.size]
+            for own, (_, _, id_, sequence, step, kind, *rest) in zip(_digests(heads), HEAD.iter_unpack(heads), strict=True):
+                fields = id_, sequence, step, _KINDS.get(kind, RecordKind.SEGMENT), *rest, own
+                yield tuple.__new__(Location, (tuple.__new__(Head, fields), offset))
+                offset = extent_end(offset, rest[3], rest[2])
 
     def extended(self, more: Sequence[Location]) -> Records:
         """Return these records and further ones."""
-        heads = b"".join([self._heads, *(repack_head(one.head) for one in more)])
-        return Records(heads, np.append(self._offsets, np.array([one.offset for one in more], np.int64)))
+        return Records([*self._extents, *((one.offset, repack_head(one.head)) for one in more)])
 
-    def split(self, counts: Sequence[int], segment_ids: Sequence[int]) -> list[Records | None]:
-        """Return the records of each of several segments, given how many of these records belong to it.
+    @property
+    def versions(self) -> set[int]:
+        """The format versions of the records."""
+        return set(self._heads[33 :: HEAD.size])
 
-        Instead of records that are not sound, None is returned: those of a segment are a chain that follows from the start of
-        its file without gaps. All segments are checked at once, because a check of columns costs little for each record.
-        """
-        found, offsets = self.columns, self._offsets
-        sizes = np.array(counts, np.int64)
-        ends = np.cumsum(sizes)
-        firsts = ends - sizes
-        is_first = np.zeros(len(self), bool)
-        is_first[firsts[firsts < ends]] = True
-        is_good = self._can_follow(is_first) & (found["segment_id"] == np.repeat(np.array(segment_ids, np.uint64), sizes))
-        is_good[is_first] &= offsets[is_first] == 0
-        is_good[1:] &= is_first[1:] | (offsets[1:] == (offsets + _extents(found))[:-1]) & (offsets[1:] > offsets[:-1])
-        failures = np.concatenate([[0], np.cumsum(~is_good)])
-        pieces: list[Records | None] = []
-        for first, end, failed in zip(
-            firsts.tolist(), ends.tolist(), (failures[ends] - failures[firsts]).tolist(), strict=True
-        ):
-            # The next head names the digest of each head but the last.
-            if first == end or failed or unpack_head(self._heads, (end - 1) * HEAD.size) is None:
-                pieces.append(None)
-                continue
-            piece = Records(self._heads[first * HEAD.size : end * HEAD.size], offsets[first:end])
-            piece.is_chained = True
-            pieces.append(piece)
-        return pieces
+    def find_covered(self, start: int, end: int) -> int:
+        """Return the index of the first record, of those from `start` up to `end`, that covers steps; `end` if none does."""
+        columns = (self._heads[start * HEAD.size + at : end * HEAD.size : HEAD.size] for at in (34, 35))
+        return start + min(len(column) - len(column.lstrip(b"\0")) for column in columns)
 
     def is_sound(self, segment_id: int) -> bool:
         """Return True if the records are a chain that follows from the start of the file of a segment without gaps."""
-        return self.split([len(self)], [segment_id])[0] is not None
+        if not self.is_chained:
+            return False
+        sizes = _list_sizes(self._heads)
+        lengths = (sum(sizes[first:end]) for first, end in itertools.pairwise(self._firsts))
+        *starts, end = itertools.accumulate(lengths, initial=0)
+        if starts != [at for at, _ in self._extents] or end >> PLACE_BITS:
+            return False
+        last = unpack_head(self._heads, len(self._heads) - HEAD.size)  # The next head names the digest of each head but this.
+        return last is not None and last.segment_id == segment_id
 
     @cached_property
     def is_chained(self) -> bool:
-        """True if each record but the first, which is outside the chain, can follow the one before."""
-        return bool(self._can_follow(np.arange(len(self)) == 0).all())
+        """True if each record can follow the one before. The first one describes the segment, and is outside the chain."""
+        if self._heads[32 :: HEAD.size].rfind(RecordKind.SEGMENT) != 0:
+            return False
+        heads = self._heads[HEAD.size :]  # The columns below are words of 8 bytes or 2 bytes of each head.
+        words, kinds, covered = array("Q", heads), heads[32 :: HEAD.size], array("H", heads)[17::32]
+        ids, sequences, steps, chains = words[1::8], words[2::8], words[3::8], words[7::8]
+        if any(covered) and any(n and kind != RecordKind.BOUNDARY for kind, n in zip(kinds, covered, strict=True)):
+            return False
+        taken = map(operator.add, kinds[1:].translate(_TAKEN), covered[1:])
+        try:
+            return (
+                array("Q", self._heads[8:16]) * len(ids) == ids
+                and sequences == array("Q", itertools.islice(itertools.count(*sequences[:1]), len(ids)))
+                and steps == array("Q", itertools.accumulate(itertools.chain(steps[:1], taken)))
+                and chains[1:] == array("Q", _digests(heads[: -HEAD.size]))
+            )
+        except OverflowError:  # of a damaged step or sequence number
+            return False
 
-    def _can_follow(self, is_first: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return for each record whether it can follow the one before. The first record of a segment has none before it."""
-        found, kinds, covered = self.columns, self.columns["kind"], self.columns["covered"]
-        taken = (covered + ((kinds == EntryKind.STEP) | (kinds == EntryKind.UNIT))).astype(np.uint64)
-        digests = np.fromiter(_digests(self._heads), np.uint64, len(self))
-        is_next = (
-            (found["sequence"][1:] == found["sequence"][:-1] + np.uint64(1))
-            & (found["step"][1:] == found["step"][:-1] + taken[1:])
-            & (found["chain"][1:] == digests[:-1])
-        )
-        can_follow: npt.NDArray[np.bool_] = (kinds == EntryKind.SEGMENT) == is_first
-        can_follow &= is_first | (covered == 0) | (kinds == EntryKind.BOUNDARY)
-        can_follow[1:] &= is_first[1:] | is_first[:-1] | is_next
-        return can_follow
+
+def _list_sizes(heads: bytes) -> list[int]:
+    """Return the bytes that each record takes in its file."""
+    lengths = map(operator.add, array("Q", heads)[5::8], array("I", heads)[9::16])  # of payload and description
+    return [(length + HEAD.size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT for length in lengths]
 
 
 def _digests(heads: bytes) -> Iterator[int]:
     return itertools.starmap(xxhash.xxh3_64_intdigest, _HEAD_BYTES.iter_unpack(heads))
-
-
-def _extents(found: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the bytes that records take in their file."""
-    nbytes = found["payload_bytes"].astype(np.int64) + found["description_bytes"] + (HEAD.size + ALIGNMENT - 1)
-    return nbytes // ALIGNMENT * ALIGNMENT  # type: ignore[no-any-return]
 
 
 def pack_place(offset: int, digest: int) -> int:

@@ -64,7 +64,7 @@ def _read_last(tables: Tables, ordinal: int) -> tuple[str, bytes, int]:
     last = tables.last_value(f"{_PREFIX}{ordinal:010d}/")
     if last is None:
         return "", b"", -1
-    found = Records.join(_unpack([last]))
+    found = Records(_unpack([last]))
     return (*last, found[-1].end) if found else ("", b"", -1)
 
 
@@ -74,16 +74,7 @@ def read_records(tables: Tables, ordinal: int) -> Records:
     Raises:
         CorruptCatalog: a row is damaged.
     """
-    return Records.join(read_extents(tables, ordinal))
-
-
-def read_extents(tables: Tables, ordinal: int) -> list[tuple[int, bytes]]:
-    """Return what `Records.join` takes: of each row of a segment the offset of its first record, and its heads.
-
-    Raises:
-        CorruptCatalog: a row is damaged.
-    """
-    return _unpack(tables.values(f"{_PREFIX}{ordinal:010d}/"))
+    return Records(_unpack(tables.values(f"{_PREFIX}{ordinal:010d}/")))
 
 
 def _unpack(rows: Iterable[tuple[str, bytes]]) -> list[tuple[int, bytes]]:

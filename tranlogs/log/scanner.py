@@ -12,16 +12,13 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from ..base.atomic_files import ReadFile
 from ..base.config import FORMAT_VERSION
 from ..base.errors import UnknownFormat
-from .record_format import ALIGNMENT, HEAD, MAGIC, Location, Records, extent_end, unpack_head
+from .record_format import ALIGNMENT, HEAD, Location, Records, extent_end, unpack_head
 
 _WINDOW_BYTES = 1 << 16  # bytes in one read while going from head to head; small records share a read
 _SEARCH_BYTES = 4 << 20  # bytes in one read while searching
-_MAGIC_WORD = int.from_bytes(MAGIC, "little")
 
 
 def scan(path: Path, segment_id: int, *, start: int = 0, last_sequence: int | None = None) -> list[Location]:
@@ -55,7 +52,7 @@ def refuse_newer(path: Path, found: Sequence[Location]) -> None:
     Raises:
         UnknownFormat: a record was written by another version.
     """
-    versions = set(found.columns["version"].tolist()) if isinstance(found, Records) else {one.head.version for one in found}
+    versions = found.versions if isinstance(found, Records) else {one.head.version for one in found}
     if others := versions - {FORMAT_VERSION}:
         raise UnknownFormat(path, max(others), FORMAT_VERSION)
 
@@ -89,16 +86,16 @@ def _scanned(fd: int, segment_id: int, start: int, last_sequence: int | None) ->
 
 def _search(fd: int, segment_id: int, start: int, size: int, newest: int) -> int | None:
     """Return the offset of the next head of this segment after `start`; None if there is none."""
-    start = (start + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    start, ours = (start + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT, segment_id.to_bytes(8, "little")
     for base in range(start, size, _SEARCH_BYTES):
         window = _pread(fd, min(_SEARCH_BYTES, size - base), base)
-        rows = np.frombuffer(window, np.uint8)[: len(window) // ALIGNMENT * ALIGNMENT].reshape(-1, ALIGNMENT)
-        words = rows.view("<u4")
-        ours = rows.view("<u8")[:, 1] == segment_id
-        for row in np.flatnonzero(ours & (words[:, 0] == _MAGIC_WORD)).tolist():
-            head = unpack_head(window, row * ALIGNMENT)
+        at = window.find(ours)
+        while at >= 0:
+            row = at // ALIGNMENT * ALIGNMENT
+            head = unpack_head(window, row)
             if head is not None and head.segment_id == segment_id and head.sequence >= newest:
-                return base + row * ALIGNMENT
+                return base + row
+            at = window.find(ours, row + ALIGNMENT)
     return None
 
 

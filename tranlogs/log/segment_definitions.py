@@ -8,7 +8,7 @@ from ..encoding import tree
 from .layout import Layout, Payload, SparseForm, pack_layout
 from .payload_writer import PieceWriter
 from .record_body import WHOLE, EncodedBody, PartsWriter, PlacedBody
-from .record_format import HEAD, Description, EntryKind, pack_description
+from .record_format import HEAD, Description, RecordKind, pack_description
 
 Scalars = dict[str, float]  # numbers that the loop logs for its curves, by name
 
@@ -23,7 +23,7 @@ class SegmentDefinitions:
 
     def describe(
         self,
-        kind: EntryKind,
+        kind: RecordKind,
         payload: Payload,
         pieces: PieceWriter,
         body: EncodedBody,
@@ -35,7 +35,6 @@ class SegmentDefinitions:
         What an earlier record of the segment defines, a layout or a body, is referred to.
 
         Args:
-            kind: of the record.
             payload: the tensors of the record.
             pieces: the place of the record, and the stored form of the tensors.
             body: the encoded body of the record.

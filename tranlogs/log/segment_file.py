@@ -320,7 +320,6 @@ def record_opened(tables: Tables, segment: SegmentFile, created_at: float) -> No
 
     Args:
         tables: of the catalog.
-        segment: the segment.
         created_at: time of creation, if the segment could not be listed when it was prepared.
     """
     base = segment.base
@@ -365,7 +364,6 @@ def unlink_retired(catalog: Catalog, folder: Path, make: Callable[[Change], bool
     A file that another process reads or recycles is left for the next call.
 
     Args:
-        catalog: the journal's.
         folder: of the segment files.
         make: makes the change of the catalog.
 

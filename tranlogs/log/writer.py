@@ -23,7 +23,7 @@ from .layout import NO_TENSORS, Payload
 from .payload_writer import CompressionChoices, PieceWriter, Record
 from .preallocator import Preallocator, SegmentSizing, whole_mib
 from .record_body import BodyEncoder, EncodedBody, PlacedBody, body_bytes
-from .record_format import HEAD, EntryKind, Position, digest, extent_end, pack_head, pack_place
+from .record_format import HEAD, Position, RecordKind, digest, extent_end, pack_head, pack_place
 from .record_rows import RecordRow
 from .segment_definitions import Scalars, SegmentDefinitions
 from .segment_file import SegmentFile
@@ -35,7 +35,6 @@ class SegmentAgeLimit:
 
     Args:
         catalog: holds the monitor's request.
-        clock: the clock.
         configured: the limit in the settings, in seconds; None for no limit.
 
     Attributes:
@@ -80,13 +79,11 @@ class WriteAheadLog:
 
     Args:
         folder: of the segment files.
-        catalog: the journal's catalog, open for writing.
         config: durability and sizes.
-        clock: the clock.
         position: where the chain of records continues.
         segment_header: body of the first record of each segment (run, rank, environment).
         writes_watermarks: False if the checkpoint at `position` is not published yet, because the log continues after a gap.
-            The log then writes no watermark until the journal sets `group.writes_watermarks`.
+            The log then writes no watermark until the journal sets `group.rows.writes_watermarks`.
         space_to_leave, on_full: of the preallocator.
         demand_writer: called before records are made durable; raises if this process must not write the journal any more.
 
@@ -217,7 +214,7 @@ class WriteAheadLog:
     def commit(
         self,
         record: Record,
-        kind: EntryKind,
+        kind: RecordKind,
         step: int,
         body: EncodedBody,
         digests: bytes = b"",
@@ -252,7 +249,7 @@ class WriteAheadLog:
 
     def append(
         self,
-        kind: EntryKind,
+        kind: RecordKind,
         step: int,
         payload: Payload,
         body: EncodedBody,
@@ -271,7 +268,7 @@ class WriteAheadLog:
         self,
         record: Record,
         pieces: PieceWriter,
-        kind: EntryKind,
+        kind: RecordKind,
         step: int,
         description: bytes,
         placed: PlacedBody,
@@ -288,7 +285,7 @@ class WriteAheadLog:
         start = offset + HEAD.size + (0 if is_pending else pieces.stored_bytes)
         segment.write([*pieces.pending, *rest] if is_pending else rest, start)
         position = self.position
-        is_first, ends_unit = kind is EntryKind.SEGMENT, kind.is_boundary
+        is_first, ends_unit = kind is RecordKind.SEGMENT, kind.is_boundary
         sequence = position.sequence if is_first else position.sequence + 1
         head = pack_head(segment.segment_id, sequence, step, kind, payload_bytes, description, position.chain, covered)
         hit("log.before_commit")
@@ -350,7 +347,7 @@ class WriteAheadLog:
     def _write_first_record(self, segment: SegmentFile, base: Position) -> None:
         body = {**self._segment_header, "ordinal": segment.ordinal, "timeline": base.timeline}
         self._writing = Record(NO_TENSORS, PieceWriter(NO_TENSORS, segment, 0, self._choices))
-        self.commit(self._writing, EntryKind.SEGMENT, base.step, self.encoder.whole(body, None))
+        self.commit(self._writing, RecordKind.SEGMENT, base.step, self.encoder.whole(body, None))
 
     def _has_records(self) -> bool:
         """Return True if the open segment has records besides its first one."""

@@ -11,7 +11,7 @@ from typing import Any
 from ..base.errors import CorruptRecord
 from ..log.reader import Record, SegmentReader
 from ..log.record_body import WHOLE
-from ..log.record_format import EntryKind
+from ..log.record_format import RecordKind
 from .history import Link
 from .state_protocol import Recoverable
 
@@ -83,7 +83,7 @@ def decode_chunks(links: Sequence[Link]) -> Iterator[Chunk]:
 
 def _decode(link: Link, reader: SegmentReader, chunk: Chunk) -> int:
     """Decode a record and add it to a chunk; return the size of its description in frames."""
-    if link.kind == EntryKind.BOUNDARY:
+    if link.kind == RecordKind.BOUNDARY:
         chunk.scalars.append((link.step, reader.scalars(link.location)))
         return 0
     record = reader.decode(link.location)
@@ -98,7 +98,7 @@ def make_damaged(link: Link, error: CorruptRecord | OSError, *, is_boundary: boo
     """Return the error for a record that cannot be read."""
     if isinstance(error, OSError):
         error = CorruptRecord(link.segment.path, str(error), step=link.step)
-    return DamagedRecord(link, error, is_boundary=is_boundary or link.kind == EntryKind.BOUNDARY)
+    return DamagedRecord(link, error, is_boundary=is_boundary or link.kind == RecordKind.BOUNDARY)
 
 
 def read_boundary(state: Recoverable, link: Link) -> tuple[Any, dict[str, bytes]]:

@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, overload
 
-import numpy as np
-
 from ..catalog import CheckpointRow, SegmentRow
 from ..catalog.lineage import Limits
-from ..log.record_format import EntryKind, Location, Position, Records
+from ..log.record_format import Location, Position, RecordKind, Records
 
 _UNITS_MAX = 100  # units without a step that may follow the newest unit with one
 
@@ -50,7 +48,7 @@ class Link(NamedTuple):
         return self.location.head.step
 
     @property
-    def kind(self) -> EntryKind:
+    def kind(self) -> RecordKind:
         return self.location.head.kind
 
     @property
@@ -60,14 +58,14 @@ class Link(NamedTuple):
 
     def without_step(self) -> Link:
         """Return the boundary of a record alone, for a state that has the step which the record redoes."""
-        if self.kind != EntryKind.UNIT:
+        if self.kind != RecordKind.UNIT:
             return self
-        head = self.location.head._replace(kind=EntryKind.BOUNDARY)
+        head = self.location.head._replace(kind=RecordKind.BOUNDARY)
         return Link(self.location._replace(head=head), self.segment)
 
 
 class Run(Sequence[Link]):
-    """Entries that are chained without a hole. Links are made when they are asked for."""
+    """Records that are chained without a hole. Links are made when they are asked for."""
 
     def __init__(self) -> None:
         self._pieces: list[tuple[ScannedSegment, int, int]] = []  # a segment, and which of its locations: from, up to
@@ -134,13 +132,13 @@ class Run(Sequence[Link]):
     def find_covered(self) -> int:
         """Return the index of the first record that covers steps without their tensors; the length of the run if none does."""
         for (segment, start, end), total in zip(self._pieces, self._ends, strict=True):
-            found, locations = list[int](), segment.locations
+            locations = segment.locations
             if isinstance(locations, Records):
-                found = np.flatnonzero(locations.columns["covered"][start:end])[:1].tolist()
+                found = locations.find_covered(start, end)
             else:
-                found = [i for i, one in enumerate(locations[start:end]) if one.head.covered][:1]
-            if found:
-                return total - (end - start) + found[0]
+                found = next((i for i in range(start, end) if locations[i].head.covered), end)
+            if found < end:
+                return total - (end - found)
         return len(self)
 
 
@@ -188,7 +186,6 @@ def build_history(segments: Iterable[ScannedSegment], limits: Limits) -> History
     before them, or belong to another timeline.
 
     Args:
-        segments: the scanned segments.
         limits: the timelines of the lineage.
     """
     history = History()
@@ -200,7 +197,7 @@ def build_history(segments: Iterable[ScannedSegment], limits: Limits) -> History
         locations, last = segment.locations, history.runs[-1][-1] if history.runs else None
         for index, location in enumerate(locations):
             head = location.head
-            if head.kind == EntryKind.SEGMENT or (limit is not None and head.sequence > limit):
+            if head.kind == RecordKind.SEGMENT or (limit is not None and head.sequence > limit):
                 continue
             link = Link(location, segment)
             if last is not None:
@@ -320,7 +317,7 @@ def _supersede(history: History, segment: ScannedSegment) -> None:
     heads = [location.head for location in segment.locations[:2]]
     if not heads:
         return
-    base = min(head.sequence if head.kind == EntryKind.SEGMENT else head.sequence - 1 for head in heads)
+    base = min(head.sequence if head.kind == RecordKind.SEGMENT else head.sequence - 1 for head in heads)
     while history.runs:
         run = history.runs[-1]
         if run[-1].sequence > base:

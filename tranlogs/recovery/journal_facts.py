@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,8 +24,8 @@ from ..catalog import (
     Watermarks,
 )
 from ..catalog.lineage import Limits, trace_lineage
-from ..log.record_format import HEAD, EntryKind, Location, Records
-from ..log.record_rows import read_extents
+from ..log.record_format import Location, RecordKind, Records
+from ..log.record_rows import read_records
 from ..log.scanner import refuse_newer, scan
 from ..log.segment_file import was_written
 from ..rebuild_catalog import JournalFiles, find_misfit, is_superseded, list_all, read_files, read_first_body
@@ -37,11 +38,6 @@ class JournalRows:
     """Rows of a journal: those of its catalog, and those that files describe which the catalog does not list.
 
     Attributes:
-        run: the run.
-        segments: all segments.
-        checkpoints: all checkpoints.
-        timelines: all timelines.
-        watermarks: the watermarks.
         incidents: the times in which logging was suspended, oldest first.
         store: the store to which the journal is shipped; None if there is none.
         pruned: the sequence number up to which a monitor has pruned records.
@@ -140,13 +136,12 @@ def read_facts(folder: Path) -> Facts:
     return facts
 
 
-def read_log(folder: Path, rows: JournalRows, chosen: Collection[int] | None = None) -> Facts:
+def read_log(folder: Path, rows: JournalRows, chosen: Collection[int] | None = None, checked_max: int = sys.maxsize) -> Facts:
     """Return the facts about a journal, given its rows. The notes are about its log only.
 
     Args:
-        folder: the folder of the journal.
-        rows: the rows of the journal.
         chosen: the ordinals of the segments to read; None for all.
+        checked_max: the number of newest records that must be a chain. Older segments are taken as the catalog lists them.
 
     Raises:
         UnknownFormat: a newer version wrote the run.
@@ -154,7 +149,7 @@ def read_log(folder: Path, rows: JournalRows, chosen: Collection[int] | None = N
     facts = Facts(rows.published, [], rows.timelines, rows.watermarks)
     wanted = [row for row in sort_newest_first(rows.segments) if row.state != "retired"]
     wanted = [row for row in wanted if chosen is None or row.ordinal in chosen]
-    records = look_up_records(folder, wanted, facts.notes) if rows.damage is None else {}
+    records = look_up_records(folder, wanted, facts.notes, checked_max) if rows.damage is None else {}
     for row in wanted:
         path = folder / "log" / row.file
         segment = scan_segment(path, row, facts.notes, facts.timeline, records.get(row.ordinal))
@@ -194,23 +189,32 @@ def describe_replacement(path: Path, source: str) -> str:
     return f"{path}: it was damaged, and replaced by the copy in {source}"
 
 
-def look_up_records(folder: Path, rows: Iterable[SegmentRow], notes: list[str]) -> dict[int, Records]:
+def look_up_records(
+    folder: Path, rows: Iterable[SegmentRow], notes: list[str], checked_max: int = sys.maxsize
+) -> dict[int, Records]:
     """Return the records of segments that the catalog lists, by ordinal, read in one snapshot.
 
     A segment is left out if its records are no chain from the first one on. It is scanned instead, and so are all segments if
     the catalog cannot be read.
 
     Args:
-        folder: the folder of the journal.
-        rows: the segments.
+        rows: the segments, the newest first.
         notes: list to which damage to the rows is added.
+        checked_max: see `read_log`.
     """
-    found: list[tuple[SegmentRow, list[tuple[int, bytes]]]] = []
+    found = dict[int, Records]()
 
     def read(tables: Tables) -> None:
+        count = 0
         for row in rows:
             try:
-                found.append((row, read_extents(tables, row.ordinal)))
+                records = read_records(tables, row.ordinal)
+                if records and count >= checked_max:
+                    records.is_chained = True
+                    found[row.ordinal] = records
+                elif records.is_sound(row.number):
+                    found[row.ordinal] = records
+                count += len(records)
             except CorruptCatalog as error:
                 notes.append(f"{error}; the segment was scanned instead")
 
@@ -220,10 +224,7 @@ def look_up_records(folder: Path, rows: Iterable[SegmentRow], notes: list[str]) 
     except (CorruptCatalog, CatalogUnavailable) as error:
         notes.append(f"{error}; the segments were scanned instead")
         return {}
-    records = Records.join([extent for _, extents in found for extent in extents])
-    counts = [sum(len(heads) for _, heads in extents) // HEAD.size for _, extents in found]
-    pieces = records.split(counts, [row.number for row, _ in found])
-    return {row.ordinal: piece for (row, _), piece in zip(found, pieces, strict=True) if piece is not None}
+    return found
 
 
 def _is_whole(segment: ScannedSegment | None, row: SegmentRow) -> bool:
@@ -234,7 +235,7 @@ def _is_whole(segment: ScannedSegment | None, row: SegmentRow) -> bool:
     if isinstance(found, Records) and found.is_chained:
         count = len(found) - 1
     else:
-        count = len({one.head.sequence for one in found if one.head.kind != EntryKind.SEGMENT})
+        count = len({one.head.sequence for one in found if one.head.kind != RecordKind.SEGMENT})
     return count >= row.last_sequence - row.base_sequence
 
 

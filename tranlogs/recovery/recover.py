@@ -108,12 +108,10 @@ def recover(
     """Bring `state` to the newest boundary, or to `step`. Return None if the run holds nothing yet.
 
     Args:
-        folder: the folder of the journal.
         state: the state to recover.
         step: the step to end at; None for the newest boundary.
         sequence: the number of the last record to redo; None for all.
         checkpoint: the name of the checkpoint to start from; None for the one with the shortest replay.
-        progress: called with what is done.
         spare: source of sound copies that replace damaged files.
         before_last_unit: True to end one unit before the newest boundary, if the log holds that unit and leads to its begin.
         compares: True to return the records of steps without tensors, which training computes again and compares.
@@ -171,7 +169,6 @@ class _DamagePlanner:
     """Planner of the attempts of one recovery. Damage that an attempt meets is replaced by a sound copy, or ruled out.
 
     Args:
-        folder: the folder of the journal.
         facts: the facts about the journal.
         spare: source of sound copies that replace damaged files.
         checkpoint: the name of the checkpoint to start from; None for any.
@@ -283,11 +280,9 @@ def execute_plan(
     """Load the checkpoint of a plan and redo its records.
 
     Args:
-        folder: the folder of the journal.
         plan: what to do.
         state: the state to recover.
         notes: what to report in addition to the notes of the plan.
-        progress: called with what is done.
         earlier: with a checkpoint of another journal, what this journal noted before the plan's records. It is set together
             with the body of the last boundary.
 

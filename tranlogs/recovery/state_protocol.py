@@ -15,7 +15,6 @@ class Divergence:
     """The first redone step after which the state differs from what the run recorded.
 
     Attributes:
-        step: the step.
         tensor: the first tensor that differs.
     """
 
@@ -38,7 +37,7 @@ class Recoverable(Protocol):
         """
         ...
 
-    def redo(self, entries: Sequence[Record], tick: Callable[[int], None]) -> Divergence | None:
+    def redo(self, records: Sequence[Record], tick: Callable[[int], None]) -> Divergence | None:
         """Apply records that are steps or after-images in order, and call `tick(n)` whenever n of them are done.
 
         Raises:
@@ -50,11 +49,11 @@ class Recoverable(Protocol):
         """Set auxiliary state from the body of the boundary at which recovery ends."""
         ...
 
-    def decode(self, entry: Record) -> Any:
+    def decode(self, record: Record) -> Any:
         """Return the body of a step or an after-image, with the framework's own tensors in it."""
         ...
 
-    def decode_boundary(self, entry: Record) -> dict[str, Any]:
+    def decode_boundary(self, record: Record) -> dict[str, Any]:
         """Return the body of a boundary, with the framework's own tensors in it."""
         ...
 

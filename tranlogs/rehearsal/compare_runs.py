@@ -19,7 +19,7 @@ from ..checkpoints import Checkpoint
 from ..encoding.tree import to_numpy
 from ..journal import JournalPaths
 from ..log.reader import Record, SegmentReader
-from ..log.record_format import EntryKind
+from ..log.record_format import RecordKind
 from ..rebuild_catalog import rebuild_catalog
 from ..recovery.history import Link
 from ..recovery.journal_facts import read_facts
@@ -205,7 +205,7 @@ def _compare_logs(twin: Path, other: Path) -> Iterator[Difference]:
         a_link, b_link = ours[key], theirs[key]
         with _open(a_link) as a_file, _open(b_link) as b_file:
             a, b = a_file.decode(a_link.location), b_file.decode(b_link.location)
-            if a.kind != EntryKind.BOUNDARY:
+            if a.kind != RecordKind.BOUNDARY:
                 yield from _compare_steps(a, b)
             if a.kind.is_boundary:
                 yield from _compare_boundaries(a, b)
@@ -242,7 +242,7 @@ def _compare_steps(a: Record, b: Record) -> Iterator[Difference]:
 
 
 def _compare_boundaries(a: Record, b: Record) -> Iterator[Difference]:
-    if a.kind == EntryKind.BOUNDARY and a.digests != b.digests:  # of steps that have no records of their own
+    if a.kind == RecordKind.BOUNDARY and a.digests != b.digests:  # of steps that have no records of their own
         yield Difference("weights", "the weights after the step", "", a.step)
     if a.parts() == b.parts() and not a.arrays():
         return

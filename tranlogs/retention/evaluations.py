@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 import xxhash
 
+from ..base import lazy_numpy as np
 from ..base.atomic_files import publishing
 from .value_decay import SegmentValues
 

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
+from ..base import lazy_numpy as np
 from ..base.errors import UsageError
 from ..catalog import CheckpointRow, SegmentRow, Watermarks
 
-Values = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Values = npt.NDArray[np.float64]
 
 LIFE_SECONDS_UNKNOWN = 600.0  # used until there are two checkpoints, whose interval gives the expected life
 

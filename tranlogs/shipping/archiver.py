@@ -66,7 +66,6 @@ class StoreSettings:
 
     Attributes:
         url: address of the store. Each run has a folder with its name in the store.
-        shipping: settings of the shipping of each journal.
         bytes_per_second: bandwidth of all journals together; None for no limit.
         senders: number of parts that are sent at once, of all journals together.
         stall_seconds: time without a byte after which a call is abandoned.

@@ -40,7 +40,6 @@ class StoreRows:
     """Reads a journal's catalog, and writes its rows about the store at `url`. One thread calls it.
 
     Attributes:
-        catalog: the journal's catalog.
         row: the store's row; None until it was read or written.
         marks: the watermarks `archived` and `persisted`.
     """

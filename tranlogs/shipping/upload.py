@@ -24,7 +24,7 @@ from ..catalog import CheckpointRow, SegmentRow
 from ..checkpoints import Checkpoint
 from ..checkpoints.folder import MANIFEST, META, STATE
 from ..log.reader import SegmentReader
-from ..log.record_format import EntryKind, Head
+from ..log.record_format import Head, RecordKind
 from ..log.scanner import scan
 from ..stores import Content, Store
 from .manifest import OBJECTS, ShippedItem, name_of
@@ -271,4 +271,4 @@ def read_chain(path: Path, row: SegmentRow, sequence: int) -> str | None:
 
 
 def _chain(head: Head) -> str:
-    return f"{head.chain if head.kind == EntryKind.SEGMENT else head.digest:016x}"
+    return f"{head.chain if head.kind == RecordKind.SEGMENT else head.digest:016x}"

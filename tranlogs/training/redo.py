@@ -14,7 +14,7 @@ import numpy as np
 from ..base.errors import CorruptRecord
 from ..log.reader import Record
 from ..log.record_file import RecordFile
-from ..log.record_format import EntryKind
+from ..log.record_format import RecordKind
 from ..recovery.group.shards import StepRecord
 from ..recovery.state_protocol import Divergence
 from .fingerprint import Digests
@@ -94,7 +94,7 @@ def redo_in_order(
     """
     divergence: Divergence | None = None
     for done, (entry, body) in enumerate(decoded, 1):
-        if entry.kind == EntryKind.IMAGE or body["record"] == "weights":
+        if entry.kind == RecordKind.IMAGE or body["record"] == "weights":
             target.write_image(entry, body)
         elif body["record"] == "gradients":
             target.apply_gradients(entry, body)

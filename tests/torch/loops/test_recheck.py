@@ -18,7 +18,7 @@ from tests.torch.lab import Attempt, Outcome, differences, in_child, uninterrupt
 from tests.torch.loops import scripts
 from tests.torch.loops.scripts import Script
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record_format import EntryKind
+from tranlogs.log.record_format import RecordKind
 from tranlogs.recovery.journal_facts import read_facts
 from tranlogs.training.recheck import PENDING
 from tranlogs_torch.loops.recovery.unit_verdict import UnitOutcome, conclude
@@ -38,14 +38,14 @@ def kill(script: Script, run: Path, tick: int, **options: Any) -> None:
     assert status == -signal.SIGKILL, f"the child was to die at tick {tick}; its exit status is {status}"
 
 
-def last_entry(run: Path, kind: EntryKind) -> Any:
+def last_entry(run: Path, kind: RecordKind) -> Any:
     """Return the newest record that is a step or a boundary, and the file that holds it."""
     segments = sorted(read_facts(run / "rank0").segments, key=lambda one: one.row.ordinal)
     found = [
         (segment, location)
         for segment in segments
         for location in segment.locations
-        if (location.head.kind.is_step if kind == EntryKind.STEP else location.head.kind.is_boundary)
+        if (location.head.kind.is_step if kind == RecordKind.STEP else location.head.kind.is_boundary)
     ]
     segment, location = found[-1]
     with SegmentReader(segment.path) as reader:
@@ -56,10 +56,10 @@ def test_a_recheck_that_is_killed_is_done_again(tmp_path: Path) -> None:
     """Each of these processes dies in the unit that it computes again, or in the one behind."""
     script, run = scripts.epochs, tmp_path / "run"
     kill(script, run, 9)
-    before = last_entry(run, EntryKind.BOUNDARY)[0].head
+    before = last_entry(run, RecordKind.BOUNDARY)[0].head
     for _ in range(2):
         kill(script, run, 1)
-        assert last_entry(run, EntryKind.BOUNDARY)[0].head == before, "nothing is logged while a unit is computed again"
+        assert last_entry(run, RecordKind.BOUNDARY)[0].head == before, "nothing is logged while a unit is computed again"
     kill(script, run, 2)
     begun, ended, outcome = resume(script, run)
     assert (begun["step"], begun["recheck"], begun["exact"]) == (before.step - 1, "pending", None)
@@ -69,8 +69,8 @@ def test_a_recheck_that_is_killed_is_done_again(tmp_path: Path) -> None:
     assert differences(outcome, uninterrupted(script).outcome()) == []
 
 
-@pytest.mark.parametrize("kind", [EntryKind.STEP, EntryKind.BOUNDARY])
-def test_a_damaged_unit_is_not_compared_with(kind: EntryKind, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [RecordKind.STEP, RecordKind.BOUNDARY])
+def test_a_damaged_unit_is_not_compared_with(kind: RecordKind, tmp_path: Path) -> None:
     """Recovery goes back before the damage, and the unit before is computed again."""
     script, run, tick = partial(scripts.batches, fingerprint="full"), tmp_path / "run", 13
     kill(script, run, tick)
@@ -81,10 +81,10 @@ def test_a_damaged_unit_is_not_compared_with(kind: EntryKind, tmp_path: Path) ->
     assert differences(outcome, uninterrupted(scripts.batches).outcome()) == []
 
 
-def damage_last(run: Path, kind: EntryKind) -> None:
+def damage_last(run: Path, kind: RecordKind) -> None:
     """Overwrite two bytes of the newest record of a kind."""
     entry, path = last_entry(run, kind)
-    span = tensor_span(entry, "grad/0.weight") if kind == EntryKind.STEP else (entry.location.description_offset,) * 2
+    span = tensor_span(entry, "grad/0.weight") if kind == RecordKind.STEP else (entry.location.description_offset,) * 2
     with path.open("r+b") as file:
         file.seek(span[0])
         file.write(bytes([0x5A, 0xA5]))

@@ -52,7 +52,7 @@ def log(
 
 
 def _read_records(folder: Path, step: int | None, limit: int) -> dict[str, Any]:
-    history = read_history(folder, step=step, newest=limit)
+    history = read_history(folder)
     problems = list(history.problems)
     if step is None:
         records: Sequence[Any] = list(list_records(history, find_newest(history.links, limit), problems))
@@ -125,7 +125,7 @@ def _draw_records(rank: dict[str, Any]) -> list[RenderableType]:
         about = {
             "step": record["step"],
             "kind": record["kind"],
-            "entry": place,
+            "place": place,
             "covers": _describe_covered(record),
             "scalars": _describe_value(record.get("scalars", {})),
             "committed": "yes" if record["is_committed"] else "no",

@@ -39,7 +39,7 @@ class Verified:
     Attributes:
         folder: the journal's folder.
         nbytes: bytes that were read.
-        entries: log entries that were read.
+        records: records of the log that were read.
         tensors: tensors that were read.
         problems: what is wrong.
         replays: reports of the replays.
@@ -48,7 +48,7 @@ class Verified:
 
     folder: Path
     nbytes: int = 0
-    entries: int = 0
+    records: int = 0
     tensors: int = 0
     problems: list[Problem] = field(default_factory=list)
     replays: list[RecoveryReport] = field(default_factory=list)
@@ -119,7 +119,7 @@ def check_journal(paths: JournalPaths, progress: Progress | None) -> Verified:
     for finding in verify_journal(paths.folder):
         if isinstance(finding, Checked):
             about.nbytes += finding.nbytes
-            about.entries += finding.records
+            about.records += finding.records
             about.tensors += finding.tensors
             progress("verify (MiB)", min(about.nbytes, total) // _MIB, total // _MIB)
         else:
@@ -177,7 +177,7 @@ def _show(found: Sequence[Verified]) -> None:
     for about in found:
         rows: list[tuple[str, object]] = [
             ("journal", about.folder),
-            ("read", f"{screen.size(about.nbytes)}: {about.entries} entries, {about.tensors} tensors"),
+            ("read", f"{screen.size(about.nbytes)}: {about.records} records, {about.tensors} tensors"),
         ]
         for report in about.replays:
             steps, seconds = screen.count(report.replayed, "step"), report.seconds_replay

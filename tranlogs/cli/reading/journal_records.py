@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...base.config import RECORDS_CHECKED_MAX
 from ...base.errors import CorruptRecord
 from ...catalog import CheckpointRow
 from ...catalog.lineage import is_on_lineage
 from ...log.reader import Record, SegmentReader
 from ...recovery.history import Link, Run
-from ...recovery.journal_facts import Facts, JournalRows, read_facts, read_log, read_rows, sort_newest_first
+from ...recovery.journal_facts import read_log, read_rows
 
 
 @dataclass(slots=True)
@@ -35,34 +35,15 @@ class JournalRecords:
     committed: int
 
 
-def read_history(folder: Path, *, step: int | None = None, newest: int = 0) -> JournalRecords:
-    """Find a journal's records, without decoding them.
-
-    Segments that cannot contain the requested records are skipped, if the catalog has their steps.
-
-    Args:
-        folder: the journal's folder.
-        step: return the records of this step; None for all steps.
-        newest: return the records of this number of newest steps; 0 for all.
-    """
-    if step is not None or newest:
-        choice, rows = _Choice(step, newest), read_rows(folder)
-        facts = read_log(folder, rows, choice.choose(rows))
-        facts.notes = rows.describe_files(folder) + facts.notes
-        history = _build_history(facts, choice)
-        if choice.is_answered_by(history):
-            return history
-    return _build_history(read_facts(folder))
-
-
-def _build_history(facts: Facts, choice: _Choice | None = None) -> JournalRecords:
-    limits = facts.limits
-    links: Sequence[Link] = Run.join(facts.build_history().runs)
-    if choice is not None and not choice.is_all:
-        links = [link for link in links if choice.is_valid(link)]
+def read_history(folder: Path) -> JournalRecords:
+    """Find a journal's records, without decoding them."""
+    rows = read_rows(folder)
+    facts = read_log(folder, rows, checked_max=RECORDS_CHECKED_MAX)
+    limits, links = facts.limits, Run.join(facts.build_history().runs)
     checkpoints = [row for row in facts.checkpoints if is_on_lineage(row, limits)]
     newest = next((link.sequence for link in reversed(links) if link.kind.is_boundary), 0)
-    return JournalRecords(links, checkpoints, facts.notes, max([newest, *(row.sequence for row in checkpoints)]))
+    notes = rows.describe_files(folder) + facts.notes
+    return JournalRecords(links, checkpoints, notes, max([newest, *(row.sequence for row in checkpoints)]))
 
 
 def find_step(links: Sequence[Link], step: int) -> list[Link]:
@@ -81,49 +62,6 @@ def find_newest(links: Sequence[Link], count: int) -> Sequence[Link]:
             first = bisect.bisect_left(links, sorted(steps)[1], key=lambda link: link.step)
             return links[first:]
     return links
-
-
-class _Choice:
-    """Choice of the segments to read, by the catalog: those that can contain a step, or the newest steps.
-
-    Segments that are not sealed are always read.
-    """
-
-    def __init__(self, step: int | None, newest: int) -> None:
-        self._step, self._newest = step, newest
-        self._ends: dict[int, int] = {}  # by ordinal: the base of the next segment, after which records are not valid
-        self.is_all = True
-
-    def choose(self, rows: JournalRows) -> set[int]:
-        """Return the ordinals of the segments to read."""
-        chosen, limits = set[int](), rows.limits
-        steps, end = 0, sys.maxsize
-        for row in sort_newest_first(rows.segments):
-            self._ends[row.ordinal] = end
-            if row.state != "sealed":
-                chosen.add(row.ordinal)
-            elif row.timeline in limits:
-                has_step = self._step is not None and row.base_step <= self._step <= row.last_step
-                if steps == 0 or steps < self._newest or has_step:
-                    chosen.add(row.ordinal)
-                else:
-                    self.is_all = False
-                steps += row.last_step - row.base_step
-                end = min(end, row.base_sequence)
-        return chosen
-
-    def is_valid(self, link: Link) -> bool:
-        """Return True if no skipped segment supersedes a record."""
-        return link.sequence <= self._ends.get(link.segment.row.ordinal, sys.maxsize)
-
-    def is_answered_by(self, history: JournalRecords) -> bool:
-        """Return True if the skipped segments need not be read."""
-        links = history.links
-        if not any(link.kind.is_boundary for link in reversed(links)):
-            return False  # Without a boundary, it is not known which records are committed.
-        if self._step is not None:
-            return bool(find_step(links, self._step))
-        return self.is_all or len({link.step for link in links if link.kind.is_step or link.covered}) >= self._newest
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.text import Text
 
+from ...base.config import RECORDS_CHECKED_MAX
 from ...base.errors import CorruptCheckpoint, RecoveryError
 from ...base.quantities import count, format_bytes, format_seconds
 from ...catalog import Watermarks
@@ -193,7 +194,8 @@ def _survey_journal(folder: Path) -> Survey:
     broken, limits = _read_environment(found), rows.limits
     # Segments before the newest intact checkpoint do not affect the step that recovery reaches.
     start = max((row.sequence for row in found.checkpoints if is_on_lineage(row, limits) and row.name not in broken), default=0)
-    facts = read_log(folder, rows, {row.ordinal for row in rows.segments if row.state != "sealed" or row.last_sequence > start})
+    chosen = {row.ordinal for row in rows.segments if row.state != "sealed" or row.last_sequence > start}
+    facts = read_log(folder, rows, chosen, RECORDS_CHECKED_MAX)
     found.problems += facts.notes
     _complete_open_rows(found, facts.segments)
     if not facts.is_empty:

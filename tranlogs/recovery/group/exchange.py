@@ -158,7 +158,6 @@ class Known:
     """What a rank knows after the opening of a group recovery.
 
     Attributes:
-        logs: the generations of its journal.
         other_logs: the generations of other ranks' journals, if the process has read them where they lie.
         segments: the segments of the journals that it can send to the others, by rank.
         summaries: the summaries of all journals and generations.
@@ -188,7 +187,6 @@ class OwnJournal:
         folder: the rank's journal.
         rank: the rank of this process.
         world: the number of processes.
-        run_id: the id of the journal.
         spare: source of sound copies that replace damaged files of the rank's journal.
     """
 
@@ -224,7 +222,7 @@ class OwnJournal:
         opening = Opening(
             tuple(own),
             writer,
-            self._list_nearby(),
+            tuple(rank for rank, folder in list_journals(self.folder) if rank < self.world and _holds_step(folder)),
             step,
             tuple(log.first_timeline for log in held if is_resharded(log.environment.get("sharding", {}))),
             new_timeline_id(),
@@ -288,24 +286,17 @@ class OwnJournal:
         """Return the journals next to this one whose ranks no longer exist."""
         return [(rank, folder) for rank, folder in list_journals(self.folder) if rank >= self.world]
 
-    def _list_nearby(self) -> tuple[int, ...]:
-        """Return the ranks of the group whose journals lie in this run folder and have a checkpoint of a step."""
-        return tuple(
-            rank
-            for rank, folder in list_journals(self.folder)
-            if rank < self.world and any(map(_has_step, (folder / "checkpoints").glob("step-*")))
-        )
 
-
-def _has_step(checkpoint: Path) -> bool:
-    return checkpoint.name.removeprefix("step-").partition("-")[0].strip("0") != ""
+def _holds_step(journal: Path) -> bool:
+    """Return True if a journal has a checkpoint of a step, sound or not."""
+    return any(path.name.removeprefix("step-").partition("-")[0].strip("0") for path in journal.glob("checkpoints/step-*"))
 
 
 def _require_in_place(run: Path, answers: Sequence[Opening]) -> None:
-    """Refuse to take a journal for lost, or to start a new run, while the journal lies where another rank runs.
+    """Compare the ranks of the journals with those of the processes.
 
     Raises:
-        RecoveryError: that is so, because nodes or folders have changed places.
+        RecoveryError: a journal lies where another rank runs, because nodes or folders have changed places.
     """
     swapped = [f"rank{rank} is the journal of rank {one.writer}" for rank, one in enumerate(answers) if one.writer != rank]
     if swapped:
@@ -313,19 +304,18 @@ def _require_in_place(run: Path, answers: Sequence[Opening]) -> None:
             f"{run}: journals lie under the names of other ranks: {', '.join(swapped)}. Each journal holds state that only its "
             "rank has (random numbers, buffers, shards): rename the folders back, and start again"
         )
-    found = {summary.rank for one in answers for summary in one.summaries if not summary.is_empty}
-    found |= {rank for rank, one in enumerate(answers) if rank in one.nearby}  # what it cannot read is lost, not misplaced
     misplaced = [
-        f"that of rank {rank} where rank {finder} runs"
+        f"that of rank {rank} where rank {finder} runs ({Path(one.summaries[0].folder).with_name(f'rank{rank}')})"
         for finder, one in enumerate(answers)
         for rank in one.nearby
-        if rank not in found
+        if rank not in answers[rank].nearby and answers[rank].summaries[0].is_empty  # what cannot be read in its place is lost
     ]
     if misplaced:
         raise RecoveryError(
-            f"{run}: journals lie where another rank runs, and the folders of their own ranks are empty: "
-            f"{', '.join(misplaced)}. No new run was started. Start each rank where its journal is, or move the folders to "
-            "their ranks; remove journals that are out of date"
+            f"{run}: journals lie where another rank runs, and the places of their own ranks are empty: "
+            f"{', '.join(misplaced)}. No new run was started. Start each rank on the machine that has its journal, or move the "
+            "folders; with `run=` on a disk that all machines share, or `store=`, a rank finds its journal on any machine. "
+            "Remove journals that are out of date"
         )
 
 

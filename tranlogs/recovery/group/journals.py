@@ -13,7 +13,7 @@ from ...catalog import Catalog, CheckpointRow, RunRow
 from ...catalog.lineage import Limits, is_on_lineage
 from ...checkpoints import Checkpoint
 from ...log.reader import Record, SegmentReader
-from ...log.record_format import EntryKind
+from ...log.record_format import RecordKind
 from ...rebuild_catalog import read_files, read_first_body
 from ..history import History, Link, ScannedSegment, build_history, without_unlogged_steps
 from ..journal_facts import Facts, read_facts
@@ -113,7 +113,7 @@ class GenerationLog:
         body = {} if last is None else _read(last, Record.body)
         return bool(body) and "share" not in body
 
-    def _find_newest(self, is_wanted: Callable[[EntryKind], bool]) -> Link | None:
+    def _find_newest(self, is_wanted: Callable[[RecordKind], bool]) -> Link | None:
         """Return the last record of some kind in the newest run of chained records; None if it has none."""
         run = self.history.runs[-1] if self.history.runs else []
         return next((link for link in reversed(run) if is_wanted(link.kind)), None)
@@ -281,7 +281,7 @@ def _read(link: Link, decode: Callable[[Record], Any]) -> dict[str, Any]:
 
 
 def _has_records(segment: ScannedSegment) -> bool:
-    return any(location.head.kind != EntryKind.SEGMENT for location in segment.locations)
+    return any(location.head.kind != RecordKind.SEGMENT for location in segment.locations)
 
 
 def _summarize_ranges(runs: Sequence[Sequence[Link]], sequences: Collection[int]) -> tuple[list[LogRange], dict[int, int]]:

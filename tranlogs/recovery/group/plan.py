@@ -13,7 +13,7 @@ from pathlib import Path
 from ...base.errors import CorruptCheckpoint, RecoveryError
 from ...catalog import CheckpointRow
 from ...checkpoints import Checkpoint
-from ...log.record_format import EntryKind, Position
+from ...log.record_format import Position, RecordKind
 from ..decoding import DamagedRecord, decode_chunks, require_sound
 from ..history import LastUnit, Link, Run, find_last_unit
 from ..recover import EarlierNotes, Recovered
@@ -25,7 +25,7 @@ from .shards import GradientShards
 
 FindObstacle = Callable[[Recovered], str]  # why training cannot compute again the unit after a recovery; "" if it can
 _NO_UNIT = "the log does not hold the newest one with a step"
-_KINDS = {EntryKind.STEP: "s", EntryKind.BOUNDARY: "b", EntryKind.UNIT: "sb"}  # After-images are a rank's own.
+_KINDS = {RecordKind.STEP: "s", RecordKind.BOUNDARY: "b", RecordKind.UNIT: "sb"}  # After-images are a rank's own.
 
 
 class RankPlanner:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...base.errors import CorruptCheckpoint, MissingShard, RecoveryError, UsageError, error_text
-from ...log.record_format import EntryKind
+from ...log.record_format import RecordKind
 from ..decoding import DamagedRecord
 from ..recover import Progress, Recovered, execute_plan, open_planned_checkpoint
 from ..recovery_plan import RecoveryPlan
@@ -131,7 +131,6 @@ class GroupRecovery:
 
         Args:
             step: the step to end at; None for the newest boundary.
-            progress: called with what is done.
             find_obstacle: given on all ranks or on none, it makes all ranks end one unit before the newest boundary, so that
                 training computes that unit again. It is called when a rank has arrived there, and returns why that is not
                 possible; all ranks then end at the newest boundary. See `GroupRecovered.obstacle`.
@@ -444,7 +443,7 @@ def _note_damage(error: DamagedRecord, owner: int, damage: Damage) -> None:
         damage.shards.add((cause.rank, cause.step))
     elif error.is_boundary:
         damage.boundaries.add((owner, link.step))
-    elif link.kind == EntryKind.IMAGE:  # an after-image lies between two steps
+    elif link.kind == RecordKind.IMAGE:  # an after-image lies between two steps
         damage.boundaries.add((owner, link.step))
         damage.records.add((owner, link.step + 1))
     else:

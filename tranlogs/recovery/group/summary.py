@@ -74,14 +74,10 @@ class JournalSummary:
 
     Attributes:
         rank: the rank that wrote the journal.
-        folder: the folder of the journal.
-        run_id: the id of the journal.
         world: the number of processes that trained together, by the newest checkpoint; 0 if the journal is empty.
         is_replicated: True if parameters and optimizer state were the same on all ranks. A record may then hold only one
             rank's shard of the gradients.
         timeline: the newest timeline in the journal.
-        ranges: the ranges of its log.
-        checkpoints: its checkpoints.
         first_timeline: the timeline that started the generation.
         copies: in how many journals each gradient shard lies. With 2, the journal also holds the shards of the next rank and
             the state that only the next rank has.

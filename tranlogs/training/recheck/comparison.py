@@ -14,7 +14,7 @@ from ...base.types import Array, Bytes, Extension, SparseArray, TensorSpec
 from ...encoding import tree
 from ...log.layout import Payload
 from ...log.record_body import WHOLE, EncodedBody, Part, decode_part
-from ...log.record_format import EntryKind
+from ...log.record_format import RecordKind
 from ..loop_state.number_lists import as_list
 from .recorded_unit import RecordedEntry
 
@@ -93,7 +93,7 @@ def compare_bodies(
         timed: prefix of the parts in which numbers may be times. Such a difference is returned if there is no other.
     """
     entry, recorded, maybe_time = record.entry, record.parts(), None
-    if record.kind != EntryKind.BOUNDARY:
+    if record.kind != RecordKind.BOUNDARY:
         found = None if _is_same_part(body[WHOLE], recorded[WHOLE]) else _find_in(WHOLE, body, recorded, ignored)
         return None if found is None else Difference(entry.step, kind, *found)
     different = {

@@ -12,7 +12,7 @@ from ...encoding import tree
 from ...journal.record_writers import RecordContent, encode_body
 from ...log.layout import Payload
 from ...log.reader import Record
-from ...log.record_format import EntryKind
+from ...log.record_format import RecordKind
 from ...recovery.history import LastUnit
 from .comparison import Difference, Kind, compare_bodies, compare_payloads
 from .recorded_unit import RecordedEntry, RecordedUnit
@@ -20,7 +20,7 @@ from .unit_comparison import UnitComparison
 
 _ASIDE_BYTES = 256 << 10  # gradients of this size are compared in another thread, while the optimizer steps
 _OF_THE_LOG = ("fingerprint", "halved")  # keys of the body of a step that describe how it was taken and logged
-_NAMES = {EntryKind.STEP: "a step", EntryKind.IMAGE: "weights that no step wrote", EntryKind.BOUNDARY: "the end of a batch"}
+_NAMES = {RecordKind.STEP: "a step", RecordKind.IMAGE: "weights that no step wrote", RecordKind.BOUNDARY: "the end of a batch"}
 
 
 class Recheck(UnitComparison):
@@ -63,7 +63,7 @@ class Recheck(UnitComparison):
         """Compare the gradients of the next step with the record. The step may still be dropped."""
         start = time.perf_counter()
         record, expected = RecheckRecord(), self._expected_for(payload)
-        if expected is not None and expected.kind == EntryKind.STEP and expected.body()["record"] == "gradients":
+        if expected is not None and expected.kind == RecordKind.STEP and expected.body()["record"] == "gradients":
             if payload.nbytes >= _ASIDE_BYTES:
                 record.comparison = self._recorded.aside(_compare, payload, expected, "gradients")
             else:
@@ -96,7 +96,7 @@ class Recheck(UnitComparison):
         expected, names = self._expected(), payload.layout.names
         if expected is None:
             return None
-        steps = (one for one in self._records[self._next :] if one.kind == EntryKind.STEP)
+        steps = (one for one in self._records[self._next :] if one.kind == RecordKind.STEP)
         return next((one for one in steps if one.entry.layout.names == names), expected)
 
     def _compare(self, payload: Payload | None, content: RecordContent, found: Difference | None) -> None:
@@ -105,7 +105,7 @@ class Recheck(UnitComparison):
         if record is None or entry is None:
             if payload is not None and payload.release is not None:
                 payload.release()
-        elif kind == EntryKind.BOUNDARY and record.kind != kind and self._next == 0 and not self._has_begun:
+        elif kind == RecordKind.BOUNDARY and record.kind != kind and self._next == 0 and not self._has_begun:
             self._has_begun = True  # the boundary where recovery has landed: some loops commit it once more as they begin
             self.seconds += time.perf_counter() - start
             return
@@ -114,22 +114,22 @@ class Recheck(UnitComparison):
             self.difference = Difference(entry.step, "order", "the loop", text)
         else:
             self.difference = found or self._find(record, payload, content)
-            if self.difference is not None and kind == EntryKind.IMAGE:
+            if self.difference is not None and kind == RecordKind.IMAGE:
                 self.difference = replace(self.difference, step=self._find_next_step())
             self._next += 1
-            self._steps += kind == EntryKind.STEP and self.difference is None
-        if kind == EntryKind.BOUNDARY:
+            self._steps += kind == RecordKind.STEP and self.difference is None
+        if kind == RecordKind.BOUNDARY:
             self.is_over = self.difference is not None or self._next == len(self._records)
         self.seconds += time.perf_counter() - start
 
     def _find_next_step(self) -> int:
         """Return the number of the step before which weights were written."""
-        return next((one.entry.step for one in self._records[self._next :] if one.kind == EntryKind.STEP), self.end.step)
+        return next((one.entry.step for one in self._records[self._next :] if one.kind == RecordKind.STEP), self.end.step)
 
     def _find(self, record: RecordedEntry, payload: Payload | None, content: RecordContent) -> Difference | None:
         """Return the first difference from a record of the same kind."""
         entry, body, digests = record.entry, content.body, content.digests
-        if record.kind == EntryKind.BOUNDARY:
+        if record.kind == RecordKind.BOUNDARY:
             encoded = encode_body(self._encoder, content)
             return compare_bodies(encoded, record, "state", self._ignored, self._timed)
         plain, recorded = body.value if isinstance(body, tree.Fixed) else body, record.body()

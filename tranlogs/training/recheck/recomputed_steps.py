@@ -10,7 +10,7 @@ from typing import Any
 from ...journal.record_writers import RecordContent, encode_body
 from ...log.layout import Payload
 from ...log.reader import Record, SegmentReader
-from ...log.record_format import EntryKind, Position
+from ...log.record_format import Position, RecordKind
 from ...recovery.history import LastUnit, Link
 from .comparison import Difference, compare_bodies
 from .recheck import RecheckRecord
@@ -72,7 +72,7 @@ class RecomputedSteps(UnitComparison):
     def append(self, payload: Payload, content: RecordContent) -> None:
         """Compare a boundary that follows a step with its record."""
         _release(payload)
-        if content.kind != EntryKind.BOUNDARY or self.is_over:
+        if content.kind != RecordKind.BOUNDARY or self.is_over:
             return
         assert isinstance(content.body, dict)
         start, here = time.perf_counter(), (content.step, content.body.get(PASSES, 0))
@@ -97,7 +97,7 @@ class RecomputedSteps(UnitComparison):
     def _compare(self, content: RecordContent, link: Link, *, is_here: bool) -> Difference | None:
         if not is_here:
             return Difference(link.step, "order", "the loop", f"ends a batch with step {content.step} in place of this one")
-        record = RecordedEntry(self._read(link), EntryKind.BOUNDARY)
+        record = RecordedEntry(self._read(link), RecordKind.BOUNDARY)
         found = compare_bodies(encode_body(self._encoder, content), record, "state", self._ignored, self._timed)
         digests = record.entry.digests
         is_other = content.digests != digests and len(content.digests) == len(digests)

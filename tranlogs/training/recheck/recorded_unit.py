@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ...base.types import Array, Bytes
 from ...log.reader import Record, SegmentReader
 from ...log.record_body import WHOLE
-from ...log.record_format import EntryKind
+from ...log.record_format import RecordKind
 from ...recovery.history import LastUnit
 
 _AHEAD_BYTES_MAX = 512 << 20  # tensors beyond this size are read when they are compared
@@ -26,7 +26,7 @@ class RecordedEntry:
         kind: STEP, IMAGE or BOUNDARY.
     """
 
-    def __init__(self, entry: Record, kind: EntryKind) -> None:
+    def __init__(self, entry: Record, kind: RecordKind) -> None:
         self.entry, self.kind = entry, kind
         self._tensors: Future[Bytes] | None = None
         self._parts: Future[dict[str, tuple[bytes, list[Array]]]] | None = None
@@ -35,7 +35,7 @@ class RecordedEntry:
     def read_ahead(self, worker: ThreadPoolExecutor, *, with_tensors: bool) -> None:
         """Let a worker read the record."""
         self._parts = worker.submit(self._read_parts)
-        if self.kind != EntryKind.BOUNDARY:
+        if self.kind != RecordKind.BOUNDARY:
             self._body = worker.submit(self.entry.body)
             if with_tensors and self.entry.raw_bytes:
                 self._tensors = worker.submit(self.entry.read_all)
@@ -58,7 +58,7 @@ class RecordedEntry:
         return self._read_parts() if self._parts is None else self._parts.result()
 
     def _read_parts(self) -> dict[str, tuple[bytes, list[Array]]]:
-        is_boundary = self.kind == EntryKind.BOUNDARY
+        is_boundary = self.kind == RecordKind.BOUNDARY
         return {name: part for name, part in self.entry.encoded().items() if (name != WHOLE) == is_boundary}
 
     def body(self) -> Any:
@@ -97,7 +97,7 @@ class RecordedUnit:
         """Begin to read the records in another thread."""
         left = _AHEAD_BYTES_MAX
         for one in self.entries:
-            left -= one.entry.raw_bytes if one.kind != EntryKind.BOUNDARY else 0
+            left -= one.entry.raw_bytes if one.kind != RecordKind.BOUNDARY else 0
             one.read_ahead(self._worker, with_tensors=left >= 0)
 
     def aside(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
@@ -110,5 +110,5 @@ class RecordedUnit:
         self._files.close()
 
 
-def _kinds_in(kind: EntryKind) -> tuple[EntryKind, ...]:
-    return (EntryKind.STEP, EntryKind.BOUNDARY) if kind == EntryKind.UNIT else (kind,)
+def _kinds_in(kind: RecordKind) -> tuple[RecordKind, ...]:
+    return (RecordKind.STEP, RecordKind.BOUNDARY) if kind == RecordKind.UNIT else (kind,)
