@@ -147,6 +147,7 @@ class Boundaries:
         self._journal.wait_checkpoint()
         self._log.begin(has_steps=self.steps_since_boundary > 0)
         self._commit(self._read() | {"is_implicit": True, "turns": None})
+        self._journal.wait_checkpoint()  # nothing else leads to this step: no loop computes it again
 
     def expect_end(self) -> None:
         """Note that a loop ends with the next boundary: where no tensors are logged, only a checkpoint leads there."""

@@ -184,7 +184,8 @@ def test_only_a_state_above_the_limit_is_sampled(
 
     monkeypatch.setattr(fingerprint, "BUDGET", 0)  # no digest is fast enough
     monkeypatch.setattr(fingerprint, "_FREE_SECONDS", 0)
-    first, last = (Attempt(tmp_path / "run", checkpoint_every=1000, recheck=False) for _ in range(2))
+    options: dict[str, Any] = {"log": "gradients", "checkpoint_every": 1000, "recheck": False}
+    first, last = (Attempt(tmp_path / "run", **options) for _ in range(2))
     script(first)
     script(last)
     report = last.reports[0]
