@@ -78,6 +78,10 @@ def facts(
         (Automatic(), facts(steps=9, seconds=18.9, stall_seconds=0.02, writing_seconds=0.06, is_recomputed=True), False),
         (Automatic(), facts(steps=9, seconds=19.0, stall_seconds=0.02, writing_seconds=0.06, is_recomputed=True), True),
         (Automatic(), facts(steps=9, seconds=19.0, stall_seconds=0.02, writing_seconds=0.06), False),
+        (Automatic(14_400), facts(steps=9, seconds=37.9, stall_seconds=0.02, writing_seconds=0.06, is_recomputed=True), False),
+        (Automatic(14_400), facts(steps=9, seconds=38.0, stall_seconds=0.02, writing_seconds=0.06, is_recomputed=True), True),
+        (EveryBytes(1000), facts(steps=9, seconds=18.9, stall_seconds=0.05, is_recomputed=True), False),
+        (EveryBytes(1000), facts(steps=9, seconds=19.0, stall_seconds=0.05, is_recomputed=True), True),
         (Automatic(), facts(steps=1, log_bytes=5 * GIB - 1, state_bytes=GIB, free_bytes=80 * GIB), False),
         (Automatic(), facts(steps=1, log_bytes=5 * GIB, state_bytes=GIB, free_bytes=80 * GIB), True),
         (Automatic(), facts(steps=1, log_bytes=GIB - 1, state_bytes=GIB, free_bytes=0), False),
@@ -111,6 +115,7 @@ class Mine:
         ("1 GB", EveryBytes(10**9)),
         ("rto=30s", RecoveryTime(30)),
         ("rto = 2 min", RecoveryTime(120)),
+        ("mtbf=6h", Automatic(21_600)),
     ],
 )
 def test_what_users_write_for_checkpoint_every(written: Any, policy: Any) -> None:
@@ -123,7 +128,7 @@ def test_a_policy_object_of_one_s_own_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    "written", [0, -1, True, None, 1.5, "", "often", "10 parsecs", "rto=5MiB", "0s", "0 steps", "-5min", []]
+    "written", [0, -1, True, None, 1.5, "", "often", "10 parsecs", "rto=5MiB", "mtbf=soon", "0s", "0 steps", "-5min", []]
 )
 def test_what_is_no_policy_is_refused(written: Any) -> None:
     with pytest.raises(UsageError, match="checkpoint_every must be"):
