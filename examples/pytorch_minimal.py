@@ -27,9 +27,7 @@ model = nn.Sequential(
     nn.Dropout(0.1),
     nn.Linear(512, len(alphabet)),
 )
-optimizer = LoggedOptimizer(
-    torch.optim.AdamW(model.parameters(), lr=3e-3), run="runs/minimal", model=model, checkpoint_every="100MiB"
-)
+optimizer = LoggedOptimizer(torch.optim.AdamW(model.parameters(), lr=3e-3), run="runs/minimal", model=model)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, BATCHES)
 optimizer.track(scheduler=scheduler, loader=loader)
 report = optimizer.recover()
