@@ -15,7 +15,7 @@ _LOG_OVER_STATE = 16  # Checkpoints then add a sixteenth to what the log writes.
 _LOG_BYTES_MIN = 4 * MIB  # A checkpoint of a small model costs as much as some hundred of its steps.
 _FREE_DISK_SHARE = 16  # The log after the oldest kept checkpoint is some three intervals long.
 _REPLAY_SECONDS_MAX = 10.0
-_MTBF_SECONDS = 3600.0  # between two failures, if nobody says otherwise
+_MTBF_SECONDS = 3600.0  # assumed between two failures
 _WRITING_SHARE = 0.5  # of the time that another thread writes a checkpoint, the training loop loses at most
 
 
