@@ -57,7 +57,7 @@ class JournalFiles:
         runs: the runs that they name.
         unreadable: the names of segment files that cannot be read.
         owners: the ids of the runs that segments and checkpoints name, by name of the file.
-        foreign: checkpoints of another run, with what is to be said of them.
+        foreign: checkpoints of another run, each with a sentence about it.
         notes: what is damaged, one sentence each.
     """
 

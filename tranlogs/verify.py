@@ -31,7 +31,7 @@ from .recovery.recovery_plan import describe_refused
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Damage to a file; `what` tells how the file differs from what was written.
+    """Damage to a file; `what` is how the file differs from what was written.
 
     The step that is affected is None if it is unknown, the tensor also if no single one is affected.
     """

@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 
-_OF_LMDB = (errno.EIO, errno.EFBIG)  # what LMDB says of a file that is too large: the former if a part of a write was done
+_OF_LMDB = (errno.EIO, errno.EFBIG)  # LMDB's errors for a file that is too large: the former if a part of a write was done
 _LIMIT = "the limit on the size of a file (ulimit -f)"
 
 

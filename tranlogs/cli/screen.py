@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import struct
 import sys
 import time
 from collections.abc import Sequence
@@ -21,7 +22,6 @@ from rich.text import Text
 from ..base import lazy_numpy as np
 from ..base.quantities import count, format_bytes
 from ..base.types import Array, Extension, SparseArray
-from ..encoding.tree import NUMPY_DTYPES, to_numpy
 
 __all__ = ["console", "count", "facts", "moment", "number", "problem", "size", "table"]
 
@@ -29,6 +29,8 @@ size = format_bytes
 
 _PADDING = re.compile(r" +$", re.MULTILINE)
 _UNLIMITED = 1 << 16  # columns
+_FORMATS = {"float64": "d", "float32": "f", "float16": "e", "int64": "q", "int32": "i", "int16": "h", "int8": "b"}
+_FORMATS |= {"uint64": "Q", "uint32": "I", "uint16": "H", "uint8": "B", "bool": "?"}
 
 
 class _PaddingFreeOutput:
@@ -109,20 +111,21 @@ def to_json(value: Any) -> Any:
         return [to_json(item) for item in value]
     if isinstance(value, (set, frozenset)):
         return sorted((to_json(item) for item in value), key=repr)
-    if isinstance(value, np.generic):
-        return to_json(value.item())
-    if isinstance(value, (Array, SparseArray, np.ndarray)):
+    if isinstance(value, (Array, SparseArray)):
         return _array(value)
     if isinstance(value, Extension):
         return {value.tag: to_json(value.value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return str(value)
+    if isinstance(value, np.generic):
+        return to_json(value.item())
+    return _array(value) if isinstance(value, np.ndarray) else str(value)
 
 
 def _array(value: Array | SparseArray | np.ndarray[Any, Any]) -> Any:
     """Return the number for a scalar, since a learning rate may be a tensor; else dtype and shape."""
     dtype = value.dtype if isinstance(value.dtype, str) else value.dtype.name
-    if math.prod(value.shape) == 1 and not isinstance(value, SparseArray) and dtype in NUMPY_DTYPES:
-        return to_json((to_numpy(value) if isinstance(value, Array) else value).item())
+    if math.prod(value.shape) == 1 and not isinstance(value, SparseArray) and dtype in _FORMATS and value.data.nbytes:
+        (found,) = struct.unpack(f"<{_FORMATS[dtype]}", value.data.tobytes())
+        return to_json(found)
     return {"dtype": dtype, "shape": list(value.shape)}

@@ -28,14 +28,14 @@ import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 
 from ..base import lazy_numpy as np
 from ..base.config import OUT_OF_LINE_BYTES_MIN, TREE_DEPTH_MAX
 from ..base.errors import UnencodableState
-from ..base.types import ITEMSIZE, AnyArray, Array, Extension, SparseArray, dense, is_dense
+from ..base.types import ITEMSIZE, AnyArray, Array, Bytes, Extension, SparseArray, dense, is_dense
 
 Adapt = Callable[[Any], Any]  # turns a framework's value into an Array, SparseArray or Extension; returns other values
 ReadFar = Callable[[int, AnyArray], AnyArray]
@@ -46,6 +46,7 @@ _SCALAR, _ARRAY, _FAR, _SPARSE, _EXTENSION, _PART = range(8, 14)
 _C128, _U32 = struct.Struct("<dd"), struct.Struct("<I")
 _PACKER_BYTES = 1 << 12  # of the buffer of a packer, which grows
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
+_NO_DATA = cast("Bytes", memoryview(b""))
 _NATIVE = frozenset((type(None), bool, float, str, bytes, list, dict))  # MessagePack's own
 
 
@@ -128,6 +129,7 @@ def decode(
     parts: Callable[[int], Any] | None = None,
     make_array: Callable[[AnyArray], Any] | None = None,
     make_extension: Callable[[Extension], Any] | None = None,
+    has_data: bool = True,
 ) -> Any:
     """Decode a value.
 
@@ -137,11 +139,14 @@ def decode(
         parts: returns the decoded value of a part, given its index (default: `Extension("part", index)`).
         make_array: makes the framework's tensor of an array (default: returns numpy arrays as such, other arrays as `Array`).
         make_extension: makes the framework's value of an extension (default: returns the `Extension`).
+        has_data: False for arrays without their bytes, to describe them; those in the tree have a `memoryview`.
 
     Raises:
         MalformedTree: the bytes are damaged.
     """
-    decoder = _Decoder(arrays, parts or _default_part, make_array or _default_array, make_extension or _default_extension)
+    decoder = _Decoder(
+        arrays, parts or _default_part, make_array or _default_array, make_extension or _default_extension, has_data
+    )
     try:
         return decoder.unpack(data)
     except MalformedTree:
@@ -328,8 +333,10 @@ class _Decoder:
         parts: Callable[[int], Any],
         make_array: Callable[[AnyArray], Any],
         make_extension: Callable[[Extension], Any],
+        has_data: bool,
     ) -> None:
         self._arrays, self._parts, self._make_array, self._make_extension = arrays, parts, make_array, make_extension
+        self._has_data = has_data
 
     def unpack(self, data: bytes | memoryview, hook: Callable[[int, bytes], Any] | None = None) -> Any:
         """Return the decoded value."""
@@ -398,12 +405,17 @@ class _Decoder:
             raise MalformedTree(f"the shape {shape} of an array is too large")
         if strides is not None and not is_dense(shape, strides):
             raise MalformedTree(f"strides {strides} do not fit to shape {shape}")
-        array = Array(dtype, (0,), np.empty(0, np.uint8), strides, bool(flag & 1))
+        array = Array(dtype, (0,), _NO_DATA, strides, bool(flag & 1))
         array.shape = shape  # The content follows, or is out of line.
         if code == _ARRAY:
             if len(data) - at != math.prod(shape) * ITEMSIZE[dtype]:
                 raise MalformedTree(f"{len(data) - at} bytes for an array {dtype}{list(shape)}")
+            if not self._has_data:
+                array.data = cast("Bytes", memoryview(data)[at:])
+                return array
             array.data = np.frombuffer(data, np.uint8, offset=at) if len(data) > at else np.empty(0, np.uint8)
+            return array
+        if not self._has_data:
             return array
         if self._arrays is None:
             raise MalformedTree("no arrays out of line are given")

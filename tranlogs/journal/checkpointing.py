@@ -387,7 +387,7 @@ class CheckpointSchedule:
         self.state_bytes = max(self.state_bytes, nbytes)
 
     def seconds_between(self) -> float | None:
-        """Return how many seconds lie between checkpoints where no tensors are logged; None if the policy does not tell."""
+        """Return how many seconds lie between checkpoints where no tensors are logged; None if the policy has no such time."""
         if not isinstance(self._policy, Automatic):
             return None
         return self._policy.seconds_to_recompute(self.stall_seconds, self.writing_seconds)

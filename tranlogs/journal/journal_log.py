@@ -291,7 +291,7 @@ class JournalLog:
             _log.debug("%s: logging cannot be resumed yet: %s", folder, error)
         try:
             note_incident(self._opened.catalog, self.suspension)
-            # Only once this process has begun to write does the catalog tell where the run continues.
+            # Only once this process has begun to write does the catalog have the place where the run continues.
             if is_disk_full(error) and self._checkpoints.is_started and self._checkpoints.retire_older():
                 self.suspension.next_try = now
         except SUSPENDING_ERRORS as second:

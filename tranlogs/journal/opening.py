@@ -172,7 +172,7 @@ def open_catalog(paths: JournalPaths, rank: int, framework: str, notes: list[str
 def clean_up(paths: JournalPaths, catalog: Catalog) -> list[str]:
     """Delete temporary and half-deleted files, and list checkpoints and segments that a crash kept out of the catalog.
 
-    A kill between a file's name and its row is ordinary, and nothing is said of it.
+    A kill between a file's name and its row is ordinary, and gives no note.
 
     Returns:
         Notes on files that could not be read.

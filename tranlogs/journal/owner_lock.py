@@ -207,7 +207,7 @@ class OwnerLock:
             if not self.is_held or identify_file(self._folder) == self._folder_id:
                 return
             place = os.readlink(f"/proc/self/fd/{self._folder_fd}")
-        except OSError:  # The folder cannot be read now. The next write tells what is wrong.
+        except OSError:  # The folder cannot be read now. The next write raises the error.
             return
         if place.endswith(" (deleted)"):
             raise RunLost("the folder was deleted, with all that was logged", "", loss="all of it")
@@ -343,7 +343,7 @@ def read_owner(folder: Path, role: str = "owner") -> Owner | None:
 
 
 def _find_holder(folder: Path, role: str) -> int | None:
-    """Return the number of the process that holds a lock: 0 if the kernel does not tell it, None if nobody holds the lock.
+    """Return the number of the process that holds a lock: 0 if the kernel does not name it, None if nobody holds the lock.
 
     The lock is queried and never taken: a trainer that starts at the same moment would be refused. Only if the owner's lock
     file is missing, the folder's lock is taken for a moment; a trainer that starts then tries again.

@@ -158,7 +158,7 @@ class LogWriter:
         raise LogUnavailable(error_text(failure)) from failure
 
     def _require_step(self, content: RecordContent, step: int) -> None:
-        """Refuse a record after a step whose record was lost: redo would not reach the state that it tells of."""
+        """Refuse a record after a step whose record was lost: redo would not reach the state after it."""
         if self._failure is not None:
             self._refuse(self._failure)
         if content.step != step:

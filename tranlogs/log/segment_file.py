@@ -139,7 +139,7 @@ class SegmentFile:
             )
 
     def truncate(self, *, sync: bool = False) -> None:
-        """Give unused space at the end of the file back to the file system; with `sync`, before its row says so."""
+        """Give unused space at the end of the file back to the file system; with `sync`, before its row is written."""
         with suppress(OSError):  # The space is freed when the segment is pruned.
             os.ftruncate(self._fd, self.used_bytes)
             self.size = self.allocated = self.used_bytes
@@ -288,7 +288,7 @@ def is_unwritten(path: Path) -> bool:
     except OSError as error:
         if error.errno == errno.ENXIO:  # there is no data
             return True
-        if error.errno == errno.EINVAL:  # the file system does not tell
+        if error.errno == errno.EINVAL:  # the file system has no such operation
             return False
         raise
     finally:
@@ -334,7 +334,7 @@ def record_opened(tables: Tables, segment: SegmentFile, created_at: float) -> No
 def record_size(tables: Tables, segment: SegmentFile) -> None:
     """Record that an open segment's file is about to be truncated after its last record.
 
-    The catalog is updated before the file is truncated. If the process ends in between, the file is longer than its row says,
+    The catalog is updated before the file is truncated. If the process ends in between, the file is longer than in its row,
     which is valid for an open segment. A shorter file would be reported as damaged.
     """
     row = tables.get(segment_key(segment.ordinal), SegmentRow)

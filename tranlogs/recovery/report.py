@@ -26,7 +26,7 @@ class Restart:
         owner: the object that has it as an attribute; "" if it is a variable, or what is written like one.
         kind: class of the owner.
         has_state: True if the owner has `state_dict` and `load_state_dict`.
-        note: the note that tells of it.
+        note: the note about it.
     """
 
     code: str

@@ -212,7 +212,7 @@ class Archiver:
         if arrived or expired or inventory.is_stale(contents):
             try:
                 inventory.publish(contents, arrived, expired)
-            except StoreUnavailable:  # A store that takes nothing can still tell what it has lost.
+            except StoreUnavailable:  # A store that takes nothing can still be asked what it has lost.
                 inventory.check_items(contents)
                 raise
         with self._changed:

@@ -1,7 +1,7 @@
 """Check that a store is usable: use it as the archiver does.
 
 An object is written, looked up, read back and deleted; before it is deleted, the check waits until it is durable. A problem has
-the server's own text; docs/stores.md says what to do about it.
+the server's own text; docs/stores.md has the remedies.
 """
 
 from __future__ import annotations

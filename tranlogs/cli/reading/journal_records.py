@@ -17,6 +17,8 @@ from ...log.reader import Record, SegmentReader
 from ...recovery.history import Link, Run
 from ...recovery.journal_facts import read_log, read_rows
 
+_DESCRIBED: dict[str, Any] = {"make_array": lambda array: array, "has_data": False}
+
 
 @dataclass(slots=True)
 class JournalRecords:
@@ -166,9 +168,9 @@ def _decode_records(wanted: Sequence[Link]) -> Iterator[tuple[Link, Record | Cor
 def _read_body(record: Record) -> dict[str, Any]:
     """Return the body of a step or an after-image, with the parts of a boundary that the record also is."""
     try:
-        found = record.body()
+        found = record.body(**_DESCRIBED)
         body = found if isinstance(found, dict) else {} if found is None else {"content": found}
-        return {**body, **record.boundary()} if record.kind.is_boundary else body
+        return {**body, **record.boundary(**_DESCRIBED)} if record.kind.is_boundary else body
     except CorruptRecord as error:
         return {"damaged": str(error)}
 
