@@ -33,7 +33,7 @@ settings.register_profile("soak", **_PROFILE)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Tests of recovery ask where it lands: at the newest boundary, if no unit is computed again. The recheck has tests of its own,
-# and is on in tests/public, as it is for users.
+# and is on in tests/torch and tests/public, as it is for users.
 os.environ.setdefault("TRANLOGS_RECHECK", "0")
 
 # Child processes import the checkout: its packages, and `tests.support`. An editable install knows the packages only.

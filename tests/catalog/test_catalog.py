@@ -33,8 +33,8 @@ SEGMENT = SegmentRow(3, f"{255:016x}", "3.seg", 4096, "sealed", 1, 5, 2, 9, 4, 8
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    made = Catalog.open(tmp_path, writable=True)
+def catalog(memory_path: Path) -> Iterator[Catalog]:
+    made = Catalog.open(memory_path, writable=True)
     yield made
     made.close()
 
@@ -101,10 +101,10 @@ def test_a_failed_commit_changes_nothing_and_the_next_one_works(catalog: Catalog
     assert catalog.segments() == [SEGMENT]
 
 
-def test_a_reader_that_was_first_becomes_the_writer(tmp_path: Path) -> None:
-    Catalog.open(tmp_path, writable=True).close()
-    reader = Catalog.open(tmp_path)
-    writer = Catalog.open(tmp_path, writable=True)
+def test_a_reader_that_was_first_becomes_the_writer(memory_path: Path) -> None:
+    Catalog.open(memory_path, writable=True).close()
+    reader = Catalog.open(memory_path)
+    writer = Catalog.open(memory_path, writable=True)
     write_watermarks(writer, committed=4)
     assert reader.watermarks().committed == 4
     reader.close()
@@ -112,36 +112,36 @@ def test_a_reader_that_was_first_becomes_the_writer(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_processes_killed_while_they_read_do_not_use_up_the_readers(tmp_path: Path) -> None:
+def test_processes_killed_while_they_read_do_not_use_up_the_readers(memory_path: Path) -> None:
     """126 fit; their places are given back when a writer opens."""
-    catalog = Catalog.open(tmp_path, writable=True)
+    catalog = Catalog.open(memory_path, writable=True)
     code = "import os\nenvs = Catalog.open(folder)._env\ntxns = [envs.begin() for _ in range(60)]\nos.kill(os.getpid(), 9)"
     for _ in range(2):
         with pytest.raises(subprocess.CalledProcessError, match="SIGKILL"):
-            elsewhere(tmp_path, code)
+            elsewhere(memory_path, code)
     writer = (
         "c = Catalog.open(folder, writable=True)\ntxns = [c._env.begin() for _ in range(100)]\nprint(c.watermarks().committed)"
     )
-    assert elsewhere(tmp_path, writer) == "0"
+    assert elsewhere(memory_path, writer) == "0"
     catalog.close()
 
 
-def test_a_missing_catalog_is_corrupt_for_readers_and_made_by_writers(tmp_path: Path) -> None:
+def test_a_missing_catalog_is_corrupt_for_readers_and_made_by_writers(memory_path: Path) -> None:
     with pytest.raises(CorruptCatalog, match=f"{CATALOG_NAME}: the catalog is missing.*tranlogs verify RUN --repair"):
-        Catalog.open(tmp_path)
-    Catalog.open(tmp_path, writable=True).close()
-    Catalog.open(tmp_path).close()
+        Catalog.open(memory_path)
+    Catalog.open(memory_path, writable=True).close()
+    Catalog.open(memory_path).close()
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 4096, b"x" * 9000], ids=["empty", "zeros", "text"])
 @pytest.mark.parametrize("writable", [True, False])
-def test_a_file_that_is_no_catalog_is_an_error(tmp_path: Path, content: bytes, writable: bool) -> None:
-    (tmp_path / CATALOG_NAME).write_bytes(content)
+def test_a_file_that_is_no_catalog_is_an_error(memory_path: Path, content: bytes, writable: bool) -> None:
+    (memory_path / CATALOG_NAME).write_bytes(content)
     with pytest.raises(CorruptCatalog, match="damaged"):
-        Catalog.open(tmp_path, writable=writable)
+        Catalog.open(memory_path, writable=writable)
 
 
-def test_a_catalog_that_cannot_be_written_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_catalog_that_cannot_be_written_is_not_damaged(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk must not make anybody rebuild it."""
 
     def full(_: object) -> None:
@@ -149,8 +149,8 @@ def test_a_catalog_that_cannot_be_written_is_not_damaged(tmp_path: Path, monkeyp
 
     monkeypatch.setattr("tranlogs.catalog.lmdb_environment.allocate_lock_file", full)
     with pytest.raises(LogUnavailable, match="No space left"):
-        Catalog.open(tmp_path, writable=True)
-    assert list(tmp_path.iterdir()) == []
+        Catalog.open(memory_path, writable=True)
+    assert list(memory_path.iterdir()) == []
 
 
 def test_rows_of_a_newer_program_lose_only_what_this_one_does_not_know(catalog: Catalog) -> None:
@@ -162,9 +162,9 @@ def test_rows_of_a_newer_program_lose_only_what_this_one_does_not_know(catalog: 
     assert catalog.watermarks().committed == 7
 
 
-def test_a_catalog_that_another_thread_reads_is_not_closed_under_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_catalog_that_another_thread_reads_is_not_closed_under_it(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog_module, "THREAD_SECONDS_MAX", 0.05)
-    catalog = Catalog.open(tmp_path, writable=True)
+    catalog = Catalog.open(memory_path, writable=True)
     with catalog.transaction() as tables:
         tables.put("run", RunRow("00" * 16, 0, 1.0))
     is_reading, may_end = threading.Event(), threading.Event()
@@ -179,13 +179,13 @@ def test_a_catalog_that_another_thread_reads_is_not_closed_under_it(tmp_path: Pa
     thread.start()
     assert is_reading.wait(30)
     catalog.close()
-    again = Catalog.open(tmp_path)
+    again = Catalog.open(memory_path)
     assert again is catalog  # LMDB allows one environment a file and process
     may_end.set()
     thread.join()
     assert found == [again.run()]
     again.close()
-    anew = Catalog.open(tmp_path)
+    anew = Catalog.open(memory_path)
     assert anew is not again
     anew.close()
 

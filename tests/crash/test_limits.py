@@ -49,10 +49,12 @@ def test_training_goes_on_when_a_limit_is_reached(memory_path: Path, what: str, 
 
 
 @pytest.mark.parametrize(("what", "kib"), [("a segment", 700), ("the catalog", 1060)])
-def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str, kib: int) -> None:
+def test_a_limit_on_the_size_of_files_is_named(
+    memory_path: Path, caplog: pytest.LogCaptureFixture, what: str, kib: int
+) -> None:
     clock, limits = FakeClock(), resource.getrlimit(resource.RLIMIT_FSIZE)
     config = JournalConfig(segment_bytes=1 << 20, durability="machine")
-    trainer = open_toy(tmp_path / "run", sizes=(10,), config=config, policy=EverySteps(10**6), clock=clock)
+    trainer = open_toy(memory_path / "run", sizes=(10,), config=config, policy=EverySteps(10**6), clock=clock)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (kib << 10, limits[1]))
         trainer.recover()

@@ -29,9 +29,9 @@ from tranlogs.log.writer_thread import WriterThread
 
 
 def test_segments_are_synced_before_their_rows_are_committed_and_synced_comes_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
+    bare = BareLog(memory_path, JournalConfig(durability="machine", segment_bytes=MIB))
     log, unsynced, wrong = bare.open(), set[str](), list[str]()
     indexed = set[int]()
     write_head, sync, write = SegmentFile.write_head, SegmentFile.sync, GroupRows.write
@@ -99,8 +99,8 @@ def test_nothing_is_committed_between_the_flush_that_is_demanded_and_the_groups_
     log.close()
 
 
-def test_records_that_wait_for_the_catalog_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bare = BareLog(tmp_path, JournalConfig(durability="machine", segment_bytes=MIB))
+def test_records_that_wait_for_the_catalog_are_bounded(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = BareLog(memory_path, JournalConfig(durability="machine", segment_bytes=MIB))
     is_held, go_on, write = threading.Event(), threading.Event(), GroupRows.write
 
     def writing(rows: GroupRows, *arguments: Any, **options: Any) -> None:
@@ -153,9 +153,9 @@ def ask(bare: BareLog, age: float, until: float) -> None:
     ],
 )
 def test_the_shorter_of_setting_and_request_holds(
-    tmp_path: Path, setting: float | None, request_: dict[str, object], seconds: float, age: float | None
+    memory_path: Path, setting: float | None, request_: dict[str, object], seconds: float, age: float | None
 ) -> None:
-    bare = BareLog(tmp_path, clock=FakeClock(0.0))
+    bare = BareLog(memory_path, clock=FakeClock(0.0))
     bare.open().close()
     assert bare.catalog is not None
     with bare.catalog.transaction() as tables:
@@ -204,9 +204,9 @@ def sealing(log: WriteAheadLog, seal: Callable[[], None]) -> Iterator[None]:
 
 @pytest.mark.usefixtures("looked_at_always")
 @pytest.mark.parametrize("is_queued", [False, True])
-def test_a_step_that_waits_for_its_boundary_is_closed_and_its_segment_sealed(tmp_path: Path, is_queued: bool) -> None:
+def test_a_step_that_waits_for_its_boundary_is_closed_and_its_segment_sealed(memory_path: Path, is_queued: bool) -> None:
     """A long evaluation between a step and the end of its unit does not hold up whoever waits for the segment."""
-    bare = BareLog(tmp_path, clock=Clock())
+    bare = BareLog(memory_path, clock=Clock())
     made, thread = bare.open(), WriterThread(1 << 20)
     written = LogWriter(made, thread if is_queued else None)
     buffer = DATA.data.copy()
@@ -229,9 +229,9 @@ def test_a_step_that_waits_for_its_boundary_is_closed_and_its_segment_sealed(tmp
 
 
 @pytest.mark.usefixtures("looked_at_always")
-def test_steps_that_are_closed_from_behind_are_in_order(tmp_path: Path) -> None:
+def test_steps_that_are_closed_from_behind_are_in_order(memory_path: Path) -> None:
     """One thread trains, another one closes the step and seals at every moment in between."""
-    bare = BareLog(tmp_path, config=JournalConfig(durability="process", segment_bytes=MIB), clock=Clock())
+    bare = BareLog(memory_path, config=JournalConfig(durability="process", segment_bytes=MIB), clock=Clock())
     made = bare.open()
     written = LogWriter(made)
     with sealing(made, made.seal_now):

@@ -37,8 +37,8 @@ def rows(ordinal: int, sequences: range) -> list[RecordRow]:
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    made = Catalog.open(tmp_path, writable=True)
+def catalog(memory_path: Path) -> Iterator[Catalog]:
+    made = Catalog.open(memory_path, writable=True)
     yield made
     made.close()
 
@@ -95,19 +95,19 @@ def test_rows_of_pruned_segments_go_and_their_pages_are_used_again(catalog: Cata
     assert catalog.path.stat().st_size < 2 * MIB + CATALOG_BYTES_RESERVED
 
 
-def test_the_map_grows_beside_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_map_grows_beside_a_reader(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a record takes at most 80 bytes of it."""
     monkeypatch.setattr(catalog_module, "CATALOG_BYTES", MIB)
-    made = Catalog.open(tmp_path, writable=True)
+    made, every = Catalog.open(memory_path, writable=True), rows(1, range(20_100))
     for start in range(0, 20_000, 200):
-        add(made, rows(1, range(start, start + 200)))
+        add(made, every[start : start + 200])
         if start % 4000 == 0:
             assert len(found(made, 1)) == start + 200
     assert MIB < made.path.stat().st_size < 20_000 * 80 + CATALOG_BYTES_RESERVED
     made.close()
     monkeypatch.setattr(catalog_module, "CATALOG_BYTES", MIB // 4)  # less than the file has
-    again = Catalog.open(tmp_path, writable=True)
-    add(again, rows(1, range(20_000, 20_100)))
+    again = Catalog.open(memory_path, writable=True)
+    add(again, every[20_000:])
     assert_has(again, 1, range(20_100))
     again.close()
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.kills.pytorch import Job
@@ -62,30 +62,6 @@ def ordinary(
     optimizer.close()
 
 
-def validating(attempt: Attempt, *, batches: int = 20) -> None:
-    """Validation with a shuffled loader and draws from every generator, a scheduler and a clip per step."""
-    seed()
-    model = Mixed()
-    loader, validation = tokens(), tokens(22)
-    optimizer = attempt.wrap(torch.optim.AdamW(split(model), lr=0.01), model)
-    scheduler = lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=batches + 1)
-    attempt.start(optimizer, scheduler=scheduler, loader=loader)
-    for number, batch in numbered(optimizer, optimizer.batches(loader, batches)):
-        attempt.saw(number, batch)
-        loss_of(model, batch).backward()
-        attempt.tick()
-        optimizer.clip_grad_norm_(0.5)
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        attempt.tick()
-        if number % 4 == 3:
-            validate(model, validation)
-        attempt.tick()
-    attempt.keep(model=model, optimizer=optimizer, scheduler=scheduler)
-    optimizer.close()
-
-
 def validate(model: nn.Module, loader: DataLoader[Any]) -> float:
     """The loss over a loader, with some noise from every generator."""
     model.eval()
@@ -116,36 +92,6 @@ def accumulating(attempt: Attempt, *, batches: int = 20, windows: int = 3, clip:
             optimizer.zero_grad()
         attempt.tick()
     attempt.keep(model=model, optimizer=optimizer)
-    optimizer.close()
-
-
-def per_epoch(attempt: Attempt, *, epochs: int = 3) -> None:
-    """Validation, a scheduler by its result, SWA and its BatchNorm statistics once an epoch of eleven batches."""
-    seed()
-    model = Mixed()
-    loader, validation = tokens(), tokens(22)
-    optimizer = attempt.wrap(torch.optim.SGD(split(model), lr=0.05, momentum=0.9), model)
-    plateau = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-    average = AveragedModel(model)
-    annealed = SWALR(optimizer, swa_lr=0.02, anneal_epochs=2)
-    attempt.start(optimizer, plateau=plateau, average=average, annealed=annealed, loader=loader)
-    for epoch in optimizer.epochs(epochs, loader):
-        for batch in epoch:
-            attempt.saw_next(batch)
-            loss_of(model, batch).backward()
-            attempt.tick()
-            optimizer.step()
-            optimizer.zero_grad()
-            attempt.tick()
-        attempt.tick()
-        plateau.step(validate(model, validation))
-        attempt.tick()
-        average.update_parameters(model)
-        if epoch >= 1:
-            annealed.step()
-        update_bn(validation, average)
-        attempt.tick()
-    attempt.keep(model=model, optimizer=optimizer, plateau=plateau, average=average)
     optimizer.close()
 
 

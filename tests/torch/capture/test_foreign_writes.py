@@ -246,19 +246,6 @@ def test_write_that_escapes_is_found_and_named_by_replay(tmp_path: Path) -> None
 # The digests and the watch
 
 
-@pytest.mark.parametrize(("changes", "kind"), [(0, "full"), (1, "sample")])
-def test_budget_is_decided_by_undisturbed_steps(changes: int, kind: str) -> None:
-    """A look that the scheduler interrupted must not switch full digests off."""
-    fingerprint = Fingerprint([torch.zeros(300_000)])
-    for _ in range(40):
-        if not changes:
-            fingerprint.digests(1)
-        fingerprint._look_seconds.append(5.0)
-        fingerprint.look_seconds = min(fingerprint._look_seconds)
-        fingerprint.fit_budget(0.001)
-    assert fingerprint.kind == kind
-
-
 @pytest.mark.parametrize("mode", ["full", "sample"])
 def test_digests_follow_the_memory_and_a_sample_visits_every_byte_in_time(mode: str) -> None:
     image = nn.Parameter(torch.arange(960.0).reshape(40, 3, 4, 2).to(memory_format=torch.channels_last))

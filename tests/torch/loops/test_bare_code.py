@@ -16,10 +16,9 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from tests.support import campaign
-from tests.support.campaign import in_soak
 from tests.torch.lab import Attempt, Script, contents, differences, flatten, in_child, uninterrupted
 from tests.torch.nets import Mixed, loss_of, seed, tokens
-from tests.torch.scripts import accumulating, adversarial, validating
+from tests.torch.scripts import accumulating, adversarial
 from tranlogs.base.errors import StateMismatch
 
 
@@ -123,12 +122,11 @@ def calls_of(script: Script, run: Path) -> int:
     return interrupt.calls
 
 
-@pytest.mark.parametrize("name", ["accumulating", in_soak("validating")])
-def test_keyboard_interrupt_at_any_moment_loses_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keyboard_interrupt_at_any_moment_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupts strike in the user's code, in torch's, and in the middle of ours."""
     ignore_dropped_interrupts(monkeypatch)
-    script, times = partial({"accumulating": accumulating, "validating": validating}[name], batches=10), 6
-    moments = campaign.dice("interrupts", name)
+    script, times = partial(accumulating, batches=10), 6
+    moments = campaign.dice("interrupts")
     calls = calls_of(script, tmp_path / "counted")
     right = uninterrupted(script)
     run = tmp_path / "run"

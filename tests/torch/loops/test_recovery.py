@@ -241,32 +241,21 @@ def test_tracked_state_that_becomes_unstorable_is_left_out_and_told(tmp_path: Pa
         assert (report.step, differences(everything(model, optimizer), right)) == (60, [])
 
 
-def used_segments(run: Path) -> list[Path]:
-    """The log files that hold records, the oldest first."""
-    return sorted(path for path in (run / "rank0" / "log").glob("*.seg") if path.read_bytes()[:4] == b"TLR2")
-
-
-def test_a_run_whose_log_is_gone_is_not_called_new(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert in_child(lambda: scripts.batches(Attempt(run, 9), checkpoint_every=100)) == -signal.SIGKILL
-    for path in used_segments(run):
-        path.unlink()
+@pytest.mark.parametrize("die_at", [9, None], ids=["killed", "finished"])
+def test_a_run_whose_log_is_gone_is_neither_called_new_nor_finished(die_at: int | None, tmp_path: Path) -> None:
+    run, n = tmp_path / "run", scripts.TURNS
+    ended = in_child(lambda: scripts.batches(Attempt(run, die_at), checkpoint_every=100))
+    assert ended == (0 if die_at is None else -signal.SIGKILL)
+    for path in (run / "rank0" / "log").glob("*.seg"):
+        if path.read_bytes()[:4] == b"TLR2":  # it holds records
+            path.unlink()
     attempt = Attempt(run)
     scripts.batches(attempt, checkpoint_every=100)
     text = str(attempt.reports[0])
     assert "nothing was finished" not in text
-    assert "recovered to step 0" in text
-    assert "it cannot be read" in text
-
-
-def test_a_finished_run_whose_log_is_gone_is_not_called_finished(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    scripts.batches(Attempt(run), checkpoint_every=100)
-    for path in used_segments(run):
-        path.unlink()
-    attempt = Attempt(run)
-    scripts.batches(attempt, checkpoint_every=100)
-    text = str(attempt.reports[0])
-    n = scripts.TURNS
-    assert f"step {n} had been committed, but the readable log ends at step 0: {n} steps have to be trained again" in text
     assert "the run is finished" not in text
+    if die_at is None:
+        assert f"step {n} had been committed, but the readable log ends at step 0: {n} steps have to be trained again" in text
+    else:
+        assert "recovered to step 0" in text
+        assert "it cannot be read" in text

@@ -17,7 +17,7 @@ from torch.optim import lr_scheduler
 from tests.support import campaign
 from tests.torch.lab import Attempt, Outcome, differences, in_child, prove_exact
 from tests.torch.nets import Mixed, loss_of, seed, tokens
-from tests.torch.scripts import Make, accumulating, adversarial, numbered, ordinary, per_epoch, simple, split
+from tests.torch.scripts import Make, accumulating, adversarial, numbered, ordinary, simple, split
 from tranlogs_torch.replay import gradient_reader
 
 BATCHES = 13
@@ -188,15 +188,6 @@ def growing(attempt: Attempt) -> None:
     optimizer.close()
 
 
-def sharing_memory(attempt: Attempt) -> None:
-    """Two parameters over one memory: the order of their updates counts, so that they are not redone one by one."""
-    seed()
-    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Tanh(), nn.Linear(6, 6, bias=False), nn.Linear(6, 2))
-    model[2].weight.data = model[0].weight.data
-    groups = [{"params": model[0].parameters()}, {"params": [*model[2:].parameters()], "lr": 0.03}]
-    simple(attempt, model, torch.optim.AdamW(groups, lr=0.01), width=6)
-
-
 def of_a_part_called_module(attempt: Attempt) -> None:
     """The prefix that wrappers add is no prefix here: both layers would have one name without it."""
 
@@ -248,10 +239,7 @@ CASES: dict[str, tuple[Callable[[Attempt], None], tuple[int, ...]]] = {
     "hyper-parameters that are tensors": (partial(ordinary, optimizer_of=adam_of_tensors), DIE_AT),
     # With set_to_none=False a parameter without a gradient decays on; after recovery, too.
     "gradients of zero are not none": (partial(ordinary, optimizer_of=of_table("Adam", "single"), set_to_none=False), DIE_AT),
-    # Killed before the epoch's code, in its middle, behind it, and in a later epoch.
-    "code of an epoch runs once": (per_epoch, (23, 4, 5, 22)),
     "several optimizers": (adversarial, (15, 17)),
-    "memory that parameters share": (sharing_memory, (6,)),
     "a part called module": (of_a_part_called_module, (4,)),
 }  # fmt: skip
 VARIANTS = ("sparse SGD", "sparse Adagrad", "Muon as AdamW", "closure fused", "float64", "gradient expanded")
