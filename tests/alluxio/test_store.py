@@ -188,9 +188,9 @@ def test_a_trainer_its_monitor_and_their_machine_are_lost(
     assert marks(tmp_path / "by address/run").archived == came_to
     alluxio.wait(lambda: all(status.is_durable for status in statuses(url).values() if status.is_complete), "persisted")
 
-    # Cold: another cluster, a small one, over the same under-store.
+    # Cold: another cluster, a small one that persists nothing, over the same under-store.
     alluxio.abandon()
-    with Cluster(tmp_path / "cluster", Settings(workers=1), alluxio.under_store) as cold:
+    with Cluster(tmp_path / "cluster", Settings(workers=1, persists=False), alluxio.under_store) as cold:
         found = statuses(cold.url("/runs"))
         assert found
         assert {(status.is_complete, status.is_durable, status.copies) for status in found.values()} == {(True, True, 0)}

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
-from sklearn.datasets import load_digits
 
 SAMPLES, BATCH, EPOCHS = 78, 8, 3  # ten batches an epoch, the last one partial
 
 
-_stored = functools.cache(lambda: load_digits(return_X_y=True))
+@functools.cache
+def _stored() -> tuple[Any, Any]:
+    """Return what scikit-learn's load_digits() does, without its import, which takes seconds."""
+    found = importlib.util.find_spec("sklearn")
+    assert found is not None
+    assert found.origin is not None
+    rows = np.loadtxt(Path(found.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
+    return rows[:, :-1], rows[:, -1].astype(int)
 
 
 def digits(count: int = SAMPLES, *, first: int = 0) -> tuple[Any, Any]:

@@ -43,14 +43,22 @@ _MODULES = {
     "torch": ("torch", "torch._dynamo", "tensorflow", "keras.src.backend.torch.optimizers.torch_parallel_optimizer"),
     "jax": ("jax", "tensorflow", "jaxlib.mlir.dialects.mhlo"),
 }
+# What Keras and TensorFlow import where it is installed, and no job needs: half of the time that a server takes to start.
+_LEFT_OUT = ("jax", "matplotlib", "sklearn")
 _MODULES_OF_TESTS = ("tests.keras.fits", "tests.keras.inside", "tests.kills.keras")
 
 
 def serve(address: str, lock: str) -> None:
     """Begin to listen, and go on in a process of its own."""
     backend = os.environ["KERAS_BACKEND"]
+    left_out = dict.fromkeys({*_LEFT_OUT} - {backend})
+    sys.modules.update(left_out)  # type: ignore[arg-type]  # as if they were not installed
     for module in (*_MODULES[backend], f"tranlogs_keras.backends.{backend}", *_MODULES_OF_TESTS):
         importlib.import_module(module)
+    for name in left_out:  # a job can have them
+        del sys.modules[name]
+    if backend == "tensorflow":
+        importlib.import_module("sklearn.datasets")  # of the examples
     importlib.import_module("tests.keras.data").digits()  # read once
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address_of(address))

@@ -209,6 +209,7 @@ def test_what_cannot_be_right_is_refused(framework: str, request: pytest.Fixture
 @pytest.mark.parametrize(
     ("framework", "script", "epochs", "signs", "end"),
     [
+        ("lightning", "lightning_trainer", 4, ["epoch 1:", "epoch 2:"], "done: 188 steps, however often"),
         (
             "huggingface",
             "huggingface_trainer",
@@ -216,10 +217,9 @@ def test_what_cannot_be_right_is_refused(framework: str, request: pytest.Fixture
             ["'loss':", "eval_loss"],
             "done: 120 steps, evaluations .*, .*, however often",
         ),
-        ("lightning", "lightning_trainer", 4, ["epoch 1:", "epoch 2:"], "done: 188 steps, however often"),
         ("accelerate", "accelerate_loop", 4, ["epoch 0:", "epoch 1:"], "done: 228 losses, however often"),
     ],
-    ids=["huggingface", "lightning", "accelerate"],
+    ids=["lightning", "huggingface", "accelerate"],
 )
 def test_a_killed_example_ends_with_the_bits_and_the_lines_of_its_twin(
     framework: str, script: str, epochs: int, signs: list[str], end: str, request: pytest.FixtureRequest, tmp_path: Path

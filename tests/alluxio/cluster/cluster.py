@@ -38,8 +38,10 @@ class Cluster:
     @property
     def names(self) -> list[str]:
         """All processes, in the order in which they are started."""
-        numbered = [f"{role}-{number}" for number in range(self.settings.workers) for role in ("worker", "job-worker")]
-        return ["master", "job-master", *numbered, "proxy"]
+        masters, roles = ("master", "job-master"), ("worker", "job-worker")
+        if not self.settings.persists:
+            masters, roles = masters[:1], roles[:1]
+        return [*masters, *(f"{role}-{number}" for number in range(self.settings.workers) for role in roles), "proxy"]
 
     def url(self, path: str = "/", **query: object) -> str:
         """The address of a store on it."""
@@ -66,9 +68,9 @@ class Cluster:
         """Wait until master and job master know all workers, and the proxy serves."""
         workers = self.settings.workers
         self.wait(lambda: self._workers("master.web", "master") == workers, "the master knows all workers", "master")
-        self.wait(
-            lambda: self._workers("job.master.web", "job_master") == workers, "the job master knows all workers", "job-master"
-        )
+        if self.settings.persists:
+            what = "the job master knows all workers"
+            self.wait(lambda: self._workers("job.master.web", "job_master") == workers, what, "job-master")
         self.wait(self._proxy_serves, "the proxy serves", "proxy")
         return self
 

@@ -57,6 +57,7 @@ class Settings:
     Attributes:
         workers: how many; each has an address of its own (copies go to workers of different host names).
         memory: bytes of each worker's memory tier, as Alluxio writes them.
+        persists: whether there are a job master and job workers, which write what is in memory to the under-store.
         is_impatient: start fast, and notice the dead within seconds and not minutes: for tests. Else as Alluxio comes.
         ports: by the names in STANDARD_PORTS.
         more: properties beside these.
@@ -64,6 +65,7 @@ class Settings:
 
     workers: int = 2
     memory: str = "1GB"
+    persists: bool = True
     is_impatient: bool = True
     ports: Mapping[str, int] = field(default_factory=free_ports)
     more: Mapping[str, str] = field(default_factory=dict)
