@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tranlogs.training import MeasuredRung, cadence, rungs
+from tranlogs.training import cadence, rungs
+from tranlogs.training.rungs import MeasuredRung
 
 
 def shorten_trials(cost: float | None = None) -> None:

@@ -57,7 +57,7 @@ from .rng import (
     split_python,
     split_torch,
 )
-from .rungs import MeasuredRung, Rung, choose_rung, parse_overhead
+from .rungs import Rung, choose_rung, parse_overhead
 from .scalars import Curve, ScalarHistory
 from .settings import RunOptions, RunSettings, check_epochs
 from .write_forecast import FIRST_UNITS, ExpectedWrites, Place, ScanSchedule, forecast_inputs, forecast_writes
@@ -96,7 +96,6 @@ __all__ = [
     "LoopRecord",
     "LoopSequence",
     "LoopState",
-    "MeasuredRung",
     "Mode",
     "Monitor",
     "NumberLists",

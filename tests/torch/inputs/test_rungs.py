@@ -14,7 +14,8 @@ from tests.support import campaign
 from tests.torch.lab import Attempt, differences, in_child, uninterrupted
 from tests.torch.loops import scripts
 from tranlogs.base.errors import UsageError
-from tranlogs.training import MeasuredRung, cadence, parse_overhead, rungs
+from tranlogs.training import cadence, parse_overhead, rungs
+from tranlogs.training.rungs import MeasuredRung
 from tranlogs_torch import LoggedOptimizer
 
 
