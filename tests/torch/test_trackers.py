@@ -223,6 +223,7 @@ def test_tensorboard_shows_one_curve_after_three_kills(tmp_path: Path, monkeypat
     assert found == {"steps": list(range(1, LAST + 1)), "files": 4}, "each step once, from the files of four processes"
 
 
+@pytest.mark.sampled(0)
 def test_the_newest_folder_of_wandb_has_each_step_once_after_three_kills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,7 +110,7 @@ def test_flipped_signs_and_values_that_change_places_do_not_cancel(change: Any, 
 UNIT = 64  # regions begin at multiples of it
 
 
-@settings(max_examples=campaign.examples(300), deadline=None)
+@settings(max_examples=campaign.examples(100), deadline=None)
 @given(st.data(), st.integers(1, 8))
 def test_regions_that_are_held_never_overlap_and_what_was_released_is_used_again(data: st.DataObject, units: int) -> None:
     ring = Ring(units * UNIT)

@@ -195,7 +195,7 @@ def test_a_buffer_is_overwritten_only_after_its_transfers(twin: Twin) -> None:
         assert_holds(read(payload)[0], torch.full((30,), float(step)))
 
 
-@settings(max_examples=campaign.examples(150), deadline=None)
+@settings(max_examples=campaign.examples(80), deadline=None)
 @given(st.data(), st.integers(400, 3000))
 def test_any_order_that_streams_and_events_allow_is_right(data: st.DataObject, free: int) -> None:
     """Training's kernels are work of its stream here; they overwrite the gradients while earlier steps are transferred."""
