@@ -137,7 +137,10 @@ def pull(store: Store, prefix: str, folder: Path, *, everything: bool = False, p
     if not manifest.checkpoints:
         raise NotARun(folder, f"the store {store.url} holds no checkpoint of this journal yet", "")
     if not stored:
-        raise CorruptObject(f"{store.url}/{prefix}", "none of its checkpoints can be read: " + "; ".join(result.notes))
+        why = "none of its checkpoints can be read: " + "; ".join(result.notes)
+        raise CorruptObject(
+            f"{store.url}/{prefix}", why if result.notes else "it has no checkpoint yet that leads to its newest timeline"
+        )
     # The newest manifest may be unreadable. This journal's next manifest follows it.
     row = StoreRow(store.url, secrets.token_hex(8), parse_manifest_name(names[0])[0], manifest.at)
     _publish_journal(reader, manifest, stored, row)
