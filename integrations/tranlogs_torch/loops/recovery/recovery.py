@@ -164,7 +164,8 @@ class Recovery:
         if found is None or not rechecks or found.plan.recomputed:
             return found
         if found.last_unit is None:
-            self.recheck.obstacle = NO_UNIT if self._parts.rung.logs_tensors else NOTHING_RECORDED
+            has_tensors = self._parts.rung.logs_tensors and not self._parts.rung.is_measured
+            self.recheck.obstacle = NO_UNIT if has_tensors else NOTHING_RECORDED
         elif obstacle := self._find_obstacle(found):
             self.recheck.obstacle = obstacle
             return recover(folder, state, progress=progress, spare=spare)
