@@ -123,6 +123,7 @@ def prove_noticed(writes: Sequence[str], place: str, run: Path, **options: Any) 
     """Log a whole run; the unlogged one, the logged one and the one redone from the log are equal."""
     script = partial(training, writes=writes, place=place)
     right = uninterrupted(script)
+    options = {"log": "gradients"} | options
     trained, again = (Attempt(run, checkpoint_every=1000, recheck=False, **options) for _ in range(2))
     script(trained)
     assert differences(trained.outcome(), right.outcome()) == []
