@@ -4,8 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # The oldest Keras that is supported: tests run it beside the newest.
 OLDEST_KERAS := 3.13.2
-# Processes that share the tests: they wait for disks and for dying children a third of the time. Each takes a few gigabytes.
-WORKERS ?= 3
+# Processes that share the tests: they wait for disks and for dying children half of the time. Each takes a gigabyte or two.
+WORKERS ?= 5
 # Bounds of `make soak`, whichever is reached first; the next one goes on with what is left (soak/tally.jsonl).
 SOAK_MINUTES ?= 60
 KILLS ?= 1000

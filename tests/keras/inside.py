@@ -29,8 +29,8 @@ from tranlogs_keras.replay.offline import OfflineRun
 
 def logged(run: str, **options: Any) -> TranLogsCallback:
     """Return a callback that takes no checkpoint by itself, so that all is redone from the log."""
-    settings = {"checkpoint_every": 1000, "durability": "process", "segment_bytes": 1 << 20, "verbose": False}
-    return TranLogsCallback(run, **(settings | options))
+    settings: dict[str, Any] = {"overhead": None, "checkpoint_every": 1000, "durability": "process", "segment_bytes": 1 << 20}
+    return TranLogsCallback(run, **(settings | {"verbose": False} | options))
 
 
 def left_and_taken_up(
