@@ -413,7 +413,8 @@ class Journal:
         return checkpoints.is_busy or not self._has_checkpoint_failed()
 
     def checkpoint_recomputed(self, position: Position, snapshot: Callable[[], Snapshot]) -> None:
-        """Take a checkpoint, if one is due, of a state that training has computed again: the next start goes on from there.
+        """Take a checkpoint of a state that training has computed again, if one is due or costs little: the next start goes on
+        from there. A job that is killed again and again before one is due makes progress, too.
 
         Args:
             position: of the boundary in the log to which the state is equal.
@@ -423,7 +424,7 @@ class Journal:
         if checkpoints.is_busy or not self.is_writer:
             return
         checkpoints.schedule.is_recomputed = True
-        if checkpoints.schedule.is_due(self.step, 0, checkpoints.speed):
+        if checkpoints.schedule.is_affordable or checkpoints.schedule.is_due(self.step, 0, checkpoints.speed):
             checkpoints.start(position)
             checkpoints.take_recomputed(snapshot(), position, self.adapt)
 

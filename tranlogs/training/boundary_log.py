@@ -92,7 +92,8 @@ class BoundaryLog:
         """
         journal, rung, recheck = self._journal, self._rung, self._recheck
         before, logs_tensors, is_logged = journal.checkpoints.taken, rung.logs_tensors, not journal.is_rechecking
-        digests = self._digest_state() if journal.uncovered or recheck.is_covered else b""
+        is_covered = recheck.is_covered
+        digests = self._digest_state() if journal.uncovered or is_covered else b""
         commit = partial(journal.boundary, body, snapshot, scalars=scalars, digests=digests)
         commit(checkpoint=rung.wants_checkpoint or wants_checkpoint)
         if digests and (equal := recheck.find_equal(journal.step)) is not None:
@@ -103,7 +104,8 @@ class BoundaryLog:
                 rung.settle()
                 journal.wait_checkpoint()
                 commit(checkpoint=True)
-            elif wants_checkpoint and not self.has_checkpoint():  # the process before has died too early for it
+            elif is_covered or (wants_checkpoint and not self.has_checkpoint()):
+                # What was computed again shall not be once more; or the process before has died too early for this one.
                 is_late = recheck.recovered is not None  # and the state is another one now
                 if not is_late:
                     journal.wait_checkpoint()

@@ -15,6 +15,7 @@ from .rehearsed_process import current
 _SECONDS = 0.05
 _SHARE = 0.005  # of the time, for recording boundaries
 _MEASURED = 16  # The fastest counts: others may have been disturbed, or took a checkpoint.
+_KNOWN = 4  # boundaries from which on their time counts: the first ones of a process take longer
 _STEPS_MAX = COVERED_MAX // 2  # The last unit may have many steps.
 
 
@@ -39,4 +40,5 @@ class Cadence:
         """Note that a boundary was recorded, which began at a time of `time.perf_counter`."""
         now = time.perf_counter()
         self._seconds.append(now - began)
-        self._next_at = now + max(_SECONDS, min(self._seconds) / _SHARE)
+        known = min(self._seconds) if len(self._seconds) >= _KNOWN else 0.0
+        self._next_at = now + max(_SECONDS, known / _SHARE)

@@ -175,9 +175,10 @@ class OptimizerHooks:
         if self._scaler.scaler is None and self._scaler.look():
             self.run.saw_scaler(self._scaler.scaler)
         if not self.run.rung.logs_tensors:
-            self.run.before_step()
-            self.run.auxiliary.gradients.before_step(self.name)
-            return None
+            self.run.before_step()  # which may begin to log tensors
+            if not self.run.rung.logs_tensors:
+                self.run.auxiliary.gradients.before_step(self.name)
+                return None
         if is_compiled:
             self._log_weights("its compiled step rounds differently from the step that redo executes")
         if len(args) > 2 or not kwargs.keys() <= _KNOWN:  # args[0] is the optimizer itself, then comes the closure

@@ -69,6 +69,7 @@ class Boundaries:
         self._steps_by_optimizer: dict[str, int] = {}  # of the running unit
         self.units = 0
         self.counting: set[str] = set()
+        self._behind_loop: dict[str, Any] | None = None  # what a boundary holds, as a loop without tensors was left
         self._log = BoundaryLog(
             parts.settings.run,
             parts.journal,
@@ -141,13 +142,29 @@ class Boundaries:
             self._commit(self._read())
         self._log.end_unit()
 
+    def leave_loop(self) -> None:
+        """Note that a loop was left: a step outside of it would have to be logged from here on."""
+        self._behind_loop = None
+        if self._parts.rung.is_measured and not self._parts.rung.logs_tensors and self._journal.is_writer:
+            self._behind_loop = self._read()
+            if not self.steps_since_boundary and not self._journal.uncovered:
+                self._remember()  # what is written from here on is not in the checkpoint at the end of the loop
+
     def log_tensors(self) -> None:
-        """Log tensors from the step on that comes now, whatever they cost: it lies outside of the loops that the run knows."""
+        """Log tensors from the step on that comes now, whatever they cost: it lies outside of the loops that the run knows.
+
+        No loop computes such a step again. So the log goes on from the checkpoint at the end of the loop before, or from one of
+        now, with random states and all that the script keeps as they were when that loop was left.
+        """
+        behind, self._behind_loop = self._behind_loop, None
         self._parts.rung.settle()
         self._journal.wait_checkpoint()
+        if not self.steps_since_boundary and not self._journal.uncovered and self._log.has_checkpoint():
+            self._parts.rung.note_checkpoint()
+            return
         self._log.begin(has_steps=self.steps_since_boundary > 0)
-        self._commit(self._read() | {"is_implicit": True, "turns": None})
-        self._journal.wait_checkpoint()  # nothing else leads to this step: no loop computes it again
+        self._commit((behind or self._read()) | {"is_implicit": True, "turns": None})
+        self._journal.wait_checkpoint()
 
     def expect_end(self) -> None:
         """Note that a loop ends with the next boundary: where no tensors are logged, only a checkpoint leads there."""
@@ -244,6 +261,8 @@ class Boundaries:
             return
         if not (module.training and torch.is_grad_enabled()):
             return
+        if self._behind_loop is not None and not self._loops.running:
+            self.log_tensors()
         if self._recovery.has_begun and not self._parts.restarts.is_open:
             self._parts.restarts.open()  # a step outside of all loops follows
         if self.implicit is not None:

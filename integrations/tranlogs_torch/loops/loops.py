@@ -37,6 +37,10 @@ class UnitCommitter(Protocol):
         """Note that a loop ends with the next boundary."""
         ...
 
+    def leave_loop(self) -> None:
+        """Note that a loop was left."""
+        ...
+
     def commit_implicit(self) -> None:
         """Commit the last step outside of all loops, which takes no part in a unit of a loop."""
         ...
@@ -143,6 +147,7 @@ class Loops:
             is_over = sequence.is_over
             sequence.leave()
             self._undo_code_of_epoch()  # of an epoch that was left in its middle again, before a batch
+            self._boundaries.leave_loop()
         if is_over:
             self._pass()
         else:

@@ -287,6 +287,10 @@ class TrainingRun:
         """Note that a loop ends with the next boundary."""
         self._boundaries.expect_end()
 
+    def leave_loop(self) -> None:
+        """Note that a loop was left."""
+        self._boundaries.leave_loop()
+
     def boundary(self, asking: object = None) -> None:
         """Commit what came since the last boundary: the loop `asking` (None: whichever runs) wants its next batch."""
         self._boundaries.boundary(asking)

@@ -14,6 +14,7 @@ from tests.support import campaign
 from tests.torch.lab import Attempt, differences, in_child, uninterrupted
 from tests.torch.loops import scripts
 from tranlogs.base.errors import UsageError
+from tranlogs.recovery.journal_facts import read_catalog
 from tranlogs.training import cadence, parse_overhead, rungs
 from tranlogs.training.rungs import MeasuredRung
 from tranlogs_torch import LoggedOptimizer
@@ -171,6 +172,58 @@ def test_steps_outside_of_loops_are_logged_whatever_they_cost(tmp_path: Path) ->
     last = Attempt(tmp_path / "killed", **options)
     mixed(last)
     assert last.reports[0].step >= 11, "the steps outside were logged with their gradients"
+
+
+@pytest.mark.crash
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("left_after", [60, 8])
+@pytest.mark.parametrize("ticks", [(9,), (10,), (9, 4)], ids=str)
+def test_steps_outside_draw_what_they_drew(ticks: tuple[int, ...], left_after: int, tmp_path: Path) -> None:
+    """The first one is found out in its middle, when it has drawn: its loop's end, or a break, is where a resume begins."""
+
+    def script(attempt: Attempt) -> None:
+        model, optimizer, _ = scripts.begin(attempt)
+        state = optimizer.remember(done=0)
+        attempt.start(optimizer)
+        rows, values = torch.arange(60.0).reshape(10, 6), torch.arange(10.0).reshape(10, 1)
+
+        def step() -> None:
+            chosen = torch.randint(10, (4,))
+            scripts.step(attempt, model, optimizer, (rows[chosen] / 60, values[chosen]))
+
+        for turn in optimizer.steps(9, stateless=True):
+            step()
+            if turn == left_after:
+                break
+        while state.done < 12:
+            step()
+            state.done += 1
+        attempt.keep(model=model, optimizer=optimizer)
+        optimizer.close()
+
+    options: dict[str, Any] = {"overhead": 1e-9, "checkpoint_every": 1000}
+    whole = Attempt(tmp_path / "whole", log="gradients")
+    script(whole)
+    for tick in ticks:
+        assert in_child(lambda tick=tick: script(Attempt(tmp_path / "killed", tick, **options))) == -signal.SIGKILL
+    last = Attempt(tmp_path / "killed", **options)
+    script(last)
+    assert not (found := differences(last.outcome(), whole.outcome())), found
+    assert last.final_report().exact is not False
+
+
+@pytest.mark.crash
+@pytest.mark.usefixtures("short")
+def test_a_job_that_is_killed_soon_after_each_start_comes_to_its_end(tmp_path: Path) -> None:
+    """Before a checkpoint is due, a life has to compute the one before again: what it has computed is kept."""
+    options: dict[str, Any] = {"overhead": 1e-9, "checkpoint_every": 1000}
+    reached = []
+    for _ in range(20):
+        status = in_child(lambda: scripts.batches(Attempt(tmp_path / "run", 9, **options)))
+        reached.append(read_catalog(tmp_path / "run" / "rank0").watermarks.committed)
+        if status != -signal.SIGKILL:
+            break
+    assert status == 0, reached
 
 
 @pytest.mark.crash

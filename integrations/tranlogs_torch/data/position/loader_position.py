@@ -187,7 +187,7 @@ class LoaderPosition:
         if source.has_indices and source.worker_seeds is None:
             return (
                 "random numbers drawn inside DataLoader workers (augmentation) are not recovered; the order of samples is. "
-                'worker_seeds="batch" recovers them, too'
+                'worker_seeds="batch", given from the start of a run, recovers them, too'
             )
         if not source.has_indices and loader.persistent_workers and self.epoch:
             return "random numbers drawn by an IterableDataset inside persistent workers are not recovered"

@@ -75,8 +75,10 @@ class UnitRecheck(RecomputedUnit):
         """Let the journal compare the unit after the position where recovery has landed, if there is one to be computed."""
         if found.last_unit is None:
             return
-        # A resume may add to what is doubted of a loader (random numbers of its workers, generators of its dataset).
-        doubts = {f"data.{name}.head.{part}" for name in self._parts.auxiliary.read_data() for part in ("doubts", "moved")}
+        # A resume may add to what is doubted of a loader (random numbers of its workers, generators of its dataset), and may
+        # give seeds to workers: that is said, and what they draw shows in what follows.
+        parts = ("doubts", "moved", "sizes.worker_seeds")
+        doubts = {f"data.{name}.head.{part}" for name in self._parts.auxiliary.read_data() for part in parts}
         recheck = self._begin(found.last_unit, found.position.step, self.ignored | doubts)
         self._parts.auxiliary.deviation = recheck.read_recorded("deviation")
 
