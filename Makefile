@@ -4,8 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # The oldest Keras that is supported: tests run it beside the newest.
 OLDEST_KERAS := 3.13.2
-# Processes that share the tests: they wait for disks and for dying children half of the time. Each takes a gigabyte or two.
-WORKERS ?= 5
+# Processes that share the tests: they wait for disks and for dying children half of the time. Five were slower than three.
+WORKERS ?= 3
 # Bounds of `make soak`, whichever is reached first; the next one goes on with what is left (soak/tally.jsonl).
 SOAK_MINUTES ?= 60
 KILLS ?= 1000
@@ -21,6 +21,8 @@ demo: $(VENV)/.usable
 
 # Tests start hundreds of processes, which would compile the checkout each time.
 test test-most test-ranks test-rest: export PYTHONDONTWRITEBYTECODE :=
+# Threads of OpenMP that wait for each other would keep the processors from other tests.
+test test-most test-ranks test-rest: export OMP_WAIT_POLICY := passive
 
 test: $(VENV)/.ready
 	$(MAKE) --no-print-directory --keep-going --jobs 4 test-most test-beside
