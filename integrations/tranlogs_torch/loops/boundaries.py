@@ -261,7 +261,7 @@ class Boundaries:
             return
         if not (module.training and torch.is_grad_enabled()):
             return
-        if self._behind_loop is not None and not self._loops.running:
+        if self._behind_loop is not None and not self._loops.running and self._journal.is_writer:
             self.log_tensors()
         if self._recovery.has_begun and not self._parts.restarts.is_open:
             self._parts.restarts.open()  # a step outside of all loops follows
