@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from tests.support import campaign
+from tests.support.rungs import shorten_trials
 from tests.torch.lab import Attempt, differences, in_child, uninterrupted
 from tests.torch.loops import scripts
 from tranlogs.base.errors import UsageError
 from tranlogs.recovery.journal_facts import read_catalog
-from tranlogs.training import cadence, parse_overhead, rungs
+from tranlogs.training import parse_overhead, rungs
 from tranlogs.training.rungs import MeasuredRung
 from tranlogs_torch import LoggedOptimizer
 
@@ -23,12 +24,7 @@ from tranlogs_torch import LoggedOptimizer
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a trial be of three units each, a new one come with each checkpoint, and each boundary be recorded."""
-    monkeypatch.setattr(rungs, "UNITS", 3)
-    monkeypatch.setattr(rungs, "_SKIPPED", 1)
-    for name in ("_GRADIENTS_SECONDS", "_INPUTS_SECONDS", "_INPUTS_SECONDS_MAX"):
-        monkeypatch.setattr(rungs, name, 0.0)
-    monkeypatch.setattr(cadence, "_SECONDS", 0.0)
-    monkeypatch.setattr(cadence, "_SHARE", 1e9)
+    shorten_trials(put=monkeypatch.setattr)
 
 
 def run_through(rung: MeasuredRung, monkeypatch: pytest.MonkeyPatch, logged: float, plain: float) -> None:
@@ -132,8 +128,7 @@ def test_a_kill_in_any_phase_leaves_no_trace(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    decide = MeasuredRung._decide
-    monkeypatch.setattr(MeasuredRung, "_decide", lambda rung, _: decide(rung, cost))
+    shorten_trials(cost, monkeypatch.setattr)
     options: dict[str, Any] = {"log": "auto", "checkpoint_every": checkpoint_every}
     run, right = tmp_path / "run", uninterrupted(script)
     for tick in ticks:
