@@ -56,6 +56,11 @@ class DatasetProxy:
     def __init__(self, dataset: Any) -> None:
         self.__dict__["_dataset"] = dataset
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """The class of the dataset: a worker's code may ask isinstance(get_worker_info().dataset, ...)."""
+        return type(self._dataset)
+
     def __getattr__(self, name: str) -> Any:
         if name == "_dataset":  # while it is being unpickled
             raise AttributeError(name)

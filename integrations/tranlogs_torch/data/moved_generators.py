@@ -2,6 +2,7 @@
 
 A generator that a dataset merely holds (one that `__init__` alone used, or one that is copied before it is drawn from) is the
 same whenever the script builds the dataset. Only one whose state has changed since the first pass can be another after a crash.
+The same holds for what only a worker has: its global generators.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from tranlogs.training import read_memory_of
 from ..tensors import arrays
 from .generators import generators_in, trackable
 from .loader_class import DatasetProxy
+from .rng import KeptRng
+
+DRAWS = "draws"  # the place of the global generators of workers
 
 
 class MovedGenerators:
@@ -31,6 +35,7 @@ class MovedGenerators:
 
     Attributes:
         recorded: digests of the states of generators that passes have moved, by their place in the dataset; "" if unknown.
+            Also DRAWS, if workers drew from their global ones.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -58,18 +63,25 @@ class MovedGenerators:
             self.recorded |= {place: "" for place, number in self._places.items() if self._flags[number]}
         return dict(self.recorded)
 
-    def watched_by_workers(self) -> WatchedDataset | None:
-        """Return the dataset for workers, whose copies of the generators nobody else sees; None if it has no generator."""
-        if not self._found:
-            return None
+    @property
+    def is_watched(self) -> bool:
+        """True if the dataset was given to workers that watch it."""
+        return self._flags is not None
+
+    def watched_by_workers(self) -> WatchedDataset:
+        """Return the dataset for workers, whose copies of it and of its generators nobody else sees."""
         if self._flags is None:
-            self._places = {place: number for number, place in enumerate(self._found)}
+            self._places = {place: number for number, place in enumerate([*self._found, DRAWS])}
             self._flags = torch.zeros(len(self._places), dtype=torch.uint8).share_memory_()
         return WatchedDataset(self._dataset, self._places, self._flags)
 
+    def note_unwatched(self) -> None:
+        """Note that workers run that nobody watches."""
+        self.recorded[DRAWS] = ""
+
     def load(self, recorded: dict[str, str]) -> None:
         """Take the digests of a recorded position."""
-        self.recorded, self._lost = dict(recorded), set(recorded)
+        self.recorded, self._lost = dict(recorded), set(recorded) - {DRAWS}
 
     def compare(self) -> None:
         """Note which generators have the recorded state, when a resume has opened the loader: the data brought them back."""
@@ -91,17 +103,17 @@ class MovedGenerators:
 
 
 class WatchedDataset(DatasetProxy):
-    """A map-style dataset in a worker: notes which of its generators change when the worker loads a batch.
+    """A map-style dataset in a worker: notes what has changed when the worker has loaded a batch.
 
     Args:
         dataset: to load from.
-        places: numbers of the flags of its generators, by place.
+        places: numbers of the flags of its generators, by place, and of DRAWS.
         flags: in shared memory.
     """
 
     def __init__(self, dataset: Any, places: dict[str, int], flags: torch.Tensor) -> None:
         super().__init__(dataset)
-        self.__dict__.update(_places=dict(places), _flags=flags, _first=None)
+        self.__dict__.update(_places=dict(places), _flags=flags, _first=None, _rng=KeptRng())
 
     def __reduce__(self) -> Any:
         return WatchedDataset, (self._dataset, self._places, self._flags)
@@ -128,7 +140,8 @@ class WatchedDataset(DatasetProxy):
             del self._places[place]
 
     def _states(self) -> dict[str, Any]:
-        return {place: _state_of(generator) for place, generator in generators_in(self._dataset, ".dataset")}
+        found: dict[str, Any] = {place: _state_of(one) for place, one in generators_in(self._dataset, ".dataset")}
+        return found | {DRAWS: self._rng.now()}
 
 
 def _state_of(generator: Any) -> Any:

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 
 from ...distributed.process_group import size
 from ...tensors import arrays
+from ..moved_generators import DRAWS
 from ..resized_position import redivided
 from ..rng import get_rng, set_rng
 from ..sampler import Draws
@@ -184,7 +185,8 @@ class LoaderPosition:
             return None
         if self.batch and not getattr(loader, "in_order", True):
             return "in_order=False: batches arrive in the order in which workers finish, which cannot be repeated"
-        if source.has_indices and source.worker_seeds is None:
+        seen = source.moved.read() if source.has_indices else {}
+        if DRAWS in seen and source.worker_seeds is None:
             return (
                 "random numbers drawn inside DataLoader workers (augmentation) are not recovered; the order of samples is. "
                 'worker_seeds="batch", given from the start of a run, recovers them, too'

@@ -55,7 +55,7 @@ class TrackedLoader:
         # A user's class whose __iter__ is a generator asks for its sampler later than the proxy expects: read it again.
         if not self.is_iterable and not inspect.isgeneratorfunction(self.plain_class.__iter__):
             self._proxy = SeekableSampler(sampler, self.generators, on_doubt)
-            loader.__dict__[self._proxied] = self._proxy  # the public setter refuses
+            self._set_sampler(self._proxy)
         self.worker_seeds = worker_seeds if self.has_indices and loader.num_workers else None
         if self.worker_seeds is not None:
             check_workers(loader)
@@ -63,7 +63,12 @@ class TrackedLoader:
     def release(self) -> None:
         """Give the loader its own sampler back."""
         if self._proxy is not None and self.loader.__dict__.get(self._proxied) == self._proxy:
-            self.loader.__dict__[self._proxied] = self._proxy.sampler
+            self._set_sampler(self._proxy.sampler)
+
+    def _set_sampler(self, sampler: Any) -> None:
+        self.loader.__dict__[self._proxied] = sampler  # the public setter refuses
+        if self.has_started_workers:  # persistent ones, which have served another pass
+            self.loader._iterator._index_sampler = sampler  # type: ignore[union-attr]
 
     @property
     def has_indices(self) -> bool:
@@ -139,8 +144,10 @@ class TrackedLoader:
         """Return an iterator of the loader's own class; workers take seeds if `worker_seeds` is given."""
         loader = self.loader
         dataset = loader.dataset
-        if loader.num_workers and not self.is_iterable and (watched := self.moved.watched_by_workers()) is not None:
-            loader.__dict__["dataset"] = watched
+        if loader.num_workers and not self.is_iterable:
+            if self.has_persistent_workers and self.has_started_workers and not self.moved.is_watched:
+                self.moved.note_unwatched()
+            loader.__dict__["dataset"] = self.moved.watched_by_workers()
         if self.worker_seeds is not None:
             loader.__dict__["dataset"] = SeededDataset(loader.dataset)
         try:
