@@ -132,6 +132,23 @@ def new_figure(title: str, size: tuple[float, float], shape: tuple[int, int], **
     return figure, axes
 
 
+def draw_policies(path: Path, results: dict[str, Any]) -> None:
+    """Waste over the number of machines: a panel for each law of failures and each way to redo work."""
+    title = "Share of time that failures and checkpoints cost, by policy"
+    figure, axes = new_figure(title, (11, 7.4), (2, 2), sharex=True)
+    for axis, (name, found) in zip(axes.flat, results["wasted"].items(), strict=True):
+        for colour, (policy, shares) in zip(_COLOURS, found.items(), strict=False):
+            is_ours = "auto" in policy
+            axis.plot(results["nodes"], shares, color=INK if is_ours else colour, lw=2.6 if is_ours else 1.2, label=policy)
+        axis.set(xscale="log", yscale="log")
+        axis.set_title(name, fontsize=10, color=INK)
+        axis.yaxis.set_major_formatter(lambda y, _: f"{100 * y:g} %")
+    for axis in axes[1]:
+        axis.set_xlabel("machines", color=INK)
+    axes[0][0].legend(frameon=False, fontsize=7.5)
+    figure.savefig(path)
+
+
 def draw_peers(path: Path, results: dict[str, Any]) -> None:
     """Left mean step times by interval, right the share of time that is lost."""
     figure, (costs, waste) = new_figure("Saving, crashing, coming back: the same job, the same machine", (12, 5), (1, 2))

@@ -17,7 +17,7 @@ from tests.support import campaign
 _EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 _CHEAP = ("replay", "disk")
 _PARTS = (*_CHEAP, "steps", "trainers", "keras", "recovery", "checkpoint") if campaign.is_soak() else _CHEAP
-_NAMES = ("step_time", "recovered_quality") if campaign.is_soak() else ("recovered_quality",)
+_NAMES = ("step_time", "recovered_quality", "policies") if campaign.is_soak() else ("recovered_quality", "policies")
 
 
 def run(into: Path, *words: str) -> None:
