@@ -58,10 +58,10 @@ def policies(results: dict[str, Any]) -> Lines:
     lines = prose(f"""
         A simulation: share of time that is lost to failures and checkpoints in a job of 30 days (mean of {results["jobs"]}),
         on 1 to 10,000 machines at failure rates that Meta has published, with a checkpoint of {results["cost"]:.0f} s and a
-        restart of {results["restart"]:.0f} s. The default is at most {100 * behind:.1f} percentage points behind Young/Daly with
-        the mean known beforehand; fitted probabilities and learning gain at most {100 * gain:.1f} over it, and lose more
-        elsewhere: so nothing else is in TranLogs. The table has work that is computed again; the picture what a log of gradients
-        redoes, too.""")
+        restart of {results["restart"]:.0f} s. The default is at most {100 * behind:.1f} percentage points behind Young/Daly
+        with the mean known beforehand; fitted probabilities and learning gain at most {100 * gain:.1f} over it, and lose more
+        elsewhere: so nothing else is in TranLogs. The table has work that is computed again; the picture what a log of
+        gradients redoes, too.""")
     head = ["policy", *(f"{name.partition(',')[0]}, {nodes[i]:,} machine{'s' * (nodes[i] > 1)}" for name, i in columns)]
     policies = next(iter(wasted.values()))
     rows = [[policy, *(f"{100 * wasted[name][policy][i]:.2f} %" for name, i in columns)] for policy in policies]
