@@ -122,7 +122,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             "accept_changes": accept_changes,
             "recheck": recheck,
         }
-        self._settings = Settings.checked(run, **self._options)
+        self._settings = Settings.of_fit(run, **self._options)
         self._rung = self._settings.choose_rung()
         self._given = self._settings.run
         self._is_unplaced_copy = False
@@ -189,7 +189,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             folder = claim_folder(self._given, digest_identity(identity))
             store = self._options["store"]
             options = self._options | ({} if store is None else {"store": f"{store.rstrip('/')}/{self._given.name}"})
-            self._settings, self._is_unplaced_copy = Settings.checked(folder, **options), False
+            self._settings, self._is_unplaced_copy = Settings.of_fit(folder, **options), False
         return self._settings
 
     def _release_left_over(self) -> None:

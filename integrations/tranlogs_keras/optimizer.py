@@ -17,7 +17,7 @@ from .loop.data_place import LoopData
 from .loop.loop_members import Members
 from .loop.loop_run import LoopRun, demand_recovered
 from .loop.loops import Epoch, Loops
-from .loop.settings import LoopSettings
+from .settings import LoopSettings
 from .state.fingerprint import Mode
 from .state.state import LogKind
 
@@ -36,7 +36,11 @@ class LoggedOptimizer:
         optimizer: any optimizer of keras.optimizers; it may be built or not.
         run: folder of the run; made if it is not there.
         model: the model that the optimizer trains, or a list of models.
-        log: "gradients" (what enters `apply`, redone by the same update), or "weights" (what each step has changed).
+        log: "auto": gradients as long as they cost at most `overhead` of a step, which is measured, else no tensors;
+            "gradients" (what enters `apply`, redone by the same update), "weights" (what each step has changed), or "inputs":
+            no tensors. After a crash the loop computes the steps of which the log has no tensors again, and each recorded
+            boundary on the way is compared.
+        overhead: what logged tensors may cost with log="auto": "5%", or 0.05; None for no bound.
         checkpoint_every: "auto", "epoch", steps (500), a time ("10min"), a size of log ("256MiB"), a recovery time
             ("rto=30s"), or a policy object.
         durability: "machine" survives power loss (synced steps, a moment behind), "process" survives the process.
@@ -64,7 +68,8 @@ class LoggedOptimizer:
         run: str | Path,
         model: Any,
         *,
-        log: LogKind = "gradients",
+        log: LogKind | Literal["auto"] = "auto",
+        overhead: str | float | None = "5%",
         checkpoint_every: Any = "auto",
         durability: Literal["machine", "process"] = "machine",
         keep: Any = 2,
@@ -82,6 +87,7 @@ class LoggedOptimizer:
         settings = LoopSettings.checked(
             run,
             log=log,
+            overhead=overhead,
             checkpoint_every=checkpoint_every,
             durability=durability,
             keep=keep,
@@ -272,6 +278,11 @@ class LoggedOptimizer:
     def scalars(self) -> dict[str, Curve]:
         """All noted scalars: name -> (steps, values); after recovery they are there again."""
         return self._run.scalars.curves
+
+    @property
+    def is_recomputing(self) -> bool:
+        """True while the loop computes steps again that were finished before a crash; a script may then be quiet."""
+        return self._run.resources.journal.is_rechecking
 
     def close(self) -> None:
         """Seal the log and release the run. Every complete batch is safe afterwards."""

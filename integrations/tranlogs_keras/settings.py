@@ -1,4 +1,4 @@
-"""The settings of the callback, checked as they are given, and the choice of what to log."""
+"""The settings of a run, checked as they are given, and the choice of what to log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from tranlogs.base.errors import UsageError
 from tranlogs.training import (
@@ -27,6 +27,8 @@ from . import keras_internals
 from .backends import Backend
 from .data.source import DataOrder
 from .state.state import LogKind
+
+_Made = TypeVar("_Made", bound="LoopSettings")
 
 EVERY_EPOCH = Automatic()  # in the middle of an epoch; the fit asks for the checkpoint at its end itself
 
@@ -57,68 +59,59 @@ class KeepEnds:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """Settings of the callback.
+class LoopSettings:
+    """Settings of a loop of one's own.
 
     Attributes:
         shared: what all integrations have.
         log: "auto", "gradients", "weights" or "inputs".
         overhead: what logged tensors may cost with "auto", as a share of a step; None for no bound.
         every_epoch: whether a checkpoint is taken at the end of each epoch.
-        retention: keeps the checkpoints at the ends of fits, besides those that were asked for.
-        data_order: "tranlogs" or "keras".
         seed: of TranLogs's own order of samples; None for the script's.
-        rank: of this process.
-        verbose: whether progress and the report are printed.
-        accepts_changes: whether a run continues with a model, settings or data that have changed.
     """
 
     shared: RunSettings
     log: LogKind | Literal["auto"]
     overhead: float | None
     every_epoch: bool
-    retention: KeepEnds
-    data_order: DataOrder
     seed: int | None
-    rank: int
-    verbose: bool
-    accepts_changes: bool
 
     @classmethod
     def checked(
-        cls,
+        cls: type[_Made],
         run: Any,
         *,
         log: Any,
         overhead: Any,
         checkpoint_every: Any,
-        keep: Any,
-        data_order: Any,
         seed: Any,
-        rank: int,
-        verbose: bool,
-        accept_changes: bool,
+        others: tuple[Any, ...] = (),
         **shared: Any,
-    ) -> Settings:
+    ) -> _Made:
         """Return the settings that a user has written; `shared` are further ones of `RunOptions`.
+
+        Args:
+            run: folder of the run.
+            log: see the attributes, like the next one.
+            overhead: what logged tensors may cost.
+            checkpoint_every: "epoch", or what `RunOptions` takes.
+            seed: see the attributes.
+            others: values of the attributes that a subclass adds.
 
         Raises:
             UsageError: one of the settings is wrong; the message names it.
         """
         every_epoch = checkpoint_every == "epoch"
-        retention = KeepEnds(as_retention(keep))
         policy = EVERY_EPOCH if every_epoch else checkpoint_every
-        common = RunSettings.of(RunOptions(run=run, checkpoint_every=policy, keep=retention, **shared))
+        common = RunSettings.of(RunOptions(run=run, checkpoint_every=policy, **shared))
         share = parse_overhead(overhead)
         if log not in ("auto", *get_args(LogKind)):
             raise UsageError(f'log={log!r}: use "auto", "gradients", "weights" or "inputs"')
         if log == "inputs":
             common.demand_without_tensors()
-        if data_order not in ("tranlogs", "keras"):
-            raise UsageError(f'data_order={data_order!r}: use "tranlogs" or "keras"')
         if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or seed < 0):
             raise UsageError(f"seed={seed!r}: give an integer from 0 on")
-        return cls(common, log, share, every_epoch, retention, data_order, seed, rank, verbose, bool(accept_changes))
+        return cls(common, log, share, every_epoch, seed, *others)
 
     @property
     def run(self) -> Path:
@@ -135,6 +128,36 @@ class Settings:
     def choose_rung(self) -> Rung:
         """Return what decides whether steps are logged with their tensors."""
         return choose_rung(self.log, self.overhead)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings(LoopSettings):
+    """Settings of the callback.
+
+    Attributes:
+        retention: keeps the checkpoints at the ends of fits, besides those that were asked for.
+        data_order: "tranlogs" or "keras".
+        rank: of this process.
+        verbose: whether progress and the report are printed.
+        accepts_changes: whether a run continues with a model, settings or data that have changed.
+    """
+
+    retention: KeepEnds
+    data_order: DataOrder
+    rank: int
+    verbose: bool
+    accepts_changes: bool
+
+    @classmethod
+    def of_fit(
+        cls, run: Any, *, keep: Any, data_order: Any, rank: int, verbose: bool, accept_changes: bool, **shared: Any
+    ) -> Settings:
+        """Return the settings that a user has written; see `checked`."""
+        retention = KeepEnds(as_retention(keep))
+        if data_order not in ("tranlogs", "keras"):
+            raise UsageError(f'data_order={data_order!r}: use "tranlogs" or "keras"')
+        others = retention, data_order, rank, verbose, bool(accept_changes)
+        return cls.checked(run, keep=retention, others=others, **shared)
 
     def choose_log(self, model: Any, backend: Backend) -> tuple[LogKind, str]:
         """Choose what to log; return the choice, and the reason if gradients are not enough.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections import deque
@@ -135,6 +136,35 @@ def gan(job: Job) -> None:
     if job.run is not None:
         g_optimizer.close()
     job.keep(state=[generator, critic, plain_g, plain_c])
+
+
+def compiled(job: Job) -> None:
+    """Take steps of two optimizers in one compiled function, from rows by number."""
+    import tensorflow as tf
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    keras.utils.set_random_seed(2)
+    models = [keras.Sequential([keras.Input((8,)), layers.Dense(2)]) for _ in range(2)]
+    plain = [keras.optimizers.SGD(1e-2, momentum=0.9) for _ in models]
+    optimizers: list[Any] = list(plain)
+    if job.run is not None:
+        optimizers[0] = job.wrap(plain[0], models[0], checkpoint_every=4)
+        optimizers[1] = optimizers[0].add_optimizer(plain[1], "other", models[1])
+
+    @tf.function
+    def train_step(rows: Any) -> None:
+        with tf.GradientTape(persistent=True) as tape:
+            losses = [tf.reduce_mean((model(rows) - number) ** 2) for number, model in enumerate(models)]
+        for model, optimizer, loss in zip(models, optimizers, losses):
+            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    rows = tf.constant(arrays()[0])
+    for turn in range(STEPS) if job.run is None else optimizers[0].steps(STEPS, stateless=True):
+        train_step(rows[turn : turn + 8])
+        job.at("batch")
+    if job.run is not None:
+        optimizers[0].close()
+    job.keep(state=[*models, *plain])
 
 
 def torch_guide(job: Job) -> None:
@@ -443,6 +473,26 @@ def warm_up(job: Job, steps: int) -> None:
     it.keep()
 
 
+def outside(job: Job, left: int | None = None) -> None:
+    """Take nine turns, or leave the loop in an earlier one, and then steps outside of all loops, 14 in all."""
+    it = Small(job)
+    for turn in it.turns(9, stateless=True):
+        it.step_on(np.arange(turn, turn + 8))
+        if turn == left:
+            break
+    while (done := int(it.plain.iterations)) < 14:
+        it.step_on(np.arange(done, done + 8))
+    it.keep()
+
+
+def noisy(job: Job) -> None:
+    """Take steps of which the sixth is another one in each process."""
+    it = Small(job)
+    for turn in it.turns(40, stateless=True):
+        it.step(it.x[turn : turn + 8], it.y[turn : turn + 8], float(os.getpid()) if turn == 5 else 1.0)
+    it.keep()
+
+
 # Changes that a script makes on purpose between `recover()` and the loop.
 
 
@@ -501,4 +551,6 @@ def change(job: Job, changes: tuple[str, ...] = (), at: int = -1, resumes: bool 
                 CHANGES[name](it, state)
         it.step(it.x[turn : turn + BATCH], it.y[turn : turn + BATCH], state.scale)
         state.last.append(turn)
+        if job.run is not None and job.options.get("log") == "inputs":
+            job.print("again" if it.optimizer.is_recomputing else "new")
     it.keep(history=[state.scale, state.last])

@@ -18,6 +18,7 @@ import numpy as np
 
 from tests.kills import job
 from tests.kills.job import Script
+from tests.support.rungs import shorten_trials
 from tranlogs.training import Remembered
 from tranlogs_keras import LoggedOptimizer, TranLogsCallback
 
@@ -56,10 +57,13 @@ class Job(job.Job):
         self._logger = None
 
     def wrap(self, optimizer: Any, model: Any, **options: Any) -> Any:
-        """Return the optimizer of a loop of one's own, logged; or as it is."""
+        """Return the optimizer of a loop of one's own, logged; or as it is. "cost" is what each trial is to find."""
         if self.run is None:
             return optimizer
-        logged = LoggedOptimizer(optimizer, str(self.run), model, **(self.options | options))
+        settings = {"overhead": None} | options | self.options
+        if (cost := settings.pop("cost", None)) is not None:
+            shorten_trials(cost)
+        logged = LoggedOptimizer(optimizer, str(self.run), model, **settings)
         self.watch(lambda: logged.report)
         return logged
 

@@ -12,7 +12,8 @@ import pytest
 from tests.support import campaign
 from tests.support.examples import shortened
 from tests.trainers.conftest import FINISHED, Launcher
-from tranlogs.training import NOTHING_RECORDED, describe_not_computed
+from tranlogs.training import describe_not_computed
+from tranlogs.training.recheck import NOTHING_RECORDED
 
 pytestmark = pytest.mark.crash
 

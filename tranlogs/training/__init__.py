@@ -25,8 +25,6 @@ from .offline import OfflineReplay
 from .recheck import (
     CAUSES,
     LEFT_NOW,
-    NO_UNIT,
-    NOTHING_RECORDED,
     PASSES,
     REMEMBERED_NAMES,
     SHOWS_NO_TENSORS,
@@ -39,6 +37,7 @@ from .recheck import (
     describe_superseded,
     is_below,
     is_rounding,
+    name_missing_unit,
     path_of_remembered,
 )
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
@@ -68,8 +67,6 @@ __all__ = [
     "GRACE_SECONDS",
     "LEFT_NOW",
     "LOOP_LENGTH",
-    "NOTHING_RECORDED",
-    "NO_UNIT",
     "PASSES",
     "REMEMBERED_NAMES",
     "SHOWS_NO_TENSORS",
@@ -149,6 +146,7 @@ __all__ = [
     "judge_exactness",
     "make_report",
     "name_loop",
+    "name_missing_unit",
     "numpy_state",
     "parse_overhead",
     "path_of_remembered",

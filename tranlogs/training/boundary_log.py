@@ -9,6 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from ..base.errors import UsageError
 from ..checkpoints import Snapshot
 from ..journal.journal import Journal
 from .cadence import Cadence
@@ -16,6 +17,11 @@ from .recheck import PASSES, RecomputedUnit
 from .rungs import Rung
 
 _LOOPS_WITH_CHECKPOINT = 4  # at whose ends one is taken in any case where no tensors are logged; later where it costs little
+_OUTSIDE = (
+    'log="inputs" logs no tensors, so a crash is made good by the script\'s loop alone, and this step was taken outside of '
+    "batches(), epochs() and steps(), where nobody knows the loop's position. Write `for batch in "
+    'optimizer.batches(loader, until=...)`, or log="gradients"'
+)
 
 
 class BoundaryLog:
@@ -47,6 +53,7 @@ class BoundaryLog:
         self._cadence = Cadence()
         self._passes = 0  # boundaries since the newest step
         self._loops_ended = 0
+        self._behind_loop: dict[str, Any] | None = None  # what a boundary holds, as a loop without tensors was left
         self._began = 0.0
 
     def begin(self, *, has_steps: bool) -> None:
@@ -80,6 +87,7 @@ class BoundaryLog:
         *,
         wants_checkpoint: bool | None,
         scalars: dict[str, float] | None,
+        has_script_changes: bool = False,
     ) -> bool:
         """Record a boundary; return True if a checkpoint that is wanted has to be taken at a later one.
 
@@ -89,9 +97,13 @@ class BoundaryLog:
             settle: draws the conclusion if all that is computed again was compared, and returns True then.
             wants_checkpoint: True to take a checkpoint, False to take none; None to leave that to the policy.
             scalars: for `tranlogs log`.
+            has_script_changes: True if the script has changed something before its loop, on which the next start builds.
         """
         journal, rung, recheck = self._journal, self._rung, self._recheck
         before, logs_tensors, is_logged = journal.checkpoints.taken, rung.logs_tensors, not journal.is_rechecking
+        if has_script_changes and is_logged and not logs_tensors:
+            journal.wait_checkpoint()
+            wants_checkpoint = True
         is_covered = recheck.is_covered
         digests = self._digest_state() if journal.uncovered or is_covered else b""
         commit = partial(journal.boundary, body, snapshot, scalars=scalars, digests=digests)
@@ -138,6 +150,49 @@ class BoundaryLog:
             return False
         self._journal.wait_checkpoint()
         return True
+
+    @property
+    def is_behind_loop(self) -> bool:
+        """True if a loop without tensors was left, and no step was taken since."""
+        return self._behind_loop is not None
+
+    def leave_loop(self, read: Callable[[], dict[str, Any]], *, has_steps: bool) -> None:
+        """Note that a loop was left: a step outside of it would have to be logged from here on.
+
+        Args:
+            read: returns what a boundary would hold now. It is kept.
+            has_steps: True if the loop was left in the middle of a unit.
+        """
+        self._behind_loop = None
+        if self._rung.is_measured and not self._rung.logs_tensors and self._journal.is_writer:
+            self._behind_loop = read()
+            if not has_steps and not self._journal.uncovered:
+                self._remember()  # what is written from here on is not in the checkpoint at the end of the loop
+
+    def log_tensors(self, commit: Callable[[dict[str, Any] | None], None], *, has_steps: bool) -> None:
+        """Log tensors from the step on that comes now, whatever they cost: it lies outside of the loops that the run knows.
+
+        No loop computes such a step again. So the log goes on from the checkpoint at the end of the loop before, or from one of
+        now, with random states and all that the script keeps as they were when that loop was left.
+
+        Args:
+            commit: records a boundary, of what `leave_loop` has read; None if there was no loop.
+            has_steps: True if the boundary ends a unit with steps.
+
+        Raises:
+            UsageError: the user wants no tensors in the log.
+        """
+        if not self._rung.is_measured:
+            raise UsageError(f"{self._run}: {_OUTSIDE}")
+        behind, self._behind_loop = self._behind_loop, None
+        self._rung.settle()
+        self._journal.wait_checkpoint()
+        if not has_steps and not self._journal.uncovered and self.has_checkpoint():
+            self._rung.note_checkpoint()
+            return
+        self.begin(has_steps=has_steps)
+        commit(behind)
+        self._journal.wait_checkpoint()
 
     def has_checkpoint(self) -> bool:
         """Return True if there is a checkpoint at the end of the log."""

@@ -35,6 +35,7 @@ class LoopCapture(StepCapture):
     Args:
         state: of the run.
         journal: where records go.
+        rung: tells whether steps are logged with their tensors; else they are only counted.
         before_step: called before each step.
         give_up: called with a reason where gradients turn out not to be enough.
         on_late: see `StepCapture`.
@@ -50,12 +51,13 @@ class LoopCapture(StepCapture):
         self,
         state: ReplayableLoopState,
         journal: Journal,
+        rung: Rung,
         before_step: Callable[[], None],
         give_up: Callable[[str], None],
         on_late: Callable[[str], None],
         on_random: Callable[[Sequence[str]], None],
     ) -> None:
-        super().__init__(state, journal, Rung(logs_tensors=True), lambda: True, give_up, on_late, on_random)
+        super().__init__(state, journal, rung, lambda: True, give_up, on_late, on_random)
         self._before_step = before_step
         self.is_closed = False
         self._check = ReplayCheck()  # of steps in graphs
@@ -98,6 +100,9 @@ class LoopCapture(StepCapture):
         if self.is_closed:
             return
         self._begin(name, is_eager=False)
+        if not self._rung.logs_tensors:
+            self.begin_step()
+            return
         plan = self.state.plan
         known = values if variables is plan.watched_variables else self.writes.values()
         self.begin_step(known, can_repeat=False)
@@ -112,6 +117,9 @@ class LoopCapture(StepCapture):
             return
         if self._log_is_weights():
             self.end_step()
+            return
+        if not self._rung.logs_tensors:
+            self._count_step()
             return
         plan = self.state.plan
         found = values if variables is plan.reads else self.backend.values_of(plan.reads)

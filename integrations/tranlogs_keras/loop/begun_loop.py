@@ -9,12 +9,12 @@ from ..backends.optimizer_tap import OptimizerTap
 from ..run.boundaries import Boundaries
 from ..run.recovery import Recovery
 from ..run.run_parts import RunParts
+from ..settings import LoopSettings
 from ..state import environment
 from ..state.architecture import describe_model
 from ..state.state import LogKind, plain_attributes
 from .apply_hooks import LoopCapture, ReplayableLoopState
 from .loop_members import LoopVariables, Members
-from .settings import LoopSettings
 from .untracked_variables import UntrackedVariables
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 from typing import Any
 
 from tranlogs.base.config import OUTSIDE_UNITS_MAX, fitting_segment_bytes
@@ -20,7 +19,6 @@ from tranlogs.training import (
     RecoveryReport,
     Remembered,
     Restarts,
-    Rung,
     RunResources,
     ScalarHistory,
     announce,
@@ -41,6 +39,7 @@ from ..run.recovery import Recovery
 from ..run.run_parts import RunParts
 from ..run.start_report import report_start
 from ..run.unit_recheck import RecheckRules
+from ..settings import LoopSettings
 from ..state import rng
 from ..state.rarely_changed_parts import Parts, found_under
 from ..state.state import LogKind
@@ -50,7 +49,6 @@ from .data_place import UNKNOWN_ITERABLE, DataPlace, LoopData
 from .loop_members import REMEMBERED, Members
 from .loop_values import LoopValues, make_framework
 from .script_changes import ScriptChanges
-from .settings import LoopSettings
 from .untracked_variables import RecordedDoubts, UntrackedVariables
 
 _log = logging.getLogger("tranlogs")
@@ -124,8 +122,8 @@ class LoopRun:
             raise UsageError(f"{self.settings.shared.run}: the run is closed. Make a new LoggedOptimizer to go on")
         self.restarts.note_start()
         newest = find_newest_checkpoint(self.resources)
-        begun = self._make_parts(newest.meta["log"] if newest is not None else self.settings.log)
-        self.place.seed = newest.boundary["seed"] if newest is not None else self._choose_seed()
+        begun = self._make_parts(self._choose_log(None if newest is None else newest.meta["log"]))
+        self.place.seed = newest.boundary["seed"] if newest is not None else self.settings.seed_or_fresh()
         if newest is not None:
             self._doubts.note(*newest.boundary["doubts"])
             begun.recovery.recover(rechecks=self.settings.shared.rechecks)
@@ -138,14 +136,19 @@ class LoopRun:
         begun.tap_optimizers(self.members)
         return self.report.current or RecoveryReport()
 
+    def _choose_log(self, recorded: LogKind | None) -> LogKind:
+        """Return what steps are logged by, given what the run has recorded: it may have found out that it needs weights."""
+        log: LogKind = "gradients" if self.settings.log == "auto" else self.settings.log
+        return log if recorded is None or "inputs" in (log, recorded) else recorded
+
     def _make_parts(self, log: LogKind) -> BegunLoop:
         settings, members, journal = self.settings, self.members, self.resources.journal
-        run = settings.shared.run
+        run, rung = settings.run, settings.choose_rung()
         state, backend = make_loop_state(members, log, settings)
         self._environment.update(state.environment)
         form = LogChoice(run, state, journal, self.report, can_change=True)
         capture = LoopCapture(
-            state, journal, self._before_step, form.give_up_gradients, form.note_late_write, self._note_random(form)
+            state, journal, rung, self._before_step, form.give_up_gradients, form.note_late_write, self._note_random(form)
         )
         parts = RunParts(
             run,
@@ -156,7 +159,7 @@ class LoopRun:
             self.resources,
             self.report,
             self._environment,
-            Rung(logs_tensors=True),
+            rung,
             lambda: None,
         )
         recovery = Recovery(parts, form, self._make_rules())
@@ -178,12 +181,6 @@ class LoopRun:
         if self._loop_state is not None:  # how many turns are left of the script's own loop is known if the run keeps its state
             refuted.append(_IMPLICIT)
         return RecheckRules(self._set_back, refuted, ignored=ignored, times=self.times)
-
-    def _choose_seed(self) -> int:
-        if self.settings.seed is not None:
-            return self.settings.seed
-        known = keras_internals.get_random_seed()
-        return int(known) if known is not None else secrets.randbits(62)
 
     def _note_random(self, form: LogChoice) -> Any:
         def note(names: Any) -> None:
@@ -226,7 +223,8 @@ class LoopRun:
             return
         # If the run stood behind the first loop, what the script does before it is undone as what it does between loops.
         stands_in_first = not self.place.sequence.has_finished and self.read_newest_loop().count <= 1
-        if self._is_waiting and not self.place.sequence.entered and stands_in_first:
+        is_resumed = self._is_waiting or self._begun.recovery.recheck.is_covered
+        if is_resumed and not self.place.sequence.entered and stands_in_first:
             self._settle_script_changes(self._begun)
 
     def enter_later_loop(self) -> None:
@@ -333,7 +331,8 @@ class LoopRun:
     def read_newest_loop(self) -> LoopRecord:
         """Return the loop of the newest boundary of the log, if the unit before it is computed again; else an empty record."""
         recheck = self._demand_begun().recovery.recheck
-        return LoopRecord.read(recheck.end.get("loop") if recheck.is_pending else None)
+        is_skipped = recheck.is_pending and not recheck.is_covered  # else loops behind are computed again
+        return LoopRecord.read(recheck.end.get("loop") if is_skipped else None)
 
     def set_random_states(self) -> None:
         """Set the random number generators to what they were where the run stood."""
@@ -355,8 +354,11 @@ class LoopRun:
             self.come_back()
         if not self.restarts.is_open:
             self.restarts.open()
-        if self._is_outside and self._demand_begun().capture.steps_since_boundary:
+        begun = self._demand_begun()
+        if self._is_outside and begun.capture.steps_since_boundary:
             self._commit_outside()
+        if not begun.parts.rung.logs_tensors:
+            begun.boundaries.log_tensors()
         self._is_outside = True
 
     def _commit_outside(self) -> None:
@@ -373,6 +375,19 @@ class LoopRun:
         if self._demand_begun().capture.steps_since_boundary:
             self.boundary()
 
+    def note_end(self, *, of_loop: bool) -> None:
+        """Note that an epoch ends, or the loop itself, with the next boundary."""
+        self.restarts.note_end(of_loop=of_loop)
+        if of_loop:
+            self._demand_begun().boundaries.expect_end()
+
+    def leave_loop(self) -> None:
+        """Note that the running loop was left."""
+        self.is_looping = False
+        self.restarts.leave()
+        self.place.sequence.leave()
+        self._demand_begun().boundaries.leave_loop()
+
     def boundary(self, *, is_epoch_end: bool = False) -> None:
         """Commit what came since the last boundary as one unit."""
         begun = self._demand_begun()
@@ -387,7 +402,9 @@ class LoopRun:
         noted = self.scalars.commit(journal.step)
         wants = is_epoch_end and self.settings.every_epoch
         self.place.was_set_back = False
-        begun.boundaries.commit(is_end=True, wants_checkpoint=wants, scalars=noted or None)
+        begun.boundaries.commit(
+            is_end=True, wants_checkpoint=wants, scalars=noted or None, has_script_changes=self._has_script_changes
+        )
         self._has_script_changes = False
 
     def _name_untracked(self, begun: BegunLoop) -> None:

@@ -85,9 +85,7 @@ class Loops:
                 run.commit_rest()
             yield True
         finally:
-            run.is_looping = False
-            run.restarts.leave()
-            sequence.leave()
+            run.leave_loop()
 
     def _begin(self) -> dict[str, int]:
         """Begin a new loop with the first batch of an epoch; return the number of batches of the run."""
@@ -126,7 +124,7 @@ class Loops:
                     yield Epoch.of(self)
                     self._leave_epoch()
                     self._next_epoch()
-                    run.restarts.note_end(of_loop=position.epoch >= count)
+                    run.note_end(of_loop=position.epoch >= count)
                     run.boundary(is_epoch_end=True)
                 run.loop_end = "complete"
                 run.come_back()
@@ -220,7 +218,7 @@ class Loops:
                 position.seen += 1
                 position.total += 1
                 if position.total == until:
-                    run.restarts.note_end(of_loop=True)
+                    run.note_end(of_loop=True)
                 run.boundary()
                 if run.place.was_set_back:
                     source.prepare(position.passes, position.seen, is_amid=True)
@@ -257,6 +255,6 @@ class Loops:
                 yield self._done
                 position.total += 1
                 if self._done == until:
-                    run.restarts.note_end(of_loop=True)
+                    run.note_end(of_loop=True)
                 run.boundary()
             run.loop_end = "complete"

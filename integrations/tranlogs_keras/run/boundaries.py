@@ -6,6 +6,7 @@ the auxiliary state that is read at the boundary.
 
 from __future__ import annotations
 
+import copy
 import logging
 import secrets
 from collections.abc import Callable, Iterable
@@ -117,19 +118,52 @@ class Boundaries:
         """Ask for a checkpoint at the next boundary."""
         self._form.wants_checkpoint = True
 
-    def commit(self, *, is_end: bool, wants_checkpoint: bool = False, scalars: dict[str, float] | None = None) -> None:
+    def expect_end(self) -> None:
+        """Note that a loop ends with the next boundary: where no tensors are logged, only a checkpoint leads there."""
+        if self._log.expect_end():
+            self.request_checkpoint()
+
+    def leave_loop(self) -> None:
+        """Note that a loop was left: a step outside of it would have to be logged from here on."""
+        steps = self._parts.steps
+
+        def read() -> dict[str, Any]:  # copies, since training goes on
+            return copy.deepcopy(self._read(steps.note_unit(is_end=True)) or {})
+
+        self._log.leave_loop(read, has_steps=steps.steps_since_boundary > 0)
+
+    def log_tensors(self) -> None:
+        """Log tensors from the step on that comes now, which lies outside of all loops; see `BoundaryLog.log_tensors`."""
+
+        def commit(behind: dict[str, Any] | None) -> None:
+            body = behind or self._read(self._parts.steps.note_unit(is_end=True))
+            self._parts.steps.begin_unit()
+            if body is not None:
+                self._commit(body, None, None)
+
+        self._log.log_tensors(commit, has_steps=self._parts.steps.steps_since_boundary > 0)
+
+    def commit(
+        self,
+        *,
+        is_end: bool,
+        wants_checkpoint: bool = False,
+        scalars: dict[str, float] | None = None,
+        has_script_changes: bool = False,
+    ) -> None:
         """Commit the unit since the last boundary.
 
         Args:
             is_end: of an epoch or of the training, where code of all kinds may have written.
             wants_checkpoint: True to take a checkpoint even if the policy does not ask for one.
             scalars: for `tranlogs log`.
+            has_script_changes: True if the script has changed something before its loop, on which the next start builds.
         """
         parts, journal = self._parts, self._parts.journal
         self._log.begin(has_steps=parts.steps.steps_since_boundary > 0)
         wanted = self._form.wants_checkpoint or wants_checkpoint
         late = self._find_late()
-        if self._log.is_passed_over(is_needed=wanted or bool(late)):
+        if self._log.is_passed_over(is_needed=wanted or bool(late) or has_script_changes):
             parts.steps.begin_unit()
             self._log.end_unit()
             return
@@ -145,18 +179,30 @@ class Boundaries:
             return
         if late:
             self._describe()
-        is_late = self._log.commit(
-            body,
-            lambda: self._snapshot(body),
-            lambda: self._recovery.settle_recheck(body["position"]),
-            wants_checkpoint=wanted or None,
-            scalars=scalars,
-        )
-        self._form.wants_checkpoint |= is_late
+        self._form.wants_checkpoint |= self._commit(body, wanted or None, scalars, has_script_changes=has_script_changes)
         self._log.end_unit()
         if late:  # the log alone cannot be redone by a process in which no step has built them
             journal.wait_checkpoint()
             journal.checkpoint(self._snapshot(body), wait=True)
+
+    def _commit(
+        self,
+        body: dict[str, Any],
+        wants_checkpoint: bool | None,
+        scalars: dict[str, float] | None,
+        *,
+        has_script_changes: bool = False,
+        is_last: bool = False,
+    ) -> bool:
+        """Record a boundary; see `BoundaryLog.commit`."""
+        return self._log.commit(
+            body,
+            lambda: self._snapshot(body),
+            lambda: self._recovery.settle_recheck(body["position"], is_last=is_last),
+            wants_checkpoint=wants_checkpoint,
+            scalars=scalars,
+            has_script_changes=has_script_changes,
+        )
 
     def _digest_state(self) -> bytes:
         """Return a digest of weights and optimizer state."""
@@ -175,13 +221,7 @@ class Boundaries:
             self._recovery.settle_recheck(None)
             return
         journal.wait_checkpoint()  # while one is being written no other is taken, and this one is needed
-        is_late = self._log.commit(
-            body,
-            lambda: self._snapshot(body),
-            lambda: self._recovery.settle_recheck(body["position"], is_last=True),
-            wants_checkpoint=True,
-            scalars=scalars,
-        )
+        is_late = self._commit(body, True, scalars, is_last=True)
         if is_late and (now := self._read_end(changes)) is not None:  # the recorded state was set back
             journal.boundary(now, lambda: self._snapshot(now), scalars=scalars, checkpoint=True)
 

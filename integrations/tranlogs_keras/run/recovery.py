@@ -9,7 +9,6 @@ from typing import Any
 
 from tranlogs.base.errors import RecoveryError, StateMismatch
 from tranlogs.training import (
-    NO_UNIT,
     SHOWS_NO_TENSORS,
     LastUnit,
     Recovered,
@@ -19,6 +18,7 @@ from tranlogs.training import (
     describe_unset,
     judge_exactness,
     make_report,
+    name_missing_unit,
     recover,
 )
 
@@ -64,6 +64,7 @@ class Recovery:
     def __init__(self, parts: RunParts, form: LogChoice, rules: RecheckRules) -> None:
         self._parts, self._form = parts, form
         self.recheck = UnitRecheck(parts, rules)
+        self._obstacle = ""  # why no unit is computed again, although the settings ask for it
         self._seconds = 0.0  # that the recovery took
         self.landed: Recovered | None = None
         self.changes = ScriptChanges()
@@ -97,10 +98,10 @@ class Recovery:
         found = self._recover(before_last_unit=rechecks and not parts.journal.was_finished, compares=compares)
         unit = found.last_unit
         if unit is not None and not unit.is_covered and (obstacle := self._find_obstacle(unit)):
-            parts.report.warn(describe_not_computed(obstacle), False)
+            self._obstacle = obstacle
             found = self._recover(before_last_unit=False)
-        elif rechecks and fit is None and found.last_unit is None and found.position.step and not parts.journal.was_finished:
-            parts.report.warn(describe_not_computed(NO_UNIT), False)
+        elif rechecks and unit is None and found.position.step and not parts.journal.was_finished:
+            self._obstacle = name_missing_unit(is_logged=parts.rung.logs_tensors and not parts.rung.is_measured)
         if unit is not None and not unit.is_covered and fit is not None and self.body["position"]["fit"] != fit:
             found = self._recover(before_last_unit=False)  # the newest unit is the beginning of the fit
         if fit is not None and (landed := self.body["position"]["fit"]) != fit:
@@ -213,6 +214,7 @@ class Recovery:
             f"the script has changed: {text}" for text in self.changes.texts if text.startswith(("the layers", "the trial"))
         ]
         others = [*compared, *([self.recheck.describe_pending()] if self.recheck.is_pending else [])]
+        others += [describe_not_computed(self._obstacle)] if self._obstacle else []
         if self.recheck.deviation is not None:
             text, is_wrong = self.recheck.deviation
             others.append(text)

@@ -69,7 +69,6 @@ class Boundaries:
         self._steps_by_optimizer: dict[str, int] = {}  # of the running unit
         self.units = 0
         self.counting: set[str] = set()
-        self._behind_loop: dict[str, Any] | None = None  # what a boundary holds, as a loop without tensors was left
         self._log = BoundaryLog(
             parts.settings.run,
             parts.journal,
@@ -144,27 +143,15 @@ class Boundaries:
 
     def leave_loop(self) -> None:
         """Note that a loop was left: a step outside of it would have to be logged from here on."""
-        self._behind_loop = None
-        if self._parts.rung.is_measured and not self._parts.rung.logs_tensors and self._journal.is_writer:
-            self._behind_loop = self._read()
-            if not self.steps_since_boundary and not self._journal.uncovered:
-                self._remember()  # what is written from here on is not in the checkpoint at the end of the loop
+        self._log.leave_loop(self._read, has_steps=self.steps_since_boundary > 0)
 
     def log_tensors(self) -> None:
-        """Log tensors from the step on that comes now, whatever they cost: it lies outside of the loops that the run knows.
+        """Log tensors from the step on that comes now, which lies outside of all loops; see `BoundaryLog.log_tensors`."""
 
-        No loop computes such a step again. So the log goes on from the checkpoint at the end of the loop before, or from one of
-        now, with random states and all that the script keeps as they were when that loop was left.
-        """
-        behind, self._behind_loop = self._behind_loop, None
-        self._parts.rung.settle()
-        self._journal.wait_checkpoint()
-        if not self.steps_since_boundary and not self._journal.uncovered and self._log.has_checkpoint():
-            self._parts.rung.note_checkpoint()
-            return
-        self._log.begin(has_steps=self.steps_since_boundary > 0)
-        self._commit((behind or self._read()) | {"is_implicit": True, "turns": None})
-        self._journal.wait_checkpoint()
+        def commit(behind: dict[str, Any] | None) -> None:
+            self._commit((behind or self._read()) | {"is_implicit": True, "turns": None})
+
+        self._log.log_tensors(commit, has_steps=self.steps_since_boundary > 0)
 
     def expect_end(self) -> None:
         """Note that a loop ends with the next boundary: where no tensors are logged, only a checkpoint leads there."""
@@ -222,12 +209,11 @@ class Boundaries:
 
         coordinator, writes = self._parts.coordinator, self._parts.writes
         wanted = coordinator.at_boundary(self._journal, body, whole, wanted=wanted, read_digests=lambda: writes.known)
-        is_logged = not self._journal.is_rechecking
-        if is_logged and not self._parts.rung.logs_tensors and self._auxiliary.has_script_changes:
-            self._journal.wait_checkpoint()
-            wanted = True  # The next start goes on from what the script has changed.
+        is_logged, has_changes = not self._journal.is_rechecking, self._auxiliary.has_script_changes
         settle = self._recovery.settle_recheck
-        is_late = self._log.commit(body, snapshot, settle, wants_checkpoint=wanted, scalars=noted)
+        is_late = self._log.commit(
+            body, snapshot, settle, wants_checkpoint=wanted, scalars=noted, has_script_changes=has_changes
+        )
         self._write_log.wants_checkpoint = is_late
         if is_logged:
             self._auxiliary.has_script_changes = False
@@ -261,7 +247,7 @@ class Boundaries:
             return
         if not (module.training and torch.is_grad_enabled()):
             return
-        if self._behind_loop is not None and not self._loops.running and self._journal.is_writer:
+        if self._log.is_behind_loop and not self._loops.running and self._journal.is_writer:
             self.log_tensors()
         if self._recovery.has_begun and not self._parts.restarts.is_open:
             self._parts.restarts.open()  # a step outside of all loops follows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from tranlogs.base.errors import UsageError
 from tranlogs.records import Payload, Tensor
 
 from ..capture.staging import Staging
@@ -17,12 +16,6 @@ from .recovery.recovery import Recovery
 from .run_parts import RunParts
 
 _log = logging.getLogger("tranlogs")
-
-_OUTSIDE = (
-    'log="inputs" logs no tensors, so a crash is made good by the script\'s loop alone, and this step was taken outside of '
-    "batches(), epochs() and steps(), where nobody knows the loop's position. Write `for batch in "
-    'optimizer.batches(loader, until=...)`, or log="gradients"'
-)
 
 
 class LoggedSteps:
@@ -65,8 +58,6 @@ class LoggedSteps:
             self._recovery.begin()
         if not self.running:
             if not self.rung.logs_tensors and self._parts.report.face == "script":
-                if not self.rung.is_measured:
-                    raise UsageError(f"{self.run}: {_OUTSIDE}")
                 self._boundaries.log_tensors()
             self.auxiliary.sequence.demand_no_step_between()
             self._loops.unwatch_reads()

@@ -7,7 +7,6 @@ from .comparison import (
 )
 from .messages import (
     CAUSES,
-    NO_UNIT,
     NOTHING_RECORDED,
     PENDING,
     REMEMBERED_NAMES,
@@ -18,6 +17,7 @@ from .messages import (
     describe_superseded,
     describe_unfinished,
     is_rounding,
+    name_missing_unit,
     path_of_remembered,
 )
 from .recomputed_steps import PASSES
@@ -28,7 +28,6 @@ __all__ = [
     "CAUSES",
     "LEFT_NOW",
     "NOTHING_RECORDED",
-    "NO_UNIT",
     "PASSES",
     "PENDING",
     "REMEMBERED_NAMES",
@@ -43,5 +42,6 @@ __all__ = [
     "describe_unfinished",
     "is_below",
     "is_rounding",
+    "name_missing_unit",
     "path_of_remembered",
 ]

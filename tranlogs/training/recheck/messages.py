@@ -155,6 +155,15 @@ def describe_equal(step: int, ranks: int = 1, times: Collection[str] = (), *, fi
     )
 
 
+def name_missing_unit(*, is_logged: bool) -> str:
+    """Return why there is no unit to be computed again, as a clause.
+
+    Args:
+        is_logged: True if all steps are logged with their tensors.
+    """
+    return NO_UNIT if is_logged else NOTHING_RECORDED
+
+
 def describe_not_computed(why: str) -> str:
     """Return a text on a resume after which no unit is computed again.
 

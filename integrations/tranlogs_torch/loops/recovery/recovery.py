@@ -17,8 +17,6 @@ from tranlogs.ranks import (
 )
 from tranlogs.training import (
     LEFT_NOW,
-    NO_UNIT,
-    NOTHING_RECORDED,
     SHOWS_NO_TENSORS,
     LastUnit,
     LoopRecord,
@@ -28,6 +26,7 @@ from tranlogs.training import (
     describe_not_computed,
     describe_script_change,
     describe_superseded,
+    name_missing_unit,
     recover,
 )
 
@@ -164,8 +163,8 @@ class Recovery:
         if found is None or not rechecks or found.plan.recomputed:
             return found
         if found.last_unit is None:
-            has_tensors = self._parts.rung.logs_tensors and not self._parts.rung.is_measured
-            self.recheck.obstacle = NO_UNIT if has_tensors else NOTHING_RECORDED
+            rung = self._parts.rung
+            self.recheck.obstacle = name_missing_unit(is_logged=rung.logs_tensors and not rung.is_measured)
         elif obstacle := self._find_obstacle(found):
             self.recheck.obstacle = obstacle
             return recover(folder, state, progress=progress, spare=spare)
