@@ -553,4 +553,5 @@ def change(job: Job, changes: tuple[str, ...] = (), at: int = -1, resumes: bool 
         state.last.append(turn)
         if job.run is not None and job.options.get("log") == "inputs":
             job.print("again" if it.optimizer.is_recomputing else "new")
+            it.optimizer._run.resources.journal.wait_checkpoint()  # that of the turn before, on which the next life builds
     it.keep(history=[state.scale, state.last])

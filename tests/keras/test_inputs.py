@@ -135,7 +135,7 @@ def test_a_loop_that_does_not_repeat_itself_is_named_and_logs_gradients_from_the
 
 
 def test_a_loop_is_told_what_it_computes_again_and_what_it_changes_before_stands(torch: Lab, tmp_path: Path) -> None:
-    logged = {"log": "inputs", "checkpoint_every": 1000}
+    logged = {"log": "inputs", "checkpoint_every": 1000, "cost": 0.0}  # with which each boundary is recorded
     kill(torch, "loops:change", tmp_path / "same", ["step", 7], logged=logged)
     shutil.copytree(tmp_path / "same", tmp_path / "other")
     same = run_whole(torch, "loops:change", tmp_path / "same", logged=logged)

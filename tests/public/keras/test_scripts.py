@@ -13,7 +13,7 @@ from tests.keras.conftest import missing
 from tests.keras.lab import Lab
 from tests.keras.proof import Place, prove_exact
 from tests.support import campaign
-from tests.support.examples import printed, shortened
+from tests.support.examples import UNPROVEN, printed, shortened
 
 pytestmark = pytest.mark.crash
 
@@ -60,7 +60,7 @@ def test_a_killed_example_ends_with_the_bits_and_the_lines_of_its_twin(
     assert last["state"] == twin["state"], f"seed {campaign.seed()}"
     assert last["others"] == twin["others"]
     assert printed(killed) == printed(tmp_path / "twin"), f"seed {campaign.seed()}"
-    assert (last["exact"], last["notes"]) == (True, [])
+    assert (last["exact"], last["notes"]) in ((True, []), (None, [UNPROVEN]))
     assert last["lines"] < twin["lines"], "it began anew"
     for table in (tmp_path / "twin").glob("runs/*.csv"):
         assert (killed / "runs" / table.name).read_text() == table.read_text()
