@@ -29,7 +29,10 @@ Named = tuple[list[str], list[torch.Tensor]]
 BLOCK = 256
 _CODES = {"bf16": torch.bfloat16, "int8": torch.int8}
 _DIRECT_BYTES = 64 << 10  # of codes: a larger gradient in the memory of a CPU is rounded where it lies
-_CHUNK, _CHUNK_FAR = 1 << 16, 1 << 22  # elements that are rounded at once: what fits into the caches of two cores; on a GPU
+# Blocks that are rounded at once. On a CPU they fit into the cache of a core, and are fewer than torch divides among
+# threads: these would have to be waited for in each of many short operations, for long where cores are busy.
+_BLOCKS, _BLOCKS_FAR = 127, 1 << 14
+_NUMBERS = 1 << 16  # random numbers
 _HIGH_HALF = -(1 << 16)
 # The largest element of a block becomes a little less than 127, so that no rounding makes 128 of it.
 _LARGEST = 127 / (1 + 2**-20)
@@ -98,22 +101,23 @@ class _Noise:
 
     def __init__(self, device: torch.device, *, is_whole: bool) -> None:
         self.device = device
-        self.chunk = _CHUNK if device.type == "cpu" else _CHUNK_FAR
+        self.blocks = _BLOCKS if device.type == "cpu" else _BLOCKS_FAR
         chance = np.random.RandomState(0)  # its numbers are the same in each version of numpy
         # All integers equally often, so that a place drawn at random gives each with one probability.
-        once = np.concatenate([chance.permutation(1 << 16) for _ in range(self.chunk >> 16)]).astype(np.int32)
-        table = torch.from_numpy(np.tile(once, 2))
-        self._table = (table if is_whole else (table.to(torch.float32) + 0.5) / (1 << 16)).to(device)
-        self.scratch = torch.empty(self.chunk, dtype=self._table.dtype, device=device)
+        self._count = -(-self.blocks * BLOCK // _NUMBERS) * _NUMBERS
+        once = np.concatenate([chance.permutation(_NUMBERS) for _ in range(self._count // _NUMBERS)])
+        table = torch.from_numpy(np.concatenate([once, once[: self.blocks * BLOCK]]).astype(np.int32))
+        self._table = (table if is_whole else (table.to(torch.float32) + 0.5) / _NUMBERS).to(device)
+        self.scratch = torch.empty(self.blocks, BLOCK, dtype=self._table.dtype, device=device)
 
-    def of(self, step: int, number: int, count: int) -> torch.Tensor:
-        """Return `count` numbers for a chunk of a step's gradients."""
+    def of(self, step: int, number: int, blocks: int) -> torch.Tensor:
+        """Return numbers for some blocks of a step's gradients, which are rounded at once."""
         x = (step << 32 | number) + 1  # splitmix64
         x = x * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
         x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
         x = (x ^ x >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
-        at = (x ^ x >> 31) % self.chunk
-        return self._table[at : at + count]
+        at = (x ^ x >> 31) % self._count
+        return self._table.as_strided((blocks, BLOCK), (BLOCK, 1), at)
 
 
 class _Plan:
@@ -147,6 +151,8 @@ class _Plan:
         self._arena = arena.view(torch.float32)
         self._views = [offsets.view(arena, k) for k in range(len(forms))]
         starts, at = [start // 4 for start in offsets.starts], nbytes // 4
+        self._block_counts = [at // BLOCK, *(found[i][1].numel() // BLOCK for i in self._direct)]
+        self._parts: tuple[list[torch.Tensor], ...] = ()
         for i in self._direct:
             starts.append(at)
             at += found[i][1].numel()
@@ -179,33 +185,50 @@ class _Plan:
     @torch.no_grad()
     def round(self, present: Sequence[torch.Tensor], noise: _Noise, step: int) -> None:
         """Round the gradients."""
-        gathered, number, done = [present[i] for i in self._gathered], 0, 0
+        gathered = [present[i] for i in self._gathered]
         if gathered:
             torch._foreach_copy_(self._views, gathered)
-        for values in (self._arena, *(_flat(present[i]) for i in self._direct)):
-            for part in values.split(noise.chunk) if len(values) else ():
-                self._round(part, done, noise.of(step, number, len(part)), noise.scratch[: len(part)])
-                number, done = number + 1, done + len(part)
+        flats = [_flat(present[i]) for i in self._direct]
+        parts = [part for flat in (self._arena, *flats) if len(flat) for part in flat.view(-1, BLOCK).split(noise.blocks)]
+        round_part = _round_bf16 if self._kind == "bf16" else _round_int8
+        for number, (part, codes, scales, scratch) in enumerate(zip(parts, *self._targets(noise), strict=True)):
+            round_part(part, noise.of(step, number, len(part)), scratch, codes, scales)
         if gathered:
             torch._foreach_copy_(gathered, self._views)
 
-    def _round(self, values: torch.Tensor, start: int, noise: torch.Tensor, scratch: torch.Tensor) -> None:
-        codes = self._codes[start : start + len(values)]
-        if self._kind == "bf16":
-            torch.add(values.view(torch.int32), noise, out=scratch)
-            scratch.bitwise_and_(_HIGH_HALF)
-            # The sum of a NaN and the noise may look like a number. Zero times the gradient is NaN again.
-            torch.add(scratch.view(torch.float32), values, alpha=0, out=values)
-            codes.copy_(values)
-            return
-        blocks, scratch = values.view(-1, BLOCK), scratch.view(-1, BLOCK)
-        scales = self._scales[start // BLOCK : (start + len(values)) // BLOCK].view(-1, 1)
-        torch.abs(blocks, out=scratch)
-        torch.amax(scratch, 1, keepdim=True, out=scales)
-        scales.mul_(1 / _LARGEST).clamp_(min=_SCALE_MIN)
-        torch.addcmul(noise.view(-1, BLOCK), blocks, scales.reciprocal(), out=scratch)
-        codes.copy_(scratch.floor_().view(-1))
-        expand(codes, scales.view(-1), values)
+    def _targets(self, noise: _Noise) -> tuple[list[torch.Tensor], ...]:
+        """Return where the parts are rounded to: codes, scales, and memory to compute in."""
+        if not self._parts and len(self._codes):
+            sizes = [size for count in self._block_counts for size in _split(count, noise.blocks)]
+            scales = self._scales.view(-1, 1).split(sizes) if self._kind == "int8" else [self._scales] * len(sizes)
+            scratch = [noise.scratch[:size] for size in sizes]
+            self._parts = list(self._codes.view(-1, BLOCK).split(sizes)), list(scales), scratch
+        return self._parts
+
+
+def _split(count: int, most: int) -> list[int]:
+    return [most] * (count // most) + [count % most] * (count % most > 0)
+
+
+def _round_bf16(
+    values: torch.Tensor, noise: torch.Tensor, scratch: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor
+) -> None:
+    torch.add(values.view(torch.int32), noise, out=scratch)
+    scratch.bitwise_and_(_HIGH_HALF)
+    # The sum of a NaN and the noise may look like a number. Zero times the gradient is NaN again.
+    torch.add(scratch.view(torch.float32), values, alpha=0, out=values)
+    codes.copy_(values)
+
+
+def _round_int8(
+    values: torch.Tensor, noise: torch.Tensor, scratch: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor
+) -> None:
+    torch.abs(values, out=scratch)
+    torch.amax(scratch, 1, keepdim=True, out=scales)
+    scales.mul_(1 / _LARGEST).clamp_(min=_SCALE_MIN)
+    torch.addcdiv(noise, values, scales, out=scratch)
+    codes.copy_(scratch.floor_())
+    values.copy_(codes).mul_(scales)  # as `expand` does it
 
 
 def expand(codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
