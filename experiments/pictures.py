@@ -120,6 +120,22 @@ def _draw_quality(axes: Axes, found: dict[str, Any], what: str) -> None:
     axes.plot(steps, ours, "o", color=INK, ms=4, label="TranLogs")
 
 
+def draw_reduced(path: Path, results: dict[str, Any]) -> None:
+    """Loss on data held back, each seed a line."""
+    models = results["models"]
+    figure, axes = new_figure("Rounded gradients, each seed a line", (4.5 * len(models), 3.6), (1, len(models)), squeeze=False)
+    for column, (name, found) in enumerate(models.items()):
+        for (log, curves), colour in zip(found["curves"].items(), (INK, _COLOURS[2], RED), strict=True):
+            for i, curve in enumerate(curves):
+                axes[0][column].plot(found["steps"], curve, color=colour, lw=1.2, label=None if i else log)
+        axes[0][column].set_title(name, fontsize=10, color=INK)
+        axes[0][column].set_xlabel("step", color=INK)
+        axes[0][column].set_yscale("log")
+    axes[0][0].set_ylabel("loss on data held back", color=INK)
+    axes[0][0].legend(frameon=False, fontsize=8)
+    figure.savefig(path)
+
+
 def new_figure(title: str, size: tuple[float, float], shape: tuple[int, int], **options: Any) -> tuple[Figure, Any]:
     from matplotlib.figure import Figure  # without pyplot: no screen, no global state
 

@@ -59,7 +59,8 @@ class LoggedOptimizer(Optimizer):
         log: "auto": gradients as long as they cost at most `overhead` of a step, which is measured, else no tensors;
             "gradients" (redo with the optimizer), "weights" (after-image of parameters and optimizer state), or "inputs": no
             tensors, so that it costs next to nothing. After a crash the script's loop computes the steps of which the log has
-            no tensors again, and each recorded boundary on the way is compared.
+            no tensors again, and each recorded boundary on the way is compared. "gradients:bf16" and "gradients:int8" change
+            training: the optimizer steps with gradients that are rounded to a half or a quarter of the bytes, at random.
         overhead: what the log of gradients may cost with log="auto": "5%", or 0.05; None for no bound.
         checkpoint_every: "auto" (as often as disk space and 10 seconds of replay need it; without tensors, as often as it
             saves more computing than it costs, at a failure an hour), "mtbf=6h" (the same, at a failure in 6 hours), steps
@@ -178,7 +179,8 @@ class LoggedOptimizer(Optimizer):
 
         Without `log=` it is logged as the first one, or as gradients where that one logs weights.
         """
-        log = log or ("inputs" if self.hooks.log == "inputs" else "gradients")
+        first = self.hooks.setting
+        log = log or ("gradients" if first == "weights" else first)
         _check(optimizer, log)
         shell = object.__new__(LoggedOptimizer)
         shell._join(optimizer, self.training_run, name, log, optimizer_state)
@@ -388,7 +390,12 @@ def _check(optimizer: Any, log: str) -> None:
     if logged is not None:
         raise UsageError(f"this optimizer is already logged in run {logged}; close that LoggedOptimizer first")
     if log not in get_args(LogKind):
-        raise UsageError(f'log must be "auto", "gradients", "weights" or "inputs", got {log!r}')
+        raise UsageError(
+            'log must be "auto", "gradients", "weights" or "inputs", or, to train with rounded gradients, "gradients:bf16" or '
+            f'"gradients:int8", got {log!r}'
+        )
+    if ":" in log and isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError(f'log="{log}": LBFGS evaluates its closure many times per step. Use log="weights"')
     if log != "inputs" and any(group.get("differentiable") for group in optimizer.param_groups):
         raise UsageError("differentiable=True: such steps cannot be redone from a log")
 

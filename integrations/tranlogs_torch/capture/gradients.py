@@ -16,9 +16,11 @@ from ..ddp.gradient_ranges import Portion
 from ..sharding.shards import place_of, placed, settled, spec_of
 from ..state.extra_state import is_torchs
 from ..state.fingerprint import version_of, versions
+from ..tensors import arrays
 from ..tensors.arrays import NAMES, memory_order, odd_strides, to_array
 from ..tensors.placement import local
 from .logged_run import HookedOptimizer, LoggedRun
+from .reduced_gradients import ReducedGradients, Reduction
 
 _PLANS_MAX = 16
 
@@ -80,7 +82,7 @@ class GradientPlans:
         self._plans: dict[bytes, GradientPlan] = {}
         self._names: list[str] = []
 
-    def payload(self, names: list[str], gradients: list[torch.Tensor | None]) -> Payload | None:
+    def payload(self, names: list[str], gradients: Sequence[torch.Tensor | None]) -> Payload | None:
         """Return the payload of a step's gradients; None where they need the general path.
 
         Args:
@@ -196,29 +198,56 @@ def gradient_versions(parameters: Iterable[torch.Tensor]) -> GradientVersions:
 class GradientPayloads:
     """Turns the gradients of one optimizer into the payloads of its records.
 
+    Args:
+        run: to which steps are logged.
+        hooks: of the optimizer.
+        reduction: to what gradients are rounded; None if they stay as they are.
+
     Attributes:
         owners: the parameters of the newest payload, with or without a gradient.
         share: the portions of the gradients that this rank logs; None if it logs all of them.
     """
 
-    def __init__(self, run: LoggedRun, hooks: HookedOptimizer) -> None:
+    def __init__(self, run: LoggedRun, hooks: HookedOptimizer, reduction: Reduction | None) -> None:
         self._run, self._hooks = run, hooks
         self._plans = GradientPlans()
         self._names: list[str] = []
+        self._reducer = None if reduction is None else ReducedGradients(reduction)
+        self._reduced: tuple[list[str], list[torch.Tensor]] = [], []
         self.owners: list[torch.Tensor] = []
         self.share: list[Portion] | None = None
 
+    def reduce(self, parameters: list[torch.Tensor], step: int) -> None:
+        """Replace the gradients that the parameters have now by rounded ones, if they are to be rounded.
+
+        Raises:
+            UsageError: they cannot be rounded.
+        """
+        if self._reducer is not None:
+            self._own(parameters)
+            self._reduced = self._reducer.reduce(self._names, [p.grad for p in parameters], step)
+
     def payload(self, parameters: list[torch.Tensor]) -> Payload:
-        """Return the bytes of the gradients that the parameters have now."""
+        """Return the bytes of the gradients that the parameters have now; of rounded ones, what `reduce` has left."""
         run = self._run
-        if len(parameters) != len(self.owners) or not all(map(is_, parameters, self.owners)):
-            name_of = run.state.name_of
-            self.owners, self._names = parameters, [f"grad/{name_of[id(p)]}" for p in parameters]
+        self._own(parameters)
+        names, gradients = (self._names, [p.grad for p in parameters]) if self._reducer is None else self._reduced
         if run.staging is None and run.coordinator.is_single:
-            payload = self._plans.payload(self._names, [p.grad for p in parameters])
+            payload = self._plans.payload(names, gradients)
             if payload is not None:
                 return payload
-        return self._general_payload()
+        return self._general_payload() if self._reducer is None else self._reduced_payload()
+
+    def _own(self, parameters: list[torch.Tensor]) -> None:
+        if len(parameters) != len(self.owners) or not all(map(is_, parameters, self.owners)):
+            name_of = self._run.state.name_of
+            self.owners, self._names = parameters, [f"grad/{name_of[id(p)]}" for p in parameters]
+
+    def _reduced_payload(self) -> Payload:
+        names, tensors = self._reduced
+        if self._run.staging is not None:
+            return self._run.staging.stage(Layout(map(arrays.spec_of, names, tensors)), tensors)
+        return Payload.of(zip(names, map(to_array, tensors), strict=True))
 
     def _general_payload(self) -> Payload:
         run = self._run

@@ -10,11 +10,11 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
-from tranlogs.base.errors import LogUnavailable
+from tranlogs.base.errors import LogUnavailable, UsageError
 from tranlogs.records import NO_TENSORS, Tensor, tree
 from tranlogs.training import StepRecorder
 
@@ -27,6 +27,7 @@ from ..tensors.placement import local
 from .grad_scaler import ScalerWatch
 from .gradients import CapturedGradients, Clipping, GradientPayloads
 from .logged_run import LoggedRun
+from .reduced_gradients import Reduction
 from .replay_check import StepRehearsal
 from .single_step import can_nest, is_nested
 
@@ -37,7 +38,7 @@ _get_compiler = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", 
 
 _KNOWN = frozenset({"closure", "grad_scaler"})  # arguments of a step that redo has, or does without
 
-LogKind = Literal["gradients", "weights", "inputs"]
+LogKind = Literal["gradients", "weights", "inputs", "gradients:bf16", "gradients:int8"]
 
 
 @dataclass(slots=True)
@@ -46,6 +47,7 @@ class _RunningStep:
 
     Attributes:
         captures: how often its gradients were captured: a closure may be evaluated several times.
+        is_reduced: True once its gradients are rounded, if they are to be.
         is_image: True if the step logs an after-image in place of gradients.
         hyper: settings of the parameter groups that it uses.
         amp: tensors with which a GradScaler lets a fused step unscale and skip.
@@ -53,6 +55,7 @@ class _RunningStep:
     """
 
     captures: int = 0
+    is_reduced: bool = False
     is_image: bool = False
     hyper: list[dict[str, Any]] = field(default_factory=list)
     amp: dict[str, Any] = field(default_factory=dict)
@@ -69,18 +72,23 @@ class OptimizerHooks:
         name: of the optimizer in the run.
         inner: the optimizer.
         shell: the LoggedOptimizer around it, as soon as there is one.
+        setting: what the script asks for.
         log: "gradients", "weights" or "inputs"; an optimizer that cannot be redone from gradients logs weights once that is
             found out, and one that logs no tensors ("inputs") only counts its steps.
+        reduction: to what gradients are rounded before the optimizer and the log have them; None if they are not.
         with_state: True if an after-image includes the optimizer's state.
         watch: sees writes to the optimizer's state between steps.
         recorder: writes the records of the steps.
     """
 
     def __init__(self, run: LoggedRun, name: str, inner: torch.optim.Optimizer, log: LogKind, *, optimizer_state: bool) -> None:
-        self.run, self.name, self.inner, self.log = run, name, inner, log
+        self.run, self.name, self.inner, self.setting = run, name, inner, log
+        kind, _, reduction = log.partition(":")
+        self.log = cast('Literal["gradients", "weights", "inputs"]', kind)
+        self.reduction = cast("Reduction | None", reduction or None)
         self._values = GroupValues(inner)
         tree.encode(self._values.now(), path=f"optimizer {name!r}.param_groups", adapt=adapt)
-        if log == "gradients" and isinstance(inner, torch.optim.LBFGS):
+        if self.log == "gradients" and isinstance(inner, torch.optim.LBFGS):
             self.log = "weights"
             _log.warning(
                 "LBFGS evaluates its closure many times per step, so a step cannot be redone from gradients; its weights "
@@ -97,7 +105,7 @@ class OptimizerHooks:
         self.with_state = optimizer_state or self.log == "gradients"
         self.watch = StateWatch(inner)
         self.recorder = StepRecorder(run.journal)
-        self._payloads = GradientPayloads(run, self)
+        self._payloads = GradientPayloads(run, self, self.reduction)
         self._gradients = CapturedGradients(inner)
         self._clipping = Clipping()
         self._step = _RunningStep()
@@ -144,7 +152,7 @@ class OptimizerHooks:
         gradients = [p.grad for p in parameters if p.grad is not None]
         norm: Any = torch.nn.utils.get_total_norm(gradients, norm_type, error_if_nonfinite, foreach)
         norm = norm.full_tensor() if is_part(norm) else norm  # of shards it is a sum that is not taken yet
-        if self.run.is_active and self.log == "gradients" and self.run.rung.logs_tensors:
+        if self.run.is_active and self.log == "gradients" and self.reduction is None and self.run.rung.logs_tensors:
             self._begin()
             self.recorder.wait()  # the gradients are about to be clipped in place
             self._clipping.begin(max_norm, norm, foreach)
@@ -185,7 +193,7 @@ class OptimizerHooks:
             self._log_weights("its step is given arguments, which redo does not have")
         if self._scaler.scaler is not None:
             self._scaler.check(self.inner, self.shell)
-        self._step.captures = 0
+        self._step.captures, self._step.is_reduced = 0, False
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer itself
         if closure is None and next(reversed(inner._optimizer_step_pre_hooks)) == self._pre.id:
             self._capture()
@@ -193,6 +201,11 @@ class OptimizerHooks:
 
         def closure_then_capture() -> Any:  # gradients exist only after the closure, or a later hook still changes them
             loss = closure() if closure is not None else None
+            if self._step.captures and self.reduction is not None:
+                raise UsageError(
+                    f'log="gradients:{self.reduction}": optimizer {self.name!r} ({type(self.inner).__name__}) evaluates its '
+                    'closure several times per step, and its gradients cannot be rounded once. Use log="weights"'
+                )
             if self._step.captures:
                 self._log_weights("it evaluates its closure several times per step")
             if self.log == "gradients" or not self._step.captures:
@@ -244,6 +257,9 @@ class OptimizerHooks:
         self._is_clean = False
         run = self.run
         run.before_step()
+        if not self._step.is_reduced:  # also where an image is logged: what is trained must not depend on what is logged
+            self._payloads.reduce(self.parameters(), run.journal.step)
+            self._step.is_reduced = True
         self._step.is_image = self.log == "weights" or self._has_foreign_strides()
         if self._step.is_image:
             return

@@ -214,6 +214,10 @@ class TrainingRun:
                 f'optimizer {hooks.name!r}: log="inputs" holds for all optimizers of a run, because the loop computes its '
                 "steps again as a whole. Give it to each of them, or to none"
             )
+        if hooks.reduction is not None and not self.coordinator.is_single:
+            raise UsageError(
+                f'optimizer {hooks.name!r}: log="{hooks.setting}" is for a process that trains alone. Use log="gradients"'
+            )
         self.hooks[hooks.name] = hooks
         self.state.optimizers[hooks.name] = hooks.inner
         self.state.named.refresh()

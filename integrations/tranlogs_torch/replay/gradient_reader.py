@@ -10,7 +10,7 @@ import itertools
 import os
 import queue
 import threading
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 
 import numpy as np
@@ -22,6 +22,8 @@ from tranlogs.base.types import ITEMSIZE, Bytes
 from tranlogs.ranks import JoinedRecord, StepRecord
 from tranlogs.records import Layout, Record, array_of
 
+from ..capture.reduced_gradients import widen
+from ..device.gather import Form, TensorOffsets
 from ..tensors.arrays import from_array
 
 _AHEAD_BYTES_MIN = 1 << 18  # of a step; to hand over less costs more than to read it
@@ -39,7 +41,8 @@ class Gradients(dict[str, torch.Tensor]):
     memory: Bytes = np.empty(0, np.uint8)
 
 
-_View = tuple[int, int, Gradients]  # the range of the payload, and what lies there
+_View = tuple[int, int, Callable[[], Gradients]]  # the range of the payload, and what makes gradients of its bytes
+_PREFIXES = ("grad/", "bf16/", "int8/", "scale/")
 
 
 class GradientMemory:
@@ -75,16 +78,16 @@ class GradientMemory:
             self._newest = *form, view
         if view is None:
             return _read_one_by_one(entry)
-        begin, end, gradients = view
+        begin, end, make_gradients = view
         entry.read_range(begin, self._memory[: end - begin], "")
-        return gradients
+        return make_gradients()
 
     def _over(self, entry: Record) -> _View | None:
         """Return the range of the payload, and tensors over the memory; None where torch cannot have them so."""
         layout, starts = entry.layout, entry.starts()
         if len(layout.index) < len(layout):  # several ranges of a tensor
             return None
-        there = [i for i, name in enumerate(layout.names) if name.startswith("grad/") and i not in entry.absent]
+        there = [i for i, name in enumerate(layout.names) if name.startswith(_PREFIXES) and i not in entry.absent]
         begin = min((starts[i] for i in there), default=0)
         end = max((starts[i] + layout.sizes[i] for i in there), default=0)
         if any((starts[i] - begin) % ITEMSIZE[layout.tensors[i].dtype] for i in there):  # after a tensor of another dtype
@@ -93,12 +96,15 @@ class GradientMemory:
             self._memory = self._allocate(end - begin)
             self._views.clear()
         places = {i: starts[i] - begin for i in there}
-        gradients = Gradients(
-            (layout.names[i][5:], from_array(array_of(layout.tensors[i], self._memory[at : at + layout.sizes[i]])))
+        logged = {
+            layout.names[i]: from_array(array_of(layout.tensors[i], self._memory[at : at + layout.sizes[i]]))
             for i, at in places.items()
-        )
+        }
+        if any(not name.startswith("grad/") for name in logged):
+            return begin, end, Widened(logged, self._allocate).gradients
+        gradients = Gradients((name[5:], tensor) for name, tensor in logged.items())
         gradients.memory = self._memory[: end - begin]
-        return begin, end, gradients
+        return begin, end, lambda: gradients
 
     def _allocate(self, nbytes: int) -> Bytes:
         if self._is_pinned:
@@ -107,9 +113,35 @@ class GradientMemory:
         return np.empty(nbytes, np.uint8)
 
 
+class Widened:
+    """Gradients that were logged in fewer bytes (`capture/reduced_gradients.py`), in memory of their own.
+
+    Args:
+        logged: tensors of the record, by name.
+        allocate: returns memory of so many bytes.
+    """
+
+    def __init__(self, logged: Mapping[str, torch.Tensor], allocate: Callable[[int], Bytes]) -> None:
+        self._logged = logged
+        self._gradients = Gradients((name[5:], tensor) for name, tensor in logged.items() if name.startswith("grad/"))
+        reduced = {name[5:]: tensor for name, tensor in logged.items() if name.startswith(("bf16/", "int8/"))}
+        offsets = TensorOffsets([Form(torch.float32, tuple(t.shape), tuple(t.stride())) for t in reduced.values()])
+        self._gradients.memory = allocate(offsets.nbytes)
+        flat = torch.from_numpy(self._gradients.memory)
+        self._wide = {name: offsets.view(flat, k) for k, name in enumerate(reduced)}
+        self._gradients.update(self._wide)
+
+    def gradients(self) -> Gradients:
+        """Return the gradients of the bytes that the tensors have now."""
+        for name, tensor in self._wide.items():
+            widen(name, self._logged, tensor)
+        return self._gradients
+
+
 def _read_one_by_one(entry: StepRecord) -> Gradients:
-    names = [name for name in entry.tensor_names() if name.startswith("grad/")]
-    return Gradients((name[5:], from_array(array)) for name in names if (array := entry.read(name)) is not None)
+    names = [name for name in entry.tensor_names() if name.startswith(_PREFIXES)]
+    logged = {name: from_array(array) for name in names if (array := entry.read(name)) is not None}
+    return Widened(logged, lambda nbytes: np.empty(nbytes, np.uint8)).gradients()
 
 
 class GradientReader:
