@@ -122,6 +122,11 @@ COLUMNS = (
 )
 
 
+def list_choices(advice: Advice) -> list[tuple[str, ...]]:
+    """Return what the run pays now, and what it would pay, in words for each of `COLUMNS`; nothing for what is not known."""
+    return [describe_choice(one) for one in (advice.now, *advice.choices) if one.bytes_a_day is not None]
+
+
 def describe_choice(choice: Choice) -> tuple[str, ...]:
     """Return a choice in words, for each of `COLUMNS`."""
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...base.errors import UsageError
-from ...retention.advice import COLUMNS, describe_choice
+from ...retention.advice import COLUMNS, list_choices
 from .. import screen
 from ..options import Json, Run, command
 from ..parameters import FINE
@@ -32,9 +32,8 @@ def advise(run: Run, as_json: Json = False) -> int:
         return FINE
     console = screen.console()
     console.print(screen.facts([("journal", found.folder), *advice.describe().items()]), "")
-    shown = [one for one in (advice.now, *advice.choices) if one.bytes_a_day is not None]
-    if shown:
+    if shown := list_choices(advice):
         title = "what the run pays now, and would pay with other settings"
-        console.print(screen.table(title, COLUMNS, [describe_choice(one) for one in shown], numbers=COLUMNS[2:]))
+        console.print(screen.table(title, COLUMNS, shown, numbers=COLUMNS[2:]))
     console.print(*advice.unknown, sep="\n")
     return FINE
