@@ -20,6 +20,7 @@ from .catalog import (
     CheckpointRow,
     CommonRow,
     Incident,
+    MeasuredRow,
     RunRow,
     SegmentRow,
     StoreRow,
@@ -44,6 +45,7 @@ _ONLY_IN_CATALOG: dict[str, type[Any]] = {
     "timeline/": TimelineRow,
     "store": StoreRow,
     "common": CommonRow,
+    "measured": MeasuredRow,
 }
 
 

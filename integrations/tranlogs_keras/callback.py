@@ -37,10 +37,10 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             crash `fit` computes the steps of which the log has no tensors again, and each recorded boundary on the way is
             compared.
         overhead: what logged tensors may cost with log="auto": "5%", or 0.05; None for no bound.
-        checkpoint_every: "epoch" (at the end of each epoch, and in long ones as "auto"), "auto" (as often as disk space and 10
-            seconds of replay need it; without tensors, as often as it saves more computing than it costs, at a failure an
-            hour), "mtbf=6h" (the same, at a failure in 6 hours), steps (500), a time ("10min"), bytes of log ("256MiB"), a
-            recovery time ("rto=30s"), or a policy object.
+        checkpoint_every: "epoch" (at the end of each epoch, and in long ones as "auto"), "auto" (as soon as one saves
+            more than it costs, at the failures that the run has seen, or when the log fills a sixteenth of the free disk),
+            "mtbf=6h" (the same, at a failure in 6 hours), steps (500), a time ("10min"), bytes of log ("256MiB"), a recovery
+            time ("rto=30s"), or a policy object.
         keep: how many checkpoints are kept, or a retention policy.
         durability: "machine" (log synced behind training: a power cut loses what `tranlogs status` shows), or "process".
         data_order: of arrays and PyDatasets: "tranlogs" draws each epoch's order from the seed, so that any batch is found

@@ -62,9 +62,9 @@ class LoggedOptimizer(Optimizer):
             no tensors again, and each recorded boundary on the way is compared. "gradients:bf16" and "gradients:int8" change
             training: the optimizer steps with gradients that are rounded to a half or a quarter of the bytes, at random.
         overhead: what the log of gradients may cost with log="auto": "5%", or 0.05; None for no bound.
-        checkpoint_every: "auto" (as often as disk space and 10 seconds of replay need it; without tensors, as often as it
-            saves more computing than it costs, at a failure an hour), "mtbf=6h" (the same, at a failure in 6 hours), steps
-            (500), a time ("10min"), a size of log ("256MiB"), a recovery time ("rto=30s"), or an object with `is_due(facts)`.
+        checkpoint_every: "auto" (as soon as one saves more than it costs, at the failures that the run has seen, or when the
+            log fills a sixteenth of the free disk), "mtbf=6h" (the same, at a failure in 6 hours), steps (500), a time
+            ("10min"), a size of log ("256MiB"), a recovery time ("rto=30s"), or an object with `is_due(facts)`.
         durability: "machine" survives power loss (synced steps, a moment behind), "process" survives the process.
         keep: which checkpoints stay: a number, `KeepLatest(n)`, `KeepEvery(steps)`, a function, or an object with
             DLRover's `clean_up(step, delete_func)`.

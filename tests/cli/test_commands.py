@@ -29,7 +29,7 @@ from tranlogs.journal.owner_lock import OwnerLock
 
 from .conftest import STEPS, Cli, flip, segment_files, train
 
-COMMANDS = ("demo", "status", "log", "verify", "replay", "rehearse", "monitor", "push", "pull")
+COMMANDS = ("demo", "status", "log", "verify", "replay", "rehearse", "advise", "monitor", "push", "pull")
 
 
 # The table.
@@ -53,6 +53,13 @@ def of_a_newer_version(run: Path) -> None:
     catalog.close()
     assert about is not None
     _put(run, "run", replace(about, format=99))
+
+
+def unmeasured(run: Path) -> None:
+    catalog = Catalog.open(run / "rank0", writable=True)
+    with catalog.transaction() as tables:
+        tables.delete("measured")
+    catalog.close()
 
 
 def _put(run: Path, key: str, row: Any) -> None:
@@ -92,6 +99,24 @@ CASES: list[tuple[Callable[[Path], None], str, int, list[str]]] = [
     (of_a_newer_version, "status FOLDER", 1, ["unreadable", "version 99"]),
     (nothing, "status FOLDER --watch", 2, ["RUN"]),
     (nothing, "status RUN --watch --interval 0", 2, ["--interval must be positive, got 0"]),
+    (
+        nothing,
+        "advise RUN",
+        0,
+        [
+            "recorded what gradients cost is being measured",  # it was closed amid its first trial
+            "failures 0 interruptions in",
+            'best not known; log="auto", checkpoint_every="auto" measures what it depends on',
+            "log checkpoints one in log costs they cost writes a day 600 TB last after a crash waste at 1 h",
+            "gradients now",
+            "inputs auto",
+            "gradients 10min 10.0 min - ",
+            'not measured: what gradients cost in a step (log="auto" tries it)',
+            "not measured: weights, since none were logged",
+        ],
+    ),
+    (unmeasured, "advise RUN", 2, ["RUN: nothing is measured yet"]),
+    (nothing, "advise FOLDER", 2, ["no run"]),
     (nothing, "log RUN", 0, ["loss=", "gradients", "image"]),
     (nothing, "log RUN --step 2", 0, ["grad/0.weight", "8x4", "hyper-parameters in force", "betas", "fingerprint", "loss="]),
     *((nothing, f"log RUN --step {step}", 2, [f"the log holds steps 1 to {STEPS}"]) for step in (0, STEPS + 1)),
@@ -225,7 +250,7 @@ def test_options_stand_before_and_after_arguments(cli: Cli, run: Path, tmp_path:
 
 # Whatever lies at RUN.
 
-READING = ("status", "log", "log --step 5", "verify", "verify --replay", "replay --out OUT")
+READING = ("status", "advise", "log", "log --step 5", "verify", "verify --replay", "replay --out OUT")
 EVERY = (*READING, "verify --repair")
 
 

@@ -21,7 +21,7 @@ from tests.support.toy import ToyTrainer, open_toy, uninterrupted
 from tests.support.verify import verify_run
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.types import Array, Extension, Piece, SparseArray, dense
-from tranlogs.catalog import Catalog
+from tranlogs.catalog import Catalog, MeasuredRow
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.encoding import tree
 from tranlogs.encoding.compression import Codec
@@ -189,6 +189,8 @@ def assert_is_readable(run: Path) -> None:
     expected |= {f"checkpoint/{row.name}": asdict(row) for row in catalog.checkpoints()}
     expected |= {f"timeline/{row.number:06d}": asdict(row) for row in catalog.timelines()}
     expected |= {"run": asdict(catalog.run()), "watermarks": asdict(catalog.watermarks())}  # type: ignore[call-overload]
+    measured = catalog.read(lambda tables: tables.get("measured", MeasuredRow))
+    expected |= {} if measured is None else {"measured": asdict(measured)}
     catalog.close()
     with lmdb.open(str(run / "rank0" / "catalog.lmdb"), subdir=False, readonly=True, lock=False) as env, env.begin() as txn:
         found = {bytes(key): bytes(value) for key, value in txn.cursor()}

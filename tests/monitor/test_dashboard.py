@@ -33,7 +33,8 @@ from tests.support.toy import ToyTrainer
 from tests.support.toy_steps import killed
 from tranlogs.base.config import MIB
 from tranlogs.base.errors import UsageError
-from tranlogs.catalog import CheckpointRow, Incident, SegmentRow, StoreRow, TimelineRow, Watermarks
+from tranlogs.catalog import CheckpointRow, Incident, MeasuredRow, SegmentRow, StoreRow, TimelineRow, Watermarks
+from tranlogs.retention.advice import COLUMNS, list_choices
 from tranlogs.retention.evaluations import EvaluationRow
 from tranlogs.retention.prune import Budget
 from tranlogs.retention.value_decay import SegmentValues
@@ -383,6 +384,33 @@ def test_what_would_be_lost_is_said_by_place(seen: Evaluation) -> None:
     page = shown(JournalView("run", replace(seen, in_memory=True)), seen.at)
     assert "everything: the run lies in memory (tmpfs)" in page
     assert "survives a power cut" not in page
+
+
+def test_what_the_log_costs_is_what_advise_says(seen: Evaluation) -> None:
+    measured = MeasuredRow("inputs", "gradients", 0.05, 0.31, False, 0.1, 10**6, 0.01, True, 0.5, 0.02, 0.06, None)
+    costly = replace(seen, rows=replace(seen.rows, measured=measured))
+    advice = costly.advise()
+    assert advice is not None
+    page = Elements(shown(JournalView("run", costly), seen.at).encode())
+    words = (
+        "gradients would cost 31 % of a step, and 5 % are allowed: no tensors are logged; a crash costs up to 19 s of computing"
+    )
+    assert words in page.text
+    assert 'log="inputs", checkpoint_every="auto": the run wastes 0.54 %; it wastes 0.54 % now' in page.text
+    lines = list_choices(advice)
+    assert [value for name, value in page.attributes if name == "data-choice"] == [f"{one[0]} {one[1]}" for one in lines]
+    assert all(word in page.text for word in (*COLUMNS, *lines[1]))
+
+    # Steps without tensors are not called safe: recovery starts at step 20, and the log ends at 31.
+    state = describe_health(JournalView("run", costly))
+    again = "it computes the steps from 21 on again"
+    assert (state.level, state.headline) == ("fine", f"If the process dies, training goes on after step 31: {again}.")
+    assert "11 steps until training has computed them again" in page.text
+    assert "no finished step" not in page.text
+    logged = replace(costly, rows=replace(seen.rows, measured=replace(measured, phase="gradients")))
+    assert "no finished step" in shown(JournalView("run", logged), seen.at)
+    unknown = replace(seen, rows=replace(seen.rows, measured=None))
+    assert "What the log costs" not in shown(JournalView("run", unknown), seen.at)
 
 
 def test_a_run_of_months_makes_no_larger_page(seen: Evaluation) -> None:

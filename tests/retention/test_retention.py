@@ -38,8 +38,11 @@ from tranlogs.retention import (
     as_policy,
     as_retention,
 )
+from tranlogs.retention.checkpoint_interval import observe_mtbf
 from tranlogs.retention.lost_work import estimate_lost_work, estimate_seconds_since, has_store
 from tranlogs.retention.prune import is_protected, plan_retirement, retire
+
+COST = {"stall_seconds": 0.02, "writing_seconds": 0.06}
 
 
 def facts(
@@ -71,30 +74,50 @@ def facts(
         (RecoveryTime(10), facts(steps=8, replay=1.0, load=1.0), True),
         (RecoveryTime(10), facts(steps=0, replay=99.0), False),
         (RecoveryTime(10), facts(steps=10**6), False),
-        (Automatic(), facts(steps=1, log_bytes=16 * GIB - 1, state_bytes=GIB), False),
-        (Automatic(), facts(steps=1, log_bytes=16 * GIB, state_bytes=GIB), True),
-        (Automatic(), facts(steps=0, log_bytes=16 * GIB, state_bytes=GIB), False),
-        # A stall of 20 ms and 60 ms of writing are worth sqrt(2 * (0.02 + 0.03) * 3600) = 19 s of steps computed again.
-        (Automatic(), facts(steps=9, seconds=18.9, stall_seconds=0.02, writing_seconds=0.06, is_recomputed=True), False),
-        (Automatic(), facts(steps=9, seconds=19.0, stall_seconds=0.02, writing_seconds=0.06, is_recomputed=True), True),
-        (Automatic(), facts(steps=9, seconds=19.0, stall_seconds=0.02, writing_seconds=0.06), False),
-        (Automatic(14_400), facts(steps=9, seconds=37.9, stall_seconds=0.02, writing_seconds=0.06, is_recomputed=True), False),
-        (Automatic(14_400), facts(steps=9, seconds=38.0, stall_seconds=0.02, writing_seconds=0.06, is_recomputed=True), True),
-        (EveryBytes(1000), facts(steps=9, seconds=18.9, stall_seconds=0.05, is_recomputed=True), False),
-        (EveryBytes(1000), facts(steps=9, seconds=19.0, stall_seconds=0.05, is_recomputed=True), True),
-        (Automatic(), facts(steps=1, log_bytes=5 * GIB - 1, state_bytes=GIB, free_bytes=80 * GIB), False),
-        (Automatic(), facts(steps=1, log_bytes=5 * GIB, state_bytes=GIB, free_bytes=80 * GIB), True),
-        (Automatic(), facts(steps=1, log_bytes=GIB - 1, state_bytes=GIB, free_bytes=0), False),
-        (Automatic(), facts(steps=1, log_bytes=GIB, state_bytes=GIB, free_bytes=0), True),
-        (Automatic(), facts(steps=9, log_bytes=4 * MIB - 1, state_bytes=100), False),
-        (Automatic(), facts(steps=9, log_bytes=4 * MIB, state_bytes=100), True),
-        (Automatic(), facts(steps=9, log_bytes=GIB), False),
-        (Automatic(), facts(steps=8, replay=1.0, load=50.0, state_bytes=GIB), False),
-        (Automatic(), facts(steps=9, replay=1.0, state_bytes=GIB), True),
+        # A stall of 20 ms and 60 ms of writing are worth sqrt(2 * (0.02 + 0.03) * 3600) = 19 s of steps computed again,
+        (Automatic(), facts(9, 18.9, **COST, is_recomputed=True), False),
+        (Automatic(), facts(9, 19.0, **COST, is_recomputed=True), True),
+        (Automatic(), facts(0, 99.0, **COST, is_recomputed=True), False),
+        # and so of those of which it is not known how long their redo takes.
+        (Automatic(), facts(9, 18.9, **COST), False),
+        (Automatic(), facts(9, 19.0, **COST), True),
+        # Redo in a ninth of the time: three times as long.
+        (Automatic(), facts(900, 56.9, replay=56.9 / 8100, **COST), False),
+        (Automatic(), facts(900, 57.0, replay=57.0 / 8100, **COST), True),
+        # As many failures as the run has seen, unless the user has said how many there are.
+        (Automatic(), facts(9, 37.9, **COST, mtbf_seconds=14_400), False),
+        (Automatic(), facts(9, 38.0, **COST, mtbf_seconds=14_400), True),
+        (Automatic(14_400), facts(9, 37.9, **COST, is_recomputed=True), False),
+        (Automatic(14_400), facts(9, 38.0, **COST, is_recomputed=True, mtbf_seconds=60), True),
+        (Automatic(60), facts(9, 19.0, **COST, is_recomputed=True, mtbf_seconds=14_400), True),
+        # A checkpoint of which nothing is known is one of a millisecond: thousands of tiny steps pass before it is due.
+        (Automatic(), facts(5000, 2.6, replay=2.6 / 5000), False),
+        (Automatic(), facts(5000, 2.7, replay=2.7 / 5000), True),
+        (Automatic(), facts(5000, 0.0, replay=0.001), False),
+        (EveryBytes(1000), facts(9, 18.9, stall_seconds=0.05, is_recomputed=True), False),
+        (EveryBytes(1000), facts(9, 19.0, stall_seconds=0.05, is_recomputed=True), True),
+        # The log must fit, whatever a checkpoint costs.
+        (Automatic(), facts(1, log_bytes=5 * GIB - 1, state_bytes=GIB, free_bytes=80 * GIB), False),
+        (Automatic(), facts(1, log_bytes=5 * GIB, state_bytes=GIB, free_bytes=80 * GIB), True),
+        (Automatic(), facts(0, log_bytes=5 * GIB, state_bytes=GIB, free_bytes=80 * GIB), False),
+        (Automatic(), facts(1, log_bytes=2 * GIB - 1, state_bytes=GIB, free_bytes=80 * GIB, budget_bytes=8 * GIB), False),
+        (Automatic(), facts(1, log_bytes=2 * GIB, state_bytes=GIB, free_bytes=80 * GIB, budget_bytes=8 * GIB), True),
+        (Automatic(), facts(1, log_bytes=GIB - 1, state_bytes=GIB, free_bytes=0), False),
+        (Automatic(), facts(1, log_bytes=GIB, state_bytes=GIB, free_bytes=0), True),
+        (Automatic(), facts(9, log_bytes=4 * MIB - 1, state_bytes=100, free_bytes=0), False),
+        (Automatic(), facts(9, log_bytes=4 * MIB, state_bytes=100, free_bytes=0), True),
+        (Automatic(), facts(9, log_bytes=1000 * GIB, state_bytes=100), False),
     ],
 )
 def test_a_checkpoint_is_due_when_the_policy_says(policy: Any, when: CheckpointFacts, due: bool) -> None:
     assert policy.is_due(when) is due
+
+
+@pytest.mark.parametrize(
+    ("trained", "failures", "mtbf"), [(0, 0, 3600), (0, 1, 1800), (3600, 1, 3600), (86_400, 0, 90_000), (600, 9, 420)]
+)
+def test_the_time_between_two_failures_is_an_hour_and_what_the_run_has_seen(trained: float, failures: int, mtbf: float) -> None:
+    assert observe_mtbf(trained, failures) == mtbf
 
 
 class Mine:
@@ -389,3 +412,18 @@ def test_suspended_logging_loses_more_than_can_be_counted() -> None:
     assert machine.describe() == "at least 10 steps"
     over = [Incident(1, "No space left on device", 50, 0.0, 60, 1.0)]
     assert estimate_lost_work(MARKS, incidents=over)[0].describe() == "no finished step"
+
+
+def test_steps_without_tensors_are_lost_until_they_are_computed_again() -> None:
+    """Redo leads to step 80: training computes the rest, as far as records of it are left."""
+    process, machine, site = estimate_lost_work(MARKS, checkpoint_step=50, redo_step=80, store=StoreRow("file:///there", "me"))
+    assert [one.recomputed for one in (process, machine, site)] == [20, 10, 0]
+    assert process.describe() == "20 steps until training has computed them again"
+    assert machine.describe() == "10 steps, and 10 steps until training has computed them again"
+    assert site.describe() == "60 steps"
+    assert estimate_lost_work(MARKS, redo_step=99)[0].describe() == "1 step until training has computed it again"
+    assert estimate_lost_work(MARKS, redo_step=100)[0].describe() == "no finished step"
+    suspended = [Incident(1, "No space left on device", 100, 0.0)]
+    assert estimate_lost_work(MARKS, redo_step=80, incidents=suspended)[0].describe() == (
+        "all steps after 100, and 20 steps until training has computed them again"
+    )

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tranlogs.base.config import MIB
+from tranlogs.base.config import GIB, MIB
 from tranlogs.log.record_format import COVERED_MAX
 from tranlogs.retention import Automatic, EveryBytes, EverySeconds, EverySteps, KeepAll, KeepLatest, RecoveryTime
-from tranlogs.training import ExpectedWrites, cadence, forecast_writes
+from tranlogs.training import ExpectedWrites, cadence, forecast_writes, write_forecast
 from tranlogs.training.cadence import Cadence
 from tranlogs.training.write_forecast import FIRST_UNITS, ScanSchedule
 
@@ -62,11 +62,11 @@ class Mine:
 @pytest.mark.parametrize(
     ("policy", "more", "says"),
     [
-        (Automatic(), {}, "next checkpoint after about 47 steps (47.1 MiB of log)"),
+        (Automatic(), {}, "next checkpoint after at most 511 steps (512.0 MiB of log)"),
         (
             Automatic(),
             {"at_epoch_ends": True},
-            "next checkpoint at the end of the epoch, or after about 47 steps (47.1 MiB of log)",
+            "next checkpoint at the end of the epoch, or after at most 511 steps (512.0 MiB of log)",
         ),
         (EveryBytes(10 * MIB), {}, "next checkpoint after about 9 steps (9.0 MiB of log)"),
         (EveryBytes(1), {}, "next checkpoint after about 1 step (1.0 MiB of log)"),
@@ -77,8 +77,9 @@ class Mine:
     ],
 )
 def test_a_run_says_what_it_writes_and_when_its_next_checkpoint_comes(
-    policy: Any, more: dict[str, Any], says: str, tmp_path: Path
+    policy: Any, more: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(write_forecast, "free_bytes", lambda path: 8 * GIB)
     expected = ExpectedWrites(MIB, 3 * MIB, **more)
     assert forecast_writes(policy, tmp_path, expected) == f"about 1.0 MiB of log a step; {says}"
 
@@ -91,7 +92,10 @@ def test_a_run_says_what_it_writes_and_when_its_next_checkpoint_comes(
         (KeepAll(), " of log)"),
     ],
 )
-def test_a_run_says_how_much_disk_space_it_takes_where_that_is_bounded(retention: Any, says: str, tmp_path: Path) -> None:
+def test_a_run_says_how_much_disk_space_it_takes_where_that_is_bounded(
+    retention: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_forecast, "free_bytes", lambda path: 768 * MIB)  # a sixteenth of it: 48 MiB
     said = forecast_writes(Automatic(), tmp_path, ExpectedWrites(MIB, 3 * MIB, 3 * MIB), retention)
     assert said.endswith(says), said
 

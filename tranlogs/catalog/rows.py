@@ -163,6 +163,51 @@ class StoreRow:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredRow:
+    """What the run's trainers have measured. A time or a size is 0 as long as it was not.
+
+    Attributes:
+        phase: what is logged: "gradients" or "inputs", or another phase of `log="auto"` (see training/rungs.py).
+        tensors: what a record with tensors holds: "gradients" or "weights"; "" if there was none yet.
+        overhead: what logged tensors may cost, as a share of a step; None if nobody has set it.
+        cost: what they cost in the last trial; None if there was none.
+        is_settled: True if tensors are logged whatever they cost: training would not compute the same again.
+        step_seconds: time of a step, with all that belongs to the loop.
+        step_bytes: bytes of tensors that a step logs.
+        redo_seconds: time to redo a step.
+        is_redo_measured: False if `redo_seconds` is the time of the optimizer's own step.
+        load_seconds: time to load a checkpoint.
+        stall_seconds: time that training stood still for the last checkpoint.
+        writing_seconds: time that it took to write it.
+        interval_seconds: time between the last two checkpoints; None where "auto" decides.
+        log_bytes_max: bytes of log between two checkpoints at most.
+        mtbf_seconds: the mean time between two failures, if the user has set it.
+        trained_seconds: time that former processes have trained.
+        failures: how many of them did not come to their end.
+        since: when the process began to train that has written this row, in seconds since 1970.
+    """
+
+    phase: str = ""
+    tensors: str = ""
+    overhead: float | None = None
+    cost: float | None = None
+    is_settled: bool = False
+    step_seconds: float = 0.0
+    step_bytes: int = 0
+    redo_seconds: float = 0.0
+    is_redo_measured: bool = False
+    load_seconds: float = 0.0
+    stall_seconds: float = 0.0
+    writing_seconds: float = 0.0
+    interval_seconds: float | None = 0.0
+    log_bytes_max: int = 0
+    mtbf_seconds: float = 0.0
+    trained_seconds: float = 0.0
+    failures: int = 0
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class RunRow:
     """The run that the journal is part of."""
 
@@ -184,6 +229,7 @@ Row = TypeVar(
     PrunedRow,
     CommonRow,
     StoreRow,
+    MeasuredRow,
     RunRow,
 )
 
@@ -195,6 +241,7 @@ KINDS: dict[str, type[Any]] = {
     "pruned": PrunedRow,
     "common": CommonRow,
     "store": StoreRow,
+    "measured": MeasuredRow,
     "watermarks": Watermarks,
     "run": RunRow,
 }

@@ -26,6 +26,7 @@ SUBCOMMANDS = {  # each is the function of that name in the module of that name;
     "verify": "Check every byte: checksums, chains, checkpoints, the catalog.",
     "replay": "Rebuild the state at a step without the script, as a file.",
     "rehearse": "Kill a training script, and check whether it resumes exactly.",
+    "advise": "Show what log and checkpoints cost this run, and what others would.",
     "monitor": "Watch runs, and keep their logs within a budget.",
     "push": "Ship a run to a store, once.",
     "pull": "Fetch a run from a store.",

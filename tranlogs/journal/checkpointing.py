@@ -38,8 +38,10 @@ from ..encoding.tree import Adapt
 from ..log.record_format import Position
 from ..log.writer import WriteAheadLog
 from ..retention import Automatic, CheckpointFacts, CheckpointPolicy, EverySteps, RetentionPolicy
+from ..retention.checkpoint_interval import log_bytes_max
 from ..retention.keep_policy import when_full
 from ..retention.prune import retire
+from .measurements import Measurements, RecoverySpeed
 from .opening import OpenedJournal
 from .pruning_holds import PruningHolds
 
@@ -49,6 +51,7 @@ _JOIN_SECONDS = 0.1  # between two looks at whether a foreign process holds the 
 _FALLBACK = EverySteps(500)
 _NO_STEP = 1 << 63
 _AFFORDABLE = 20  # A checkpoint that nobody needs may cost a twentieth of the time.
+_STEPS_MIN = 8  # whose time is measured
 _GROWTH_MAX = 4  # The first steps create the optimizer's state: Adam with amsgrad adds three times the weights.
 
 
@@ -56,6 +59,7 @@ class JournalCheckpoints:
     """The checkpoints of one journal that this process writes, one at a time.
 
     Attributes:
+        measurements: what the run knows about itself.
         schedule: decides when the next checkpoint is due.
         disk_space: the space that the log leaves free for a checkpoint.
         speed: estimates of how long a recovery takes.
@@ -74,9 +78,10 @@ class JournalCheckpoints:
         holds: PruningHolds,
     ) -> None:
         self._opened, self._clock, self._retention, self._holds = opened, clock, retention, holds
-        self.schedule = CheckpointSchedule(policy, opened.catalog, clock)
+        self.measurements = Measurements(opened.catalog, clock, opened.lock.former)
+        self.schedule = CheckpointSchedule(policy, opened.catalog, clock, self.measurements)
         self.disk_space = DiskSpace(opened.catalog, retention, lambda: holds.keeps_all)
-        self.speed = RecoverySpeed()
+        self.speed = RecoverySpeed(self.measurements.row)
         self.is_started = False
         self.taken = 0
         self._about: dict[str, Any] = {}  # description of the run for the manifests
@@ -91,6 +96,8 @@ class JournalCheckpoints:
     def start(self, position: Position) -> None:
         """Let checkpoints be taken, from now on on the timeline of `position`."""
         self._about, self.is_started = self._opened.describe(position), True
+        self.measurements.begin()
+        self.schedule.note_start(position.step)
 
     @property
     def is_busy(self) -> bool:
@@ -136,6 +143,7 @@ class JournalCheckpoints:
     def take(self, snapshot: Snapshot, step: int, wal: WriteAheadLog, adapt: Adapt | None, *, wait: bool) -> None:
         """Take a checkpoint of the state at the log's newest boundary. An error is kept for `take_failure`."""
         assert self.is_started
+        self.schedule.measure(step, self.speed, wal, is_whole=True)
         self.schedule.note_taken(step, wal.bytes_written)
         self.taken += 1
         start = self._clock.monotonic()
@@ -144,6 +152,7 @@ class JournalCheckpoints:
             self._copy_and_write(snapshot, wal.group.boundary, adapt, wait=wait)
             if not wait:
                 self.schedule.stall_seconds = self._clock.monotonic() - start
+                self.measurements.note(stall_seconds=self.schedule.stall_seconds)
         except SUSPENDING_ERRORS as error:
             self._failure = error
 
@@ -210,6 +219,7 @@ class JournalCheckpoints:
                 return
             nbytes = self._write_folder(name, snapshot, about)
             self.schedule.writing_seconds = seconds = self._clock.monotonic() - start
+            self.measurements.note(writing_seconds=seconds)
             row = CheckpointRow(
                 name, position.step, position.sequence, about["chain"], position.timeline, nbytes, about["created_at"], seconds
             )
@@ -355,14 +365,16 @@ class CheckpointSchedule:
         state_bytes: the size of a checkpoint; 0 until it is known.
         companion_steps: steps taken in one unit with a step of another optimizer. They do not count as training steps.
         is_recomputed: True if the log has no tensors of steps since the last checkpoint.
-        stall_seconds: the time that training stood still for the last checkpoint.
+        stall_seconds: the time that training stood still for the last checkpoint of this process; 0.0 before.
         writing_seconds: the time that it took to write it.
+        budget_bytes: what a monitor allows for the journal.
         due_step: the step from which on one is due, if the policy counts steps; else one that no run reaches.
     """
 
-    def __init__(self, policy: CheckpointPolicy, catalog: Catalog, clock: Clock) -> None:
-        self._policy, self._catalog, self._clock = policy, catalog, clock
+    def __init__(self, policy: CheckpointPolicy, catalog: Catalog, clock: Clock, known: Measurements) -> None:
+        self._policy, self._catalog, self._clock, self._known = policy, catalog, clock, known
         self._request_read_at = 0.0
+        self.budget_bytes = 1 << 62
         self.companion_steps = 0
         self.state_bytes = 0
         self.stall_seconds = self.writing_seconds = 0.0
@@ -375,6 +387,11 @@ class CheckpointSchedule:
         self._companion_steps_before = self.companion_steps
         self.is_recomputed = False
         self._free_bytes = free_bytes(self._catalog.path.parent)
+        self.note_start(step)
+
+    def note_start(self, step: int) -> None:
+        """Record that the steps after `step` are taken from now on: their time is measured."""
+        self._start_step, self._start_at = step, self._clock.monotonic()
 
     @property
     def is_affordable(self) -> bool:
@@ -386,11 +403,37 @@ class CheckpointSchedule:
         """Record the size of a checkpoint: an expected one, or one that was published. The largest counts."""
         self.state_bytes = max(self.state_bytes, nbytes)
 
-    def seconds_between(self) -> float | None:
-        """Return how many seconds lie between checkpoints where no tensors are logged; None if the policy has no such time."""
-        if not isinstance(self._policy, Automatic):
-            return None
-        return self._policy.seconds_to_recompute(self.stall_seconds, self.writing_seconds)
+    def measure(self, step: int, speed: RecoverySpeed, wal: WriteAheadLog, *, is_whole: bool = False) -> None:
+        """Note the time and the bytes of the steps since the last checkpoint, and how far apart checkpoints are.
+
+        Few steps are not as long as others, so they count only while nothing better is known.
+
+        Args:
+            step: the newest step.
+            speed: estimates of a recovery.
+            wal: the log.
+            is_whole: True if a checkpoint is taken now.
+        """
+        policy, known, seconds = self._policy, self._known.row, self._clock.monotonic() - self._start_at
+        found: dict[str, Any] = {
+            "log_bytes_max": log_bytes_max(self.state_bytes, self._free_bytes, self.budget_bytes),
+            "redo_seconds": speed.replay_seconds_per_step,
+            "is_redo_measured": speed.is_replay_measured,
+            "load_seconds": speed.load_seconds if speed.is_load_measured else 0.0,
+            "mtbf_seconds": (isinstance(policy, Automatic) and policy.mtbf_seconds) or 0.0,
+        }
+        steps = step - self._start_step
+        if steps >= _STEPS_MIN or (steps > 0 and not known.step_seconds):
+            found["step_seconds"] = seconds / steps
+        if isinstance(policy, Automatic):
+            found["interval_seconds"] = None
+        elif is_whole and steps > 0:
+            found["interval_seconds"] = seconds
+        if wal.tensor_layout is not None:
+            found["step_bytes"] = wal.tensor_bytes // wal.tensor_records
+            has_gradients = any(name.startswith("grad/") for name in wal.tensor_layout.names)
+            found["tensors"] = "gradients" if has_gradients else "weights"
+        self._known.note(**found)
 
     def is_due(self, step: int, log_bytes: int, speed: RecoverySpeed) -> bool:
         """Return True if the policy wants a checkpoint at `step`, after `log_bytes` of log."""
@@ -406,9 +449,11 @@ class CheckpointSchedule:
             speed.load_seconds,
             self.state_bytes,
             self._free_bytes,
-            self.stall_seconds,
-            self.writing_seconds,
+            self.stall_seconds or self._known.row.stall_seconds,
+            self.writing_seconds or self._known.row.writing_seconds,
             self.is_recomputed,
+            self._known.mtbf_seconds,
+            self.budget_bytes,
         )
         try:
             return bool(self._policy.is_due(facts))
@@ -437,30 +482,6 @@ class CheckpointSchedule:
         except (CorruptCatalog, CatalogUnavailable):
             return False
         return bool(request) and request.get("step", 0) > self._step
-
-
-class RecoverySpeed:
-    """Estimates of how fast this run is recovered.
-
-    Attributes:
-        replay_seconds_per_step: seconds to redo one step; 0.0 if unknown.
-        load_seconds: seconds to load a checkpoint; 0.0 if unknown.
-    """
-
-    def __init__(self) -> None:
-        self.replay_seconds_per_step = 0.0
-        self.load_seconds = 0.0
-        self._is_replay_measured = False
-
-    def observe_step(self, seconds: float) -> None:
-        """Record the duration of an optimizer step. It is the estimate for redoing a step until a recovery measures that."""
-        if not self._is_replay_measured:
-            known = self.replay_seconds_per_step
-            self.replay_seconds_per_step = seconds if known == 0.0 else 0.9 * known + 0.1 * seconds
-
-    def observe_replay(self, seconds_per_step: float) -> None:
-        """Record how long redoing a step took in a recovery."""
-        self.replay_seconds_per_step, self._is_replay_measured = seconds_per_step, True
 
 
 class DiskSpace:

@@ -29,8 +29,10 @@ from ..log.layout import NO_TENSORS, Payload
 from ..log.record_format import Position, RecordKind
 from ..log.segment_definitions import Scalars
 from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolicy
-from .checkpointing import JournalCheckpoints, RecoverySpeed
+from ..retention.advice import advise
+from .checkpointing import JournalCheckpoints
 from .journal_log import JournalLog
+from .measurements import RecoverySpeed
 from .opening import OpenedJournal, open_for_writing
 from .pruning_holds import PruningHolds
 from .record_writers import Body, RecordContent, StepRecord, Writer
@@ -175,6 +177,13 @@ class Journal:
     def recovery_speed(self) -> RecoverySpeed:
         """Estimates of how long a recovery takes. Integrations record their measurements in it."""
         return self.checkpoints.speed
+
+    def describe_recording(self) -> str:
+        """Return in words what is logged now, why, and what a crash costs at most."""
+        checkpoints = self.checkpoints
+        if self.log.wal is not None:
+            checkpoints.schedule.measure(self.step, checkpoints.speed, self.log.wal)
+        return advise(checkpoints.measurements.row, checkpoints.schedule.state_bytes, self.clock.now()).recorded
 
     # Where to continue.
 
@@ -519,6 +528,8 @@ class Journal:
         """Close all but the lock; return True if the log was closed in order, so that the journal counts as closed."""
         unlisted: BaseException | None = None
         try:
+            if self.log.wal is not None:
+                self.checkpoints.schedule.measure(self.step, self.recovery_speed, self.log.wal)
             failure = self.log.close()
             self.log.stop_thread()
             unlisted = self.checkpoints.close()

@@ -180,6 +180,7 @@ class JournalLog:
             on_full=self._checkpoints.disk_space.request_checkpoint,
             demand_writer=self._demand_files,
         )
+        self.wal.group.rows.read_measured = lambda: self._checkpoints.measurements.row
         if self._config.writer == "thread" and self.thread is None:
             self.thread = WriterThread(self._config.queue_bytes_max)
         self.writer = LogWriter(self.wal, self.thread)

@@ -23,7 +23,7 @@ from ..base.config import CATALOG_SECONDS, GROUP_SECONDS, SWEEP_SECONDS, WAITING
 from ..base.errors import CatalogUnavailable, LogUnavailable, error_text
 from ..base.failpoints import hit
 from ..base.threads import WaitableLock, start
-from ..catalog import Catalog, Watermarks
+from ..catalog import Catalog, MeasuredRow, Watermarks
 from .preallocator import RowChange
 from .record_format import Position
 from .record_rows import RecordRow, add_records, sweep_records
@@ -279,12 +279,15 @@ class GroupRows:
         path: the file of the catalog.
         writes_watermarks: False while no watermark may be written, because the checkpoint that the log follows is not published
             yet.
+        read_measured: returns what is to be in the row of measurements.
     """
 
     def __init__(self, catalog: Catalog, clock: Clock, *, writes_watermarks: bool, is_patient: Callable[[], bool]) -> None:
         self._catalog, self._clock, self._is_patient = catalog, clock, is_patient
         self.path = catalog.path
         self.writes_watermarks = writes_watermarks
+        self.read_measured: Callable[[], MeasuredRow | None] = lambda: None
+        self._measured: MeasuredRow | None = None  # as it was written
         self._written_at, self._written_step = clock.monotonic() - 2 * CATALOG_SECONDS, -1
         self._sweeps_from: int | None = 0  # the ordinal from which on rows of pruned segments are looked for
         self._swept_at = clock.monotonic()
@@ -328,4 +331,7 @@ class GroupRows:
                 row = replace(known, committed=boundary.step, synced=synced, at=self._clock.now())
                 tables.put("watermarks", row)
                 self._written_step = boundary.step
+            if (measured := self.read_measured()) is not self._measured:
+                tables.put("measured", measured)
+                self._measured = measured
         self._written_at = self._clock.monotonic()

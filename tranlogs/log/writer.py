@@ -19,7 +19,7 @@ from ..base.threads import WaitableLock
 from ..base.types import AnyArray, Bytes
 from ..catalog import Catalog
 from .group_commit import GroupCommit
-from .layout import NO_TENSORS, Payload
+from .layout import NO_TENSORS, Layout, Payload
 from .payload_writer import CompressionChoices, PieceWriter, Record
 from .preallocator import Preallocator, SegmentSizing, whole_mib
 from .record_body import BodyEncoder, EncodedBody, PlacedBody, body_bytes
@@ -90,6 +90,9 @@ class WriteAheadLog:
     Attributes:
         position: after the newest record.
         bytes_written: bytes of records that were written since the log was opened.
+        tensor_bytes: those of the tensors of steps.
+        tensor_records: number of steps that were logged with tensors.
+        tensor_layout: layout of the newest of these; None if there was none.
         encoder: encodes the bodies of records.
         group: makes committed records durable.
         close_held: commits a record that is kept open for further content, so that the segment can be sealed.
@@ -111,7 +114,8 @@ class WriteAheadLog:
     ) -> None:
         self._segment_header = segment_header
         self.position = position
-        self.bytes_written = 0
+        self.bytes_written = self.tensor_bytes = self.tensor_records = 0
+        self.tensor_layout: Layout | None = None
         self.encoder = BodyEncoder()
         self.close_held: Callable[[], None] = lambda: None
         self._lock = WaitableLock()
@@ -298,6 +302,10 @@ class WriteAheadLog:
             row = RecordRow(segment.ordinal, sequence, offset, end, head)
             self.group.add_record(row, after if ends_unit else None)
         self.bytes_written += end - offset
+        if pieces.stored_bytes and kind.is_step:
+            self.tensor_bytes += pieces.stored_bytes
+            self.tensor_records += 1
+            self.tensor_layout = record.payload.layout
         if ends_unit and self._age_limit.is_exceeded():
             self._roll_old()
         return after

@@ -15,6 +15,7 @@ from ..catalog import (
     Catalog,
     CheckpointRow,
     Incident,
+    MeasuredRow,
     PrunedRow,
     RunRow,
     SegmentRow,
@@ -44,6 +45,7 @@ class JournalRows:
         listed: the names of the segment files and checkpoint folders that the catalog lists.
         damage: why the catalog is not used; None if it is. Then all rows come from the files.
         unlisted: what the files describe that the catalog does not list. Its segments and checkpoints are among the rows.
+        measured: what the run's trainers have measured; None if nothing.
     """
 
     run: RunRow = field(default_factory=lambda: RunRow("", 0, 0.0))
@@ -57,6 +59,7 @@ class JournalRows:
     listed: set[str] = field(default_factory=set)
     damage: CorruptCatalog | None = None
     unlisted: JournalFiles = field(default_factory=JournalFiles)
+    measured: MeasuredRow | None = None
 
     @property
     def timeline(self) -> int:
@@ -295,6 +298,7 @@ def read_catalog(folder: Path) -> JournalRows:
             tables.get("store", StoreRow),
             pruned.sequence,
             {row.file for row in segments} | {row.name for row in checkpoints},
+            measured=tables.get("measured", MeasuredRow),
         )
 
     with Catalog.open(folder) as catalog:

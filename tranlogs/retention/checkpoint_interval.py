@@ -11,11 +11,12 @@ from ..base.config import MIB
 from ..base.errors import UsageError
 from ..base.quantities import BYTES, SECONDS
 
-_LOG_OVER_STATE = 16  # Checkpoints then add a sixteenth to what the log writes.
+MTBF_SECONDS = 3600.0  # the mean time between two failures, of a run that has seen neither failures nor much training
 _LOG_BYTES_MIN = 4 * MIB  # A checkpoint of a small model costs as much as some hundred of its steps.
 _FREE_DISK_SHARE = 16  # The log after the oldest kept checkpoint is some three intervals long.
-_REPLAY_SECONDS_MAX = 10.0
+_BUDGET_SHARE = 4  # of a budget, within which two intervals and two checkpoints fit
 _WRITING_SHARE = 0.5  # of the time that another thread writes a checkpoint, the training loop loses at most
+_COST_SECONDS_MIN = 0.001  # also of a checkpoint that was not measured yet: the next one is some seconds away
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +27,15 @@ class CheckpointFacts:
         steps: training steps since the last checkpoint was taken. Steps that several optimizers take in one unit count once.
         seconds: time since then.
         log_bytes: bytes of log since then.
-        replay_seconds_per_step: the measured time to redo one training step, or to compute it again.
+        replay_seconds_per_step: the time to redo one training step, or to compute it again; 0.0 if it is not known.
         load_seconds: the measured time to load a checkpoint.
         state_bytes: the size of a checkpoint; 0 if it is not known yet.
         free_bytes: free space of the disk when the last checkpoint was taken.
+        budget_bytes: what a monitor allows for the journal.
         stall_seconds: the time that training stood still for the last checkpoint.
         writing_seconds: the time that another thread wrote it.
         is_recomputed: True if the log has no tensors of the steps since then: training would have to compute them again.
+        mtbf_seconds: the mean time between two failures, as the run has seen them.
     """
 
     steps: int
@@ -45,6 +48,8 @@ class CheckpointFacts:
     stall_seconds: float = 0.0
     writing_seconds: float = 0.0
     is_recomputed: bool = False
+    mtbf_seconds: float = MTBF_SECONDS
+    budget_bytes: int = 1 << 62
 
 
 class CheckpointPolicy(Protocol):
@@ -98,35 +103,59 @@ class RecoveryTime:
 
 @dataclass(frozen=True, slots=True)
 class Automatic:
-    """A checkpoint as often as disk space and recovery time need it: the default of `checkpoint_every`.
+    """A checkpoint as soon as it saves more than it costs: the default of `checkpoint_every`.
 
-    A checkpoint is due when the log since the last one has 16 times the size of a checkpoint (at least 4 MiB), or a sixteenth
-    of the free disk (at least the size of a checkpoint), or when its replay would take 10 seconds. Where training would have to
-    compute the steps again, it is due when the time since the last one is worth what a checkpoint costs: after the square root
-    of twice the product of its cost and of the mean time between two failures (Young 1974, Daly 2006).
+    A failure costs the replay of half an interval, on average. The waste is least if the interval is the root of twice a
+    checkpoint's cost times the mean time between two failures (Young 1974, Daly 2006), divided by the time that replay takes as
+    a share of the time that training took: 1 if training computes the steps again. The log must also fit: a checkpoint is due
+    when the log has a sixteenth of the free disk or a fourth of a budget (at least the size of a checkpoint, and 4 MiB).
 
     Attributes:
-        mtbf_seconds: the mean time between two failures.
+        mtbf_seconds: the mean time between two failures; None for what the run has seen.
     """
 
-    mtbf_seconds: float = 3600.0
+    mtbf_seconds: float | None = None
 
     def is_due(self, facts: CheckpointFacts) -> bool:
-        if facts.steps == 0:
+        if facts.steps == 0 or facts.log_bytes >= log_bytes_max(facts.state_bytes, facts.free_bytes, facts.budget_bytes):
+            return facts.steps > 0
+        if facts.seconds <= 0.0:
             return False
-        if facts.is_recomputed:
-            return facts.seconds >= self.seconds_to_recompute(facts.stall_seconds, facts.writing_seconds)
-        is_long = bool(facts.state_bytes) and facts.log_bytes >= self.log_bytes_max(facts.state_bytes, facts.free_bytes)
-        return is_long or (facts.steps + 1) * facts.replay_seconds_per_step >= _REPLAY_SECONDS_MAX
+        share = facts.steps * facts.replay_seconds_per_step / facts.seconds
+        cost = checkpoint_cost(facts.stall_seconds, facts.writing_seconds)
+        return facts.seconds >= best_interval(cost, self.mtbf_seconds or facts.mtbf_seconds, share)
 
-    def seconds_to_recompute(self, stall_seconds: float, writing_seconds: float) -> float:
-        """Return how many seconds of computing lie between two checkpoints that cost so much."""
-        return math.sqrt(2 * (stall_seconds + _WRITING_SHARE * writing_seconds) * self.mtbf_seconds)
 
-    def log_bytes_max(self, state_bytes: int, free_bytes: int) -> int:
-        """Return the number of bytes of log after which a checkpoint is due."""
-        share_of_disk = max(free_bytes // _FREE_DISK_SHARE, state_bytes)
-        return max(min(_LOG_OVER_STATE * state_bytes, share_of_disk), _LOG_BYTES_MIN)
+def checkpoint_cost(stall_seconds: float, writing_seconds: float) -> float:
+    """Return how many seconds of training a checkpoint costs."""
+    return stall_seconds + _WRITING_SHARE * writing_seconds
+
+
+def best_interval(cost_seconds: float, mtbf_seconds: float, replay_share: float) -> float:
+    """Return the seconds between two checkpoints with which checkpoints and failures waste the least.
+
+    Args:
+        cost_seconds: of a checkpoint; 0.0 if it is not known.
+        mtbf_seconds: the mean time between two failures.
+        replay_share: the time to redo or compute again what an interval has trained, as a share of the interval; 0.0 if it is
+            not known, which counts as 1.
+    """
+    return math.sqrt(2 * max(cost_seconds, _COST_SECONDS_MIN) * mtbf_seconds / (replay_share or 1.0))
+
+
+def log_bytes_max(state_bytes: int, free_bytes: int, budget_bytes: int = 1 << 62) -> int:
+    """Return the number of bytes of log after which a checkpoint is due whatever it costs."""
+    return max(min(free_bytes // _FREE_DISK_SHARE, budget_bytes // _BUDGET_SHARE), state_bytes, _LOG_BYTES_MIN)
+
+
+def observe_mtbf(trained_seconds: float, failures: int) -> float:
+    """Return the mean time between two failures of a run: one in an hour, and what it has seen since.
+
+    Args:
+        trained_seconds: time that the run has trained.
+        failures: how often it was interrupted.
+    """
+    return (MTBF_SECONDS + trained_seconds) / (1 + failures)
 
 
 def as_policy(every: Any) -> CheckpointPolicy:

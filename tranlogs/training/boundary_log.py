@@ -55,6 +55,7 @@ class BoundaryLog:
         self._loops_ended = 0
         self._behind_loop: dict[str, Any] | None = None  # what a boundary holds, as a loop without tensors was left
         self._began = 0.0
+        self._noted: tuple[str, bool] | None = None  # what is logged, as it was last noted for others to read
 
     def begin(self, *, has_steps: bool) -> None:
         """Note that a boundary comes, which ends a unit with or without steps."""
@@ -133,9 +134,13 @@ class BoundaryLog:
     def end_unit(self) -> None:
         """Note that the unit is over. While units are computed again, the record decides what is shown to the log."""
         journal, rung = self._journal, self._rung
-        if rung.is_timing and not journal.is_rechecking and rung.note_unit() and not journal.is_suspended:
-            text = rung.describe(journal.checkpoints.schedule.seconds_between())
-            print(f"TranLogs: {self._run}: {text}", file=sys.stderr, flush=True)
+        is_decided = rung.is_timing and not journal.is_rechecking and rung.note_unit()
+        if (noted := (rung.phase, rung.is_settled)) != self._noted:
+            self._noted = noted
+            known = {} if rung.cost is None else {"cost": rung.cost}  # else that of a former process holds
+            journal.checkpoints.measurements.note(phase=rung.phase, is_settled=rung.is_settled, overhead=rung.overhead, **known)
+        if is_decided and not journal.is_suspended:
+            print(f"TranLogs: {self._run}: {journal.describe_recording()}", file=sys.stderr, flush=True)
 
     def expect_end(self) -> bool:
         """Note that a loop ends with the next boundary; return True if a checkpoint is to be taken there.

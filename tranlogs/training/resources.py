@@ -79,6 +79,8 @@ class RunResources:
         }
         self.journal = open_journal(settings.run, rank, opening)
         self.journal.adapt = adapt
+        if settings.monitor is not None and settings.monitor.budget_bytes is not None:
+            self.journal.checkpoints.schedule.budget_bytes = settings.monitor.budget_bytes
         start_monitor(settings.monitor, self.journal.paths)
         self._shipping = InProcessShipper(url if is_own else None, self.journal.paths)
         self.spare = StoreCopies(self.journal.paths, url)
@@ -103,7 +105,7 @@ class RunResources:
         )
         if found.replayed:
             journal.recovery_speed.observe_replay(found.seconds_replay / found.replayed)
-        journal.recovery_speed.load_seconds = found.seconds_load
+        journal.recovery_speed.observe_load(found.seconds_load)
 
     def close(self, seconds: float | None = None) -> None:
         """Close the journal, and wait until the store holds it.

@@ -41,12 +41,20 @@ class Rung:
         wants_checkpoint: True if a checkpoint is needed, from which on tensors are logged.
         is_timing: True while units are timed.
         is_measured: True where measurements decide.
+        is_settled: True if tensors are logged whatever they cost.
+        phase: see the table of the module.
+        overhead: what the log of gradients may cost at most, as a share of a unit without it; None for no bound.
+        cost: what it cost in the last trial; None before the first.
     """
 
-    is_measured = is_timing = wants_checkpoint = False
+    is_measured = is_timing = wants_checkpoint = is_settled = False
+    phase: Phase
+    overhead: float | None = None
+    cost: float | None = None
 
     def __init__(self, logs_tensors: bool) -> None:
         self.logs_tensors = logs_tensors
+        self.phase = "gradients" if logs_tensors else "inputs"
 
     def settle(self) -> None:
         """It is settled."""
@@ -65,10 +73,6 @@ class Rung:
     def begin_fit(self) -> None:
         """It stays as it is."""
 
-    def describe(self, crash_seconds: float | None) -> str:
-        """There is nothing to say."""
-        return ""
-
     def qualify(self, forecast: str) -> str:
         """Return a forecast of what is written, as it is."""
         return forecast
@@ -79,23 +83,17 @@ class MeasuredRung(Rung):
 
     Args:
         overhead: what the log of gradients may cost at most, as a share of a unit without it.
-
-    Attributes:
-        phase: see the table of the module.
-        cost: what the log of gradients cost in the last trial, as a share; None before the first.
     """
 
     is_measured = True
 
     def __init__(self, overhead: float) -> None:
-        self._overhead = overhead
+        self.overhead = overhead
         self._enter("trial")
-        self.cost: float | None = None
         self._trial: list[float] = []
         self._units: list[float] = []
         self._last = 0.0  # when the last unit ended
         self._decided_at, self._wait = 0.0, _INPUTS_SECONDS
-        self._is_settled = False
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
@@ -112,12 +110,12 @@ class MeasuredRung(Rung):
 
     def settle(self) -> None:
         """Log gradients whatever they cost: the loop does not repeat itself."""
-        self._is_settled = True
+        self.is_settled = True
         self._enter("gradients" if self.logs_tensors else "awaiting")
 
     def compute_again(self) -> None:
         """Log no tensors before the next checkpoint: steps are computed again of which the log has none."""
-        self._enter("awaiting" if self._is_settled else "inputs")
+        self._enter("awaiting" if self.is_settled else "inputs")
         self._decided_at = time.monotonic()
 
     def note_unit(self) -> bool:
@@ -138,8 +136,9 @@ class MeasuredRung(Rung):
         return True
 
     def _decide(self, cost: float) -> None:
-        was_cheap = self.cost is not None and self.cost <= self._overhead
-        allowed = self._overhead if was_cheap or self.cost is None else _RISE * self._overhead
+        assert self.overhead is not None
+        was_cheap = self.cost is not None and self.cost <= self.overhead
+        allowed = self.overhead if was_cheap or self.cost is None else _RISE * self.overhead
         self.cost, self._decided_at = cost, time.monotonic()
         self._enter("awaiting" if cost <= allowed else "inputs")
         is_as_before = cost > allowed and not was_cheap
@@ -151,7 +150,7 @@ class MeasuredRung(Rung):
         if self.wants_checkpoint:
             self._enter("gradients")
             return True
-        if self._is_settled:
+        if self.is_settled:
             return False
         if self.phase == "gradients" and since >= _GRADIENTS_SECONDS:
             self._enter("trial")
@@ -165,19 +164,6 @@ class MeasuredRung(Rung):
     def qualify(self, forecast: str) -> str:
         """Return a forecast of what is written if tensors are logged."""
         return f"if gradients are cheap enough, {forecast}"
-
-    def describe(self, crash_seconds: float | None) -> str:
-        """Return what was decided, in words.
-
-        Args:
-            crash_seconds: how long it takes at most to compute again what a crash costs; None if that is not known.
-        """
-        assert self.cost is not None
-        cost, allowed = f"{100 * max(self.cost, 0.0):.0f} %", f"{100 * self._overhead:g} %"
-        if self.phase != "inputs":
-            return f"gradients cost {cost} of a step, and {allowed} are allowed: they are logged from the next checkpoint on"
-        crash = "" if crash_seconds is None else f"; a crash costs up to {crash_seconds:.0f} s of computing"
-        return f"gradients would cost {cost} of a step, and {allowed} are allowed: no tensors are logged{crash}"
 
 
 def choose_rung(log: str, overhead: float | None) -> Rung:

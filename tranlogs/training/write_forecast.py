@@ -20,6 +20,7 @@ from ..retention import (
     RecoveryTime,
     RetentionPolicy,
 )
+from ..retention.checkpoint_interval import log_bytes_max
 
 _FILES_BESIDE_LOG = 5  # The first and the last file of the log are partly used, one is ready, and two are kept for recycling.
 _DATABASE_BYTES = 4 * MIB  # the catalog
@@ -97,7 +98,7 @@ def forecast_inputs(policy: CheckpointPolicy, *, at_epoch_ends: bool = False) ->
 def _count_steps(policy: CheckpointPolicy, run: Path, step_bytes: int, state_bytes: int) -> int:
     """Return how many steps lie between two checkpoints; 0 if neither bytes nor steps decide."""
     if isinstance(policy, Automatic):
-        policy = EveryBytes(policy.log_bytes_max(state_bytes, free_bytes(run)))
+        policy = EveryBytes(log_bytes_max(state_bytes, free_bytes(run)))
     if isinstance(policy, EveryBytes):
         return max(policy.nbytes // step_bytes, 1)
     return policy.steps if isinstance(policy, EverySteps) else 0
@@ -105,7 +106,7 @@ def _count_steps(policy: CheckpointPolicy, run: Path, step_bytes: int, state_byt
 
 def _describe_interval(policy: CheckpointPolicy, steps: int, step_bytes: int) -> str:
     if steps:
-        about = "" if isinstance(policy, EverySteps) else "about "
+        about = "" if isinstance(policy, EverySteps) else "at most " if isinstance(policy, Automatic) else "about "
         return f"after {about}{count(steps, 'step')} ({format_bytes(steps * step_bytes)} of log)"
     if isinstance(policy, EverySeconds):
         return f"after {format_seconds(policy.seconds)}"

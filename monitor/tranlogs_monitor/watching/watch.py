@@ -15,6 +15,7 @@ from tranlogs.catalog import (
     CheckpointRow,
     CommonRow,
     Incident,
+    MeasuredRow,
     PrunedRow,
     ReopeningCatalog,
     SegmentRow,
@@ -29,6 +30,7 @@ from tranlogs.journal.file_system import is_in_memory
 from tranlogs.journal.opening import seal_if_abandoned
 from tranlogs.log.segment_file import unlink_retired
 from tranlogs.retention import evaluations
+from tranlogs.retention.advice import NO_TENSORS, Advice, advise
 from tranlogs.retention.evaluations import EvaluationRow, read_values
 from tranlogs.retention.prune import (
     Pruning,
@@ -54,6 +56,7 @@ class CatalogRows:
 
     `pruned` holds totals of what monitors have pruned. During the incidents, logging was suspended. `store` is None if the
     journal is not shipped. `common` is the newest step of which all ranks have a checkpoint; None for a journal without others.
+    `measured` is what the trainers have measured; None if nothing.
     """
 
     segments: list[SegmentRow]
@@ -64,6 +67,7 @@ class CatalogRows:
     incidents: list[Incident]
     store: StoreRow | None = None
     common: CommonRow | None = None
+    measured: MeasuredRow | None = None
 
     @property
     def shared(self) -> list[CheckpointRow]:
@@ -82,6 +86,7 @@ class CatalogRows:
             tables.rows("incident/", Incident),
             tables.get("store", StoreRow),
             tables.get("common", CommonRow),
+            tables.get("measured", MeasuredRow),
         )
 
 
@@ -118,6 +123,20 @@ class Evaluation:
     before: CatalogRows | None = None
     in_memory: bool = False
     progress: TrainingProgress | None = None
+
+    def advise(self) -> Advice | None:
+        """Return what the run pays for its log and its checkpoints, and would pay; None if it has measured nothing."""
+        measured, common = self.rows.measured, self.rows.common
+        if measured is None:
+            return None
+        nbytes = max((row.nbytes for row in self.rows.checkpoints), default=0)
+        return advise(measured, nbytes, self.rows.marks.at, world=common.world if common is not None else 1)
+
+    @property
+    def redo_step(self) -> int | None:
+        """The step behind which the log has no tensors; None if it has those of all steps since the anchor."""
+        measured = self.rows.measured
+        return self.anchor.step if measured is not None and measured.phase in NO_TENSORS and self.anchor is not None else None
 
     @property
     def did_nothing(self) -> bool:

@@ -24,13 +24,22 @@ def steps_with_checkpoint(run: Path) -> list[int]:
     return sorted({int(path.name.split("-")[1]) for path in (run / "rank0/checkpoints").iterdir()})
 
 
-def test_by_default_the_log_between_checkpoints_is_bounded_by_the_size_of_a_checkpoint(tmp_path: Path) -> None:
+def let_disk_be(free_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let checkpoints come as on a disk with so much space."""
+    for module in ("tranlogs.journal.checkpointing", "tranlogs.training.write_forecast"):
+        monkeypatch.setattr(f"{module}.free_bytes", lambda path: free_bytes)
+
+
+def test_by_default_the_log_between_checkpoints_is_bounded_by_the_free_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_disk_be(768 * MIB, monkeypatch)
     model = nn.Linear(512, 512, bias=False)  # 1 MiB of gradients a step, 3 MiB of state with Adam's
     inner = torch.optim.AdamW(model.parameters())
     with LoggedOptimizer(inner, tmp_path / "run", model, log="gradients", durability="process", keep=99) as optimizer:
         report = optimizer.recover()
         assert str(report) == (
-            "fresh run: step 0 (about 1.0 MiB of log a step; next checkpoint after about 47 steps (47.1 MiB of log); "
+            "fresh run: step 0 (about 1.0 MiB of log a step; next checkpoint after at most 47 steps (47.1 MiB of log); "
             "at most about 4.9 GiB on disk without crashes)"
         )
         for _ in optimizer.steps(until=100):
@@ -71,7 +80,10 @@ def disk_bytes(run: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in run.rglob("*") if path.is_file())
 
 
-def test_a_small_run_takes_what_its_start_line_says_and_gives_spare_files_back(tmp_path: Path) -> None:
+def test_a_small_run_takes_what_its_start_line_says_and_gives_spare_files_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_disk_be(192 * MIB, monkeypatch)
     model = nn.Linear(256, 256, bias=False)  # 0.25 MiB
     run = tmp_path / "run"
     optimizer = LoggedOptimizer(torch.optim.AdamW(model.parameters()), run, model, log="gradients", durability="process")

@@ -164,6 +164,8 @@ def _list_facts(found: Survey) -> list[tuple[str, object]]:
         ]
     if found.store is not None:
         rows.append(("store", found.store.url if not found.store.problem else f"not shipping now: {found.store.problem}"))
+    if (advice := found.advise()) is not None:
+        rows.append(("recorded", advice.recorded))
     rows += [(_SCOPE_TITLES[one.scope], f"loses {one.describe()}{_describe_rest(found, one)}") for one in found.lost_work()]
     rows += describe_monitor(found)
     rows += [

@@ -30,6 +30,7 @@ from ...recovery.group.journals import get_world, is_of_group, read_environment
 from ...recovery.history import ScannedSegment
 from ...recovery.journal_facts import Facts, JournalRows, read_log, read_rows
 from ...recovery.recovery_plan import RecoveryPlan, has_later_boundary, plan_recovery
+from ...retention.advice import Advice, advise
 from ...retention.evaluations import EvaluationRow, read_newest_first, read_values
 from ...retention.lost_work import LostWork, estimate_lost_work, has_store
 from .find_journals import read_consistently
@@ -85,6 +86,13 @@ class Survey(JournalRows):
             "in_all": _count_disk_bytes(self.folder),
         }
 
+    def advise(self) -> Advice | None:
+        """Return what the run pays for its log and its checkpoints, and would pay; None if it has measured nothing."""
+        if self.measured is None:
+            return None
+        nbytes = max((row.nbytes for row in self.checkpoints), default=0)
+        return advise(self.measured, nbytes, self.watermarks.at, world=get_world(self.environment))
+
     @property
     def in_memory(self) -> bool:
         """True if the run lies on a tmpfs."""
@@ -97,6 +105,7 @@ class Survey(JournalRows):
         return estimate_lost_work(
             self.watermarks,
             checkpoint_step=checkpoint_step,
+            redo_step=self.plan.position.step if self.plan is not None and self.plan.recomputed else None,
             history=history,
             incidents=self.incidents,
             store=self.store,
@@ -133,6 +142,7 @@ class Survey(JournalRows):
             "monitor": self.monitor,
             "store": self.store,
             "lost_now": {one.scope: {**asdict(one), "words": one.describe()} for one in self.lost_work()},
+            "advice": self.advise(),
             "evaluation": _pack_evaluation(self.evaluations[-1]) if self.evaluations else None,
         }
 
@@ -178,6 +188,7 @@ def _survey_journal(folder: Path) -> Survey:
         rows.watermarks,
         rows.incidents,
         rows.store,
+        measured=rows.measured,
         folder=folder,
         at=time.time(),
         owner=read_owner(folder),

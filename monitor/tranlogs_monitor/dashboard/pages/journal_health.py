@@ -42,6 +42,9 @@ def describe_health(view: JournalView) -> JournalHealth:
         return JournalHealth("idle", f"No process is training.{how} The next one will continue after step {committed:,}.")
     if not committed:
         return JournalHealth("fine", "The run has no steps yet.")
+    if evaluation.redo_step is not None and evaluation.redo_step < committed:
+        first, again = evaluation.redo_step + 1, f"If the process dies, training goes on after step {committed:,}"
+        return JournalHealth("fine", f"{again}: it computes the steps from {first:,} on again.")
     return JournalHealth("fine", f"All steps up to {committed:,} are safe if the process dies.")
 
 
@@ -51,6 +54,7 @@ def current_lost_work(evaluation: Evaluation, history: CommitHistory) -> tuple[L
     return estimate_lost_work(
         evaluation.rows.marks,
         checkpoint_step=anchor_step,
+        redo_step=evaluation.redo_step,
         history=history,
         incidents=evaluation.rows.incidents,
         store=evaluation.rows.store,

@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from tranlogs import __version__
 from tranlogs.base import quantities
 from tranlogs.base.quantities import format_seconds
+from tranlogs.retention.advice import COLUMNS, list_choices
 from tranlogs.retention.prune import bytes_on_disk
 
 from ...watching.watch import Evaluation
@@ -157,10 +158,13 @@ def _row(view: JournalView) -> Row:
 
 
 def _facts(view: JournalView, evaluation: Evaluation) -> dict[str, object]:
-    history = commit_history(view, evaluation)
+    history, advice = commit_history(view, evaluation), evaluation.advise()
     return {
         "progress": evaluation.progress,
         "scalars": scalar_lines(evaluation),
+        "advice": advice,
+        "choices": [] if advice is None else list_choices(advice),
+        "choice_columns": COLUMNS,
         "losses": losses(current_lost_work(evaluation, history)),
         "watermarks": watermark_lines(evaluation, history),
         "watermark_notes": watermark_notes(evaluation),
