@@ -1,4 +1,4 @@
-"""The wheel is enough: in a fresh environment outside the checkout the command and the demo work from it.
+"""The wheel is enough: in a fresh environment outside the checkout the command works from it, and in a soak the demo.
 
 The fresh environment has TranLogs from the wheel. Other packages come from the folder in which the tests found theirs, named
 in a .pth file: that makes it a plain entry of `sys.path`, whose own .pth files, an editable install's among them, do nothing.
@@ -19,38 +19,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import campaign
+from tests.demo.test_demo import DEMO, demand_exact
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_ROOTS = (ROOT, ROOT / "integrations", ROOT / "monitor")
-
-# The demo and the commands that it names, in one process; "small": with a tiny model.
-DEMO = """
-import contextlib, io, json, sys
-from dataclasses import replace
-from tranlogs.cli import main
-from tranlogs_demo import demo
-from tranlogs_demo.training import GPT_TINY
-
-def call(line):
-    try:
-        main(line.split())
-    except SystemExit as end:
-        if end.code:
-            raise SystemExit(f"{line}: {end.code}")
-
-if "small" in sys.argv:
-    demo.QUICK = replace(demo.QUICK, config=GPT_TINY, until=20)
-with contextlib.redirect_stdout(io.StringIO()) as told:
-    call("demo --quick --json --seed 7")
-figures = json.loads(told.getvalue())
-print(json.dumps(figures))
-for line in demo.commands(figures["run"], figures["batches"]):
-    call(line)
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class Built:
@@ -192,17 +166,8 @@ def test_packages_come_from_the_wheel_and_the_checkout_is_unknown(installed: Ins
         assert f"\n  {name} " in help_text
 
 
+@pytest.mark.soak
 @pytest.mark.crash
 def test_the_demo_is_exact(installed: Installed) -> None:
-    """A trainer of PyTorch is killed and goes on, and the commands that the demo names work on its run."""
-    said = installed("python", "-c", DEMO, *([] if campaign.is_soak() else ["small"]))
-    figures = json.loads(said.partition("\n")[0])
-    assert figures["is_exact"], figures["differences"]
-    assert figures["differences"] == []
-    assert set(figures["compared"].values()) == {True}
-    assert figures["steps_lost"] <= 1
-    landed = figures["checkpoint_step"] + figures["steps_replayed"]
-    assert landed + 1 + figures["steps_lost"] == figures["killed_in_batch"]  # one batch was computed again
-    assert Path(figures["run"]) == Path("demo-run/run")
-    assert (installed.work / figures["curves"]).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert (installed.work / "state.pt").is_file()
+    """With the model that users get, in processes of its own; the gate has a tiny one (tests/demo)."""
+    demand_exact(installed("python", "-c", DEMO), installed.work)

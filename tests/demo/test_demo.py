@@ -1,17 +1,109 @@
-"""The demo: its samples, its comparison, and what it says of folders and children. tests/test_wheel.py runs it whole."""
+"""The demo: the whole of it, its samples, its comparison, and what it says of folders and children.
+
+Its trainers are forks of this process, which has imported torch: each saves five seconds of a processor. A soak runs the demo
+in processes of its own (tests/test_wheel.py).
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
+import torch._dynamo  # the first step imports it, which would take every trainer a second
 
+from tests.kills.launchers import be_script, forked, run_script, wait_for
 from tranlogs.base.errors import UsageError
-from tranlogs_demo import run_demo
+from tranlogs_demo import demo, run_demo
 from tranlogs_demo.demo import Life, ProcessFailed, compare, follow, judge
 from tranlogs_demo.training import GPT_TINY, Job, TextWindows
+
+# The demo and the commands that it names, in one process; "small": with a tiny model.
+DEMO = """
+import contextlib, io, json, sys
+from dataclasses import replace
+from tranlogs.cli import main
+from tranlogs_demo import demo
+from tranlogs_demo.training import GPT_TINY
+
+def call(line):
+    try:
+        main(line.split())
+    except SystemExit as end:
+        if end.code:
+            raise SystemExit(f"{line}: {end.code}")
+
+if "small" in sys.argv:
+    demo.QUICK = replace(demo.QUICK, config=GPT_TINY, batch=2, until=20)
+with contextlib.redirect_stdout(io.StringIO()) as told:
+    call("demo --quick --json --seed 7")
+figures = json.loads(told.getvalue())
+print(json.dumps(figures))
+for line in demo.commands(figures["run"], figures["batches"]):
+    call(line)
+"""
+
+_TRAINER = "import runpy; runpy.run_module('tranlogs_demo.training', run_name='__main__')"
+
+
+class Forked:
+    """A trainer of the demo, as `subprocess.Popen` has it."""
+
+    def __init__(self, command: list[str], *, stderr: IO[bytes], **_: Any) -> None:
+        assert command[1:3] == ["-m", "tranlogs_demo.training"]
+        read, write = os.pipe()
+        out, err = Path(f"/dev/fd/{write}"), Path(str(stderr.name))
+        self._pid = forked(lambda: be_script(_TRAINER, ["-c", command[-1]], out, err))
+        os.close(write)
+        self.stdout, self.returncode = os.fdopen(read), None
+
+    def __enter__(self) -> Forked:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stdout.close()
+        self.wait()
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            os.kill(self._pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        if self.returncode is None:
+            self.returncode = wait_for(self._pid)
+
+
+@pytest.fixture(autouse=True)
+def _forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo.subprocess, "Popen", Forked)
+
+
+def demand_exact(said: str, folder: Path) -> None:
+    """Demand that the killed trainer came to the bits of the other one, and that the demo has left its files."""
+    figures = json.loads(said.partition("\n")[0])
+    assert figures["is_exact"], figures["differences"]
+    assert figures["differences"] == []
+    assert set(figures["compared"].values()) == {True}
+    assert figures["steps_lost"] <= 1
+    landed = figures["checkpoint_step"] + figures["steps_replayed"]
+    assert landed + 1 + figures["steps_lost"] == figures["killed_in_batch"]  # one batch was computed again
+    assert Path(figures["run"]) == Path("demo-run/run")
+    assert (folder / figures["curves"]).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (folder / "state.pt").is_file()
+
+
+@pytest.mark.crash
+def test_the_demo_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer of PyTorch is killed and goes on, and the commands that the demo names work on its run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRANLOGS_RECHECK", raising=False)
+    done = run_script(DEMO, tmp_path, "small")
+    assert done.returncode == 0, done.stderr
+    demand_exact(done.stdout, tmp_path)
 
 
 def test_sample_is_followed_by_itself_moved_on() -> None:

@@ -104,14 +104,15 @@ def run_script(text: str, folder: Path, *arguments: object) -> subprocess.Comple
         arguments: its `sys.argv[1:]`.
     """
     words, out, err = ["-c", *map(str, arguments)], folder / "stdout", folder / "stderr"
-    status = wait_for(forked(lambda: _be_script(text, words, out, err)))
+    status = wait_for(forked(lambda: be_script(text, words, out, err)))
     return subprocess.CompletedProcess(words, status, out.read_text(), err.read_text())
 
 
-def _be_script(text: str, words: list[str], out: Path, err: Path) -> NoReturn:
+def be_script(text: str, words: list[str], out: Path, err: Path) -> NoReturn:
+    """Be a process of Python that runs this script, with these words as `sys.argv`, and prints into two files."""
     for number, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     for name in ("", "tranlogs"):
         logging.getLogger(name).handlers.clear()  # those of pytest and of the command line
     warnings.resetwarnings()
