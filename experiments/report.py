@@ -78,6 +78,7 @@ HEADINGS: dict[str, tuple[Experiment, ...]] = {
         Experiment("bench", "Steps, log, replay, recovery, disk", "bench.py", tables.bench),
         Experiment("gpu", "On a GPU", "gpu.py", tables.gpu, needs="a CUDA GPU", programs=("nvidia-smi",)),
         Experiment("bench_monitor", "The monitor", "bench_monitor.py", tables.bench_monitor),
+        Experiment("reduced", "Rounded gradients", "reduced.py", tables.reduced),
         Experiment("policies", "When to take a checkpoint", "policies.py", tables.policies),
     ),
 }

@@ -68,6 +68,27 @@ def policies(results: dict[str, Any]) -> Lines:
     return lines + table(head, rows)
 
 
+def reduced(results: dict[str, Any]) -> Lines:
+    """What rounding does to training, and what it costs and saves."""
+    lines = prose("""
+        `log="gradients:bf16"` and `"gradients:int8"` train with gradients that are rounded at random. Loss on data that was held
+        back at the end, mean of three seeds; spread is the deviation of the seeds without rounding.""")
+    models = [
+        [name, *(f"{mean:.4f}" for mean in found["verdict"]["means"].values()), f"{found['verdict']['spread']:.4f}"]
+        for name, found in results["models"].items()
+    ]
+    lines += table(("model", "gradients", "bf16", "int8", "spread"), models)
+    times = [
+        [
+            f"{one['case']}, {one['threads']} thread{'s' * (one['threads'] > 1)}",
+            *(_quartiles(found) for found in one["over_gradients"].values()),
+            *(f"{found / one['bytes']['gradients']:.2f}" for found in list(one["bytes"].values())[1:]),
+        ]
+        for one in results["times"]
+    ]
+    return lines + table(("step and bytes over those of gradients", "bf16", "int8", "bytes, bf16", "bytes, int8"), times)
+
+
 # The talk.
 
 

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_ROOTS = (ROOT, ROOT / "integrations", ROOT / "monitor")
 
+
 @dataclass(frozen=True, slots=True)
 class Built:
     """What `python -m build` made."""
