@@ -33,6 +33,7 @@ class Training:
             self.inner,
             run,
             self.model,
+            log="gradients",
             checkpoint_every=CHECKPOINT_EVERY,
             durability="process",
             segment_bytes=1 << 20,
