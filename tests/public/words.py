@@ -18,7 +18,7 @@ from tranlogs.training import describe_end, describe_equal
 
 _FORECAST = (
     r"(if gradients are cheap enough, )?about SIZE of log a step; next checkpoint (at the end of the epoch, or )?"
-    r"after ((about|at most) )?# steps? \(SIZE of log\)"
+    r"(when it saves more than it costs, )?after ((about|at most) )?# steps? \(SIZE of log\)"
     r"; at most about SIZE on disk without crashes"
 )
 _NO_TENSORS = (

@@ -62,11 +62,12 @@ class Mine:
 @pytest.mark.parametrize(
     ("policy", "more", "says"),
     [
-        (Automatic(), {}, "next checkpoint after at most 511 steps (512.0 MiB of log)"),
+        (Automatic(), {}, "next checkpoint when it saves more than it costs, after at most 511 steps (512.0 MiB of log)"),
         (
             Automatic(),
             {"at_epoch_ends": True},
-            "next checkpoint at the end of the epoch, or after at most 511 steps (512.0 MiB of log)",
+            "next checkpoint at the end of the epoch, or when it saves more than it costs, after at most 511 steps "
+            "(512.0 MiB of log)",
         ),
         (EveryBytes(10 * MIB), {}, "next checkpoint after about 9 steps (9.0 MiB of log)"),
         (EveryBytes(1), {}, "next checkpoint after about 1 step (1.0 MiB of log)"),

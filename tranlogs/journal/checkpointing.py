@@ -431,8 +431,8 @@ class CheckpointSchedule:
             found["interval_seconds"] = seconds
         if wal.tensor_layout is not None:
             found["step_bytes"] = wal.tensor_bytes // wal.tensor_records
-            has_gradients = any(name.startswith("grad/") for name in wal.tensor_layout.names)
-            found["tensors"] = "gradients" if has_gradients else "weights"
+            has_weights = any(name.startswith("param/") for name in wal.tensor_layout.names)
+            found["tensors"] = "weights" if has_weights else "gradients"
         self._known.note(**found)
 
     def is_due(self, step: int, log_bytes: int, speed: RecoverySpeed) -> bool:

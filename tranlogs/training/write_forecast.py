@@ -106,8 +106,10 @@ def _count_steps(policy: CheckpointPolicy, run: Path, step_bytes: int, state_byt
 
 def _describe_interval(policy: CheckpointPolicy, steps: int, step_bytes: int) -> str:
     if steps:
-        about = "" if isinstance(policy, EverySteps) else "at most " if isinstance(policy, Automatic) else "about "
-        return f"after {about}{count(steps, 'step')} ({format_bytes(steps * step_bytes)} of log)"
+        after = "after " if isinstance(policy, EverySteps) else "after about "
+        if isinstance(policy, Automatic):
+            after = "when it saves more than it costs, after at most "
+        return f"{after}{count(steps, 'step')} ({format_bytes(steps * step_bytes)} of log)"
     if isinstance(policy, EverySeconds):
         return f"after {format_seconds(policy.seconds)}"
     if isinstance(policy, RecoveryTime):

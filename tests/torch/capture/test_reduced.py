@@ -198,13 +198,15 @@ def test_commands_read_such_a_run(kind: Reduction, tmp_path: Path, capsys: pytes
         optimizer.recover()
         for number in optimizer.steps(5, stateless=True):
             one_step(model, optimizer, torch.full((3, 256), 0.1 * number))
-    for command in ("verify RUN --replay", "log RUN --step 2", "replay RUN --out OUT"):
+    for command in ("status RUN", "verify RUN --replay", "log RUN --step 2", "replay RUN --out OUT"):
         with pytest.raises(SystemExit) as ended:
             main(
                 [{"RUN": str(tmp_path / "run"), "OUT": str(tmp_path / "state.pt")}.get(word, word) for word in command.split()]
             )
         assert ended.value.code == 0
-    assert f"{kind}/0.weight" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "gradients are logged" in said
+    assert f"{kind}/0.weight" in said
     found = torch.load(tmp_path / "state.pt", weights_only=True)
     assert found["model"].keys() == model.state_dict().keys()
     assert all(torch.equal(found["model"][name], value) for name, value in model.state_dict().items())

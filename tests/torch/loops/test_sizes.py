@@ -39,8 +39,8 @@ def test_by_default_the_log_between_checkpoints_is_bounded_by_the_free_disk(
     with LoggedOptimizer(inner, tmp_path / "run", model, log="gradients", durability="process", keep=99) as optimizer:
         report = optimizer.recover()
         assert str(report) == (
-            "fresh run: step 0 (about 1.0 MiB of log a step; next checkpoint after at most 47 steps (47.1 MiB of log); "
-            "at most about 4.9 GiB on disk without crashes)"
+            "fresh run: step 0 (about 1.0 MiB of log a step; next checkpoint when it saves more than it costs, "
+            "after at most 47 steps (47.1 MiB of log); at most about 4.9 GiB on disk without crashes)"
         )
         for _ in optimizer.steps(until=100):
             model(torch.randn(1, 512)).square().sum().backward()
