@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 from tranlogs.base.errors import UsageError
 from tranlogs.training import (
@@ -27,8 +27,6 @@ from . import keras_internals
 from .backends import Backend
 from .data.source import DataOrder
 from .state.state import LogKind
-
-_Made = TypeVar("_Made", bound="LoopSettings")
 
 EVERY_EPOCH = Automatic()  # in the middle of an epoch; the fit asks for the checkpoint at its end itself
 
@@ -76,18 +74,8 @@ class LoopSettings:
     every_epoch: bool
     seed: int | None
 
-    @classmethod
-    def checked(
-        cls: type[_Made],
-        run: Any,
-        *,
-        log: Any,
-        overhead: Any,
-        checkpoint_every: Any,
-        seed: Any,
-        others: tuple[Any, ...] = (),
-        **shared: Any,
-    ) -> _Made:
+    @staticmethod
+    def checked(run: Any, *, log: Any, overhead: Any, checkpoint_every: Any, seed: Any, **shared: Any) -> LoopSettings:
         """Return the settings that a user has written; `shared` are further ones of `RunOptions`.
 
         Args:
@@ -96,7 +84,6 @@ class LoopSettings:
             overhead: what logged tensors may cost.
             checkpoint_every: "epoch", or what `RunOptions` takes.
             seed: see the attributes.
-            others: values of the attributes that a subclass adds.
 
         Raises:
             UsageError: one of the settings is wrong; the message names it.
@@ -111,7 +98,7 @@ class LoopSettings:
             common.demand_without_tensors()
         if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or seed < 0):
             raise UsageError(f"seed={seed!r}: give an integer from 0 on")
-        return cls(common, log, share, every_epoch, seed, *others)
+        return LoopSettings(common, log, share, every_epoch, seed)
 
     @property
     def run(self) -> Path:
@@ -156,8 +143,16 @@ class Settings(LoopSettings):
         retention = KeepEnds(as_retention(keep))
         if data_order not in ("tranlogs", "keras"):
             raise UsageError(f'data_order={data_order!r}: use "tranlogs" or "keras"')
-        others = retention, data_order, rank, verbose, bool(accept_changes)
-        return cls.checked(run, keep=retention, others=others, **shared)
+        common = cls.checked(run, keep=retention, **shared)
+        known = {one.name: getattr(common, one.name) for one in fields(common)}
+        return cls(
+            **known,
+            retention=retention,
+            data_order=data_order,
+            rank=rank,
+            verbose=verbose,
+            accepts_changes=bool(accept_changes),
+        )
 
     def choose_log(self, model: Any, backend: Backend) -> tuple[LogKind, str]:
         """Choose what to log; return the choice, and the reason if gradients are not enough.
