@@ -53,7 +53,8 @@ class Look:
 
     Args:
         read_array: returns a framework's tensor as an array without copying much; None if it is none, or is kept.
-        kept: ids of objects that the run keeps: a container that has one is not changed by what happens to it.
+        kept: ids of objects that the run keeps, or has kept: a container that has one is not changed by what happens to it.
+            What is made while a look runs may have the id of one that is gone, and is never looked up.
     """
 
     def __init__(self, read_array: ReadArray, kept: Container[int] = ()) -> None:
@@ -93,9 +94,16 @@ class Look:
         if isinstance(value, _CONTAINERS):
             return self._encode_container(value, depth) if depth < DEPTH_MAX else None
         if is_generator(value):
-            return None if isinstance(value, random.SystemRandom) else self._encode(_state_of(value), depth)
+            return None if isinstance(value, random.SystemRandom) else self._encode_state(value, depth)
         array = value if isinstance(value, (np.ndarray, np.generic)) else self._read_array(value)
         return None if array is None else self._encode_array(np.asarray(array))
+
+    def _encode_state(self, generator: Any, depth: int) -> bytes | None:
+        kept, self._kept = self._kept, ()
+        try:
+            return self._encode(_state_of(generator), depth)
+        finally:
+            self._kept = kept
 
     def _encode_container(self, value: Any, depth: int) -> bytes:
         name = next(kind.__name__ for kind in _CONTAINERS if isinstance(value, kind))
@@ -139,7 +147,7 @@ def _inside(value: Any) -> Any:
         return value.data
     if isinstance(value, Queue):
         return value.queue
-    return [*value.args, *value.keywords.items()] if isinstance(value, partial) else None
+    return [*value.args, *value.keywords, *value.keywords.values()] if isinstance(value, partial) else None
 
 
 def _sample(value: Any) -> list[Any]:
