@@ -107,7 +107,8 @@ CASES: list[tuple[Callable[[Path], None], str, int, list[str]]] = [
             "recorded what gradients cost is being measured",  # it was closed amid its first trial
             "failures 0 interruptions in",
             'best not known; log="auto", checkpoint_every="auto" measures what it depends on',
-            "log checkpoints one in log costs they cost writes a day 600 TB last after a crash waste at 1 h",
+            "log they writes 600 TB after waste at waste at waste at waste at",
+            "log checkpoints one in costs cost a day last a crash 1 h 6 h 1 day 1 week",
             "gradients now",
             "inputs auto",
             "gradients 10min 10.0 min - ",

@@ -35,8 +35,8 @@ _FORMS = (
     rf"TranLogs: (RUN: )?fresh run: step # \(({_FORECAST}|{_NO_TENSORS})\)",
     rf"TranLogs: RUN: fit #: ({_FORECAST}|{_NO_TENSORS})",
     r"TranLogs: RUN: gradients cost # % of a step, and # % are allowed: they are logged from the next checkpoint on",
-    r"TranLogs: RUN: gradients would cost # % of a step, and # % are allowed: no tensors are logged(; a crash costs up to "
-    r"SECONDS of computing)?",
+    r"TranLogs: RUN: gradients would cost # % of a step, and # % are allowed: no tensors are logged(; a crash costs "
+    r"(up to|less than) SECONDS of computing)?",
     rf"TranLogs: (RUN goes on at {_PLACE}: )?{_RESUMED}",
     r"TranLogs: (RUN: )?starts from the beginning: nothing was finished before the crash \(step #, SECONDS\)",
     *(rf"TranLogs: {_RESUMED}: {re.escape(describe_end(end))}({_UNSET})?" for end in ("complete", "")),

@@ -165,7 +165,7 @@ def test_what_the_run_pays_now_is_of_its_own_interval_and_failures() -> None:
 def test_a_choice_has_a_word_for_each_column() -> None:
     words = dict(zip(COLUMNS, describe_choice(find(advice_of(), "gradients", "auto")), strict=True))
     assert list(words.values())[:8] == ["gradients", "auto", "60 s", "25 %", "0.083 %", "645.1 GiB", "2.4 years", "6.5 s"]
-    assert words["waste at 1 h"] == "25 %"
+    assert words["waste at\n1 h"] == "25 %"
     nothing = describe_choice(find(advise(MeasuredRow(), 0, 0.0), "weights", "auto"))
     assert set(nothing[2:]) == {"-"}
     assert advise(MeasuredRow(), 0, 0.0).best is None

@@ -117,8 +117,8 @@ def advise(row: MeasuredRow, state_bytes: int, at: float, *, world: int = 1) -> 
 
 
 COLUMNS = (
-    *("log", "checkpoints", "one in", "log costs", "they cost", "writes a day", "600 TB last", "after a crash"),
-    *(f"waste at {name}" for name in MTBFS),
+    *("log", "checkpoints", "one in", "log\ncosts", "they\ncost", "writes\na day", "600 TB\nlast", "after\na crash"),
+    *(f"waste at\n{name}" for name in MTBFS),
 )
 
 
@@ -136,7 +136,7 @@ def describe_choice(choice: Choice) -> tuple[str, ...]:
         _describe(choice.log_share, _describe_share),
         _describe(choice.checkpoint_share, _describe_share),
         _describe(choice.bytes_a_day, lambda nbytes: format_bytes(int(nbytes))),
-        _describe(choice.disk_years, lambda years: f"{years:.1f} years" if years < 100 else "over 100 years"),
+        _describe(choice.disk_years, lambda years: f"{years:.1f} years" if years < 100 else "> 100 years"),
         _describe(choice.crash_seconds, format_seconds),
         *(_describe(waste, _describe_share) for waste in choice.waste.values()),
     )
@@ -153,7 +153,8 @@ def _describe_share(share: float) -> str:
 def describe_recording(row: MeasuredRow, crash_seconds: float | None) -> str:
     """Return in words what is logged now, why, and what a crash costs at most."""
     tensors, has_none = row.tensors or "gradients", row.phase in NO_TENSORS
-    crash = "" if crash_seconds is None else f"; a crash costs up to {crash_seconds:.0f} s of "
+    longest = "" if crash_seconds is None else "less than 1 s" if crash_seconds < 1 else f"up to {crash_seconds:.0f} s"
+    crash = f"; a crash costs {longest} of " if longest else ""
     crash += ("computing" if has_none else "redo") if crash else ""
     when = " from the next checkpoint on" if row.phase == "awaiting" else ""
     if row.is_settled:
