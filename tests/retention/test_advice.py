@@ -140,6 +140,11 @@ def test_the_line_to_write_is_that_of_the_choice_that_wastes_the_least(
             "gradients are logged whatever they cost: training would not compute the same steps again; a crash costs up to 7 s "
             "of redo",
         ),
+        (
+            {"is_repeatable": False},
+            "gradients would cost 25 % of a step, and 5 % are allowed: no tensors are logged; a crash costs up to 19 s of "
+            "computing, which gives other bits, since the arithmetic does not repeat itself",
+        ),
         ({"overhead": None, "interval_seconds": 40.0}, "no tensors are logged; a crash costs up to 40 s of computing"),
         ({"phase": "gradients", "tensors": "weights", "cost": None, "interval_seconds": 0.0}, "weights are logged"),
     ],

@@ -172,6 +172,7 @@ class MeasuredRow:
         overhead: what logged tensors may cost, as a share of a step; None if nobody has set it.
         cost: what they cost in the last trial; None if there was none.
         is_settled: True if tensors are logged whatever they cost: training would not compute the same again.
+        is_repeatable: False if the arithmetic of a step gives other bits each time.
         step_seconds: time of a step, with all that belongs to the loop.
         step_bytes: bytes of tensors that a step logs.
         redo_seconds: time to redo a step.
@@ -192,6 +193,7 @@ class MeasuredRow:
     overhead: float | None = None
     cost: float | None = None
     is_settled: bool = False
+    is_repeatable: bool = True
     step_seconds: float = 0.0
     step_bytes: int = 0
     redo_seconds: float = 0.0

@@ -155,7 +155,8 @@ def describe_recording(row: MeasuredRow, crash_seconds: float | None) -> str:
     tensors, has_none = row.tensors or "gradients", row.phase in NO_TENSORS
     longest = "" if crash_seconds is None else "less than 1 s" if crash_seconds < 1 else f"up to {crash_seconds:.0f} s"
     crash = f"; a crash costs {longest} of " if longest else ""
-    crash += ("computing" if has_none else "redo") if crash else ""
+    other_bits = "" if row.is_repeatable else ", which gives other bits, since the arithmetic does not repeat itself"
+    crash += (f"computing{other_bits}" if has_none else "redo") if crash else ""
     when = " from the next checkpoint on" if row.phase == "awaiting" else ""
     if row.is_settled:
         return f"{tensors} are logged{when} whatever they cost: training would not compute the same steps again{crash}"

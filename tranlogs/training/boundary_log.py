@@ -55,7 +55,7 @@ class BoundaryLog:
         self._loops_ended = 0
         self._behind_loop: dict[str, Any] | None = None  # what a boundary holds, as a loop without tensors was left
         self._began = 0.0
-        self._noted: tuple[str, bool] | None = None  # what is logged, as it was last noted for others to read
+        self._noted: tuple[str, bool, bool] | None = None  # what is logged, as it was last noted for others to read
 
     def begin(self, *, has_steps: bool) -> None:
         """Note that a boundary comes, which ends a unit with or without steps."""
@@ -114,7 +114,7 @@ class BoundaryLog:
         is_late = False
         if recheck.is_pending and settle():
             if journal.uncovered:  # training goes on from what the loop has computed
-                rung.settle()
+                rung.note_difference()
                 journal.wait_checkpoint()
                 commit(checkpoint=True)
             elif is_covered or (wants_checkpoint and not self.has_checkpoint()):
@@ -135,10 +135,11 @@ class BoundaryLog:
         """Note that the unit is over. While units are computed again, the record decides what is shown to the log."""
         journal, rung = self._journal, self._rung
         is_decided = rung.is_timing and not journal.is_rechecking and rung.note_unit()
-        if (noted := (rung.phase, rung.is_settled)) != self._noted:
+        if (noted := (rung.phase, rung.is_settled, rung.is_repeatable)) != self._noted:
             self._noted = noted
-            known = {} if rung.cost is None else {"cost": rung.cost}  # else that of a former process holds
-            journal.checkpoints.measurements.note(phase=rung.phase, is_settled=rung.is_settled, overhead=rung.overhead, **known)
+            known: dict[str, Any] = {} if rung.cost is None else {"cost": rung.cost}  # else that of a former process holds
+            known |= {"phase": rung.phase, "is_settled": rung.is_settled, "is_repeatable": rung.is_repeatable}
+            journal.checkpoints.measurements.note(overhead=rung.overhead, **known)
         if is_decided and not journal.is_suspended:
             print(f"TranLogs: {self._run}: {journal.describe_recording()}", file=sys.stderr, flush=True)
 

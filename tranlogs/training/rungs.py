@@ -10,6 +10,9 @@ inputs       none      a checkpoint is taken a minute or more later (each time t
 Tensors are logged from a checkpoint on, or not before the next one: recovery redoes the records behind a checkpoint up to the
 first step without tensors, and the loop computes the rest. The first units of both phases do not count, and the medians are
 compared, so that a validation or a busy moment decides nothing.
+
+A loop that does not repeat itself, and steps outside of loops, are logged with tensors whatever they cost: computing them again
+gives another training. Arithmetic that does not repeat itself gives other bits of the same training, so there the bound holds.
 """
 
 from __future__ import annotations
@@ -42,12 +45,14 @@ class Rung:
         is_timing: True while units are timed.
         is_measured: True where measurements decide.
         is_settled: True if tensors are logged whatever they cost.
+        is_repeatable: False if the arithmetic of a step gives other bits each time (atomic additions of a GPU).
         phase: see the table of the module.
         overhead: what the log of gradients may cost at most, as a share of a unit without it; None for no bound.
         cost: what it cost in the last trial; None before the first.
     """
 
     is_measured = is_timing = wants_checkpoint = is_settled = False
+    is_repeatable = True
     phase: Phase
     overhead: float | None = None
     cost: float | None = None
@@ -58,6 +63,9 @@ class Rung:
 
     def settle(self) -> None:
         """It is settled."""
+
+    def note_difference(self) -> None:
+        """It stays as it is."""
 
     def compute_again(self) -> None:
         """It stays as it is."""
@@ -109,9 +117,14 @@ class MeasuredRung(Rung):
             self._enter("gradients")
 
     def settle(self) -> None:
-        """Log gradients whatever they cost: the loop does not repeat itself."""
+        """Log gradients whatever they cost."""
         self.is_settled = True
         self._enter("gradients" if self.logs_tensors else "awaiting")
+
+    def note_difference(self) -> None:
+        """Note that a unit which was computed again differed from its record, and not by rounding only."""
+        if self.is_repeatable:
+            self.settle()
 
     def compute_again(self) -> None:
         """Log no tensors before the next checkpoint: steps are computed again of which the log has none."""

@@ -114,8 +114,8 @@ class Recovery:
         self.recheck.deviation = state.body.get("deviation") or self.recheck.end.get("deviation")
         if self.recheck.is_covered:
             parts.rung.compute_again()
-        if self.recheck.deviation is not None:
-            parts.rung.settle()
+        if self.recheck.deviation is not None and self.recheck.deviation[1]:
+            parts.rung.note_difference()
         if state.body["log"] == "weights" and state.log == "gradients":
             self._form.log_weights()
         self.landed = found

@@ -116,7 +116,7 @@ class TrainingRun:
                 'record the same boundaries. Use log="gradients"'
             )
         if on_cuda and not torch.are_deterministic_algorithms_enabled():
-            rung.settle()  # atomic additions do not repeat themselves
+            rung.is_repeatable = False  # atomic additions
         self._resources = RunResources(
             settings,
             framework="torch",

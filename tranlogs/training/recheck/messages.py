@@ -45,6 +45,11 @@ _ROUNDING = (
     "optimizer.remember(name=...)"
 )
 
+_OTHER_BITS = (
+    "The arithmetic here does not repeat itself; with torch.use_deterministic_algorithms(True) it does. If it still differs, "
+    "the loop had other data or another state: optimizer.remember(name=...)"
+)
+
 
 def describe_difference(
     difference: Difference,
@@ -52,6 +57,8 @@ def describe_difference(
     causes: Mapping[str, str] = CAUSES,
     starts_over: Sequence[str] = (),
     recomputed: LastUnit | None = None,
+    *,
+    is_repeatable: bool = True,
 ) -> str:
     """Return a text on what differs, what usually causes that, and what to do.
 
@@ -61,6 +68,7 @@ def describe_difference(
         causes: usual causes and what to do, by kind of difference.
         starts_over: names of values of the script that start over.
         recomputed: the steps that are computed again because the log has no tensors of them; None if it has them.
+        is_repeatable: False if the arithmetic of a step gives other bits each time.
     """
     name = difference.name.removeprefix("grad/").removeprefix("param/")
     setting = _SETTING.fullmatch(name)
@@ -70,6 +78,8 @@ def describe_difference(
     kind = "gradients" if recomputed is not None and difference.kind == "weights" else difference.kind  # none are in the log
     is_measured = difference.kind == "state" and any(map(is_called_like_a_time, name.removeprefix("tracked.").split(".")))
     cause = _ROUNDING if is_rounding(difference) else _TIME if difference.may_be_time else causes[kind]
+    if recomputed is not None and difference.kind == "weights" and not is_repeatable:
+        cause = _OTHER_BITS
     if is_measured and not difference.may_be_time:
         cause = _MEASURED
     elif starts_over:

@@ -287,8 +287,8 @@ class Recovery:
         self.recheck.begin(found)
         if self.recheck.is_covered:
             parts.rung.compute_again()
-        if parts.auxiliary.deviation is not None:
-            parts.rung.settle()
+        if parts.auxiliary.deviation is not None and parts.auxiliary.deviation[1]:
+            parts.rung.note_difference()
         parts.scalars.extend(found.scalars)
         self.has_begun = True
         parts.state.named.refresh()

@@ -118,12 +118,14 @@ class UnitRecheck(RecomputedUnit):
         difference, report = recheck.difference, self._parts.report
         if difference is None:
             return UnitOutcome(recheck.is_over)
-        unit = recheck.unit if recheck.unit.is_covered else None
-        return UnitOutcome(
-            recheck.is_over,
-            describe_difference(difference, causes=causes(report.face), starts_over=report.starts_over, recomputed=unit),
-            not is_rounding(difference),
+        text = describe_difference(
+            difference,
+            causes=causes(report.face),
+            starts_over=report.starts_over,
+            recomputed=recheck.unit if recheck.unit.is_covered else None,
+            is_repeatable=self._parts.rung.is_repeatable,
         )
+        return UnitOutcome(recheck.is_over, text, not is_rounding(difference))
 
     def _conclude(self, recheck: UnitComparison, verdict: UnitVerdict) -> None:
         parts, report = self._parts, self._parts.report
