@@ -9,14 +9,13 @@ from typing import Any, Literal
 import keras
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import GRACE_SECONDS, Monitor, OnSignal, RecoveryReport, announce, prepare_run_id
+from tranlogs.training import GRACE_SECONDS, Mode, Monitor, OnSignal, RecoveryReport, announce, prepare_run_id
 
 from . import keras_internals
 from .data.source import DataOrder
 from .fit.fit_run import FitRun
-from .run_matching import claim_folder, digest_identity
+from .fit.identity import claim_folder, digest_identity
 from .settings import Settings
-from .state.fingerprint import Mode
 from .state.state import LogKind
 
 keras_internals.check_keras()

@@ -148,10 +148,10 @@ def last_logs(model: Any) -> dict[str, float] | None:
         return None
 
 
-def data_of_fit(model: Any) -> tuple[Any, Any, int | None]:
-    """Return `x`, `validation_data` and `validation_steps` of the running `model.fit`."""
+def data_of_fit(model: Any) -> tuple[Any, Any]:
+    """Return `x` and `validation_data` of the running `model.fit`."""
     found = _locals_of_fit(model)
-    return found.get("x"), found.get("validation_data"), found.get("validation_steps")
+    return found.get("x"), found.get("validation_data")
 
 
 def symbolic_build(model: Any, specs: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import keras
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import GRACE_SECONDS, Curve, Monitor, OnSignal, RecoveryReport, Remembered, check_epochs
+from tranlogs.training import GRACE_SECONDS, Curve, Mode, Monitor, OnSignal, RecoveryReport, Remembered, check_epochs
 
 from . import keras_internals
 from .loop.data_place import LoopData
@@ -18,7 +18,6 @@ from .loop.loop_members import Members
 from .loop.loop_run import LoopRun, demand_recovered
 from .loop.loops import Epoch, Loops
 from .settings import LoopSettings
-from .state.fingerprint import Mode
 from .state.state import LogKind
 
 keras_internals.check_keras()

@@ -398,17 +398,6 @@ def _by_global(x: Any) -> Iterator[Any]:
         yield x[rows], x[rows, :1] * 2
 
 
-class Sampler:
-    """Holds the random generator that its generators share."""
-
-    def __init__(self, x: Any) -> None:
-        self.x, self.rng = x, np.random.default_rng(3)
-
-    def batches(self) -> Iterator[Any]:
-        while True:
-            yield _drawn(self.rng, self.x)
-
-
 def _in_order(x: Any, y: Any, more: float) -> Iterator[Any]:
     """Yield batches in order, each time with larger labels, however many a thread has drawn ahead."""
     for number in itertools.count():
@@ -418,9 +407,7 @@ def _in_order(x: Any, y: Any, more: float) -> Iterator[Any]:
 
 def _generators(kind: str, x: Any) -> tuple[Any, Any]:
     """Return generators of training and of validation data that draw random numbers."""
-    rng, sampler = np.random.default_rng(3), Sampler(x)
-    if kind == "shared by object":
-        return sampler.batches(), sampler.batches()
+    rng = np.random.default_rng(3)
     others = {"own": _by_argument(np.random.default_rng(4), x), "shared": _by_argument(rng, x), "global": _by_global(x)}
     return _by_argument(rng, x), others[kind]
 
@@ -430,16 +417,14 @@ def validated(job: Job, kind: str) -> None:
 
     Args:
         job: this life.
-        kind: "own", "shared", "shared by object", "global": whose random numbers training and validation draw; "generator": a
-            validation that goes on reading, "short generator": one that is read anew; "some of the arrays", "arrays".
+        kind: "own", "shared", "global": whose random numbers training and validation draw; "generator": a validation that goes
+            on reading; "some of the arrays".
     """
     model, plateau = _model(optimizer=keras.optimizers.SGD(0.02)), keras.callbacks.ReduceLROnPlateau(patience=1)
     x, y = _rows(6 * BATCH)
     of_arrays: dict[str, dict[str, Any]] = {
         "generator": {"validation_data": _in_order(x, y, 1 / 8), "validation_steps": 4},
-        "short generator": {"validation_data": _in_order(x, y, 0), "validation_steps": 2},
         "some of the arrays": {"validation_data": (x, y), "validation_steps": 4},
-        "arrays": {"validation_data": (x, y)},
     }
     if kind in of_arrays:
         about = {"x": x, "y": y, "batch_size": BATCH, "epochs": 6} | of_arrays[kind]

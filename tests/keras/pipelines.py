@@ -10,8 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.support import campaign
-from tranlogs_keras.data.tf_dataset import TFDatasetBatches
-from tranlogs_keras.data.tf_pipeline import stages_of
+from tranlogs_keras.data.tf_dataset import TFDatasetBatches, stages_of
 
 Batch = tuple[int, ...]
 _ROWS, _ENDLESS = 24, 40 if campaign.is_soak() else 26

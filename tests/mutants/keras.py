@@ -32,14 +32,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "Keras: the recorded state is not set back behind a unit that differs",
-        f"{_KERAS}/run/unit_recheck.py",
+        f"{_KERAS}/run/recovery.py",
         "        self._set_back(recheck.unit)\n",
         "",
         ("tests/keras/test_recheck.py::test_a_counter_that_sets_the_learning_rate_is_named_and_no_step_is_lost[torch]",),
     ),
     Mutant(
         "Keras: other data are not told from those of the run",
-        f"{_KERAS}/run_matching.py",
+        f"{_KERAS}/fit/identity.py",
         '    found += other_data(recorded["data"], now["data"])\n',
         "",
         ("tests/keras/test_fits.py::test_a_script_that_was_changed_is_told_so",),

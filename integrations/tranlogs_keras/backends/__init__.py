@@ -7,7 +7,7 @@ import os
 from tranlogs.base.errors import UsageError
 
 from .backend import Backend
-from .optimizer_tap import Gradients
+from .tap import Gradients
 
 __all__ = ["Backend", "Gradients", "choose_backend", "make_backend"]
 

@@ -16,8 +16,8 @@ from tranlogs.base.types import AnyArray
 
 from ..keras_internals import recurrent_states
 from .arrays import Values, from_array, to_array
-from .backend import Backend, Doubt, HostViews, Tap, Watcher, check_one_update
-from .optimizer_tap import Gradients
+from .backend import Backend, Doubt, HostViews
+from .tap import Gradients, Tap, Watcher, check_one_update
 
 _OTHER_STATES = (
     "the compiled train step has the states of stateful recurrent layers as constants, from the moment when it was traced. "

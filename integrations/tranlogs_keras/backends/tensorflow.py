@@ -17,12 +17,21 @@ from tranlogs.base.types import AnyArray, SparseArray
 
 from ..keras_internals import trained_by
 from .arrays import Values, from_array, to_array
-from .backend import Backend, OneStep, Tap, Watcher, check_one_update
-from .optimizer_tap import ApplyWatcher, Gradients, OptimizerTap, Updates
+from .backend import Backend
+from .tap import ApplyWatcher, Gradients, OneStep, OptimizerTap, Tap, Updates, Watcher, check_one_update
 from .tensorflow_optimizer_tap import TensorFlowOptimizerTap
 from .tensorflow_random import RANDOM_OPERATIONS, eager_generator, note_unrepeatable_operations, operations_of
-from .tensorflow_tensors import TensorViews, addresses_of, host_view, host_views, is_sparse, plain_variable, reader_of
-from .tensorflow_updates import APART, TensorFlowUpdates
+from .tensorflow_updates import (
+    APART,
+    TensorFlowUpdates,
+    TensorViews,
+    addresses_of,
+    host_view,
+    host_views,
+    is_sparse,
+    plain_variable,
+    reader_of,
+)
 
 _END_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)
 

@@ -18,11 +18,11 @@ from tranlogs.base.errors import UsageError
 
 from ..keras_internals import trained_by
 from .arrays import Values
-from .optimizer_tap import OptimizerTap
-from .tensorflow_tensors import is_sparse, plain_variable
-from .tensorflow_updates import TensorFlowUpdates
+from .tap import OptimizerTap
+from .tensorflow_updates import TensorFlowUpdates, is_sparse, plain_variable
 
 _DONE = np.int64(0)
+
 
 # The last Python call in each graph: those of several optimizers follow each other in the order of the script.
 _last_calls: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()

@@ -13,8 +13,8 @@ from tranlogs.base.types import AnyArray
 
 from ..keras_internals import tensors_of, trained_by
 from .arrays import Values, from_array, to_array
-from .backend import Backend, Tap, check_one_update
-from .optimizer_tap import Gradients
+from .backend import Backend
+from .tap import Gradients, Tap, check_one_update
 
 _AS_UINT = {torch.bfloat16: (torch.uint16, ml_dtypes.bfloat16)}
 

@@ -1,21 +1,26 @@
-"""Writes to watched variables that no step made, and what the log holds of the variables.
+"""What changes besides the logged updates: writes that no step made, settings of optimizers, updates that come out otherwise.
 
 A gradient log compares the variables with what the backend remembers of them. A weight log compares digests of their bytes.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
+from operator import is_
+from typing import Any
 
 from tranlogs.records import Payload, Tensor
 from tranlogs.training import Journal, Place, ScanSchedule
 
-from ..backends.arrays import Values, to_array
-from ..state.fingerprint import digest
-from ..state.state import KerasState
+from .. import keras_internals
+from ..backends import Gradients
+from ..backends.arrays import Values, same_bits, to_array
+from ..state.state import KerasState, digest, plain_attributes
 from ..state.variables import Look
 
+_log = logging.getLogger("tranlogs")
 _BOUNDARY: Place = "at a boundary"
 
 
@@ -141,3 +146,119 @@ class WatchedWrites:
 
     def _digests_of(self, values: Sequence[Values]) -> dict[str, int]:
         return {slot.name: digest(value) for slot, value in zip(self._state.plan.updated, values, strict=True)}
+
+
+class OptimizerChanges:
+    """Compares the optimizers of a run with what they were at the last step."""
+
+    def __init__(self, state: KerasState) -> None:
+        self._state = state
+        self._schedules: list[Any] = []  # of the optimizers, or their rates
+        self._attributes: list[Any] = []
+
+    def has_other_schedule(self) -> bool:
+        """Return True if an optimizer was given another learning-rate schedule, which a log of gradients does not tell."""
+        rates = [keras_internals.learning_rate_of(optimizer) for optimizer in self._state.variables.optimizers.values()]
+        before, self._schedules = self._schedules, rates
+        return len(before) == len(rates) and any(a is not b for a, b in zip(before, rates))
+
+    def read_attributes(self) -> dict[str, Any] | None:
+        """Return the plain attributes of the optimizers; None if they are those that the log has."""
+        if not self._may_differ():
+            return None
+        now = plain_attributes(self._state.variables.optimizers)
+        if now == self._state.optimizer_attributes:
+            return None
+        self._state.optimizer_attributes = now
+        return now
+
+    def _may_differ(self) -> bool:
+        """Return True if any attribute of an optimizer is another object than at the last step."""
+        held = [
+            value
+            for optimizer in self._state.variables.optimizers.values()
+            for owner in keras_internals.layers_of(optimizer)
+            for value in vars(owner).values()
+        ]
+        is_same = len(held) == len(self._attributes) and all(map(is_, held, self._attributes))
+        self._attributes = held
+        return not is_same
+
+
+class RepeatedUpdate:
+    """Repeats the update of some steps from the state before it, and compares the results bit for bit.
+
+    Args:
+        state: of the run.
+        apply: computes an update from gradients, and returns the values that it has left.
+        give_up: called with a reason where gradients are not enough: weights are logged from the next step on.
+    """
+
+    def __init__(
+        self, state: KerasState, apply: Callable[[Gradients], Sequence[Values]], give_up: Callable[[str], None]
+    ) -> None:
+        self._state, self._apply, self._give_up = state, apply, give_up
+        self._before: list[Values] = []
+
+    def begin(self, values: Callable[[], Sequence[Values]]) -> None:
+        """Count a step; if its update is going to be repeated, copy the values that it starts from."""
+        if self._state.backend.check.is_due():
+            self._before = [value.copy() for value in values()]
+
+    @property
+    def is_due(self) -> bool:
+        """True if the update of the present step is going to be repeated."""
+        return bool(self._before)
+
+    def forget(self) -> None:
+        """Do not repeat the present update."""
+        self._before = []
+
+    def written_since(self, values: Sequence[Values]) -> list[str]:
+        """Return the names of what was written since `begin`."""
+        slots = self._state.plan.updated
+        return [slot.name for slot, a, b in zip(slots, self._before, values, strict=True) if not same_bits(a, b)]
+
+    def repeat(self, gradients: Gradients, after: Sequence[Values]) -> Sequence[Values]:
+        """Repeat the update of a step that was taken in two calls; return the values that it has left.
+
+        Args:
+            gradients: of the step.
+            after: the values that the first update has left.
+        """
+        wanted = [value.copy() for value in after]
+        again = self._apply_again(gradients)
+        if (other := self.first_difference(wanted, again)) is not None:
+            self.set_values(wanted)
+            self._give_up(f"the same gradients gave a different {other} when the update was repeated")
+        self._before = []
+        return again
+
+    def repeat_whole(self, gradients: Gradients, after: Sequence[Values]) -> Sequence[Values]:
+        """Repeat the update of a step that was taken in one call.
+
+        If the update gives other bits within that call than in redo, steps are taken in two calls from here on, and of this
+        step the result of redo is kept.
+        """
+        wanted = [value.copy() for value in after]
+        again = self._apply_again(gradients)
+        if (other := self.first_difference(wanted, again)) is not None:
+            _log.debug("%s differs when its update is taken apart from the step: steps are taken in two calls", other)
+            self._state.is_halved = True
+            return self.repeat(gradients, again)
+        self._before = []
+        return again
+
+    def _apply_again(self, gradients: Gradients) -> Sequence[Values]:
+        self.set_values(self._before)
+        return self._apply(gradients)
+
+    def first_difference(self, wanted: Sequence[Values], found: Sequence[Values]) -> str | None:
+        """Return the name of the first variable whose values differ; None if all are equal."""
+        slots = self._state.plan.updated
+        return next((slot.name for slot, a, b in zip(slots, wanted, found, strict=True) if not same_bits(a, b)), None)
+
+    def set_values(self, values: Sequence[Values]) -> None:
+        """Set the variables that an update changes."""
+        for slot, value in zip(self._state.plan.updated, values, strict=True):
+            self._state.backend.assign(slot.variable, value)

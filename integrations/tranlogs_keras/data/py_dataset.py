@@ -20,8 +20,8 @@ from ..backends import Backend
 from ..backends.arrays import adapt
 from ..state import rng
 from ..state.callbacks import packed, unpacked
-from ..state.fingerprint import digest
-from ..state.stateful_values import content_of, is_content, is_random, set_content
+from ..state.script_values import content_of, is_content, is_random, set_content
+from ..state.state import digest
 from .source import Doubt, OwnOrder, Source
 
 

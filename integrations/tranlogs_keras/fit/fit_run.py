@@ -11,27 +11,21 @@ from tranlogs.training import Framework, LiveReport, Recovered, RecoveryReport, 
 
 from .. import keras_internals
 from ..backends import make_backend
-from ..data import Cursor, Position, describe_data, doubts_about_validation, make_source
-from ..run.boundaries import RNG, Boundaries, last_scalars
-from ..run.newest_checkpoint import NewestCheckpoint, find_newest_checkpoint
-from ..run.recovery import Recovery
-from ..run.start_report import report_start
-from ..run.unit_recheck import RecheckRules
-from ..run_matching import describe_identity
+from ..data.cursor import Cursor, Position
+from ..data.given_data import describe_data, make_source
+from ..data.source import Source
+from ..run.boundaries import RNG, Boundaries, last_scalars, report_start
+from ..run.recovery import NewestCheckpoint, RecheckRules, Recovery, find_newest_checkpoint
 from ..settings import Settings
 from ..state import rng
-from ..state.architecture import describe_model
+from ..state.boundary_parts import Parts, found_under
 from ..state.callbacks import CallbackStates
-from ..state.rarely_changed_parts import Parts, found_under
+from ..state.description import describe_model
 from ..state.script_values import read_array, version_of
-from .boundary_contents import CALLBACK, FitBoundary
-from .earlier_fits import EarlierFits
-from .fit_setup import finished, make_parts, open_resources, require_same_data, require_same_fit
-from .traced_steps import backend_with_steps
-from .variable_creation import LateOptimizers, build_as_recorded, build_for_fit
+from .fit_setup import LateOptimizers, backend_with_steps, build_as_recorded, build_for_fit, make_parts, open_resources
+from .identity import EarlierFits, describe_identity, finished, require_same_data, require_same_fit
 
 _log = logging.getLogger("tranlogs")
-
 _KEEP = "keep it as an attribute of a callback of this fit"
 _CAUSES = {  # of a difference between a unit that is computed again and its record
     "gradients": "The fit had other data or another state (a counter or a random generator that the data or a callback keep "
@@ -41,10 +35,18 @@ _CAUSES = {  # of a difference between a unit that is computed again and its rec
     "state": f"It depends on something that starts anew with the process: {_KEEP}",
     "order": f"A callback, or the data, decide by something that starts anew: {_KEEP}",
 }
+
 _DRAWN = (
     "an earlier fit, finished before the crash, has drawn from the same Python generator. In this process it has not, so "
     "this fit sees other batches than it would have. Make a generator for each fit"
 )
+
+_VALIDATION = (
+    "validation takes its batches from a Python generator, which begins anew after a resume: validation metrics, and callbacks "
+    "that use them, may differ. Give arrays, a PyDataset or a tf.data.Dataset"
+)
+
+
 _passed_over: weakref.WeakSet[Generator[Any, Any, Any]] = weakref.WeakSet()  # data of fits that trained nothing
 _HOST_RNG = (f"{RNG}python", f"{RNG}numpy", f"{RNG}torch")  # parts of a boundary
 _LEARNED = ("source.draws", "source.draws_own")  # each process finds out for itself whether batches draw random numbers
@@ -175,12 +177,12 @@ class FitRun:
             doubt=parts.report.warn,
             strategy=parts.backend.strategy_of(self.model),
         )
-        given, *validation = keras_internals.data_of_fit(self.model)
+        given, validation = keras_internals.data_of_fit(self.model)
         if isinstance(given, Generator) and given in _passed_over:
             parts.report.warn(_DRAWN, True)
             _passed_over.discard(given)
-        for text in doubts_about_validation(given, *validation):
-            parts.report.warn(text, False)
+        if isinstance(validation, Generator):  # Keras opens all other kinds anew for each validation
+            parts.report.warn(_VALIDATION, False)
         self._plan_looks(callbacks)
         data, position = describe_data(self._iterator.data_adapter, source), Position(fit=number)
         if newest is not None:
@@ -392,7 +394,7 @@ class FitRun:
         kind = describe_data(self._iterator.data_adapter, self.cursor.source)["kind"]
         if "source" in end and end["data"]["kind"] == kind:  # else the user has accepted other data
             self.cursor.source.pass_over(end["source"])
-        given, *_ = keras_internals.data_of_fit(self.model)
+        given, _ = keras_internals.data_of_fit(self.model)
         if isinstance(given, Generator):
             _passed_over.add(given)
 
@@ -418,3 +420,63 @@ class FitRun:
         self.cursor.release()
         vars(self.model).pop("_get_metrics_result_or_logs", None)
         self.parts.resources.close()
+
+
+CALLBACK = "callback."  # names of a boundary's parts for callbacks begin with it
+
+
+class FitBoundary:
+    """Reads the fit's share of a boundary, and writes it back.
+
+    Args:
+        model: that is fitted.
+        position: in the fit.
+        source: of the batches.
+        callbacks: of the fit, but for TranLogs's own.
+        earlier: fits of the run that have ended.
+        constants: what never changes during the fit: the seed, the descriptions of data and fit, the names of callbacks.
+        report: receives warnings.
+
+    Attributes:
+        callbacks: states of the other callbacks.
+        is_end: whether the present boundary is the end of an epoch or of the fit.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        position: Position,
+        source: Source,
+        callbacks: CallbackStates,
+        earlier: EarlierFits,
+        constants: dict[str, Any],
+        report: LiveReport,
+    ) -> None:
+        self._model, self._position, self._source = model, position, source
+        self.callbacks, self._earlier, self._constants, self._report = callbacks, earlier, constants, report
+        self.is_end = True
+        self._reported: set[str] = set()
+
+    def read(self, rng_now: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        """Return the fit's share of a boundary's body."""
+        model = self._model
+        return {
+            "position": self._position.as_dict(),
+            "has_stopped": parts.of("has_stopped", False),
+            "logs": keras_internals.last_logs(model) if keras_internals.has_own_train_step(model) else parts.of("logs", None),
+            **{name: parts.of(name, value) for name, value in self._constants.items()},
+            "earlier": parts.of("earlier", self._earlier.entries),
+            "source": parts.of("source", self._source.read(rng_now)),
+            **parts.under(CALLBACK, self._read_callbacks()),
+        }
+
+    def write_callbacks(self, body: dict[str, Any], *, is_complete: bool = False, has_files: bool = True) -> None:
+        """Set the other callbacks to what a boundary holds of them; see `CallbackStates.write`."""
+        self.callbacks.write(found_under(CALLBACK, body), is_complete=is_complete, has_files=has_files)
+
+    def _read_callbacks(self) -> dict[str, dict[str, Any]]:
+        found = self.callbacks.read(is_end=self.is_end)
+        for lost in sorted(self.callbacks.lost - self._reported):
+            self._reported.add(lost)
+            self._report.warn(f"{lost} has changed, and is of a kind that cannot be stored: it is not brought back", False)
+        return found

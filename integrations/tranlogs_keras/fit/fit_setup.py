@@ -1,38 +1,44 @@
-"""Put the parts of a logged fit together, and require that it is the fit of the run, before the run is recovered or begun."""
+"""Put the parts of a logged fit together: its variables, its compiled steps, its journal.
+
+`fit` makes some variables while it takes its first step, and a checkpoint comes before it. With a `train_step` of the user's
+own, only that step shows which optimizer trains which variables, so it is rehearsed: traced where the backend can trace it,
+else taken once on a batch and undone, with updates that build the optimizer and change nothing.
+
+One fit of a model leaves its compiled steps to the next: tracing them takes seconds, and many scripts fit many times. Keras
+keeps its train function until `compile` is called. What TranLogs puts in its place is kept as long, and made anew as well where
+a plain setting of the model, a layer or an optimizer has changed: a resumed process traces after that change.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+import types
+from collections.abc import Callable, Iterator
+from operator import is_
+from typing import Any, NamedTuple
+
+import keras
 
 from tranlogs.base.config import fitting_segment_bytes
 from tranlogs.base.errors import UsageError
-from tranlogs.records import Checkpoint
 from tranlogs.training import LiveReport, Rung, RunResources
 
 from .. import keras_internals
 from ..backends import Backend, arrays
 from ..capture.steps import StepCapture
-from ..data import other_data
 from ..replay.redo import ReplayableState
 from ..run.log_choice import LogChoice
-from ..run.newest_checkpoint import NewestCheckpoint
-from ..run.recovery import ScriptChanges
 from ..run.run_parts import RunParts
-from ..run_matching import FinishedFits, changed_rates, check_identity, compare_identities
 from ..settings import Settings
-from ..state import environment
-from ..state.architecture import describe_model
+from ..state import rng
+from ..state.description import describe_environment, describe_model
 from ..state.state import plain_attributes
-from ..state.variables import Variables
-from .earlier_fits import identity_of
+from ..state.variables import Variables, matched, optimizers_of
 
 _log = logging.getLogger("tranlogs")
-
-finished = FinishedFits()
 
 
 def open_resources(settings: Settings, model: Any, recorded_environment: dict[str, Any]) -> RunResources:
@@ -82,7 +88,7 @@ def make_parts(
     variables = Variables(model, backend, is_whole=log == "weights")
     state = ReplayableState(variables, backend, log, settings.shared.fingerprint)
     state.optimizer_attributes = plain_attributes(variables.optimizers)
-    state.environment = environment.describe(model, backend, variables.optimizers)
+    state.environment = describe_environment(model, backend, variables.optimizers)
     state.about = {**describe_model(model, variables), "splits": splits}
     recorded_environment.update(state.environment)
     can_change = not keras_internals.has_own_train_step(model)
@@ -96,48 +102,192 @@ def make_parts(
     return parts, form, splits
 
 
-def require_same_fit(
-    parts: RunParts, newest: NewestCheckpoint, identity: dict[str, Any], number: int, epochs: int, *, accepts_changes: bool
-) -> ScriptChanges:
-    """Return what differs from the recorded fit of this number, if the user accepts changes.
-
-    Only the newest fit of a run may be given more epochs: those of a finished one would never be trained.
-
-    Raises:
-        UsageError: something differs, and is not accepted.
-    """
-    boundary = newest.boundary
-    held = boundary["position"]["fit"]
-    recorded = boundary["identity"] if held == number else identity_of(boundary["earlier"], number) if held > number else None
-    changes = [] if recorded is None else compare_identities(recorded, identity)
-    done = boundary["earlier"][number]["epochs"] if held > number else None
-    if done is not None and epochs > done:
-        changes.append(
-            f"fit {number + 1} was finished with epochs={done}, now it has epochs={epochs}, and the run stands in fit "
-            f"{held + 1}: train the other epochs by a new fit behind the others"
-        )
-    if not (changes and held == number and _has_other_variables(parts, newest)):
-        if not accepts_changes:
-            check_identity(parts.run, changes)
-        finished.check(parts.run, parts.model)
-    return ScriptChanges(changes, {} if recorded is None else changed_rates(recorded, identity))
+_ROWS_MAX = 32
 
 
-def require_same_data(run: Path, recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return what of the data is not as it was, one sentence each.
+def build_for_fit(model: Any, backend: Backend, epoch_iterator: Any) -> None:
+    """Make the variables that the fit will make in its first step.
+
+    An optimizer that the step does not use stays as it is.
 
     Raises:
-        UsageError: a position in the recorded data means nothing in these.
+        UsageError: they cannot be made.
     """
-    if recorded["kind"] != now["kind"]:
+    failure = None
+    if _needs_rehearsal(model, backend):
+        try:
+            return _rehearse(model, backend, epoch_iterator)
+        except Exception as error:  # whatever a train_step raises on such a batch
+            failure = error
+    _build_symbolically(model, backend, epoch_iterator)
+    # On JAX an optimizer cannot be built by a step: one without variables is not used.
+    if failure is not None and (unbuilt := _unbuilt(model)):
         raise UsageError(
-            f"{run}: the data were {recorded['kind']}, now they are {now['kind']}. A position in one kind has no meaning in "
-            "the other. Give fit the same kind of data, and TranLogsCallback the same data_order, as the run had"
-        )
-    return other_data(recorded, now)
+            f"model.{unbuilt[0]} has no variables yet, and rehearsing train_step did not show which variables it trains "
+            f"({type(failure).__name__}: {failure}). Call model.{unbuilt[0]}.build(...) on the variables that it trains, "
+            "before fit"
+        ) from failure
+    return None
 
 
-def _has_other_variables(parts: RunParts, newest: NewestCheckpoint) -> bool:
-    """Return True if recovery will refuse the model, and name each variable."""
-    with Checkpoint(newest.path) as checkpoint:
-        return bool(parts.state.differences(checkpoint))
+def build_as_recorded(model: Any, backend: Backend, meta: dict[str, Any]) -> None:
+    """Build the optimizers that a later step of the run has built, on the variables that they train in its checkpoint."""
+    unbuilt = [which for which in _unbuilt(model) if meta["optimizers"].get(which, {}).get("trains")]
+    if not unbuilt:
+        return
+    variables = Variables(model, backend, is_whole=True)
+    recorded = [(name, dtype, tuple(shape)) for name, dtype, shape in meta["variables"] if name.startswith("param/")]
+    slots, unlike = matched(recorded, [*variables.trained, *variables.others])
+    for which in [] if unlike else unbuilt:  # another model: recovery names what differs
+        optimizer = variables.optimizers[which]
+        _build_only(optimizer, recorded, [slots[name].variable for name in meta["optimizers"][which]["trains"]])
+
+
+class LateOptimizers:
+    """The optimizers that no step has used yet. One that a later step builds has to be in a checkpoint for a resume."""
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._unbuilt = model, _unbuilt(model)
+
+    def find_built(self) -> list[str]:
+        """Return those that were built since the last call, by attribute of the model."""
+        if not self._unbuilt:
+            return []
+        before, self._unbuilt = self._unbuilt, _unbuilt(self._model)
+        return [which for which in before if which not in self._unbuilt]
+
+
+def _needs_rehearsal(model: Any, backend: Backend) -> bool:
+    if not keras_internals.has_own_train_step(model) or backend.replicas_of(model) > 1 or backend.name == "jax":
+        return False
+    return not keras_internals.is_built(model) or bool(_unbuilt(model))
+
+
+def _unbuilt(model: Any) -> list[str]:
+    return [which for which, optimizer in optimizers_of(model).items() if not optimizer.built]
+
+
+def _build_symbolically(model: Any, backend: Backend, epoch_iterator: Any) -> None:
+    specs = backend.specs_of(epoch_iterator)
+    if specs is None or model.optimizer is None:
+        return
+    try:
+        keras_internals.symbolic_build(model, specs)
+    except Exception as error:
+        if not keras_internals.is_built(model):
+            raise UsageError(
+                f"the model cannot be built before its first step ({error}). Call it once on a batch before fit, so that all "
+                "its variables are there"
+            ) from error
+
+
+def _rehearse(model: Any, backend: Backend, epoch_iterator: Any) -> None:
+    with _updates_that_build(model):
+        if backend.trace_step(model, epoch_iterator):
+            return
+        variables = [*model.variables, *(v for o in optimizers_of(model).values() for v in o.variables)]
+        values = [value.copy() for value in backend.values_of(variables)]
+        numbers, attributes = rng.get_rng(backend), _plain_attributes(model)
+        try:
+            model.train_step(
+                keras_internals.tree.map_structure(keras.ops.convert_to_tensor, _batch(epoch_iterator.data_adapter))
+            )
+        finally:
+            for variable, value in zip(variables, values, strict=True):
+                backend.assign(variable, value)
+            model.reset_metrics()
+            for name, value in attributes.items():
+                setattr(model, name, value)
+            rng.set_rng(numbers, backend)
+
+
+@contextlib.contextmanager
+def _updates_that_build(model: Any) -> Iterator[None]:
+    optimizers = [optimizer for optimizer in optimizers_of(model).values() if "apply" not in vars(optimizer)]
+    for optimizer in optimizers:
+        optimizer.apply = functools.partial(_build_only, optimizer)
+    try:
+        yield
+    finally:
+        for optimizer in optimizers:
+            del optimizer.apply
+
+
+def _build_only(optimizer: Any, gradients: Any, trainable_variables: Any = None) -> None:
+    """Build the optimizer, as `optimizer.apply` does before its first update."""
+    if trainable_variables is not None and not optimizer.built and len(gradients):
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(list(trainable_variables))
+        optimizer.built = True
+
+
+def _plain_attributes(model: Any) -> dict[str, Any]:
+    """Return counters and switches of the user's own, which a train_step may change."""
+    return {name: value for name, value in vars(model).items() if type(value) in (bool, int, float) and name[0] != "_"}
+
+
+def _batch(adapter: Any) -> Any:
+    """Return a batch as the data would give it. Keras looks at the first one, too, before it trains."""
+    if isinstance(adapter, keras_internals.ArrayDataAdapter):
+        rows = min(adapter.batch_size, _ROWS_MAX)
+        return keras_internals.tree.map_structure(lambda array: array[:rows], adapter._inputs)
+    if isinstance(adapter, keras_internals.GeneratorDataAdapter):
+        return adapter._first_batches[0]
+    if isinstance(adapter, keras_internals.PyDatasetAdapter):
+        return adapter.py_dataset[0]
+    if isinstance(adapter, keras_internals.TorchDataLoaderAdapter):
+        return next(iter(adapter._dataloader))
+    raise UsageError(f"a {type(adapter).__name__} cannot be looked at")
+
+
+_NAME = "_tranlogs_steps"  # an attribute of the model, which ends with it
+_PLAIN = (bool, int, float, str, bytes, tuple, type(None), types.FunctionType)
+
+
+class _Constants(NamedTuple):
+    """What a traced step has as constants.
+
+    Attributes:
+        objects: compared by identity; they are kept, so that no other object gets their ids.
+        settings: compared by value.
+    """
+
+    objects: list[Any]
+    settings: list[Any]
+
+    def are(self, others: _Constants) -> bool:
+        same = len(self.objects) == len(others.objects) and all(map(is_, self.objects, others.objects))
+        return same and self.settings == others.settings
+
+
+class TracedSteps:
+    """The backend of the last fit of a model, with the functions that it has made for the model."""
+
+    def __init__(self, backend: Backend, constants: _Constants) -> None:
+        self.backend, self.constants = backend, constants
+
+
+def backend_with_steps(model: Any, fresh: Backend) -> Backend:
+    """Return the backend of the model's fit before, if its compiled steps are still right; else the fresh one."""
+    constants = _constants_of(model, fresh)
+    known = vars(model).get(_NAME)
+    if known is not None and known.constants.are(constants):
+        backend: Backend = known.backend
+        return backend
+    vars(model)[_NAME] = TracedSteps(fresh, constants)  # Keras would look for layers in it
+    return fresh
+
+
+def _constants_of(model: Any, backend: Backend) -> _Constants:
+    optimizers = list(optimizers_of(model).values())
+    layers = [model, *keras_internals.layers_within(model)]
+    single = [part for optimizer in optimizers for part in keras_internals.layers_of(optimizer)]
+    rates = [keras_internals.learning_rate_of(optimizer) for optimizer in optimizers]
+    objects = [*layers, *single, *rates, *keras_internals.compiled_parts(model), *model.trainable_variables]
+    settings: list[Any] = [keras_internals.compile_settings(model)]
+    for thing in [*layers, *single]:
+        settings.append({name: value for name, value in vars(thing).items() if name[0] != "_" and type(value) in _PLAIN})
+    if backend.name == "jax":  # a traced step has the states of recurrent layers as constants
+        states = keras_internals.recurrent_states(model)
+        settings += [value.tobytes() for value in backend.values_of(states)]
+    return _Constants(objects, settings)

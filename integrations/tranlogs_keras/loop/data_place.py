@@ -14,11 +14,11 @@ from tranlogs.training import UNKNOWN_DATA, LiveReport, LoopRecord, LoopSequence
 
 from .. import keras_internals
 from ..backends import Backend
-from ..data import Position, describe_data, other_data
-from ..data.factory import make_source
+from ..data.cursor import Position
+from ..data.given_data import describe_data, make_source, other_data
 from ..data.py_dataset import PyDatasetBatches
 from ..data.source import Doubt, Source
-from ..state.rarely_changed_parts import Parts
+from ..state.boundary_parts import Parts
 
 
 class LoopData:

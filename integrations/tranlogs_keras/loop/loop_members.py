@@ -1,9 +1,10 @@
-"""Members of a loop of one's own: models, optimizers, and tracked objects."""
+"""Members of a loop of one's own: models, optimizers, tracked objects, and what the script changes of them before its loop."""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +12,14 @@ import keras
 
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import Extension
-from tranlogs.training import LoopState, demand_storable
+from tranlogs.records import tree
+from tranlogs.training import Framework, LoopState, demand_storable
 
 from .. import keras_internals
 from ..backends import arrays
-from ..state.stateful_values import content_of, set_content
+from ..backends.arrays import Values
+from ..run.run_parts import RunParts
+from ..state.script_values import content_of, read_array, set_content, version_of
 from ..state.variables import Slot, Variables
 
 REMEMBERED = "remember(...)"  # the name under which the loop's namespace is tracked
@@ -191,3 +195,78 @@ def _state_of(thing: Any) -> Any:
 
 def _unique(items: Iterable[Any]) -> list[Any]:
     return list({id(item): item for item in items}.values())
+
+
+class ScriptChanges:
+    """The variables of models and optimizers, and the remembered attributes, that the script has set. Values are copied.
+
+    What code before the batches of an epoch writes when it runs again is undone, and these values are set again.
+
+    Args:
+        parts: of the run.
+        members: of the loop.
+        written: variables that have other values than recovery has restored, by name.
+        recorded: the states of tracked objects where recovery has landed.
+        ignored: names of remembered attributes that are times which the script measures.
+    """
+
+    def __init__(
+        self,
+        parts: RunParts,
+        members: Members,
+        written: Mapping[str, Values],
+        recorded: Mapping[str, Any],
+        ignored: Collection[str],
+    ) -> None:
+        self._parts, self._members, self._written = parts, members, written
+        self._remembered, self._objects = dict[str, Any](), None
+        now, was = members.read_remembered(), recorded.get(REMEMBERED)
+        if now is not None and was is not None:
+            added = {*ignored, *members.tracked[REMEMBERED].names_apart(was)[0]}
+            for name, value in now["values"].items():
+                if name not in added and (name not in was["values"] or _encode(value) != _encode(was["values"][name])):
+                    self._remembered[name] = copy.deepcopy(value)
+            if _encode(now["objects"]) != _encode(was["objects"]):
+                self._objects = copy.deepcopy(now["objects"])
+
+    @property
+    def texts(self) -> list[str]:
+        """The changes, in words."""
+        found = [*self._written, *(f"state.{name}" for name in self._remembered)]
+        return found + (["an object in remember(...)"] if self._objects is not None else [])
+
+    def apply(self) -> None:
+        """Set the changes again."""
+        by_name = self._parts.variables.by_name
+        for name, value in self._written.items():
+            self._parts.backend.assign(by_name[name].variable, value)
+        state = self._members.read_remembered()
+        if state is not None:
+            objects = state["objects"] if self._objects is None else self._objects
+            state = {**state, "values": state["values"] | self._remembered, "objects": objects}
+            self._members.write_remembered({REMEMBERED: state})
+
+
+def _encode(value: Any) -> bytes:
+    return tree.encode(value, adapt=arrays.adapt)
+
+
+def make_framework(members: Members) -> Framework:
+    """Return what Keras knows of the values of a script with a loop of its own."""
+
+    def kept() -> Iterator[Any]:
+        yield from members.optimizers.values()
+        for state in members.tracked.values():
+            if isinstance(state, LoopState):
+                yield from state.objects
+
+    def tracked() -> Iterator[tuple[Any, Any]]:
+        for thing in members.tracked.values():
+            if not isinstance(thing, LoopState) and hasattr(thing, "state_dict"):
+                yield thing, thing.state_dict
+
+    def remembered() -> Mapping[str, Any]:
+        states = [state for state in members.tracked.values() if isinstance(state, LoopState)]
+        return {name: value for state in states for name, value in vars(state.namespace).items()}
+
+    return Framework(read_array, kept, tracked, remembered, read_version=version_of(lambda: members.variables))

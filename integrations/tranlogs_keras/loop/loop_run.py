@@ -30,25 +30,20 @@ from tranlogs.training import (
 
 from .. import keras_internals
 from ..backends import arrays
-from ..data import Position
+from ..data.cursor import Position
 from ..data.source import Source
-from ..run.boundaries import RNG, Boundaries
+from ..run.boundaries import RNG, Boundaries, report_start
 from ..run.log_choice import LogChoice
-from ..run.newest_checkpoint import find_newest_checkpoint
-from ..run.recovery import Recovery
+from ..run.recovery import RecheckRules, Recovery, find_newest_checkpoint
 from ..run.run_parts import RunParts
-from ..run.start_report import report_start
-from ..run.unit_recheck import RecheckRules
 from ..settings import LoopSettings
 from ..state import rng
-from ..state.rarely_changed_parts import Parts, found_under
+from ..state.boundary_parts import Parts, found_under
+from ..state.script_values import LoopValues
 from ..state.state import LogKind
-from .apply_hooks import LoopCapture
-from .begun_loop import BegunLoop, make_loop_state
+from .apply_hooks import BegunLoop, LoopCapture, make_loop_state
 from .data_place import UNKNOWN_ITERABLE, DataPlace, LoopData
-from .loop_members import REMEMBERED, Members
-from .loop_values import LoopValues, make_framework
-from .script_changes import ScriptChanges
+from .loop_members import REMEMBERED, Members, ScriptChanges, make_framework
 from .untracked_variables import RecordedDoubts, UntrackedVariables
 
 _log = logging.getLogger("tranlogs")

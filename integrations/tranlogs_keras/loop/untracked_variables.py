@@ -12,7 +12,7 @@ import keras
 from tranlogs.training import LiveReport
 
 from ..backends import Backend
-from ..state.fingerprint import digest
+from ..state.state import digest
 
 _BOUNDARIES = 4  # at which they are looked at: one is the first
 _BYTES_MAX = 1 << 20  # of a variable

@@ -16,10 +16,28 @@ from tranlogs.records import Checkpoint
 from tranlogs.training import OfflineReplay, Progress, Recovered, judge_exactness, read_facts, recover
 
 from ..backends import choose_backend
-from ..export_targets import check_target
 
 if TYPE_CHECKING:
     from .recorded_state import RecordedState
+
+
+def check_target(path: Path, form: str | None = None) -> None:
+    """Check that a file of this name can be written. The only format that `form` may name is "keras".
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    if form not in (None, "keras"):
+        raise UsageError(
+            f"{path}: this is a Keras run, and the format {form!r} is for runs of PyTorch. Write `tranlogs replay RUN --out "
+            "FILE.keras` (for keras.models.load_model) or FILE.weights.h5 (for model.load_weights)"
+        )
+    if not path.name.endswith((".weights.h5", ".keras")):
+        raise UsageError(f"{path}: this is a Keras run: the name must end in .weights.h5 (for model.load_weights) or .keras")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder")
 
 
 class OfflineRun(OfflineReplay[Any]):
@@ -49,12 +67,12 @@ class OfflineRun(OfflineReplay[Any]):
         return judge_exactness(found, self.state.fingerprint_kinds, compared="variables")
 
     def _find_place(self) -> tuple[int, int, int]:
-        from ..state.rarely_changed_parts import find_place
+        from ..state.boundary_parts import find_place
 
         return find_place(self.state.body)
 
     def _write(self, path: Path, form: str | None, progress: Progress | None) -> list[str]:
-        from .export import write
+        from .recorded_state import write
 
         check_target(path, form)
         notes = write(path, self.state)

@@ -7,13 +7,11 @@ from typing import Any
 
 from tranlogs.base.errors import CorruptRecord
 from tranlogs.base.types import AnyArray
-from tranlogs.records import Checkpoint, Record, array_of
+from tranlogs.records import Record, array_of
 from tranlogs.training import Divergence, StateDigests, decode_entries, redo_in_order
 
-from ..backends import arrays
 from ..backends.arrays import Values, from_array
-from ..state.fingerprint import window
-from ..state.state import KerasState
+from ..state.state import KerasState, window
 
 
 def redo(state: KerasState, entries: Sequence[Record], tick: Callable[[int], None]) -> Divergence | None:
@@ -85,32 +83,3 @@ class ReplayableState(KerasState):
     def redo(self, entries: Sequence[Record], tick: Callable[[int], None]) -> Divergence | None:
         """Apply records in order; return the first step after which the fingerprint differs."""
         return redo(self, entries, tick)
-
-
-class UntouchedState:
-    """Recovery of a run's place and of its last boundary only (`tranlogs.recovery.Recoverable`).
-
-    Attributes:
-        body: the body of the boundary that recovery has landed on.
-    """
-
-    def __init__(self) -> None:
-        self.body: dict[str, Any] = {}
-
-    def differences(self, checkpoint: Checkpoint) -> Sequence[str]:
-        return []
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        self.set_auxiliary(checkpoint.meta(make_array=arrays.from_array)["boundary"])
-
-    def redo(self, entries: Sequence[Record], tick: Callable[[int], None]) -> Divergence | None:
-        return None
-
-    def set_auxiliary(self, body: dict[str, Any]) -> None:
-        self.body = body
-
-    def decode(self, entry: Record) -> Any:
-        return entry.body(make_array=arrays.from_array)
-
-    def decode_boundary(self, entry: Record) -> dict[str, Any]:
-        return entry.boundary(make_array=arrays.from_array)

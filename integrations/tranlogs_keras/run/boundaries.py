@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import secrets
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +19,27 @@ import xxhash
 
 from tranlogs.base.errors import DataError
 from tranlogs.records import Checkpoint, Snapshot
-from tranlogs.training import BoundaryLog
+from tranlogs.training import (
+    BoundaryLog,
+    ExpectedWrites,
+    RecoveryReport,
+    RetentionPolicy,
+    RunSettings,
+    forecast_inputs,
+    forecast_writes,
+)
 
 from ..backends.arrays import flat_bytes
 from ..state import rng
-from ..state.rarely_changed_parts import Parts
+from ..state.boundary_parts import Parts
 from ..state.variables import Look
 from .log_choice import LogChoice
-from .newest_checkpoint import NewestCheckpoint
-from .recovery import Recovery
+from .recovery import NewestCheckpoint, Recovery
 from .run_parts import RunParts
 
 RNG = "rng."  # names of a boundary's parts for random states begin with it
-
 _log = logging.getLogger("tranlogs")
-
 _NOTHING: dict[str, Any] = {}  # never written to
-
 ReadPlace = Callable[[dict[str, Any], Parts], dict[str, Any]]
 
 
@@ -265,3 +271,32 @@ def last_scalars(history: Iterable[tuple[str, list[Any]]]) -> dict[str, float] |
     """Return the last value of each curve that ends with a number; None if there is none."""
     found = {name: float(values[-1]) for name, values in history if values and isinstance(values[-1], (int, float))}
     return found or None
+
+
+def report_start(
+    parts: RunParts, settings: RunSettings, *, every_epoch: bool, retention: RetentionPolicy, ends: int = 0
+) -> None:
+    """Add to the report of a new run how much it writes, and when its next checkpoint comes.
+
+    Args:
+        parts: of the run.
+        settings: of the run.
+        every_epoch: whether a checkpoint is taken at the end of each epoch.
+        retention: which checkpoints are kept.
+        ends: number of further checkpoints that are kept, at the ends of fits.
+    """
+    if not parts.rung.logs_tensors:
+        forecast = forecast_inputs(settings.policy, at_epoch_ends=every_epoch)
+        parts.report.current = replace(parts.report.current or RecoveryReport(), forecast=forecast)
+        return
+    state, trained = parts.state, sum(math.prod(v.shape) * 4 for v in parts.model.trainable_variables)
+    state_bytes = state.nbytes()
+    writes = ExpectedWrites(
+        step_bytes=max(trained if state.log == "gradients" else state_bytes, 1),
+        state_bytes=state_bytes,
+        segment_bytes=parts.resources.config.segment_bytes,
+        at_epoch_ends=every_epoch,
+        more_checkpoints=ends,
+    )
+    forecast = parts.rung.qualify(forecast_writes(settings.policy, settings.run, writes, retention))
+    parts.report.current = replace(parts.report.current or RecoveryReport(), forecast=forecast)

@@ -12,7 +12,7 @@ from tranlogs.training import Journal, LiveReport, Progress, Rung, RunResources
 from ..backends import Backend
 from ..capture.steps import StepCapture
 from ..replay.redo import ReplayableState
-from ..state import environment
+from ..state.description import describe_environment
 from ..state.variables import Variables
 
 
@@ -56,4 +56,4 @@ class RunParts:
 
     def describe_environment(self) -> None:
         """Record what rounding depends on, as it is now."""
-        self.environment.update(environment.describe(self.model, self.backend, self.variables.optimizers))
+        self.environment.update(describe_environment(self.model, self.backend, self.variables.optimizers))

@@ -24,8 +24,8 @@ from tranlogs.records import tree
 from tranlogs.training import NumberLists, restore_numbers
 
 from ..backends.arrays import adapt
-from .fingerprint import digest
-from .stateful_values import content_of, is_content, set_content
+from .script_values import content_of, is_content, set_content
+from .state import digest
 from .written_files import FILE, handles_of, read_file, restore_file
 
 _KERAS_OWN = {"_model", "params", "validation_data", "model"}
@@ -41,13 +41,10 @@ _OF_EACH_PROCESS = {
     keras.callbacks.CSVLogger: ("append_header",),  # whether the table was empty as this process opened it
 }
 _HEAVY_BYTES = 1 << 16  # arrays larger than this are compared by digest: EarlyStopping keeps the best weights
-
 _DIGESTED_BYTES_MAX = 16 << 20
 _SAME = object()
-
 _MODULES = {"keras.ops": keras.ops, "numpy": np}
 _COMPARISONS = {"less", "greater", "less_equal", "greater_equal"}
-
 State = dict[str, dict[str, Any]]
 
 

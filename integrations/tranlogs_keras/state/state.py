@@ -1,4 +1,4 @@
-"""The state of a Keras run: described, put into a snapshot, restored from a checkpoint."""
+"""The state of a Keras run: described, put into a snapshot, restored from a checkpoint, with digests of it after each step."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import keras
+import numpy as np
 
 from tranlogs.base.types import AnyArray
 from tranlogs.records import Checkpoint, Record, Snapshot
+from tranlogs.training import Digests, Mode, digest_of, window_of
+from tranlogs.training import Fingerprint as BaseFingerprint
 
 from .. import keras_internals
 from ..backends import Backend, Gradients
-from ..backends.arrays import Values, from_array, same_bits, to_array
-from . import environment
-from .fingerprint import Fingerprint, Mode
+from ..backends.arrays import Values, flat_bytes, from_array, same_bits, to_array
+from .description import compare_demanded, compare_optimizer_classes
 from .variables import Look, Plan, Variables, matched
 
 LogKind = Literal["gradients", "weights", "inputs"]
@@ -120,9 +122,9 @@ class KerasState:
         recorded = [(name, dtype, tuple(shape)) for name, dtype, shape in meta["variables"]]
         _, unlike = matched(recorded, [*self.variables.everything_but_metrics, *self.variables.metrics])
         recorded_environment = checkpoint.manifest["environment"]
-        found = environment.differences(recorded_environment, self.variables.optimizers)
+        found = compare_optimizer_classes(recorded_environment, self.variables.optimizers)
         if meta["log"] == self.log == "gradients":
-            found += environment.demanded(recorded_environment, self.environment)
+            found += compare_demanded(recorded_environment, self.environment)
         schedules = self.schedules()
         for which in sorted(meta["schedules"].keys() | schedules.keys()):
             was, now = (given.get(which, "a number") for given in (meta["schedules"], schedules))
@@ -207,3 +209,44 @@ def set_plain(optimizers: dict[str, Any], owner: str, name: str, value: Any) -> 
         optimizer = getattr(optimizer, "inner_optimizer", None)
     if optimizer is not None and getattr(optimizer, name, None) != value:
         setattr(optimizer, name, value)
+
+
+_SAMPLE_BYTES = 256  # of each variable of a window, about
+
+
+class Fingerprint(BaseFingerprint):
+    """Digests of a fixed list of variables, whose values are passed in."""
+
+    def __init__(self, mode: Mode = "auto") -> None:
+        self._values: Sequence[Values] = ()
+        self._nbytes = 0
+        super().__init__(lambda: [flat_bytes(value) for value in self._values], 0, mode, sample_bytes=_SAMPLE_BYTES)
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def of(self, values: Sequence[Values], step: int, kind: str | None = None) -> Digests:
+        """Return one number a variable (full), or one a variable of this step's window (sample)."""
+        if len(values) != self.count:
+            self._nbytes = sum(value.nbytes for value in values)
+        self._values, self.count = values, len(values)
+        try:
+            return self.digests(step, kind)
+        finally:
+            self._values = ()
+
+    @staticmethod
+    def of_digests(digests: Sequence[int]) -> Digests:
+        """Return the full kind, of what was computed already."""
+        return np.array(digests, np.uint64)
+
+
+def window(count: int, step: int) -> list[int]:
+    """Return the variables that are sampled at a step."""
+    return window_of(count, step)
+
+
+def digest(values: Values) -> int:
+    """Return the digest of all bytes of one value."""
+    return digest_of(flat_bytes(values))

@@ -1,9 +1,10 @@
-"""The identity of a fit: its description in the run, its comparison with other fits, and the folder that belongs to it."""
+"""The fits of a run: the identity of each, which one this is, the folder that belongs to it, and those that are finished."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,20 +12,23 @@ from typing import Any
 
 import keras
 
-from tranlogs.base.errors import UsageError
-from tranlogs.training import RecoveryReport
+from tranlogs.base.errors import DataError, UsageError
+from tranlogs.records import Checkpoint
+from tranlogs.training import Recovered, RecoveryReport
 
-from . import keras_internals
-from .data import describe_content, other_data
-from .state import environment
-from .state.architecture import compare_values, normalized
-from .state.variables import optimizers_of
+from .. import keras_internals
+from ..data.given_data import describe_content, other_data
+from ..run.recovery import NewestCheckpoint, ScriptChanges, read_meta
+from ..run.run_parts import RunParts
+from ..settings import KeepEnds
+from ..state.description import class_name, compare_values, normalized
+from ..state.variables import optimizers_of
 
 Identity = dict[str, Any]
 
+
 # Callbacks change an optimizer while it trains (ReduceLROnPlateau). The first fit had the values from the script.
 _described_optimizers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-
 _SHOWN_MAX = 20
 _NAMES = {"model": "the model", "layers": "the layers", "compile": "model.compile", "trial": "the trial"}
 _claimed: set[Path] = set()  # by this process; equal fits of one script take turns in the order of their numbers
@@ -84,7 +88,7 @@ def _optimizer(optimizer: Any) -> dict[str, Any]:
     found: dict[str, Any] | None = _described_optimizers.get(optimizer)
     if found is None:
         config = _described(optimizer)
-        found = {"class": environment.class_name(optimizer), "config": config and config.get("config")}
+        found = {"class": class_name(optimizer), "config": config and config.get("config")}
         _described_optimizers[optimizer] = found
     return found
 
@@ -211,3 +215,137 @@ def claim_folder(run: Path, digest: str) -> Path:
 def _numbers(run: Path) -> list[tuple[int, Path]]:
     split = [(path.name.partition("-")[0], path) for path in run.iterdir() if path.is_dir()]
     return [(int(number), path) for number, path in split if number.isdecimal()]
+
+
+finished = FinishedFits()
+
+
+def require_same_fit(
+    parts: RunParts, newest: NewestCheckpoint, identity: dict[str, Any], number: int, epochs: int, *, accepts_changes: bool
+) -> ScriptChanges:
+    """Return what differs from the recorded fit of this number, if the user accepts changes.
+
+    Only the newest fit of a run may be given more epochs: those of a finished one would never be trained.
+
+    Raises:
+        UsageError: something differs, and is not accepted.
+    """
+    boundary = newest.boundary
+    held = boundary["position"]["fit"]
+    recorded = boundary["identity"] if held == number else identity_of(boundary["earlier"], number) if held > number else None
+    changes = [] if recorded is None else compare_identities(recorded, identity)
+    done = boundary["earlier"][number]["epochs"] if held > number else None
+    if done is not None and epochs > done:
+        changes.append(
+            f"fit {number + 1} was finished with epochs={done}, now it has epochs={epochs}, and the run stands in fit "
+            f"{held + 1}: train the other epochs by a new fit behind the others"
+        )
+    if not (changes and held == number and _has_other_variables(parts, newest)):
+        if not accepts_changes:
+            check_identity(parts.run, changes)
+        finished.check(parts.run, parts.model)
+    return ScriptChanges(changes, {} if recorded is None else changed_rates(recorded, identity))
+
+
+def require_same_data(run: Path, recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return what of the data is not as it was, one sentence each.
+
+    Raises:
+        UsageError: a position in the recorded data means nothing in these.
+    """
+    if recorded["kind"] != now["kind"]:
+        raise UsageError(
+            f"{run}: the data were {recorded['kind']}, now they are {now['kind']}. A position in one kind has no meaning in "
+            "the other. Give fit the same kind of data, and TranLogsCallback the same data_order, as the run had"
+        )
+    return other_data(recorded, now)
+
+
+def _has_other_variables(parts: RunParts, newest: NewestCheckpoint) -> bool:
+    """Return True if recovery will refuse the model, and name each variable."""
+    with Checkpoint(newest.path) as checkpoint:
+        return bool(parts.state.differences(checkpoint))
+
+
+_log = logging.getLogger("tranlogs")
+
+
+def identity_of(entries: list[dict[str, Any]], number: int) -> dict[str, Any]:
+    """Return the identity of an earlier fit. Its entry has what differs from the fit before."""
+    found: dict[str, Any] = {}
+    for entry in entries[: number + 1]:
+        found |= entry["identity"]
+    return found
+
+
+class EarlierFits:
+    """Record of the finished fits of a run: for each its history, its epochs, its identity, and the step at which it ended.
+
+    Args:
+        parts: of the run.
+        retention: keeps the checkpoints at the ends of fits.
+
+    Attributes:
+        entries: one for each fit. The list is replaced, never changed. `epochs` is None if the fit was stopped.
+        deviation: how the fit before the present one deviated from the run without a crash; None if it did not.
+    """
+
+    def __init__(self, parts: RunParts, retention: KeepEnds) -> None:
+        self._parts, self._retention = parts, retention
+        self.entries: list[dict[str, Any]] = []
+        self.deviation: tuple[str, bool] | None = None
+
+    def read(self, boundary: dict[str, Any], *, keeps_checkpoints: bool) -> None:
+        """Take them from the body of a boundary."""
+        self.entries = boundary.get("earlier", [])
+        if keeps_checkpoints:
+            self._keep_checkpoints()
+
+    def begin_next(self, body: dict[str, Any], end: Recovered) -> int:
+        """Begin the next fit of the run, with the model as the script has left it.
+
+        Args:
+            body: of the boundary at which the run's log ends.
+            end: of the log.
+
+        Returns:
+            The batches of the run so far.
+        """
+        before = body.get("earlier", [])
+        known = identity_of(before, len(before) - 1)
+        was_stopped = body["has_stopped"] or not body["position"]["is_finished"]
+        entry = {
+            "history": body.get("callback.History", {}),
+            "epochs": None if was_stopped else body["position"]["epoch"],
+            "step": end.position.step,
+            "identity": {key: value for key, value in body["identity"].items() if known.get(key, self) != value},
+        }
+        self.entries, self.deviation = [*before, entry], body.get("deviation")
+        self._keep_checkpoints()
+        return int(body["position"]["total"])
+
+    def restore_end(self, number: int) -> tuple[bool, dict[str, Any]]:
+        """Give the model the weights with which a fit of the run ended, for the script's code after the fit.
+
+        Returns:
+            False if no checkpoint has them; and the body of the boundary at which the fit ended, which then has the history
+            alone.
+        """
+        journal, has_end = self._parts.journal, False
+        entry = self.entries[number] if number < len(self.entries) else {"step": -1, "history": {}}
+        body: dict[str, Any] = {"callback.History": entry["history"]}
+        rows = [row for row in journal.catalog.checkpoints() if row.step == entry["step"]]
+        for row in sorted(rows, key=lambda row: row.sequence):  # the last one of the fit is that of its end
+            path = journal.paths.checkpoints / row.name
+            try:
+                meta = read_meta(path)
+                if meta["boundary"]["position"]["fit"] == number:
+                    with Checkpoint(path) as checkpoint:
+                        has_end = self._parts.state.restore_weights(checkpoint, meta)
+                    body = meta["boundary"]
+            except DataError as error:
+                _log.warning("%s", error)
+        return has_end, body
+
+    def _keep_checkpoints(self) -> None:
+        self._retention.steps.update(fit["step"] for fit in self.entries)
