@@ -13,6 +13,7 @@ from tranlogs.training import (
     LastUnit,
     Recovered,
     RecoveryReport,
+    Target,
     describe_end,
     describe_not_computed,
     describe_unset,
@@ -135,13 +136,12 @@ class Recovery:
         found: Recovered | None = None
         if before_last_unit:
             try:
-                found = recover(
-                    folder, parts.state, progress=parts.progress(), spare=spare, before_last_unit=True, compares=compares
-                )
+                target = Target(before_last_unit=True, compares=compares)
+                found = recover(folder, parts.state, target, progress=parts.progress(), spare=spare)
             except StateMismatch:  # the last unit has built an optimizer, and only the checkpoint after it fits the model
                 found = None
         if found is None:
-            found = recover(folder, parts.state, progress=parts.progress(), spare=spare, compares=compares)
+            found = recover(folder, parts.state, Target(compares=compares), progress=parts.progress(), spare=spare)
         assert found is not None, "a run with a checkpoint holds something"
         return found
 
@@ -174,7 +174,8 @@ class Recovery:
         """Bring the state back to where recovery has landed."""
         assert self.landed is not None
         position, parts = self.landed.position, self._parts
-        found = recover(parts.journal.paths.folder, parts.state, sequence=position.sequence, spare=parts.resources.spare)
+        target, spare = Target(sequence=position.sequence), parts.resources.spare
+        found = recover(parts.journal.paths.folder, parts.state, target, spare=spare)
         assert found is not None
         found.require_position(position)
         parts.steps.remember()

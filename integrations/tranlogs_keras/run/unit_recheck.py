@@ -13,6 +13,7 @@ from tranlogs.training import (
     LastUnit,
     RecomputedUnit,
     Recovered,
+    Target,
     UnitComparison,
     describe_difference,
     describe_equal,
@@ -141,7 +142,7 @@ class UnitRecheck(RecomputedUnit):
         parts, end = self._parts, unit.end
         parts.backend.take_back(parts.model)
         folder = parts.journal.paths.folder
-        found = recover(folder, parts.state, sequence=end.sequence, spare=parts.resources.spare)
+        found = recover(folder, parts.state, Target(sequence=end.sequence), spare=parts.resources.spare)
         assert found is not None, "a run with a checkpoint holds something"
         found.require_position(end)
         self.recovered = found
