@@ -27,6 +27,7 @@ from tranlogs.encoding import tree
 from tranlogs.encoding.compression import Codec
 from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.reader import SegmentReader
+from tranlogs.log.record_body import EncodedContent
 from tranlogs.log.record_format import RecordKind
 from tranlogs.recovery.journal_facts import read_facts
 from tranlogs.retention import EverySteps, KeepLatest
@@ -139,22 +140,29 @@ def test_every_form_of_record_is_read_from_the_document(tmp_path: Path) -> None:
     encoder = log.encoder
     at = 0
     for step in range(1, 6):
-        log.append(RecordKind.STEP, at + 1, Payload.of(tensors()), encoder.whole(BODY, None), b"12345678")
-        log.append(RecordKind.STEP, at + 2, Payload.of(tensors()[step:]), encoder.whole({"lr": 0.1}, None), b"x" * step)
+        log.append(Payload.of(tensors()), EncodedContent(RecordKind.STEP, at + 1, encoder.whole(BODY, None), b"12345678"))
+        log.append(
+            Payload.of(tensors()[step:]), EncodedContent(RecordKind.STEP, at + 2, encoder.whole({"lr": 0.1}, None), b"x" * step)
+        )
         at += 2
-        log.append(RecordKind.IMAGE, at, Payload.of(tensors()[:2]), encoder.whole({}, None))
+        log.append(Payload.of(tensors()[:2]), EncodedContent(RecordKind.IMAGE, at, encoder.whole({}, None)))
         below = {"epoch": step // 2, "words": tree.Fixed([tree.Fixed(np.arange(300) + step // 3), step // 2]), "at": step}
         body = {"rng": list(range(step, 500)) + [0] * step, "changing": np.arange(4000.0) * (step // 2), "below": below, **BODY}
         if step % 3 == 1:
             body["sometimes"] = {"again": tree.Fixed(step)}
-        log.append(RecordKind.BOUNDARY, at, NO_TENSORS, encoder.parts(body, None), scalars={"loss": 0.5})
+        log.append(NO_TENSORS, EncodedContent(RecordKind.BOUNDARY, at, encoder.parts(body, None), scalars={"loss": 0.5}))
         at += 10 * step
         parts = encoder.parts({**body, "at": at}, None)
-        log.append(RecordKind.BOUNDARY, at, NO_TENSORS, parts, b"of the state", scalars={"loss": 0.4}, covered=10 * step)
+        log.append(
+            NO_TENSORS,
+            EncodedContent(RecordKind.BOUNDARY, at, parts, b"of the state", scalars={"loss": 0.4}, covered=10 * step),
+        )
         for last in (BODY, {"lr": 0.1}, {"lr": step}):
             both = encoder.whole(last, None) | encoder.parts({**body, "n": step}, None)
             at += 1
-            log.append(RecordKind.UNIT, at, Payload.of(tensors()[:2]), both, b"87654321", scalars={"loss": 0.25})
+            log.append(
+                Payload.of(tensors()[:2]), EncodedContent(RecordKind.UNIT, at, both, b"87654321", scalars={"loss": 0.25})
+            )
         if step == 3:
             log.forget_definitions()
     log.close()

@@ -16,7 +16,7 @@ from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import UnknownFormat
 from tranlogs.catalog import CATALOG_NAME, Catalog
 from tranlogs.checkpoints.folder import MANIFEST, open_manifest, seal_manifest
-from tranlogs.log import record_format
+from tranlogs.log import writer as log_writer
 from tranlogs.retention import EverySteps
 from tranlogs.verify import Problem
 
@@ -71,7 +71,7 @@ def test_a_newer_run_is_refused_and_not_touched(
     trainer.train(9)
     with monkeypatch.context() as patch:
         if part is new_segment:
-            patch.setattr(record_format, "FORMAT_VERSION", 7)
+            patch.setattr(log_writer, "FORMAT_VERSION", 7)
         trainer.train(13)
     left = memory_path / "left"
     if end == "killed":

@@ -20,7 +20,7 @@ from tranlogs.encoding import tree
 from tranlogs.encoding.tree import Fixed
 from tranlogs.log.layout import NO_TENSORS, PIECE_BYTES_MAX, SEPARATE_PIECE_BYTES_MIN, Payload
 from tranlogs.log.reader import Record, SegmentReader
-from tranlogs.log.record_body import BASE, BodyEncoder, PackedBody, merge_bodies, merge_part, unpack_body
+from tranlogs.log.record_body import BASE, BodyEncoder, EncodedContent, PackedBody, merge_bodies, merge_part, unpack_body
 from tranlogs.log.record_format import HEAD, RecordKind
 from tranlogs.log.scanner import scan
 from tranlogs.log.writer import WriteAheadLog
@@ -31,7 +31,7 @@ def test_many_tiny_tensors_share_a_layout_and_pieces(bare: BareLog) -> None:
     log = bare.open()
     tensors = [(f"w{i}", dense(np.full(i % 700, i + 1, np.float32))) for i in range(2000)]
     for step in (1, 2):
-        log.append(RecordKind.STEP, step, Payload.of(tensors), whole(log, {}))
+        log.append(Payload.of(tensors), EncodedContent(RecordKind.STEP, step, whole(log, {})))
     log.close()
     for _, _, found, _ in bare.contents():
         assert found == {name: array.data.tobytes() for name, array in tensors}
@@ -58,8 +58,11 @@ def test_many_tiny_tensors_share_a_layout_and_pieces(bare: BareLog) -> None:
 def test_sizes_around_the_limits_come_back(bare: BareLog, nbytes: int) -> None:
     data = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
     log = bare.open()
-    log.append(RecordKind.STEP, 1, Payload.of([("a", dense(data)), ("b", dense(data[:7])), ("c", dense(data))]), whole(log, {}))
-    log.append(RecordKind.STEP, 2, Payload.of([("a", dense(data)), ("b", dense(data[:7]))]), whole(log, {}))
+    log.append(
+        Payload.of([("a", dense(data)), ("b", dense(data[:7])), ("c", dense(data))]),
+        EncodedContent(RecordKind.STEP, 1, whole(log, {})),
+    )
+    log.append(Payload.of([("a", dense(data)), ("b", dense(data[:7]))]), EncodedContent(RecordKind.STEP, 2, whole(log, {})))
     log.close()
     assert [tensors for _, _, tensors, _ in bare.contents()] == [
         {"a": data.tobytes(), "b": data[:7].tobytes(), "c": data.tobytes()},
@@ -71,7 +74,7 @@ def test_a_tensor_of_many_pieces_comes_back_whole_and_in_ranges(bare: BareLog) -
     values = np.random.default_rng(0).standard_normal((555, 666))
     permuted = Array("float64", (666, 555), dense(values).data, (1, 666))
     log = bare.open()
-    log.append(RecordKind.STEP, 1, Payload.of([("w", dense(values)), ("p", permuted)]), whole(log, {}))
+    log.append(Payload.of([("w", dense(values)), ("p", permuted)]), EncodedContent(RecordKind.STEP, 1, whole(log, {})))
     log.close()
     reader, entry = only_entry(bare)
     with reader:
@@ -96,7 +99,7 @@ def test_several_ranges_of_a_tensor_are_joined(bare: BareLog) -> None:
         array = dense(values[start:end])
         array.whole, array.piece = (5, 8), Piece("flat", (start,), (end - start,))
         tensors += [("w", array), (f"between{start}", dense(np.ones(3)))]
-    log.append(RecordKind.STEP, 1, Payload.of(tensors), whole(log, {}))
+    log.append(Payload.of(tensors), EncodedContent(RecordKind.STEP, 1, whole(log, {})))
     log.close()
     reader, entry = only_entry(bare)
     with reader:
@@ -117,7 +120,7 @@ def test_layouts_pieces_and_sparse_tensors_come_back(bare: BareLog) -> None:
     log = bare.open()
     payload = Payload.of([("permuted", permuted), ("scalar", scalar), ("empty", empty), ("sparse", sparse), ("box", box)])
     writer = log.begin(payload)
-    log.commit(writer, RecordKind.STEP, 1, whole(log, {"far": np.arange(5000)}), b"digests", {"loss": 0.5})
+    log.commit(writer, EncodedContent(RecordKind.STEP, 1, whole(log, {"far": np.arange(5000)}), b"digests", {"loss": 0.5}))
     log.close()
     reader, entry = only_entry(bare)
     with reader:
@@ -164,7 +167,7 @@ def test_decoding_may_start_where_everything_is_defined_again(bare: BareLog) -> 
     for step in range(1, 7):
         if step == 4:
             log.forget_definitions()
-        log.append(RecordKind.STEP, step, Payload.of([("w", dense(np.full(5, step)))]), whole(log, {"lr": 1}))
+        log.append(Payload.of([("w", dense(np.full(5, step)))]), EncodedContent(RecordKind.STEP, step, whole(log, {"lr": 1})))
         boundary(log, step, {"ema": big, "step": step})
     log.close()
     links = [link for link in bare.links() if link.step >= 4]
@@ -263,7 +266,7 @@ def append(log: WriteAheadLog, step: int, kind: RecordKind, body: Any, parts: di
     encoded = {} if kind == RecordKind.BOUNDARY else log.encoder.whole(body, None)
     if kind.is_boundary:
         encoded |= log.encoder.parts(parts, None)
-    log.append(kind, step, NO_TENSORS, encoded)
+    log.append(NO_TENSORS, EncodedContent(kind, step, encoded))
     return kind, comparable(body) if "" in encoded else None, comparable(parts) if kind.is_boundary else None
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import campaign
+from tests.support.record_rows import packed_head
 from tranlogs.base.config import FORMAT_VERSION, META_BYTES_MAX
 from tranlogs.base.types import ITEMSIZE, TensorSpec
 from tranlogs.encoding import tree
@@ -32,7 +33,6 @@ from tranlogs.log.record_format import (
     checksum_of,
     digest,
     pack_description,
-    pack_head,
     unpack_description,
     unpack_head,
 )
@@ -50,7 +50,7 @@ sections = st.binary(max_size=40)
 def test_a_head_comes_back(
     segment_id: int, sequence: int, step: int, kind: RecordKind, payload_bytes: int, description: bytes, chain: int
 ) -> None:
-    raw = pack_head(segment_id, sequence, step, kind, payload_bytes, description, chain)
+    raw = packed_head(segment_id, sequence, step, kind, payload_bytes, description, chain)
     head = unpack_head(raw)
     assert len(raw) == HEAD.size == ALIGNMENT
     assert head is not None
@@ -69,7 +69,7 @@ def test_random_bytes_are_no_head(data: bytes) -> None:
 
 @pytest.mark.parametrize("byte", range(HEAD.size))
 def test_a_head_with_any_byte_changed_is_no_head(byte: int) -> None:
-    raw = bytearray(pack_head(1, 2, 3, RecordKind.STEP, 100, b"description", 4))
+    raw = bytearray(packed_head(1, 2, 3, RecordKind.STEP, 100, b"description", 4))
     raw[byte] ^= 0x40
     assert unpack_head(raw) is None
 
@@ -81,7 +81,7 @@ def resealed(raw: bytes) -> bytes:
 
 
 def test_a_description_longer_than_any_is_no_head_though_its_checksum_holds() -> None:
-    raw = bytearray(pack_head(1, 2, 3, RecordKind.STEP, 0, b"", 4))
+    raw = bytearray(packed_head(1, 2, 3, RecordKind.STEP, 0, b"", 4))
     struct.pack_into("<I", raw, 36, META_BYTES_MAX)
     assert unpack_head(resealed(bytes(raw))) is not None
     struct.pack_into("<I", raw, 36, META_BYTES_MAX + 1)
@@ -92,14 +92,14 @@ def test_a_description_longer_than_any_is_no_head_though_its_checksum_holds() ->
 def test_the_digest_depends_on_everything(sequence: int, chain: int, payload_bytes: int, description: bytes) -> None:
     changed = description[:-1] + bytes([description[-1] ^ 1])
     heads = [
-        pack_head(1, sequence, 3, RecordKind.STEP, payload_bytes, description, chain),
-        pack_head(2, sequence, 3, RecordKind.STEP, payload_bytes, description, chain),
-        pack_head(1, sequence ^ 1, 3, RecordKind.STEP, payload_bytes, description, chain),
-        pack_head(1, sequence, 4, RecordKind.STEP, payload_bytes, description, chain),
-        pack_head(1, sequence, 3, RecordKind.IMAGE, payload_bytes, description, chain),
-        pack_head(1, sequence, 3, RecordKind.STEP, payload_bytes ^ 1, description, chain),
-        pack_head(1, sequence, 3, RecordKind.STEP, payload_bytes, changed, chain),
-        pack_head(1, sequence, 3, RecordKind.STEP, payload_bytes, description, chain ^ 1),
+        packed_head(1, sequence, 3, RecordKind.STEP, payload_bytes, description, chain),
+        packed_head(2, sequence, 3, RecordKind.STEP, payload_bytes, description, chain),
+        packed_head(1, sequence ^ 1, 3, RecordKind.STEP, payload_bytes, description, chain),
+        packed_head(1, sequence, 4, RecordKind.STEP, payload_bytes, description, chain),
+        packed_head(1, sequence, 3, RecordKind.IMAGE, payload_bytes, description, chain),
+        packed_head(1, sequence, 3, RecordKind.STEP, payload_bytes ^ 1, description, chain),
+        packed_head(1, sequence, 3, RecordKind.STEP, payload_bytes, changed, chain),
+        packed_head(1, sequence, 3, RecordKind.STEP, payload_bytes, description, chain ^ 1),
     ]
     assert len({digest(head) for head in heads}) == len(heads)
 

@@ -10,14 +10,14 @@ import pytest
 
 from tests.support import disks
 from tests.support.abandon import abandoned_copy
-from tests.support.record_rows import change_rows, forget_records, listed_steps
+from tests.support.record_rows import change_rows, forget_records, listed_steps, packed_head
 from tests.support.toy import ToyTrainer, open_toy
 from tests.support.toy_steps import SIZES, state_at
 from tests.support.verify import verify_run
 from tranlogs.base.config import CATALOG_BYTES_RESERVED, MIB, JournalConfig
 from tranlogs.catalog import Catalog, SegmentRow, segment_key
 from tranlogs.catalog import catalog as catalog_module
-from tranlogs.log.record_format import Location, RecordKind, digest, extent_end, pack_head, unpack_head
+from tranlogs.log.record_format import Location, RecordKind, digest, extent_end, unpack_head
 from tranlogs.log.record_rows import RecordRow, add_records, read_records, sweep_records
 from tranlogs.log.scanner import scan
 from tranlogs.recovery.journal_facts import read_facts
@@ -31,7 +31,7 @@ def rows(ordinal: int, sequences: range) -> list[RecordRow]:
     """Records without a gap, each a step."""
     made, size, head = list[RecordRow](), extent_end(0, PAYLOAD, 0), bytes(64)
     for sequence in range(sequences.stop):
-        head = pack_head(ordinal, sequence, sequence, RecordKind.STEP, PAYLOAD, b"", digest(head))
+        head = packed_head(ordinal, sequence, sequence, RecordKind.STEP, PAYLOAD, b"", digest(head))
         made.append(RecordRow(ordinal, sequence, sequence * size, (sequence + 1) * size, head))
     return made[sequences.start :]
 

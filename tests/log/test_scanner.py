@@ -23,6 +23,7 @@ from tranlogs.encoding.tree import Fixed
 from tranlogs.log import segment_file as files
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import Record, SegmentReader
+from tranlogs.log.record_body import EncodedContent
 from tranlogs.log.record_format import HEAD, Location, RecordKind, checksum_of
 from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import parse_segment_name
@@ -53,7 +54,7 @@ def test_bytes_of_a_tensor_are_never_taken_for_an_entry(bare: BareLog) -> None:
     second = BareLog(bare.folder / "second")
     log = second.open()
     tensors = [(f"w{shift}", dense(np.roll(other, shift))) for shift in range(0, 64, 8)]
-    log.append(RecordKind.STEP, 1, Payload.of(tensors), log.encoder.whole({}, None))
+    log.append(Payload.of(tensors), EncodedContent(RecordKind.STEP, 1, log.encoder.whole({}, None)))
     log.close()
     path, row = only_segment(second)
     assert sequences(scan(path, row.number)) == [0, 1]
@@ -169,7 +170,7 @@ def _written(folder: Path, records: list[tuple[RecordKind, int]]) -> tuple[Path,
             body["data"] = {"head": ["same"] * 20, "sometimes": sequence // 4}
             if kind.is_boundary:
                 encoded |= log.encoder.parts({**body, "data": {name: Fixed(one) for name, one in body["data"].items()}}, None)
-            log.append(kind, sequence, Payload.of([("w", dense(values))]), encoded)
+            log.append(Payload.of([("w", dense(values))]), EncodedContent(kind, sequence, encoded))
             contents.append((values.tobytes(), (step, body if kind.is_boundary else None)))
         assert log._segment is not None
         path, segment_id = log._segment.path, log._segment.segment_id

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from tests.support.bare_log import BareLog, append_step, expected_step
+from tests.support.record_rows import packed_head
 from tests.support.waiting import wait_until
 from tranlogs.base.config import MIB, SEGMENT_STEP_BYTES, SPACE_PLENTY_BYTES, JournalConfig
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.log import preallocator
 from tranlogs.log import segment_file as files
 from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record_format import HEAD, Position, RecordKind, extent_end, pack_head
+from tranlogs.log.record_format import HEAD, Position, RecordKind, extent_end
 from tranlogs.log.scanner import scan
 
 VALUE = np.random.default_rng(0).integers(0, 256, 4000, np.uint8)
@@ -28,7 +29,7 @@ def put(segment: files.SegmentFile, sequence: int, value: np.ndarray = VALUE) ->
     """Write a record; returns where it starts."""
     at = segment.used_bytes
     description = b"description"
-    head = pack_head(segment.segment_id, sequence, sequence, RecordKind.STEP, value.nbytes, description, 0)
+    head = packed_head(segment.segment_id, sequence, sequence, RecordKind.STEP, value.nbytes, description, 0)
     segment.write([value, description], at + len(head))
     segment.write_head(head, at)
     segment.used_bytes = extent_end(at, value.nbytes, len(description))

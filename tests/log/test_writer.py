@@ -21,6 +21,7 @@ from tranlogs.log import writer_thread
 from tranlogs.log.layout import NO_TENSORS, Layout, Payload
 from tranlogs.log.payload_writer import pieces_of
 from tranlogs.log.reader import SegmentReader
+from tranlogs.log.record_body import EncodedContent
 from tranlogs.log.record_format import HEAD, Position, RecordKind
 from tranlogs.log.scanner import scan
 from tranlogs.log.segment_file import SegmentFile
@@ -131,7 +132,7 @@ def test_a_description_longer_than_the_slack_makes_the_file_larger(bare: BareLog
     assert record.pieces is not None
     assert record.pieces.segment.path == path
     body = {"long": np.random.default_rng(1).bytes(3 * RECORD_SLACK_BYTES)}
-    log.commit(record, RecordKind.STEP, 2, whole(log, body))
+    log.commit(record, EncodedContent(RecordKind.STEP, 2, whole(log, body)))
     assert path.stat().st_size > size
     assert path.stat().st_blocks * 512 >= path.stat().st_size
     append_step(log, 3)
@@ -170,7 +171,7 @@ def test_no_thread_to_be_had_means_this_one_writes(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(writer_thread, "start_thread", refused)
     values, bare = noise(2 * MIB), BareLog(tmp_path)
     log = bare.open()
-    log.append(RecordKind.STEP, 1, Payload.of([("w", dense(values))]), log.encoder.whole({}, None))
+    log.append(Payload.of([("w", dense(values))]), EncodedContent(RecordKind.STEP, 1, log.encoder.whole({}, None)))
     log.close()
     assert bare.contents()[0][2] == {"w": values.tobytes()}
     bare.close()
@@ -186,13 +187,13 @@ def test_a_payload_is_released_once_whether_it_is_committed_or_not(tmp_path: Pat
         made.release = lambda: released.append(name)
         return made
 
-    log.commit(log.begin(begun("committed")), RecordKind.STEP, 1, log.encoder.whole({}, None))
+    log.commit(log.begin(begun("committed")), EncodedContent(RecordKind.STEP, 1, log.encoder.whole({}, None)))
     aborted = log.begin(begun("aborted"))
     aborted.abort()
     aborted.abort()
     log.begin(begun("dropped"))
     with failing("log.before_commit=eio"), pytest.raises(LogUnavailable):
-        log.commit(log.begin(begun("failed")), RecordKind.STEP, 2, log.encoder.whole({}, None))
+        log.commit(log.begin(begun("failed")), EncodedContent(RecordKind.STEP, 2, log.encoder.whole({}, None)))
     log.begin(begun("closed"))
     log.close()
     assert released == ["committed", "aborted", "dropped", "failed", "closed"]

@@ -19,7 +19,7 @@ from tranlogs.base.errors import RecoveryError, UsageError
 from tranlogs.cli.reading.find_journals import find_journals
 from tranlogs.journal import JournalPaths, opening
 from tranlogs.journal.owner_lock import OwnerLock
-from tranlogs.recovery.recover import Recovered, recover
+from tranlogs.recovery.recover import Recovered, Target, recover
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 from tranlogs.retention.evaluations import read_evaluations, read_values
 from tranlogs.retention.prune import Budget
@@ -237,7 +237,7 @@ def test_a_hold_for_other_journals_is_not_weakened_by_a_rewind(folder: Path) -> 
 
 def test_what_was_pruned_while_an_unforeseen_landing_was_read_is_not_built_on(folder: Path) -> None:
     trainer = reopened(folder)
-    found = recover(trainer.journal.paths.folder, trainer.state, step=25)
+    found = recover(trainer.journal.paths.folder, trainer.state, Target(25))
     assert found is not None
     assert not seen_at(trainer, budget=LIMITS[1]).did_nothing
     with pytest.raises(RecoveryError, match="a monitor pruned this journal while it was being recovered"):

@@ -10,20 +10,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "tranlogs/log/writer.py",
         """\
         segment.write([*pieces.pending, *rest] if is_pending else rest, start)
-        position = self.position
-        is_first, ends_unit = kind is RecordKind.SEGMENT, kind.is_boundary
-        sequence = position.sequence if is_first else position.sequence + 1
-        head = pack_head(segment.segment_id, sequence, step, kind, payload_bytes, description, position.chain, covered)
         hit("log.before_commit")
-        segment.write_head(head, offset)  # commit point for a killed process
+        segment.write_head(packed, offset)  # commit point for a killed process
 """,
         """\
-        position = self.position
-        is_first, ends_unit = kind is RecordKind.SEGMENT, kind.is_boundary
-        sequence = position.sequence if is_first else position.sequence + 1
-        head = pack_head(segment.segment_id, sequence, step, kind, payload_bytes, description, position.chain, covered)
         hit("log.before_commit")
-        segment.write_head(head, offset)  # commit point for a killed process
+        segment.write_head(packed, offset)  # commit point for a killed process
         segment.write([*pieces.pending, *rest] if is_pending else rest, start)
 """,
         ("tests/log/test_writer.py::test_the_head_is_written_last",),
@@ -58,12 +50,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "a record that fails has defined what later ones refer to",
         "tranlogs/log/writer.py",
         """\
-            after = self._write(record, pieces, kind, step, description, placed, covered)
+            after = self._write(record, pieces, content, description, placed)
             definitions.written(record.payload.layout, placed, pack_place(pieces.offset, after.chain))
 """,
         """\
             definitions.written(record.payload.layout, placed, pack_place(pieces.offset, self.position.chain))
-            after = self._write(record, pieces, kind, step, description, placed, covered)
+            after = self._write(record, pieces, content, description, placed)
 """,
         ("tests/log/test_contents.py::test_a_record_that_failed_does_not_spoil_what_later_ones_refer_to",),
     ),

@@ -38,8 +38,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the head of a record is written before the rest of it",
         "tranlogs/log/writer.py",
-        'hit("log.before_commit")\n        segment.write_head(head, offset)  # commit point for a killed process',
-        "segment.write_head(head, offset)\n        segment.write([bytes(end - start)], start)\n"
+        'hit("log.before_commit")\n        segment.write_head(packed, offset)  # commit point for a killed process',
+        "segment.write_head(packed, offset)\n        segment.write([bytes(end - start)], start)\n"
         '        hit("log.before_commit")\n        segment.write(rest, start)',
         ("tests/crash/test_kill_core.py::test_a_kill_at_a_fault_point_loses_nothing_committed",),
     ),

@@ -18,6 +18,7 @@ from tranlogs.base.errors import RecoveryError
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.log.layout import NO_TENSORS
 from tranlogs.log.reader import Record, SegmentReader
+from tranlogs.log.record_body import EncodedContent
 from tranlogs.log.record_format import HEAD, RecordKind
 from tranlogs.recovery.journal_facts import read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest
@@ -270,7 +271,7 @@ def test_a_boundary_without_its_step_is_not_landed_on(tmp_path: Path) -> None:
     trainer.train(5)
     assert trainer.journal.log.wal is not None
     log = trainer.journal.log.wal
-    log.append(RecordKind.BOUNDARY, 7, NO_TENSORS, log.encoder.parts({"rng": {"python": 1}}, None))
+    log.append(NO_TENSORS, EncodedContent(RecordKind.BOUNDARY, 7, log.encoder.parts({"rng": {"python": 1}}, None)))
     run = abandoned_copy(trainer.journal, tmp_path / "killed")
     trainer.journal.close()
     assert any("damaged or missing" in found.what for found in verify_run(run) if isinstance(found, Problem))

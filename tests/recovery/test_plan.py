@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.record_rows import packed_head
 from tranlogs.base.errors import RecoveryError
 from tranlogs.catalog import CheckpointRow, SegmentRow, TimelineRow
 from tranlogs.catalog.lineage import is_on_lineage, trace_lineage
-from tranlogs.log.record_format import Head, Location, RecordKind, pack_head, unpack_head
+from tranlogs.log.record_format import Head, Location, RecordKind, unpack_head
 from tranlogs.recovery.history import History, ScannedSegment, build_history, find_last_unit, without_unlogged_steps
 from tranlogs.recovery.recovery_plan import RecoveryPlan, plan_recovery
 from tranlogs.recovery.report import RecoveryReport, Restart
@@ -47,7 +48,7 @@ class Run:
 
     def _place(self, kind: RecordKind, sequence: int, chain: int, covered: int = 0) -> Head:
         segment = self.segments[-1]
-        head = unpack_head(pack_head(segment.row.ordinal, sequence, self.step, kind, 0, b"", chain, covered))
+        head = unpack_head(packed_head(segment.row.ordinal, sequence, self.step, kind, 0, b"", chain, covered))
         assert head is not None
         assert isinstance(segment.locations, list)
         segment.locations.append(Location(head, 0))
@@ -345,7 +346,7 @@ def test_a_boundary_whose_step_does_not_fit_its_chain_ends_the_log_and_is_named(
 
 
 def test_only_a_boundary_covers_steps() -> None:
-    head = unpack_head(pack_head(1, 1, 9, BOUNDARY, 0, b"", 0, 5))
+    head = unpack_head(packed_head(1, 1, 9, BOUNDARY, 0, b"", 0, 5))
     assert head is not None
     follows = {(kind, at) for kind in RecordKind for at in range(20) if head._replace(kind=kind).can_follow(at)}
     assert follows == {(BOUNDARY, 4)}

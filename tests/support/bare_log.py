@@ -14,7 +14,7 @@ from tranlogs.base.types import Array, dense
 from tranlogs.catalog import Catalog
 from tranlogs.log.layout import NO_TENSORS, Payload
 from tranlogs.log.reader import Record, SegmentReader
-from tranlogs.log.record_body import EncodedBody
+from tranlogs.log.record_body import EncodedBody, EncodedContent
 from tranlogs.log.record_format import Position, RecordKind
 from tranlogs.log.writer import Tensor, WriteAheadLog
 from tranlogs.recovery.history import Link
@@ -99,9 +99,11 @@ def append_step(log: WriteAheadLog, step: int, size: int = 100, *, boundary: boo
     """Log a step with two tensors made from its number, and commit it."""
     rng = np.random.default_rng(step)
     tensors: list[Tensor] = [("w", dense(rng.standard_normal(size))), ("none", None)]
-    log.append(RecordKind.STEP, step, Payload.of(tensors), log.encoder.whole({"lr": step / 7}, None))
+    log.append(Payload.of(tensors), EncodedContent(RecordKind.STEP, step, log.encoder.whole({"lr": step / 7}, None)))
     if boundary:
-        log.append(RecordKind.BOUNDARY, step, NO_TENSORS, log.encoder.parts({"rng": rng.bit_generator.state}, None))
+        log.append(
+            NO_TENSORS, EncodedContent(RecordKind.BOUNDARY, step, log.encoder.parts({"rng": rng.bit_generator.state}, None))
+        )
     return tensors
 
 
@@ -128,7 +130,7 @@ def whole(log: WriteAheadLog, body: Any) -> EncodedBody:
 
 def boundary(log: WriteAheadLog, step: int, body: dict[str, Any], **tensors: Any) -> None:
     payload = Payload.of((name, dense(values)) for name, values in tensors.items())
-    log.append(RecordKind.BOUNDARY, step, payload, log.encoder.parts(body, None))
+    log.append(payload, EncodedContent(RecordKind.BOUNDARY, step, log.encoder.parts(body, None)))
 
 
 def only_entry(bare: BareLog) -> tuple[SegmentReader, Record]:

@@ -1,12 +1,29 @@
-"""The rows of records in a catalog, as tests change them."""
+"""Heads of records as tests make them, and their rows in a catalog."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
+from tranlogs.base.config import FORMAT_VERSION
 from tranlogs.catalog import Catalog
+from tranlogs.log.record_format import Head, RecordKind, checksum_of, pack_head
 from tranlogs.log.record_rows import read_records
+
+
+def packed_head(
+    segment_id: int,
+    sequence: int,
+    step: int,
+    kind: RecordKind,
+    payload_bytes: int,
+    description: bytes,
+    chain: int,
+    covered: int = 0,
+) -> bytes:
+    """The head of a record with this description."""
+    about = len(description), payload_bytes, checksum_of(description), chain
+    return pack_head(Head(segment_id, sequence, step, kind, FORMAT_VERSION, covered, *about))
 
 
 def change_rows(journal: Path, change: Callable[[str, bytes], bytes | None]) -> None:

@@ -17,7 +17,7 @@ from tranlogs.journal.journal import Journal
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import Record
 from tranlogs.log.record_format import RecordKind
-from tranlogs.recovery.recover import recover
+from tranlogs.recovery.recover import Target, recover
 from tranlogs.recovery.report import RecoveryReport
 from tranlogs.recovery.state_protocol import Divergence, ReplacementSource
 
@@ -127,7 +127,7 @@ class ToyTrainer:
         """Go on where the run stopped."""
         if step is not None:
             self.journal.holds.hold()
-        found = recover(self.journal.paths.folder, self.state, step=step, spare=spare)
+        found = recover(self.journal.paths.folder, self.state, Target(step), spare=spare)
         if found is None:
             self.journal.start()
             self.journal.checkpoint(self.state.snapshot(), wait=True)

@@ -26,8 +26,8 @@ from ..catalog import CheckpointRow
 from ..checkpoints import Snapshot
 from ..encoding import tree
 from ..log.layout import NO_TENSORS, Payload
+from ..log.record_body import Scalars
 from ..log.record_format import Position, RecordKind
-from ..log.segment_definitions import Scalars
 from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolicy
 from ..retention.advice import advise
 from .checkpointing import JournalCheckpoints

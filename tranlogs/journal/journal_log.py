@@ -16,6 +16,7 @@ from ..checkpoints import Snapshot
 from ..checkpoints.folder import MANIFEST
 from ..encoding import tree
 from ..log.layout import NO_TENSORS
+from ..log.record_body import EncodedContent
 from ..log.record_format import Position, RecordKind
 from ..log.record_rows import delete_records
 from ..log.segment_file import unlink_retired
@@ -407,6 +408,6 @@ class JournalLog:
         """Write the boundary and wait until it is synced, which shows that records can be made durable again."""
         wal = self.wal
         assert wal is not None
-        wal.append(RecordKind.BOUNDARY, step, NO_TENSORS, wal.encoder.parts(body, adapt))
+        wal.append(NO_TENSORS, EncodedContent(RecordKind.BOUNDARY, step, wal.encoder.parts(body, adapt)))
         if not wal.group.wait_synced():
             raise LogUnavailable(error_text(wal.group.failure) if wal.group.failure else "the log cannot be synced")

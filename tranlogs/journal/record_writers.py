@@ -17,9 +17,8 @@ from ..base.types import Array
 from ..encoding import tree
 from ..log.layout import Payload
 from ..log.payload_writer import Record
-from ..log.record_body import BodyEncoder, EncodedBody, Part, body_bytes
+from ..log.record_body import BodyEncoder, EncodedBody, EncodedContent, Part, Scalars, body_bytes
 from ..log.record_format import COVERED_MAX, RecordKind
-from ..log.segment_definitions import Scalars
 from ..log.writer import WriteAheadLog
 from ..log.writer_thread import BufferPool, WriterThread
 
@@ -94,7 +93,7 @@ class LogWriter:
     def __init__(self, log: WriteAheadLog, thread: WriterThread | None = None) -> None:
         self._log, self._thread = log, thread
         self._lock = threading.Lock()  # guards what follows, and the order of the records
-        self._held: Record | None = None  # of the step that waits for its boundary
+        self._held: tuple[Record, EncodedContent] | None = None  # of the step that waits for its boundary
         self._step = log.position.step  # of the newest record, written or held
         self._failure: BaseException | None = None  # of another thread, which has lost the record of a step
         log.close_held = self.close_held
@@ -119,17 +118,19 @@ class LogWriter:
             self._require_step(content, self._step + content.covered)
             if content.covered > COVERED_MAX:
                 raise LogUnavailable(f"a boundary covers at most {COVERED_MAX} steps without tensors, got {content.covered}")
-            body, held = encode_body(self._log.encoder, content), self._held
-            nbytes = body_bytes(body)
+            encoded, held = encode_content(self._log.encoder, content), self._held
+            nbytes = body_bytes(encoded.body)
             ends_step = content.kind == RecordKind.BOUNDARY and not content.covered
-            if held is not None and ends_step and held.has_room(nbytes):
+            if held is not None and ends_step and held[0].has_room(nbytes):
                 self._held = None
-                self._write(held, RecordKind.UNIT, {**held.body, **body}, content.scalars)
+                record, step = held
+                both = replace(step, kind=RecordKind.UNIT, body={**step.body, **encoded.body}, scalars=content.scalars)
+                self._write(record, both)
                 return
             self._close_step()
             record = self._begin(payload, nbytes)
-            record.step, record.digests, self._step = content.step, content.digests, content.step
-            self._write(record, content.kind, body, content.scalars, content.covered)
+            self._step = content.step
+            self._write(record, encoded)
 
     def close_held(self) -> None:
         """Close the record of the step that waits for its boundary, unless another thread writes now. Any thread may call this.
@@ -151,7 +152,7 @@ class LogWriter:
         with self._lock:
             held, self._held = self._held, None
             if held is not None:
-                held.abort()
+                held[0].abort()
 
     def _refuse(self, failure: BaseException) -> NoReturn:
         """Refuse further records, because another thread has lost the record of a step."""
@@ -166,19 +167,18 @@ class LogWriter:
 
     def _commit(self, record: Record, content: RecordContent) -> None:
         self._require_step(content, self._step + 1)
-        body = encode_body(self._log.encoder, content)
-        if type(content.body) is not tree.Fixed:
-            body = {name: copy_part(part) for name, part in body.items()}  # Nobody writes to the arrays of a `Fixed`.
+        encoded = encode_content(self._log.encoder, content)
+        if type(content.body) is not tree.Fixed:  # Nobody writes to the arrays of a `Fixed`.
+            encoded = replace(encoded, body={name: copy_part(part) for name, part in encoded.body.items()})
         record.hold()
-        record.step, record.body, record.digests = content.step, body, content.digests
-        self._held, self._step = record, content.step
+        self._held, self._step = (record, encoded), content.step
 
     def _close_step(self) -> None:
         if self._failure is not None:
             self._refuse(self._failure)
         held, self._held = self._held, None
         if held is not None:
-            self._write(held, RecordKind.STEP, held.body, None)
+            self._write(*held)
 
     def _begin(self, payload: Payload, more: int = 0) -> Record:
         """Start a record, which may need `more` bytes besides its payload."""
@@ -186,35 +186,38 @@ class LogWriter:
             return self._log.begin(payload, more)
         return Record(copy_payload(self._thread.pool, payload))
 
-    def _write(self, record: Record, kind: RecordKind, body: EncodedBody, scalars: Scalars | None, covered: int = 0) -> None:
+    def _write(self, record: Record, content: EncodedContent) -> None:
         """Finish a record."""
         if self._thread is None:
-            self._log.commit(record, kind, record.step, body, record.digests, scalars, covered)
+            self._log.commit(record, content)
         else:
-            self._queue(self._thread, record, kind, body, scalars, covered)
+            self._queue(self._thread, record, content)
 
-    def _queue(
-        self, thread: WriterThread, record: Record, kind: RecordKind, body: EncodedBody, scalars: Scalars | None, covered: int
-    ) -> None:
+    def _queue(self, thread: WriterThread, record: Record, content: EncodedContent) -> None:
         """Queue a record with copies of its large arrays."""
         log, pool, payload = self._log, thread.pool, record.payload
         try:
             if thread.failure is not None:
                 raise LogUnavailable(error_text(thread.failure)) from thread.failure
-            parts = {name: copy_part(part, pool.copy) for name, part in body.items()}
+            parts = {name: copy_part(part, pool.copy) for name, part in content.body.items()}
         except BaseException:
             record.abort()
             raise
         copies = [array for part in parts.values() for array in part.arrays]
-        nbytes = payload.nbytes + sum(array.nbytes for array in copies)
-        step, digests, record.is_open = record.step, record.digests, False
+        queued, record.is_open = replace(content, body=parts), False
 
         def job() -> None:
-            log.append(kind, step, payload, parts, digests, scalars, covered)
+            log.append(payload, queued)
             for array in copies:
                 pool.give_back(array)
 
-        thread.submit(nbytes, job)
+        thread.submit(payload.nbytes + sum(array.nbytes for array in copies), job)
+
+
+def encode_content(encoder: BodyEncoder, content: RecordContent) -> EncodedContent:
+    """Encode the content of a record."""
+    body = encode_body(encoder, content)
+    return EncodedContent(content.kind, content.step, body, content.digests, content.scalars, content.covered)
 
 
 def encode_body(encoder: BodyEncoder, content: RecordContent) -> EncodedBody:

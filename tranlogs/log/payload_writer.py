@@ -16,7 +16,6 @@ from ..base.errors import LogUnavailable, error_text
 from ..base.types import Bytes
 from ..encoding.compression import Codec, compress
 from .layout import Layout, Payload
-from .record_body import EncodedBody
 from .record_format import HEAD, checksum_of
 from .segment_file import SegmentFile
 from .writer_thread import WriterThread
@@ -164,17 +163,13 @@ class Record:
     Attributes:
         payload: the tensors of the record.
         pieces: writes the payload to the segment; None if the record is to be queued as a whole, and its payload is a copy.
-        step, body, digests: of a step that was taken, and whose record is not closed: the boundary that ends the unit may
-            become a part of it.
         is_open: False once the record is committed, queued or aborted. The log aborts it when another record begins.
     """
 
-    __slots__ = ("body", "digests", "is_open", "payload", "pieces", "step")
+    __slots__ = ("is_open", "payload", "pieces")
 
     def __init__(self, payload: Payload, pieces: PieceWriter | None = None) -> None:
         self.payload, self.pieces = payload, pieces
-        self.step, self.digests = 0, b""
-        self.body: EncodedBody = {}
         self.is_open = True
 
     def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""The bodies of records: plain values in parts. A part that does not change is stored once in a segment.
+"""Descriptions and bodies of records. What does not change, a layout or a part of a body, is stored once in a segment.
 
 The body of a boundary is a dict, and each of its values is a *part*. A `Fixed` below a part is a part, too: its name is that
 of the part above, a slash, and its index there. The body of a step, of an after-image and of a segment's first record is one
@@ -28,6 +28,9 @@ import xxhash
 from ..base.types import AnyArray, Array, Bytes
 from ..encoding import tree
 from ..encoding.compression import compress
+from .layout import Layout, Payload, SparseForm, pack_layout
+from .payload_writer import PieceWriter
+from .record_format import HEAD, Description, RecordKind, pack_description
 
 WHOLE = ""  # the part that is the whole body
 BASE = 0  # the key of the place of another boundary
@@ -37,6 +40,7 @@ _WHOLE_BODIES_MAX = 64  # Later records of a segment can refer to this number of
 Row = list[int]  # of an array: offset, stored bytes, checksum, codec
 PackedBody = dict[Any, Any]  # as defined above
 Digest = tuple[int, int]  # bytes of an array, and xxh3_128 of them
+Scalars = dict[str, float]  # numbers that the loop logs for its curves, by name
 
 
 class Part:
@@ -57,6 +61,18 @@ class Part:
 
 
 EncodedBody = dict[str, Part]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedContent:
+    """What a record holds besides its tensors. A boundary covers `covered` steps without their tensors."""
+
+    kind: RecordKind
+    step: int
+    body: EncodedBody
+    digests: bytes = b""
+    scalars: Scalars | None = None
+    covered: int = 0
 
 
 class BodyEncoder:
@@ -157,6 +173,71 @@ class _Known:
         if not self.part.arrays:
             return content
         return [content, self.rows if self.arrays_at == record else self.arrays_at]
+
+
+class SegmentDefinitions:
+    """The layouts and bodies that records of the open segment define."""
+
+    def __init__(self) -> None:
+        self._layouts: dict[Layout, int] = {}  # place of the record that defines the layout
+        self._newest: tuple[Layout, int] | None = None  # of these: records of one layout follow one another
+        self._parts = PartsWriter()
+
+    def describe(self, payload: Payload, pieces: PieceWriter, content: EncodedContent) -> tuple[bytes, PlacedBody]:
+        """Encode the description of a record, and place its body.
+
+        What an earlier record of the segment defines, a layout or a body, is referred to.
+        """
+        body, ends_unit = content.body, content.kind.is_boundary
+        layout_at, layout = self._layout(payload.layout) if payload.layout.tensors else (0, b"")
+        body_at = self._parts.shared_body(body)
+        payload_end = pieces.offset + HEAD.size + pieces.stored_bytes
+        if body_at:
+            body = {name: part for name, part in body.items() if name != WHOLE}
+        if body or ends_unit:
+            placed = self._parts.write(body, pieces.offset, payload_end, is_boundary=ends_unit)
+        else:
+            placed = PlacedBody(pieces.offset, payload_end)
+        description = Description(
+            layout_at,
+            body_at,
+            payload.nbytes,
+            layout,
+            _absent(payload) if payload.absent else b"",
+            _sparse(payload.sparse) if payload.sparse else b"",
+            pieces.sums,
+            pieces.codecs,
+            content.digests,
+            tree.encode(content.scalars, is_checked=True) if content.scalars else b"",
+            tree.encode(placed.packed, is_checked=True) if placed.packed else b"",
+        )
+        return pack_description(description), placed
+
+    def written(self, layout: Layout, placed: PlacedBody, place: int) -> None:
+        """Note that a record is in the file, so that later records can refer to it by its place."""
+        if layout.tensors and (self._newest is None or self._newest[0] is not layout):
+            self._newest = layout, self._layouts.setdefault(layout, place)
+        self._parts.written(placed, place)
+
+    def _layout(self, layout: Layout) -> tuple[int, bytes]:
+        """Return the place of the record that defines a layout, or 0 and the encoded layout if this record defines it."""
+        if self._newest is not None and self._newest[0] is layout:
+            return self._newest[1], b""
+        known = self._layouts.get(layout)
+        return (0, pack_layout(layout)) if known is None else (known, b"")
+
+
+def _absent(payload: Payload) -> bytes:
+    """Return the bitmap of absent tensors."""
+    bits = bytearray((len(payload.layout) + 7) // 8)
+    for i in payload.absent:
+        bits[i // 8] |= 1 << (i % 8)
+    return bytes(bits)
+
+
+def _sparse(sparse: Mapping[int, SparseForm]) -> bytes:
+    """Return the forms of sparse tensors, encoded."""
+    return tree.encode({i: tuple(form) for i, form in sparse.items()})
 
 
 class PartsWriter:

@@ -60,7 +60,7 @@ from typing import NamedTuple, overload
 
 import xxhash
 
-from ..base.config import FORMAT_VERSION, META_BYTES_MAX
+from ..base.config import META_BYTES_MAX
 from ..base.types import Bytes
 
 MAGIC = b"TLR2"
@@ -106,7 +106,7 @@ class Head(NamedTuple):
 
     Attributes:
         covered: the number of steps that a boundary covers without their tensors. They can only be computed again.
-        digest: the chain value that the next record holds.
+        digest: of the packed head; the next record has it as its chain. 0 before the head is packed.
     """
 
     segment_id: int
@@ -119,7 +119,7 @@ class Head(NamedTuple):
     payload_bytes: int
     description_sum: int
     chain: int
-    digest: int
+    digest: int = 0
 
     def can_follow(self, step: int) -> bool:
         """Return True if the record can follow one of `step`. Only a redo record or a boundary that covers steps counts on."""
@@ -173,29 +173,9 @@ def extent_end(offset: int, payload_bytes: int, description_bytes: int) -> int:
     return (end + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
-def pack_head(
-    segment_id: int,
-    sequence: int,
-    step: int,
-    kind: RecordKind,
-    payload_bytes: int,
-    description: bytes,
-    chain: int,
-    covered: int = 0,
-) -> bytes:
-    """Return the 64 head bytes of a record."""
-    assert len(description) <= META_BYTES_MAX, f"a description of {len(description)} bytes"
-    assert not covered or kind is RecordKind.BOUNDARY, f"a record of kind {kind.name} covers no steps"
-    total = xxhash.xxh3_64_intdigest(description)
-    return _pack(segment_id, sequence, step, kind, FORMAT_VERSION, covered, len(description), payload_bytes, total, chain)
-
-
-def repack_head(head: Head) -> bytes:
-    """Return the 64 bytes of a head that was decoded."""
-    return _pack(*head[:-1])
-
-
-def _pack(*fields: int) -> bytes:
+def pack_head(head: Head) -> bytes:
+    """Return the 64 bytes of a head."""
+    fields = head[:-1]
     checksum = xxhash.xxh3_64_intdigest(HEAD.pack(MAGIC, 0, *fields)) & 0xFFFFFFFF
     return HEAD.pack(MAGIC, checksum, *fields)
 
@@ -277,7 +257,7 @@ class Records(Sequence[Location]):
 
     def extended(self, more: Sequence[Location]) -> Records:
         """Return these records and further ones."""
-        return Records([*self._extents, *((one.offset, repack_head(one.head)) for one in more)])
+        return Records([*self._extents, *((one.offset, pack_head(one.head)) for one in more)])
 
     @property
     def versions(self) -> set[int]:

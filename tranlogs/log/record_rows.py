@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..catalog import SegmentRow, Tables, segment_key
-from .record_format import HEAD, PLACE_BITS, Location, Records, repack_head
+from .record_format import HEAD, PLACE_BITS, Location, Records, pack_head
 
 _PREFIX = "record/"
 _OFFSET = struct.Struct("<Q")
@@ -94,7 +94,7 @@ def complete_records(tables: Tables, row: SegmentRow, found: Sequence[Location])
         found = [one for one in found if one.head.sequence > known[-1].head.sequence]
     else:
         delete_records(tables, row.ordinal)
-    records = [RecordRow(row.ordinal, one.head.sequence, one.offset, one.end, repack_head(one.head)) for one in found]
+    records = [RecordRow(row.ordinal, one.head.sequence, one.offset, one.end, pack_head(one.head)) for one in found]
     add_records(tables, records)
 
 

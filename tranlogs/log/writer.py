@@ -12,7 +12,14 @@ from typing import Any
 
 from ..base.atomic_files import is_disk_full
 from ..base.clock import Clock
-from ..base.config import CATALOG_SECONDS, PAYLOAD_THREAD_BYTES_MIN, RECORD_SLACK_BYTES, JournalConfig
+from ..base.config import (
+    CATALOG_SECONDS,
+    FORMAT_VERSION,
+    META_BYTES_MAX,
+    PAYLOAD_THREAD_BYTES_MIN,
+    RECORD_SLACK_BYTES,
+    JournalConfig,
+)
 from ..base.errors import CatalogUnavailable, CorruptCatalog, LogUnavailable, error_text
 from ..base.failpoints import hit
 from ..base.threads import WaitableLock
@@ -22,10 +29,9 @@ from .group_commit import GroupCommit
 from .layout import NO_TENSORS, Layout, Payload
 from .payload_writer import CompressionChoices, PieceWriter, Record
 from .preallocator import Preallocator, SegmentSizing, whole_mib
-from .record_body import BodyEncoder, EncodedBody, PlacedBody, body_bytes
-from .record_format import HEAD, Position, RecordKind, digest, extent_end, pack_head, pack_place
+from .record_body import BodyEncoder, EncodedContent, PlacedBody, SegmentDefinitions, body_bytes
+from .record_format import HEAD, Head, Position, RecordKind, checksum_of, digest, extent_end, pack_head, pack_place
 from .record_rows import RecordRow
-from .segment_definitions import Scalars, SegmentDefinitions
 from .segment_file import SegmentFile
 from .writer_thread import WriterThread
 
@@ -215,20 +221,8 @@ class WriteAheadLog:
         """Return True if a record was begun and is neither committed nor dropped."""
         return self._writing is not None and self._writing.is_open
 
-    def commit(
-        self,
-        record: Record,
-        kind: RecordKind,
-        step: int,
-        body: EncodedBody,
-        digests: bytes = b"",
-        scalars: Scalars | None = None,
-        covered: int = 0,
-    ) -> Position:
+    def commit(self, record: Record, content: EncodedContent) -> Position:
         """Finish a record: wait until its payload is written, then write its description and its head.
-
-        Args:
-            covered: the number of steps that a boundary covers without their tensors.
 
         Raises:
             LogUnavailable: the disk is full or fails; the record is dropped.
@@ -239,8 +233,8 @@ class WriteAheadLog:
         assert record.is_open, "the record was aborted"
         try:
             pieces.prepare()
-            description, placed = definitions.describe(kind, record.payload, pieces, body, digests, scalars)
-            after = self._write(record, pieces, kind, step, description, placed, covered)
+            description, placed = definitions.describe(record.payload, pieces, content)
+            after = self._write(record, pieces, content, description, placed)
             definitions.written(record.payload.layout, placed, pack_place(pieces.offset, after.chain))
         except OSError as error:
             record.abort()
@@ -251,35 +245,21 @@ class WriteAheadLog:
         record.release()
         return after
 
-    def append(
-        self,
-        kind: RecordKind,
-        step: int,
-        payload: Payload,
-        body: EncodedBody,
-        digests: bytes = b"",
-        scalars: Scalars | None = None,
-        covered: int = 0,
-    ) -> Position:
-        """Write a whole record. Arguments are those of `commit`.
+    def append(self, payload: Payload, content: EncodedContent) -> Position:
+        """Write a whole record.
 
         Raises:
             LogUnavailable: the disk is full or fails.
         """
-        return self.commit(self.begin(payload, body_bytes(body)), kind, step, body, digests, scalars, covered)
+        return self.commit(self.begin(payload, body_bytes(content.body)), content)
 
     def _write(
-        self,
-        record: Record,
-        pieces: PieceWriter,
-        kind: RecordKind,
-        step: int,
-        description: bytes,
-        placed: PlacedBody,
-        covered: int,
+        self, record: Record, pieces: PieceWriter, content: EncodedContent, description: bytes, placed: PlacedBody
     ) -> Position:
         """Write the bytes of a record that are not in the file yet, the head last."""
-        segment, offset = pieces.segment, pieces.offset
+        segment, offset, kind = pieces.segment, pieces.offset, content.kind
+        assert len(description) <= META_BYTES_MAX, f"a description of {len(description)} bytes"
+        assert not content.covered or kind is RecordKind.BOUNDARY, f"a record of kind {kind.name} covers no steps"
         payload_bytes = placed.end - offset - HEAD.size
         end = extent_end(offset, payload_bytes, len(description))
         segment.allocate(end)
@@ -287,19 +267,30 @@ class WriteAheadLog:
         rest: list[Bytes | bytes] = [*placed.buffers, description, padding]
         is_pending = bool(pieces.pending)
         start = offset + HEAD.size + (0 if is_pending else pieces.stored_bytes)
-        segment.write([*pieces.pending, *rest] if is_pending else rest, start)
         position = self.position
         is_first, ends_unit = kind is RecordKind.SEGMENT, kind.is_boundary
-        sequence = position.sequence if is_first else position.sequence + 1
-        head = pack_head(segment.segment_id, sequence, step, kind, payload_bytes, description, position.chain, covered)
+        head = Head(
+            segment.segment_id,
+            position.sequence if is_first else position.sequence + 1,
+            content.step,
+            kind,
+            FORMAT_VERSION,
+            content.covered,
+            len(description),
+            payload_bytes,
+            checksum_of(description),
+            position.chain,
+        )
+        packed = pack_head(head)
+        segment.write([*pieces.pending, *rest] if is_pending else rest, start)
         hit("log.before_commit")
-        segment.write_head(head, offset)  # commit point for a killed process
+        segment.write_head(packed, offset)  # commit point for a killed process
         hit("log.after_commit")
-        after = position if is_first else Position(sequence, step, digest(head), position.timeline)
+        after = position if is_first else Position(head.sequence, head.step, digest(packed), position.timeline)
         with self._lock:  # Once the lock is released, the sync thread may seal the segment.
             segment.used_bytes = end
             self.position, self._writing, record.is_open = after, None, False
-            row = RecordRow(segment.ordinal, sequence, offset, end, head)
+            row = RecordRow(segment.ordinal, head.sequence, offset, end, packed)
             self.group.add_record(row, after if ends_unit else None)
         self.bytes_written += end - offset
         if pieces.stored_bytes and kind.is_step:
@@ -355,7 +346,7 @@ class WriteAheadLog:
     def _write_first_record(self, segment: SegmentFile, base: Position) -> None:
         body = {**self._segment_header, "ordinal": segment.ordinal, "timeline": base.timeline}
         self._writing = Record(NO_TENSORS, PieceWriter(NO_TENSORS, segment, 0, self._choices))
-        self.commit(self._writing, RecordKind.SEGMENT, base.step, self.encoder.whole(body, None))
+        self.commit(self._writing, EncodedContent(RecordKind.SEGMENT, base.step, self.encoder.whole(body, None)))
 
     def _has_records(self) -> bool:
         """Return True if the open segment has records besides its first one."""

@@ -93,44 +93,58 @@ class Recovered:
             raise RecoveryError(f"the log has changed: it leads to step {end.step}, expected step {position.step}; try again")
 
 
-def recover(
-    folder: Path,
-    state: Recoverable,
-    *,
-    step: int | None = None,
-    sequence: int | None = None,
-    checkpoint: str | None = None,
-    progress: Progress | None = None,
-    spare: ReplacementSource | None = None,
-    before_last_unit: bool = False,
-    compares: bool = False,
-) -> Recovered | None:
-    """Bring `state` to the newest boundary, or to `step`. Return None if the run holds nothing yet.
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The place at which a recovery ends.
 
-    Args:
-        state: the state to recover.
+    Attributes:
         step: the step to end at; None for the newest boundary.
         sequence: the number of the last record to redo; None for all.
         checkpoint: the name of the checkpoint to start from; None for the one with the shortest replay.
-        spare: source of sound copies that replace damaged files.
         before_last_unit: True to end one unit before the newest boundary, if the log holds that unit and leads to its begin.
         compares: True to return the records of steps without tensors, which training computes again and compares.
+    """
+
+    step: int | None = None
+    sequence: int | None = None
+    checkpoint: str | None = None
+    before_last_unit: bool = False
+    compares: bool = False
+
+    @property
+    def is_newest(self) -> bool:
+        """True if the recovery ends as near to the newest boundary as the log leads."""
+        return self.step is None and self.sequence is None and self.checkpoint is None
+
+
+NEWEST = Target()
+
+
+def recover(
+    folder: Path,
+    state: Recoverable,
+    target: Target = NEWEST,
+    *,
+    progress: Progress | None = None,
+    spare: ReplacementSource | None = None,
+) -> Recovered | None:
+    """Bring `state` to the target. Return None if the run holds nothing yet. Damaged files are replaced by copies of `spare`.
 
     Raises:
         StateMismatch: `state` does not fit the run. Nothing was changed.
-        RecoveryError: there is no sound checkpoint, or `step` is not covered.
+        RecoveryError: there is no sound checkpoint, or the step of the target is not covered.
     """
     with paused_collection():
         facts = read_repaired_facts(folder, spare)
         if facts.is_empty:
             return None
-        planner = _DamagePlanner(folder, facts, spare, checkpoint)
+        planner = _DamagePlanner(folder, facts, spare, target.checkpoint)
     for _ in range(_ATTEMPTS_MAX):
-        plan = planner.plan(step, sequence)
+        plan = planner.plan(target.step, target.sequence)
         unit: LastUnit | None = None
         if plan.recomputed:
-            plan, unit = planner.with_comparison(plan) if compares else (plan, None)
-        elif before_last_unit and (unit := planner.find_last_unit(plan)) is not None:
+            plan, unit = planner.with_comparison(plan) if target.compares else (plan, None)
+        elif target.before_last_unit and (unit := planner.find_last_unit(plan)) is not None:
             plan, unit = planner.shorten(plan, unit)
         try:
             recovered = execute_plan(folder, plan, state, planner.notes, progress)
@@ -146,9 +160,9 @@ def recover(
         recovered.damaged = tuple(planner.broken)
         recovered.has_losses = bool(planner.broken or facts.lost_paths)
         committed, end = max(facts.watermarks.committed, planner.newest_step), max(recovered.end.step, plan.end.step)
-        if plan.recomputed and not compares:
+        if plan.recomputed and not target.compares:
             recovered.notes.append(f"the log has no tensors of {plan.recomputed_steps}: training computes them again")
-        if step is None and sequence is None and checkpoint is None and end < committed:
+        if target.is_newest and end < committed:
             recovered.steps_lost = committed - end
             again = f"{count(committed - end, 'step')} {'has' if committed - end == 1 else 'have'} to be trained again"
             recovered.notes.append(f"step {committed} had been committed, but the readable log ends at step {end}: {again}")

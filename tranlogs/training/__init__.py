@@ -9,7 +9,7 @@ from ..journal.shutdown import GRACE_SECONDS, OnSignal
 from ..recovery.history import LastUnit
 from ..recovery.journal_facts import describe_replacement, read_facts
 from ..recovery.progress_bar import progress_bar
-from ..recovery.recover import Progress, Recovered, recover
+from ..recovery.recover import Progress, Recovered, Target, recover
 from ..recovery.report import RecoveryReport, judge_exactness, make_report
 from ..recovery.state_protocol import Divergence
 from ..retention import Automatic, CheckpointPolicy, EverySteps, Monitor, RetentionPolicy, as_retention
@@ -115,6 +115,7 @@ __all__ = [
     "ScanSchedule",
     "StateDigests",
     "StepRecorder",
+    "Target",
     "TurnData",
     "UnitComparison",
     "Unstorable",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tranlogs.base.errors import DataError, UsageError
 from tranlogs.records import Checkpoint
-from tranlogs.training import OfflineReplay, Progress, Recovered, judge_exactness, read_facts, recover
+from tranlogs.training import OfflineReplay, Progress, Recovered, Target, judge_exactness, read_facts, recover
 
 from ..backends import choose_backend
 
@@ -61,7 +61,7 @@ class OfflineRun(OfflineReplay[Any]):
         super().__init__(folder, RecordedState(optimizers))
 
     def _recover(self, step: int | None, checkpoint: str | None, progress: Progress | None) -> Recovered | None:
-        return recover(self.folder, self.state, step=step, checkpoint=checkpoint, progress=progress)
+        return recover(self.folder, self.state, Target(step, checkpoint=checkpoint), progress=progress)
 
     def _judge(self, found: Recovered, differences: list[str]) -> tuple[bool | None, list[str]]:
         return judge_exactness(found, self.state.fingerprint_kinds, compared="variables")

@@ -22,6 +22,7 @@ from tranlogs.training import (
     Recovered,
     RecoveryReport,
     RunResources,
+    Target,
     UnitComparison,
     describe_difference,
     describe_end,
@@ -148,13 +149,12 @@ class Recovery:
         found: Recovered | None = None
         if before_last_unit:
             try:
-                found = recover(
-                    folder, parts.state, progress=parts.progress(), spare=spare, before_last_unit=True, compares=compares
-                )
+                target = Target(before_last_unit=True, compares=compares)
+                found = recover(folder, parts.state, target, progress=parts.progress(), spare=spare)
             except StateMismatch:  # the last unit has built an optimizer, and only the checkpoint after it fits the model
                 found = None
         if found is None:
-            found = recover(folder, parts.state, progress=parts.progress(), spare=spare, compares=compares)
+            found = recover(folder, parts.state, Target(compares=compares), progress=parts.progress(), spare=spare)
         assert found is not None, "a run with a checkpoint holds something"
         return found
 
@@ -187,7 +187,8 @@ class Recovery:
         """Bring the state back to where recovery has landed."""
         assert self.landed is not None
         position, parts = self.landed.position, self._parts
-        found = recover(parts.journal.paths.folder, parts.state, sequence=position.sequence, spare=parts.resources.spare)
+        target, spare = Target(sequence=position.sequence), parts.resources.spare
+        found = recover(parts.journal.paths.folder, parts.state, target, spare=spare)
         assert found is not None
         found.require_position(position)
         parts.steps.remember()
@@ -464,7 +465,7 @@ class UnitRecheck(RecomputedUnit):
         parts, end = self._parts, unit.end
         parts.backend.take_back(parts.model)
         folder = parts.journal.paths.folder
-        found = recover(folder, parts.state, sequence=end.sequence, spare=parts.resources.spare)
+        found = recover(folder, parts.state, Target(sequence=end.sequence), spare=parts.resources.spare)
         assert found is not None, "a run with a checkpoint holds something"
         found.require_position(end)
         self.recovered = found

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tranlogs.ranks import SingleReader, is_of_group, is_sharded, read_environment
 from tranlogs.records import Checkpoint
-from tranlogs.training import LoopRecord, OfflineReplay, Progress, Recovered, recover
+from tranlogs.training import LoopRecord, OfflineReplay, Progress, Recovered, Target, recover
 
 from ..data.position.loader_iteration import find_place
 from ..state.caveats import lost_attributes, verdict
@@ -47,7 +47,7 @@ class OfflineRun(OfflineReplay[RecordedState]):
         environment = read_environment(self.folder)
         is_alone = not is_of_group(environment) and not is_sharded(environment)
         if is_alone or (is_sharded(environment) and checkpoint is not None):
-            return recover(self.folder, self.state, step=step, checkpoint=checkpoint, progress=progress)
+            return recover(self.folder, self.state, Target(step, checkpoint=checkpoint), progress=progress)
         reader = SingleReader(self.folder, step=step, checkpoint=checkpoint)  # each rank's journal has its share of the records
         if reader.generation.is_sharded and checkpoint is None:
             joined = recover_joined(reader, partial(RecordedState, self._classes), step, progress)
@@ -62,7 +62,7 @@ class OfflineRun(OfflineReplay[RecordedState]):
             return landing.recovered
         with reader.open_shards() as self.state.shards:
             newest = reader.find_newest_step_from(_step_of(self.folder, checkpoint)) if step is None else step
-            found = recover(self.folder, self.state, step=newest, checkpoint=checkpoint, progress=progress)
+            found = recover(self.folder, self.state, Target(newest, checkpoint=checkpoint), progress=progress)
             if found is not None:
                 found.notes += self.state.shards.notes
             return found

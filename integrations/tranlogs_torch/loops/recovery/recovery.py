@@ -23,6 +23,7 @@ from tranlogs.training import (
     Progress,
     Recovered,
     RecoveryReport,
+    Target,
     describe_not_computed,
     describe_script_change,
     describe_superseded,
@@ -159,7 +160,8 @@ class Recovery:
     def _recover_alone(self, step: int | None, progress: Progress | None, *, rechecks: bool) -> Recovered | None:
         """Recover the journal of this process: one unit before the newest boundary, if that unit can show anything."""
         state, folder, spare = self._parts.state, self._parts.journal.paths.folder, self._parts.resources.spare
-        found = recover(folder, state, step=step, progress=progress, spare=spare, before_last_unit=rechecks, compares=True)
+        target = Target(step, before_last_unit=rechecks, compares=True)
+        found = recover(folder, state, target, progress=progress, spare=spare)
         if found is None or not rechecks or found.plan.recomputed:
             return found
         if found.last_unit is None:
@@ -179,7 +181,7 @@ class Recovery:
             landing = coordinator.recover(parts.journal, parts.auxiliary.read, None, None, spare, None)
             found = None if landing is None else landing.recovered
         else:
-            found = recover(parts.journal.paths.folder, parts.state, sequence=unit.end.sequence, spare=spare)
+            found = recover(parts.journal.paths.folder, parts.state, Target(sequence=unit.end.sequence), spare=spare)
         assert found is not None, "a run with a unit holds something"
         found.require_position(unit.end)
         parts.scalars.extend(found.scalars)
