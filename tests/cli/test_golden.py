@@ -1,4 +1,4 @@
-"""The words of the commands, on runs of public scripts that were killed: one optimizer, several, and a log of weights.
+"""The words of the commands, on runs of scripts that were killed: one optimizer, several, and a log of weights.
 
 Numbers, sizes, times and what depends on the machine are masked, and so is the width of columns; long lines are cut.
 `TRANLOGS_GOLDEN=write` writes the files in `golden/` anew: look at the difference, since it is what users read.
@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.kills.pytorch import Death, Job, Script
-from tests.public.torch.scripts import forward_forward, image_classifier, phases
 from tests.torch.lab import in_child
+from tests.torch.loops import scripts
+from tests.torch.replay.test_exact_matrix import sparse_adam
 
 from .conftest import Cli
 
@@ -74,8 +75,8 @@ def on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_commands_on_a_run_of_a_pytorch_script(cli: Cli, tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "state.pt"
-    job = Job(tmp_path / "files", run, Death("batch", after=22), checkpoint_every=1000, log="gradients")
-    assert in_child(lambda: job.live(image_classifier.train)) == -signal.SIGKILL
+    job = Job(tmp_path / "files", run, Death("batch", after=12), checkpoint_every=1000, log="gradients")
+    assert in_child(lambda: job.live(scripts.epochs)) == -signal.SIGKILL
     found = "".join(
         [
             shown(cli, "status", run),
@@ -92,8 +93,8 @@ def test_commands_on_a_run_of_a_pytorch_script(cli: Cli, tmp_path: Path) -> None
 
 
 KINDS: dict[str, tuple[Script, int, str]] = {
-    "optimizers": (forward_forward.train, 14, "gradients"),
-    "weights": (phases.train, 14, "weights"),
+    "optimizers": (sparse_adam, 23, "gradients"),
+    "weights": (scripts.averaged, 14, "weights"),
 }
 
 

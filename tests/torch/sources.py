@@ -261,10 +261,6 @@ SOURCES: dict[str, Make] = {
     "counter by epoch": sampled(ByEpoch),
     "unloggable indices": sampled(Paired, PairedNumbers),
     "distributed": sampled(lambda: DistributedSampler(range(46), num_replicas=1, rank=0)),
-    "replacement, generator": sampled(lambda: RandomSampler(range(46), replacement=True, generator=seeded())),
-    "weighted, generator": sampled(lambda: WeightedRandomSampler(_triples(), 46, generator=seeded())),
-    "subset sampler, generator": sampled(lambda: SubsetRandomSampler(range(3, 40), generator=seeded())),
-    "shuffled, last dropped": shuffled(drop_last=True),
     "batch sampler of one's own": lambda **o: DataLoader(Numbers(), batch_sampler=Bucketed(), **o),
     "older generators": sampled(Legacy),
     "hidden generators": sampled(Hidden),
@@ -292,16 +288,11 @@ def _shared_out() -> Any:
 
 STATEFUL: dict[str, Make] = {  # torchdata's loader is one like any other: its own state is not used, and not needed
     "torchdata, shuffled": _stateful(shuffle=True, drop_last=True),
-    "torchdata, replacement": _stateful(sampler=lambda: RandomSampler(range(46), replacement=True)),
-    "torchdata, subset": _stateful(sampler=lambda: SubsetRandomSampler(range(3, 40), generator=seeded())),
     "torchdata, distributed": _stateful(lambda: list(torch.rand(92, 2)), _shared_out),
-    "torchdata, augmented": _stateful(Augmented, shuffle=True),
     "torchdata, stream with state": _stateful(Counting),
 }
 NOISY: dict[str, Make] = {  # that draw in workers
     "augmented": shuffled(Augmented),
     "random collate": shuffled(collate_fn=mixed),
-    "both, in order, generator": lambda **o: DataLoader(Augmented(), 4, collate_fn=mixed, generator=seeded(1), **o),
-    "one by one": lambda **o: DataLoader(Subset(Augmented(), range(12)), batch_size=None, shuffle=True, **o),
     "a batch at once": shuffled(Whole, drop_last=True),
 }

@@ -8,14 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kills.pytorch import Expected, Script, prove
-from tests.public.torch.scripts import (
-    forward_forward,
-    image_classifier,
-    imagenet,
-    lora,
-    phases,
-    ppo,
-)
+from tests.public.torch.scripts import imagenet, ppo
 from tests.public.torch.scripts.of_docs import example
 from tests.support.campaign import in_soak
 from tranlogs.training import UNKNOWN_DATA
@@ -32,16 +25,9 @@ EXAMPLES = {
 }
 SCRIPTS: dict[str, tuple[Script, Expected]] = {
     **{name: (partial(example, name=name, constants=constants), Expected()) for name, constants in EXAMPLES.items()},
-    "image classifier": (image_classifier.train, Expected()),
     "imagenet, with a file of its own": (partial(imagenet.train, resumes=True), Expected(warns=(OF_AN_EPOCH,))),
-    "forward-forward": (forward_forward.train, Expected()),
-    "lora": (lora.train, Expected()),
-    "two phases": (phases.train, Expected()),
     "ppo": (partial(ppo.train, tracks=True), Expected()),
 }
-# What is odd in these is tried by itself, too: several optimizers in torch/replay; several loops and an averaged model in
-# torch/loops.
-REPETITIONS = ("image classifier", "forward-forward", "two phases")
 # What a script keeps only in its own variables is lost, named, and never called exact.
 FORGETFUL: dict[str, tuple[Script, Expected]] = {
     "language_model": (
@@ -65,7 +51,7 @@ FORGETFUL: dict[str, tuple[Script, Expected]] = {
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("name", [in_soak(name) if name in REPETITIONS else name for name in SCRIPTS])
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_a_killed_script_ends_with_the_bits_of_its_twin(name: str, tmp_path: Path) -> None:
     script, expected = SCRIPTS[name]
     prove(script, tmp_path / name.replace(" ", "-"), expected)

@@ -140,13 +140,6 @@ def test_each_write_is_noticed(place: str, tmp_path: Path) -> None:
     prove_noticed([*WRITES][first:] + [*WRITES][:first], place, tmp_path / "run")
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("write", WRITES)
-def test_write_alone_is_noticed(write: str, place: str, tmp_path: Path) -> None:
-    prove_noticed([write, write], place, tmp_path / "run")
-
-
 STATE_WRITES = [write for write in WRITES if write.startswith("state")]
 
 
@@ -175,11 +168,6 @@ def test_write_to_the_state_of_a_steady_optimizer_is_noticed(
 def test_write_is_noticed_in_every_way_of_logging(options: dict[str, Any], tmp_path: Path) -> None:
     writes = ["data clamped", "in place", "data replaced", "frozen", "state zeroed by data", "state cleared"]
     prove_noticed(writes, "after step", tmp_path / "run", **options)
-
-
-@pytest.mark.parametrize(("write", "place"), [("data clamped", "before forward"), ("state loaded", "after step")])
-def test_write_in_the_batch_of_the_crash_happens_again(write: str, place: str, tmp_path: Path) -> None:
-    prove_exact(partial(training, writes=[write] * 4, place=place, foreach=True), tmp_path / "run", (5, 6))
 
 
 @pytest.mark.parametrize("every", [1000, 1], ids=["from the log", "from a checkpoint"])

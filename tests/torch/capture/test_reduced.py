@@ -17,7 +17,6 @@ from torch import nn
 
 from tests.format.format_reader import DocumentSegment
 from tests.support import campaign
-from tests.torch import test_optimizer
 from tests.torch.lab import Attempt, differences, prove_exact
 from tests.torch.loops.scripts import mixed_precision
 from tests.torch.nets import logged, seed, small
@@ -88,12 +87,8 @@ def in_bfloat16(attempt: Attempt) -> None:
 
 SCRIPTS: dict[str, tuple[Callable[[Attempt], None], tuple[int, ...]]] = {
     "foreach, parameters that are seldom used": (partial(ordinary, optimizer_of=of_table("AdamW")), (17, 5, 12)),
-    "single": (partial(ordinary, optimizer_of=of_table("SGD momentum", "single"), set_to_none=False), (20,)),
-    "fused": (partial(ordinary, optimizer_of=of_table("Adam", "fused")), (17,)),
-    "clipped, accumulated": (partial(accumulating, clip="torch"), (23,)),
     "clipped by the wrapper": (partial(accumulating, clip="ours"), (23,)),
     "several optimizers": (adversarial, (15, 17)),
-    "overflow": (test_optimizer.scaled, (13,)),
     "overflow in a fused step": (mixed_precision, (11, 7)),
     "closure": (partial(matrices, optimizer_of=of_table("Adam", "single"), closure=True), (13,)),
     "large": (large, (6, 3)),
@@ -136,11 +131,10 @@ def test_gradients_of_two_bytes_are_logged_as_they_are(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_script_may_change_what_is_logged(kind: Reduction, tmp_path: Path) -> None:
+def test_script_may_change_what_is_logged(tmp_path: Path) -> None:
     """The proof names what differs; all that was logged is redone, whatever follows it."""
     script = partial(ordinary, optimizer_of=of_table("AdamW"))
-    until = {"gradients": 5, f"gradients:{kind}": 9, "weights": 13}
+    until = {"gradients": 5, "gradients:int8": 9, "weights": 13}
     for log, batches in until.items():
         attempt = Attempt(tmp_path / "run", log=log, checkpoint_every=1000, recheck=False)
         script(attempt, batches=batches)
@@ -248,7 +242,7 @@ def test_a_number_becomes_one_of_its_neighbours(kind: Reduction, values: list[fl
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_mean_over_steps_is_the_gradient(kind: Reduction) -> None:
     gradient = torch.randn(1000, generator=torch.Generator().manual_seed(1))
-    steps = 2000
+    steps = 200
     found = torch.stack([rounded(kind, gradient, step=step)[0] for step in range(steps)]).double()
     if kind == "bf16":
         unit = torch.exp2(gradient.abs().log2().floor() - 7)
@@ -348,14 +342,6 @@ def test_gradients_that_are_computed_several_times_in_a_step_are_refused(tmp_pat
             optimizer.step(closure)
 
 
-def test_another_optimizer_is_logged_as_the_first(tmp_path: Path) -> None:
-    model, other = small(), small()
-    modules: Any = {"a": model, "b": other}
-    with logged(modules, tmp_path, torch.optim.SGD(model.parameters(), lr=0.1), log="gradients:int8") as optimizer:
-        second = optimizer.add_optimizer(torch.optim.SGD(other.parameters(), lr=0.1), "second")
-        assert second.hooks.reduction == "int8"
-
-
 class Drawing(torch.optim.Optimizer):
     """An optimizer that cannot be redone from gradients."""
 
@@ -366,10 +352,7 @@ class Drawing(torch.optim.Optimizer):
                 parameter.sub_(parameter.grad * torch.rand_like(parameter), alpha=0.1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_where_weights_are_logged_training_is_the_same(
-    kind: Reduction, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_where_weights_are_logged_training_is_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is found out again in each process, so rounding must not end with it."""
 
     def script(attempt: Attempt) -> None:
@@ -377,8 +360,8 @@ def test_where_weights_are_logged_training_is_the_same(
         model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
         simple(attempt, model, Drawing(model.parameters(), {}))
 
-    right = Rounded(kind)
+    right = Rounded("int8")
     script(right)
     with caplog.at_level(logging.WARNING):
-        prove_exact(script, tmp_path / "run", (5,), right=right, log=f"gradients:{kind}")
+        prove_exact(script, tmp_path / "run", (5,), right=right, log="gradients:int8")
     assert "now logs weights and state" in caplog.text

@@ -27,12 +27,9 @@ WITH_WORKERS: dict[str, Make] = {
     for name in (
         "shuffled",
         "one by one",
-        "generator of its own",
         "eager draws",
         "lazy draws",
-        "unloggable indices",
         "counter with state",
-        "batch sampler of one's own",
         "torchdata, shuffled",
     )
 }
@@ -88,10 +85,9 @@ def drawing_seldom(batch: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(batch)
 
 
-@pytest.mark.parametrize("persistent", [True, False], ids=["persistent", ""])
 @pytest.mark.parametrize(
-    "make",
-    [NOISY["augmented"], lambda **o: DataLoader(Numbers(), 4, collate_fn=drawing_seldom, **o)],
+    ("make", "persistent"),
+    [(NOISY["augmented"], False), (lambda **o: DataLoader(Numbers(), 4, collate_fn=drawing_seldom, **o), True)],
     ids=["dataset", "collating, seldom"],
 )
 def test_what_workers_draw_is_named(make: Make, persistent: bool, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import random
 import shutil
 import signal
 import warnings
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kills.pytorch import prove
-from tests.public.torch.test_scripts import SCRIPTS
 from tests.support import campaign
 from tests.support.damage import flip_bit
 from tests.torch.lab import Attempt, differences, in_child, prove_exact, uninterrupted
@@ -32,17 +29,6 @@ from tranlogs.training.recheck import NOTHING_RECORDED
 from tranlogs_torch import LoggedOptimizer
 
 pytestmark = pytest.mark.crash
-
-# Of these, one counts bytes of log, which there are none of.
-OTHERS = ("nanogpt_style", "pytorch_minimal")
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in OTHERS])
-def test_a_killed_script_ends_with_the_bits_of_its_twin(name: str, tmp_path: Path) -> None:
-    script, expected = SCRIPTS[name]
-    expected = replace(expected, unproven=NOTHING_RECORDED)
-    prove(script, tmp_path / name.replace(" ", "-"), expected, log="inputs", checkpoint_every="auto")
 
 
 @pytest.fixture
@@ -66,12 +52,8 @@ KINDS: dict[str, tuple[scripts.Script, tuple[int, ...]]] = {
     "batches": (scripts.batches, (6, 3, 12, 2)),
     "epochs": (scripts.epochs, (9, 3, 6, 13)),
     "a GradScaler": (scripts.mixed_precision, (11, 5, 7, 14)),
-    "averaged weights": (scripts.averaged, (9, 4, 10)),
     "many steps or none": (scripts.many_or_none, (8, 5, 9)),
-    "stages": (scripts.stages, (9, 5, 8)),
-    "before each epoch": (scripts.before_each_epoch, (9, 3, 8)),
     "two sources": (scripts.second_source, (9, 4, 6)),
-    "cycled": (scripts.cycled, (9, 4, 6)),
     "LBFGS": (partial(matrices, optimizer_of=lbfgs, closure=True), (23, 9)),
 }
 

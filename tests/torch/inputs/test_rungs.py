@@ -171,8 +171,7 @@ def test_steps_outside_of_loops_are_logged_whatever_they_cost(tmp_path: Path) ->
 
 @pytest.mark.crash
 @pytest.mark.usefixtures("short")
-@pytest.mark.parametrize("left_after", [60, 8])
-@pytest.mark.parametrize("ticks", [(10,), (11,), (11, 3)], ids=str)
+@pytest.mark.parametrize(("ticks", "left_after"), [((10,), 8), ((11, 3), 60)], ids=str)
 def test_steps_outside_draw_what_they_drew(ticks: tuple[int, ...], left_after: int, tmp_path: Path) -> None:
     """The first one is found out in its middle, when it has drawn: its loop's end, or a break, is where a resume begins."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import random
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.torch.lab import Attempt
 from tests.torch.nets import Mixed, loss_of, seed, tokens
 from tests.torch.scripts import numbered, own_loop, validate
-from tests.torch.sources import SOURCES, Numbers
+from tests.torch.sources import SOURCES
 
 EPOCHS, BATCHES, TURNS = 3, 5, 16
 
@@ -232,27 +231,6 @@ def before_each_epoch(attempt: Attempt) -> None:
     optimizer.close()
 
 
-def left_by_break(attempt: Attempt) -> None:
-    """Each epoch is left at its third batch of six."""
-    seed()
-    model, loader = Mixed(), tokens(24)
-    optimizer = attempt.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model)
-    attempt.start(optimizer, loader=loader)
-    for epoch in optimizer.epochs(4, loader):
-        attempt.tick()
-        for i, batch in epoch.enumerate():
-            attempt.saw(3 * epoch + i, batch)
-            loss_of(model, batch).backward()
-            attempt.tick()
-            optimizer.step()
-            optimizer.zero_grad()
-            if i == 2:
-                break
-        attempt.tick()
-    attempt.keep(model=model, optimizer=optimizer)
-    optimizer.close()
-
-
 class Growing(nn.Module):
     """Registers a buffer in its first forward pass, has one outside of its state_dict, and is put into eval mode in part."""
 
@@ -357,18 +335,6 @@ def second_source(attempt: Attempt) -> None:
     optimizer.close()
 
 
-def cycled(attempt: Attempt) -> None:
-    """Another loader that has more batches than the loop takes."""
-    seed()
-    first, second = SOURCES["shuffled"](), DataLoader(Numbers(), shuffle=True)
-    model, optimizer = _logged(attempt, first=first, second=second)
-    others = itertools.cycle(second)
-    for x in optimizer.batches(first, until=18):
-        _noisy(attempt, model, optimizer, x, next(others))
-    attempt.keep(model=model, optimizer=optimizer)
-    optimizer.close()
-
-
 def one_after_the_other(attempt: Attempt) -> None:
     """A loop, then epochs beside a second loader, which trains in a loop of its own, too, and is left; looks at batches."""
     seed()
@@ -425,11 +391,9 @@ LOOPS: dict[str, tuple[Script, tuple[int, ...]]] = {
     "many steps or none": (many_or_none, (5, 12, 9)),
     "stages": (stages, (9, 12, 7, 4)),
     "before each epoch": (before_each_epoch, (3, 6, 5)),
-    "left by break": (left_by_break, (9, 6, 3)),
     "growing": (growing, (4, 9)),
     "late": (late, (9, 8)),
     "second source": (second_source, (7, 19, 8)),
-    "cycled": (cycled, (5, 14)),
     "one after the other": (one_after_the_other, (7, 19, 16, 9)),
     "held": (held, (7, 12)),
 }

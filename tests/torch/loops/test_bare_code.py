@@ -18,7 +18,7 @@ from torch.optim import lr_scheduler
 from tests.support import campaign
 from tests.torch.lab import Attempt, Script, contents, differences, flatten, in_child, uninterrupted
 from tests.torch.nets import Mixed, loss_of, seed, tokens
-from tests.torch.scripts import accumulating, adversarial
+from tests.torch.scripts import accumulating
 from tranlogs.base.errors import StateMismatch
 
 
@@ -52,18 +52,6 @@ class Raising(Attempt):
                 self.logged.close()
             return False
         return True
-
-
-def test_exception_anywhere_in_a_loop_costs_that_batch_only(tmp_path: Path) -> None:
-    """Raised at each place of the body in turn, each time a little further on."""
-    script, run = partial(adversarial, batches=8), tmp_path / "run"
-    for place in (1, 3, 5, 8, 10):
-        if Raising(run, place).has_finished(script):
-            break
-    last = Raising(run)
-    assert last.has_finished(script)
-    assert last.logged.report.exact is True
-    assert differences(last.outcome(), uninterrupted(script).outcome()) == []
 
 
 def ignore_dropped_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.campaign import few, in_soak
+from tests.support.campaign import few
 from tests.torch.lab import Attempt, differences, in_child, prove_exact, uninterrupted
 from tranlogs.base.errors import UsageError
 
@@ -168,18 +168,7 @@ def test_a_loop_that_had_been_left_ends_where_the_log_has_the_next_one(tmp_path:
     assert any("was computed again, and" in note for note in report.notes)
 
 
-def folds(attempt: Attempt) -> None:
-    """Train a model anew in each fold. Ticks: 6 a fold."""
-    model, loader, optimizer, train = begin(attempt)
-    for fold in range(3):
-        torch.manual_seed(fold)
-        model[0].reset_parameters()
-        optimizer.state.clear()
-        list(train_epochs(optimizer, loader, train, 2))
-    optimizer.close()
-
-
-SEQUENCES = {"two phases": two_phases, "folds": folds, "of different kinds": mixed, "state of their own": state_of_its_own}
+SEQUENCES = {"two phases": two_phases, "of different kinds": mixed, "state of their own": state_of_its_own}
 
 
 @pytest.mark.crash
@@ -188,14 +177,8 @@ SEQUENCES = {"two phases": two_phases, "folds": folds, "of different kinds": mix
     [
         ("two phases", (6, 3, 2)),
         ("two phases", (8, 9)),
-        ("folds", (8, 6, 4)),
         ("of different kinds", (4, 5, 3, 4, 9)),
         ("state of their own", (9, 2, 4)),
-        in_soak("two phases", (15,)),
-        in_soak("folds", (13,)),
-        in_soak("of different kinds", (8, 9, 6)),
-        in_soak("of different kinds", (21,)),
-        in_soak("state of their own", (7, 5)),
     ],
 )
 def test_loops_and_the_code_between_them_come_back(name: str, die_at: tuple[int, ...], tmp_path: Path) -> None:
@@ -305,7 +288,7 @@ def left_early(attempt: Attempt, *, limit: int, kind: str, sets_rate: bool = Tru
 
 @pytest.mark.parametrize(
     ("kind", "sets_rate", "count"),
-    [("epochs", False, 5), ("batches", True, 4), in_soak("epochs", True, 4), in_soak("batches", False, 5)],
+    [("epochs", False, 5), ("batches", True, 4)],
 )
 def test_loop_that_is_left_at_once_after_a_crash_goes_on_at_the_newest_boundary_or_with_what_was_changed(
     kind: str, sets_rate: bool, count: int, tmp_path: Path

@@ -119,29 +119,6 @@ def test_the_recorded_state_is_set_back_where_the_unit_differs(tmp_path: Path) -
     assert found == set()
 
 
-def test_a_deviation_is_told_by_later_processes_too(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-
-    def script(attempt: Attempt) -> None:
-        model, optimizer, loader = scripts.begin(attempt)
-        rate = 0.01
-        attempt.start(optimizer)
-        for epoch in optimizer.epochs(scripts.EPOCHS, loader):
-            rate *= 0.3
-            for batch in epoch:
-                optimizer.param_groups[0]["lr"] = rate
-                scripts.step(attempt, model, optimizer, batch)
-        optimizer.close()
-
-    kill(script, run, 9)
-    kill(script, run, 4)
-    _, ended, _ = resume(script, run)
-    assert ended["exact"] is False
-    _, again, _ = resume(script, run)
-    assert (again["recheck"], again["exact"]) == ("", False)
-    assert any("was computed again" in note for note in again["notes"])
-
-
 @pytest.mark.parametrize("ends", ["finished", "switched off", "no unit", "a step of the user's"])
 def test_nothing_is_computed_again(ends: str, tmp_path: Path) -> None:
     """At the end of the script, where it is not wanted, where the log does not hold a whole unit, and at a given step."""

@@ -156,12 +156,9 @@ def train(attempt: Attempt) -> dict[str, tuple[list[int], list[float]]]:
     return dict(optimizer.scalars)
 
 
-@pytest.mark.parametrize("checkpoint_every", [7])
-def test_curve_is_bounded_and_the_same_after_kills(
-    checkpoint_every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_curve_is_bounded_and_the_same_after_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scalars, "CURVE_POINTS_MAX", POINTS_MAX)
-    options = {"checkpoint_every": checkpoint_every}
+    options = {"checkpoint_every": 7}
     whole = train(Attempt(tmp_path / "whole", **options))
     for die_at in (15, 40):
         in_child(lambda die_at=die_at: train(Attempt(tmp_path / "run", die_at, **options)))

@@ -151,12 +151,9 @@ def _of(kind: str, **options: Any) -> Callable[[nn.Module], torch.optim.Optimize
 
 CASES = {
     "SGD": Case(_of("SGD", lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)),
-    "Adam": Case(_of("Adam", lr=0.01, amsgrad=True)),
     "AdamW-foreach": Case(_of("AdamW", lr=0.01, foreach=True)),
     "AdamW-fused": Case(_of("AdamW", lr=0.01, fused=True)),
     "Adam-tensor-lr": Case(_of("Adam", lr=torch.tensor(0.01))),
-    "Adagrad": Case(_of("Adagrad", lr=0.05)),
-    "RMSprop": Case(_of("RMSprop", centered=True, momentum=0.5)),
     "Adafactor": Case(_of("Adafactor")),
     "Muon": Case(_of("Muon", lr=0.01), Plain),
     "LBFGS": Case(_of("LBFGS", lr=0.1, max_iter=3), Plain),

@@ -26,14 +26,6 @@ OPTIMIZERS: dict[str, Make] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
     "adamw in groups": lambda p: torch.optim.AdamW(groups(p)),
     "adam, amsgrad, maximize": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, maximize=True),
-    "nadam": torch.optim.NAdam,
-    "radam": torch.optim.RAdam,
-    "rmsprop, centered": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
-    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, initial_accumulator_value=0.1),
-    "adadelta": torch.optim.Adadelta,
-    "adamax": torch.optim.Adamax,
-    "rprop": torch.optim.Rprop,
-    "asgd": lambda p: torch.optim.ASGD(p, lr=0.01, t0=5),
     "a learning rate in a tensor": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01)),
 }
 

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from tests.support import campaign
-from tests.torch.lab import Attempt, in_child, prove_exact
+from tests.torch.lab import Attempt, prove_exact
 from tests.torch.nets import Mixed, loss_of, seed, tokens
 from tests.torch.scripts import simple
 from tranlogs_torch import LoggedOptimizer
@@ -110,8 +109,6 @@ def in_inference_mode(attempt: Attempt) -> None:
     ("script", "die_at", "every"),
     [
         (counted, (5, 3), 4),
-        campaign.in_soak(counted, (5,), 1),
-        campaign.in_soak(counted, (5,), 1000),
         (regrouped, (7,), 3),
         (regrouped, (7,), 1000),
         (in_inference_mode, (5,), 1000),
@@ -242,69 +239,3 @@ def test_batches_without_a_step_count_behind_a_recovery_too(clears_in_place: boo
                 else:
                     torch.rand(1)
     assert numbers == [[0, 1, 2, 3], [4, 5, 6], [7]]
-
-
-# Outputs of an earlier batch that a model is given again
-
-BATCHES = 5
-
-
-class Cell(nn.Module):
-    """A recurrent cell; it returns an output, and the state for the next batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell, self.head = nn.GRUCell(2, 3), nn.Linear(3, 1)
-
-    def forward(self, x: torch.Tensor, state: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
-        hidden = self.cell(x, state["hidden"])
-        return self.head(hidden), {"hidden": hidden}
-
-
-class Memory:
-    """Keeps the hidden state, and stores it in several forms."""
-
-    def __init__(self) -> None:
-        self.hidden = torch.zeros(4, 3)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"hidden": self.hidden.clone(), "array": self.hidden.numpy().copy(), "list": self.hidden.tolist()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.hidden = state["hidden"].clone()
-        assert torch.equal(self.hidden, torch.as_tensor(state["array"]))
-        assert torch.equal(self.hidden, torch.as_tensor(state["list"]))
-
-
-def recurrent(attempt: Attempt, *, tracks: bool) -> None:
-    seed()
-    loader = DataLoader(torch.randn(4 * BATCHES, 2), batch_size=4)  # type: ignore[arg-type]  # a tensor has rows
-    model, memory = Cell(), Memory()
-    optimizer = attempt.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    attempt.start(optimizer, loader=loader, **({"memory": memory} if tracks else {}))
-    for x in optimizer.batches(loader, until=2 * BATCHES):
-        optimizer.zero_grad()
-        y, after = model(x, {"hidden": memory.hidden.detach()})
-        memory.hidden = after["hidden"].detach()
-        y.square().mean().backward()
-        attempt.tick()
-        optimizer.step()
-    attempt.keep(model=model, memory=memory)
-    optimizer.close()
-
-
-@pytest.mark.parametrize("tick", [4, 2 * BATCHES])
-def test_a_hidden_state_that_is_not_tracked_is_named(tick: int, tmp_path: Path) -> None:
-    """What starts over is named at run time, and the proof finds the difference, also where one batch is left."""
-    script = partial(recurrent, tracks=False)
-    assert in_child(lambda: script(Attempt(tmp_path / "run", tick))) < 0
-    last = Attempt(tmp_path / "run")
-    script(last)
-    report = last.final_report()
-    assert report.exact is False
-    assert any("memory (Memory) starts over" in note and "hidden" in note for note in report.notes), report.notes
-    assert any("was computed again" in note and "differs from the record" in note for note in report.notes), report.notes
-
-
-def test_a_hidden_state_that_is_tracked_comes_back(tmp_path: Path) -> None:
-    prove_exact(partial(recurrent, tracks=True), tmp_path / "run", (7,))

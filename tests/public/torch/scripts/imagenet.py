@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import gzip
+import importlib.util
 import os
 import shutil
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.kills.pytorch import Job
-from tests.public.torch.scripts.data import digits
 from tests.torch.nets import seed
 
 EPOCHS = 6
+
+
+def digits(count: int, *, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return images of digits (8 x 8, from 0 to 1) and their labels. The file is scikit-learn's, which is not imported."""
+    spec = importlib.util.find_spec("sklearn")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    with gzip.open(Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+        rows = np.loadtxt(file, delimiter=",", dtype=np.float32, skiprows=first, max_rows=count)
+    return torch.from_numpy(rows[:, :-1] / 16).reshape(-1, 8, 8), torch.from_numpy(rows[:, -1]).long()
 
 
 class BasicBlock(nn.Module):
