@@ -76,17 +76,6 @@ def test_rows_come_back(catalog: Catalog) -> None:
     assert (catalog.watermarks().committed, catalog.watermarks().synced) == (5, 4)
 
 
-def test_a_transaction_is_all_or_nothing(catalog: Catalog) -> None:
-    def two_rows() -> None:
-        with catalog.transaction() as tables:
-            tables.put(segment_key(3), SEGMENT)
-            tables.put(segment_key(4), "no row")
-
-    with pytest.raises(TypeError, match="dataclass"):
-        two_rows()
-    assert catalog.segments() == []
-
-
 @pytest.mark.parametrize("error", ["enospc", "eio"])
 def test_a_failed_commit_changes_nothing_and_the_next_one_works(catalog: Catalog, error: str) -> None:
     with (
@@ -154,9 +143,6 @@ def test_a_catalog_that_cannot_be_written_is_not_damaged(memory_path: Path, monk
 
 
 def test_rows_of_a_newer_program_lose_only_what_this_one_does_not_know(catalog: Catalog) -> None:
-    class Newer:
-        pass
-
     with catalog.transaction() as tables:
         tables.put_content("watermarks", {"committed": 7, "invented_later": 1})
     assert catalog.watermarks().committed == 7

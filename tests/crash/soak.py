@@ -82,7 +82,7 @@ def parts(kills: int) -> list[Part]:
         *alone,
         Part("damage", DAMAGE, share(10_000), ["tests/verify/test_corruption.py", "-k", "damage"]),
         Part("fits", ("SIGKILL of a fit",), share(300), ["tests/keras/test_kill.py", "-k", "any_script"], 4),
-        Part("others", (OTHERS,), 1, [*others, "tests/monitor/test_kills.py", "tests/shipping/test_kills.py"], 2, is_one=True),
+        Part("others", (OTHERS,), 1, [*others, "tests/monitor/test_kills.py"], 2, is_one=True),
         *(Part(f"whole {name}", (f"{WHOLE} {name}",), 1, [f"tests/{name}"], is_one=True) for name in folders()),
     ]
 

@@ -19,7 +19,7 @@ import pytest
 from tests.crash import tally
 from tests.crash.toy_trainers import SIZES, Outcome, Trainers, state_sum
 from tests.monitor.monitors import Monitors
-from tests.shipping.ships import marks, ship
+from tests.shipping.ships import marks, objects_named, ship
 from tests.support import campaign
 from tests.support.toy import ToyState
 from tests.support.verify import verify_run
@@ -327,7 +327,9 @@ class Run:
             assert outcome.committed >= until
         assert [str(found) for found in verify_run(self.run) if isinstance(found, Problem)] == []
         if self._ships:
-            ship(self.run, LocalStore(self.store))
+            store = LocalStore(self.store)
+            ship(self.run, store)
+            assert set(store.names("run/rank0/objects")) == objects_named(store, "run/rank0"), "something is left over"
             (now,) = self.lines
             least = now.step
             assert marks(self.run).archived == least

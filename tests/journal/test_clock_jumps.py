@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.clock import FakeClock
-from tests.support.toy import ToyTrainer, open_toy, uninterrupted
+from tests.support.toy import ToyTrainer, open_toy
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.catalog import Catalog
 from tranlogs.retention import CheckpointPolicy, EverySeconds, EverySteps, KeepLatest
@@ -73,20 +73,6 @@ def test_segments_roll_when_they_are_old(memory_path: Path, clock: JumpingClock)
         catalog.close()
         assert set(steps[:-1]) <= {7, 8}
         assert sum(steps) == 40
-
-
-def test_the_newest_checkpoints_are_kept_and_used_whatever_their_dates_say(memory_path: Path, clock: JumpingClock) -> None:
-    for until in (20, 40, 60):
-        trainer = open_run(memory_path / "run", clock, EverySteps(6))
-        report = trainer.recover()
-        assert report.step == max(0, until - 20)
-        assert trainer.state.everything() == uninterrupted(report.step, sizes=SIZES).everything()
-        assert report.replayed <= 6
-        trainer.train(until, ticking(trainer, clock))
-        steps = [row.step for row in trainer.journal.catalog.checkpoints()]
-        assert len(steps) == 2
-        assert min(steps) > until - 14
-        trainer.journal.close()
 
 
 def test_a_restart_under_another_date_takes_at_most_one_checkpoint_early(memory_path: Path, clock: JumpingClock) -> None:

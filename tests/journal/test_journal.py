@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import sys
 import threading
@@ -16,12 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.format.format_reader import DocumentSegment
 from tests.support import campaign
 from tests.support.clock import FakeClock
+from tests.support.command_line import call_tranlogs
 from tests.support.faults import failing
 from tests.support.toy import ToyTrainer
-from tests.support.toy_steps import NEVER, boundary_of, checkpoint_steps, killed, patiently, state_at, step_of
-from tranlogs.base.errors import UsageError
+from tests.support.toy_steps import NEVER, SIZES, boundary_of, checkpoint_steps, killed, state_at, step_of
+from tests.support.verify import verify_run
+from tranlogs.base.errors import LogUnavailable, UsageError
 from tranlogs.base.types import dense
 from tranlogs.catalog import Catalog
 from tranlogs.checkpoints import Checkpoint
@@ -30,8 +34,10 @@ from tranlogs.journal.file_system import file_system_of, refuse_network_file_sys
 from tranlogs.journal.journal import Journal
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
-from tranlogs.recovery.journal_facts import read_facts
-from tranlogs.retention import EverySteps, KeepAll, KeepLatest
+from tranlogs.log.record_format import COVERED_MAX
+from tranlogs.recovery.journal_facts import read_catalog, read_facts
+from tranlogs.retention import EverySteps, KeepAll
+from tranlogs.verify import Problem
 
 
 @pytest.mark.parametrize("writer", ["direct", "thread"])
@@ -85,11 +91,10 @@ def test_after_close_nothing_is_logged_and_nothing_breaks(toy: Callable[..., Toy
     assert toy().recover().step == 3
 
 
-@pytest.mark.parametrize("writer", ["direct", "thread"])
 def test_state_that_changes_after_the_boundary_is_not_what_was_committed(
-    toy: Callable[..., ToyTrainer], tmp_path: Path, writer: str
+    toy: Callable[..., ToyTrainer], tmp_path: Path
 ) -> None:
-    trainer = toy(writer=writer)
+    trainer = toy(writer="thread")
     trainer.recover()
     body = trainer.state.auxiliary()
     order = np.arange(5000)
@@ -99,19 +104,6 @@ def test_state_that_changes_after_the_boundary_is_not_what_was_committed(
     again = toy(killed(trainer, tmp_path / "killed"))
     again.recover()
     assert np.array_equal(again.state.order, np.arange(5000))
-
-
-def test_checkpoints_are_taken_when_they_are_due_and_the_newest_are_kept(toy: Callable[..., ToyTrainer]) -> None:
-    trainer = toy(policy=EverySteps(5), retention=KeepLatest(2))
-    trainer.recover()
-    patiently(trainer, 22)
-    assert checkpoint_steps(trainer) == [15, 20]
-    assert sorted(path.name for path in trainer.journal.paths.checkpoints.iterdir()) == sorted(
-        row.name for row in trainer.journal.catalog.checkpoints()
-    )
-    trainer.journal.close()
-    again = toy()
-    assert (again.recover().checkpoint_step, again.journal.step) == (20, 22)
 
 
 def test_a_boundary_can_ask_for_a_checkpoint_or_refuse_one(toy: Callable[..., ToyTrainer]) -> None:
@@ -126,38 +118,6 @@ def test_a_boundary_can_ask_for_a_checkpoint_or_refuse_one(toy: Callable[..., To
     step_of(lazy)
     boundary_of(lazy, checkpoint=True)
     assert checkpoint_steps(lazy) == [0, 2]
-
-
-def test_the_monitor_can_ask_for_a_checkpoint(toy: Callable[..., ToyTrainer]) -> None:
-    clock = FakeClock()
-    trainer = toy(clock=clock, retention=KeepAll())
-    trainer.recover()
-    trainer.train(3)
-    with trainer.journal.catalog.transaction() as tables:
-        tables.put_request("checkpoint", {"step": 3})
-    clock.advance(10)
-    trainer.train(4)
-    assert checkpoint_steps(trainer) == [0, 4]
-    clock.advance(10)
-    trainer.train(8)
-    assert checkpoint_steps(trainer) == [0, 4]
-
-
-def test_the_log_behind_the_kept_checkpoints_is_pruned_and_its_files_are_recycled(toy: Callable[..., ToyTrainer]) -> None:
-    trainer = toy(policy=EverySteps(6), retention=KeepLatest(1))
-    trainer.recover()
-
-    def roll(step: int) -> None:
-        trainer.journal.wait_checkpoint()
-        assert trainer.journal.log.wal is not None
-        trainer.journal.log.wal.roll()
-
-    trainer.train(40, say=roll)
-    files = list(trainer.journal.paths.log.glob("*.seg"))
-    assert len(files) < 20
-    again = toy(killed(trainer, trainer.journal.paths.folder.parent.parent / "killed"))
-    assert again.recover().step == 40
-    assert again.state.everything() == state_at(40)
 
 
 def test_the_same_position_has_one_checkpoint_unless_it_is_damaged(toy: Callable[..., ToyTrainer]) -> None:
@@ -175,25 +135,6 @@ def test_the_same_position_has_one_checkpoint_unless_it_is_damaged(toy: Callable
     assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
     with Checkpoint(path.parent) as checkpoint:
         assert all(damage is None for _, damage in checkpoint.verify())
-
-
-def test_going_back_starts_a_new_timeline_and_overwrites_nothing(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
-    first = toy(policy=EverySteps(4), retention=KeepAll())
-    first.recover()
-    patiently(first, 10)
-    first.journal.close()
-    second = toy(retention=KeepAll())
-    assert second.recover(step=6).step == 6
-    assert second.state.everything() == state_at(6)
-    second.state.lr = 0.5  # another history from here
-    second.train(8)
-    assert second.journal.timeline == 2
-    expected = second.state.everything()
-    assert expected != state_at(8)
-    assert [row.step for row in second.journal.catalog.checkpoints()] == [0, 4, 8]
-    third = toy(killed(second, tmp_path / "killed"))
-    assert third.recover().step == 8
-    assert third.state.everything() == expected
 
 
 def test_going_back_and_looking_only_changes_nothing(toy: Callable[..., ToyTrainer]) -> None:
@@ -362,12 +303,11 @@ def was_interrupted(work: Callable[[], None], moment: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("writer", ["direct", "thread"])
-def test_an_interrupted_close_can_be_called_again(toy: Callable[..., ToyTrainer], writer: str) -> None:
+def test_an_interrupted_close_can_be_called_again(toy: Callable[..., ToyTrainer]) -> None:
     """The gate tries every fourth moment."""
     step = 0
-    for moment in itertools.count(0 if writer == "direct" else 1, 1 if campaign.is_soak() else 4):
-        trainer = toy(writer=writer)
+    for moment in itertools.count(0, 1 if campaign.is_soak() else 4):
+        trainer = toy(writer="thread")
         assert trainer.recover().step == step, f"an interrupt at {moment - 1}"
         step += 1
         trainer.train(step)
@@ -378,3 +318,142 @@ def test_an_interrupted_close_can_be_called_again(toy: Callable[..., ToyTrainer]
     last = toy()
     assert last.recover().step == step
     assert last.state.everything() == state_at(step)
+
+
+# Steps without tensors: redo ends before them, and every reader tells which they are.
+
+
+def covered_steps(trainer: ToyTrainer, count: int) -> None:
+    """Steps of which only the boundary after the last one is logged."""
+    state, first = trainer.state, trainer.journal.step
+    for step in range(first + 1, first + count + 1):
+        state.take_step(step)
+    boundary_of(trainer, covered=count, digests=state.digest().to_bytes(8, "little"))
+
+
+def test_redo_ends_before_covered_steps_and_the_boundary_tells_where_training_arrives(
+    toy: Callable[..., ToyTrainer], tmp_path: Path
+) -> None:
+    trainer = toy(writer="thread")
+    trainer.recover()
+    trainer.train(4)
+    covered_steps(trainer, 5)
+    trainer.train(11)
+    step_of(trainer)
+    covered_steps(trainer, 2)
+    trainer.journal.wait_synced()
+    assert (trainer.journal.step, trainer.journal.committed) == (14, 14)
+    run = killed(trainer, tmp_path / "killed")
+    assert not [finding for finding in verify_run(run) if isinstance(finding, Problem)]
+    again = toy(run)
+    report = again.recover()
+    assert (report.step, report.replayed, report.exact) == (4, 4, True)
+    assert again.state.everything() == state_at(4)
+    assert "the log has no tensors of steps 5 to 14: training computes them again" in report.notes
+    entries = [entry for path in sorted((run / "rank0" / "log").glob("*.seg")) for entry in DocumentSegment(path).entries()]
+    assert [(entry.step, entry.covered) for entry in entries if entry.covered] == [(9, 5), (14, 2)]
+    [nine] = [entry for entry in entries if entry.covered == 5]
+    again.train(9)
+    assert again.state.digest().to_bytes(8, "little") == nine.digests
+    assert again.state.lr == nine.boundary["lr"]
+
+
+def test_covered_steps_count_also_while_logging_is_suspended_and_more_than_the_format_holds_suspend_it(
+    toy: Callable[..., ToyTrainer], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = toy()
+    trainer.recover()
+    boundary_of(trainer, covered=COVERED_MAX)
+    assert not trainer.journal.is_suspended
+    boundary_of(trainer, covered=COVERED_MAX + 1)
+    assert trainer.journal.is_suspended
+    assert str(LogUnavailable(f"a boundary covers at most {COVERED_MAX} steps")) in caplog.text
+    boundary_of(trainer, covered=7)
+    assert (trainer.journal.step, trainer.journal.committed) == (2 * COVERED_MAX + 8, COVERED_MAX)
+
+
+def test_no_checkpoint_is_taken_of_a_state_behind_the_newest_boundary(toy: Callable[..., ToyTrainer]) -> None:
+    """It would be that of a boundary, with the weights of a later step."""
+    trainer = toy()
+    trainer.recover()
+    trainer.train(2)
+    trainer.journal.count_step()
+    with pytest.raises(AssertionError, match="a checkpoint of no boundary: 1 steps came since the last one"):
+        trainer.journal.checkpoint(trainer.state.snapshot())
+    boundary_of(trainer)
+    assert trainer.journal.checkpoint(trainer.state.snapshot())
+
+
+def test_the_command_line_names_covered_steps(
+    toy: Callable[..., ToyTrainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # no line is wrapped
+    trainer = toy()
+    trainer.recover()
+    trainer.train(2)
+    covered_steps(trainer, 5)
+    run = killed(trainer, tmp_path / "killed")
+
+    def call(*words: object) -> str:
+        code, out = call_tranlogs(*words)
+        assert code == 0, out
+        return out
+
+    assert "goes back to step 2: checkpoint 0 and 2 steps of log; training computes steps 3 to 7 again" in call("status", run)
+    [rank] = json.loads(call("status", run, "--json"))["ranks"]
+    assert (rank["watermarks"]["committed"], rank["recovery"]["step"], rank["recovery"]["computed_again"]) == (7, 2, 5)
+    assert "3 to 7" in call("log", run)
+    assert "steps 3 to 7, without tensors: only training can compute them again" in call("log", run, "--step", 5)
+    [rank] = json.loads(call("log", run, "--step", 3, "--json"))["ranks"]
+    assert [(record["step"], record["covered"]) for record in rank["records"]] == [(7, 5)]
+
+
+# What a run measures about itself, and how often it fails, is in its catalog and lasts over its processes.
+
+
+def trained_for(trainer: ToyTrainer, until: int, clock: FakeClock, seconds: float) -> ToyTrainer:
+    """Train on, a step in so many seconds; the run is left open."""
+    trainer.recover()
+
+    def pass_time(_: int) -> None:
+        trainer.journal.wait_checkpoint()
+        clock.advance(seconds)
+
+    trainer.train(until, say=pass_time)
+    assert trainer.journal.wait_synced()
+    return trainer
+
+
+def test_steps_bytes_and_checkpoints_are_measured(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+    clock = FakeClock(1e9)
+    trainer = trained_for(toy(clock=clock, policy=EverySteps(10)), 25, clock, 2.0)
+    trainer.journal.recovery_speed.observe_replay(0.5)
+    trainer.journal.recovery_speed.observe_load(0.25)
+    trainer.journal.close()
+    row = read_catalog(tmp_path / "run/rank0").measured
+    assert row is not None
+    # The last interval had 10 steps; the clock stands still while the first one is taken.
+    assert row.step_seconds == pytest.approx(2.0, rel=0.15)
+    assert row.interval_seconds == pytest.approx(20.0, rel=0.15)
+    assert row.step_bytes == pytest.approx(8 * sum(SIZES), rel=0.05)
+    assert (row.tensors, row.redo_seconds, row.is_redo_measured, row.load_seconds) == ("gradients", 0.5, True, 0.25)
+    assert (row.mtbf_seconds, row.failures, row.trained_seconds, row.since) == (0.0, 0, 0.0, 1e9)
+
+
+def test_a_process_that_did_not_come_to_its_end_is_a_failure(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+    clock = FakeClock(1e9)
+    options: dict[str, Any] = {"clock": clock, "policy": EverySteps(10), "durability": "machine"}
+    left = killed(trained_for(toy(**options), 12, clock, 10.0), tmp_path / "left")
+    clock.advance(86_400)  # the machine was off
+    toy(left, **options).journal.close()  # which has not trained hides no failure, and is none
+    second = trained_for(toy(left, **options), 20, clock, 10.0)
+    # Time after the last group is not known: one step at most.
+    found = second.journal.checkpoints.measurements
+    assert found.row.failures == 1
+    assert found.row.trained_seconds == pytest.approx(110.0, abs=10.0)
+    assert found.mtbf_seconds == pytest.approx((3600 + 110 + 80) / 2, abs=10.0)
+    second.journal.note_finished("complete")
+    second.journal.close()
+    third = trained_for(toy(left, **options), 21, clock, 1.0)
+    assert third.journal.checkpoints.measurements.row.failures == 1, "it came to its end"
+    assert third.journal.checkpoints.measurements.row.trained_seconds == pytest.approx(190.0, abs=20.0)

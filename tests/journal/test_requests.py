@@ -14,11 +14,9 @@ import pytest
 
 from tests.support.faults import failing
 from tests.support.toy import ToyTrainer, open_toy
-from tranlogs.base.errors import UsageError
 from tranlogs.catalog import Catalog, Change, CheckpointRow, CommonRow, TimelineRow, serve_requests, write_request
 from tranlogs.catalog.requests import REQUESTS_NAME
 from tranlogs.journal import change_catalog, owner_lock, read_owner
-from tranlogs.journal.owner_lock import OwnerLock
 from tranlogs.journal.pruning_holds import PruningHolds
 
 ASKER = """
@@ -99,17 +97,6 @@ def test_a_change_is_made_by_the_owner_or_by_the_asker(run: ToyTrainer, is_live:
     assert (owner.pid, owner.is_alive, owner.has_closed) == (os.getpid(), is_live, not is_live)
 
 
-def test_watermarks_of_a_store_leave_those_of_the_log(run: ToyTrainer) -> None:
-    assert run.journal.wait_synced()
-    assert asked(run.journal.paths.folder, "marks")
-    run.train(9)
-    run.journal.close()
-    catalog = Catalog.open(run.journal.paths.folder)
-    marks = catalog.watermarks()
-    catalog.close()
-    assert (marks.committed, marks.archived, marks.persisted) == (9, 2, 1)
-
-
 def test_an_owner_that_does_not_serve_holds_nobody_up(run: ToyTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tranlogs.journal.requests.REQUEST_SECONDS", 0.1)
     folder = run.journal.paths.folder.with_name("rank1")
@@ -123,21 +110,6 @@ def test_an_owner_that_does_not_serve_holds_nobody_up(run: ToyTrainer, monkeypat
         process.wait()
         assert change_catalog(folder, "asked", Change({"common": CommonRow(1, 2)}))
     assert not (folder / REQUESTS_NAME / "asked.json").exists()
-
-
-def test_a_trainer_names_a_stopped_process_that_owns_its_journal(run: ToyTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner_lock, "_BRIEF_SECONDS", 0.1)
-    run.journal.close()
-    folder = run.journal.paths.folder
-    with owned_briefly(folder) as process:
-        owner = read_owner(folder)
-        assert owner is not None
-        assert not owner.is_alive, "it does not train"
-        with pytest.raises(UsageError, match=str(process.pid)):
-            OwnerLock(folder)
-    again = open_toy(folder.parent, sizes=(7, 300))
-    assert again.recover().step == 5
-    again.journal.close()
 
 
 def test_a_trainer_drops_what_was_asked_of_the_one_before(run: ToyTrainer) -> None:
@@ -198,18 +170,15 @@ def test_newer_request_that_comes_while_the_older_one_is_served_is_served_next(
     catalog.close()
 
 
-@pytest.mark.parametrize("former", [None, CommonRow(3, 2)])
-def test_a_common_step_that_a_full_disk_has_refused_is_written_by_the_next_call(
-    former: CommonRow | None, tmp_path: Path
-) -> None:
+def test_a_common_step_that_a_full_disk_has_refused_is_written_by_the_next_call(tmp_path: Path) -> None:
     catalog = Catalog.open(tmp_path, writable=True)
 
     def common() -> CommonRow | None:
         return catalog.read(lambda tables: tables.get("common", CommonRow))
 
-    if former is not None:
-        with catalog.transaction() as tables:
-            tables.put("common", former)
+    former = CommonRow(3, 2)
+    with catalog.transaction() as tables:
+        tables.put("common", former)
     holds = PruningHolds(catalog, tmp_path, 1)
     with failing("catalog.before_commit=enospc"):
         holds.set_common_step(7, 2)

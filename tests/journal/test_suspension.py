@@ -18,7 +18,7 @@ from tranlogs.base.config import JournalConfig
 from tranlogs.catalog import Incident
 from tranlogs.journal import read_owner
 from tranlogs.journal.shutdown import ShutdownHandler
-from tranlogs.retention import CheckpointFacts, EverySteps, KeepAll, KeepEvery, KeepLatest, RetentionPolicy
+from tranlogs.retention import CheckpointFacts, EverySteps, KeepAll, KeepLatest, RetentionPolicy
 
 
 def suspended(trainer: ToyTrainer, at: int, rule: str = "log.begin=enospc") -> None:
@@ -68,33 +68,15 @@ def test_a_checkpoint_of_a_boundary_that_was_not_logged_is_not_taken(toy: Callab
     assert (again.recover().step, again.state.everything() == state_at(4)) == (4, True)
 
 
-def test_checkpoints_that_fail_and_fail_are_told_once_until_one_succeeds(
-    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer = toy(policy=EverySteps(2))
-    trainer.recover()
-    for until in (20, 50):
-        caplog.clear()
-        with failing("checkpoint.state=eio"):
-            patiently(trainer, until - 10)
-        assert sum("could not be written" in r.message for r in caplog.records) == 1
-        patiently(trainer, until)
-    assert max(checkpoint_steps(trainer)) >= 48
-
-
-@pytest.mark.parametrize("wrong", ["raises", "None"])
 def test_policies_of_the_user_s_own_that_fail_cost_neither_training_nor_a_checkpoint(
-    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture, wrong: str
+    toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture
 ) -> None:
     class Wrong:
         def is_due(self, facts: CheckpointFacts) -> bool:
-            if wrong == "raises":
-                raise ZeroDivisionError("of the policy")
-            return None  # type: ignore[return-value]
+            raise ZeroDivisionError("of the policy")
 
         def kept(self, steps: Any) -> Any:
-            if wrong == "raises":
-                raise ZeroDivisionError("of the retention")
+            return None
 
     trainer = toy(policy=Wrong(), retention=Wrong())
     trainer.recover()
@@ -102,8 +84,7 @@ def test_policies_of_the_user_s_own_that_fail_cost_neither_training_nor_a_checkp
     trainer.journal.boundary(trainer.state.auxiliary(), trainer.state.snapshot, checkpoint=True)
     trainer.journal.wait_checkpoint()
     assert checkpoint_steps(trainer) == [0, 6]
-    if wrong == "raises":
-        assert sum("the checkpoint policy failed" in r.message for r in caplog.records) == 1
+    assert sum("the checkpoint policy failed" in r.message for r in caplog.records) == 1
     assert any("could not delete expired segments and checkpoints" in r.message for r in caplog.records)
     assert not any("a checkpoint could not be written" in r.message for r in caplog.records)
     assert trainer.state.everything() == state_at(6)
@@ -222,49 +203,14 @@ def test_a_journal_that_could_not_be_closed_does_not_count_as_closed(tmp_path: P
     assert owner.has_closed
 
 
-@pytest.mark.parametrize(("writer", "step"), [("direct", 4), ("thread", 5)])
-def test_a_step_that_another_thread_could_not_log_is_not_followed_by_its_boundary(
-    toy: Callable[..., ToyTrainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str, step: int
-) -> None:
-    """A signal that may return to training seals the log between a step and its boundary, and the disk fails just then."""
-    clock = FakeClock()
-    trainer = toy(clock=clock, writer=writer)
-    trainer.recover()
-    trainer.train(step - 1)
-    go_on = trainer.state.go_on
-
-    def seal(at: int) -> None:
-        if at == step:
-            trainer.journal.log.drain()
-            with failing("log.before_commit=enospc"):
-                trainer.journal.seal(5.0)
-                trainer.journal.log.drain()
-        go_on(at)
-
-    monkeypatch.setattr(trainer.state, "go_on", seal)
-    trainer.train(step)
-    assert trainer.journal.is_suspended
-    assert trainer.journal.committed == step - 1
-    again = toy(killed(trainer, tmp_path / "first"))
-    assert (again.recover().step, again.state.everything() == state_at(step - 1)) == (step - 1, True)
-    clock.advance(100)
-    trainer.train(step + 3)
-    assert not trainer.journal.is_suspended
-    trainer.journal.log.drain()
-    again = toy(killed(trainer, tmp_path / "second"))
-    assert (again.recover().step, again.state.everything() == state_at(step + 3)) == (step + 3, True)
-
-
 SIZES = (7, 300)
 
 
 KEEPS = [  # retention, error, and whether older checkpoints are given up
     (KeepLatest(3), "enospc", True),
-    (KeepLatest(2), "enospc", True),
     (KeepLatest(3), "eio", False),
     (KeepLatest(1), "enospc", False),
     (KeepAll(), "enospc", False),
-    (KeepEvery(5), "enospc", False),
 ]
 
 

@@ -71,7 +71,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "tranlogs/log/reader.py",
         "if checksum_of(out[at:to]) != self._sum(i):",
         "if checksum_of(out[at:to]) == -1:",
-        ("tests/recovery/test_damaged_recovery.py::test_loss_at_the_end_of_the_log_is_said_once_with_what_it_costs",),
+        ("tests/verify/test_verify.py::test_loss_at_the_end_of_the_log_is_said_once_with_what_it_costs",),
     ),
     Mutant(
         "the checksums of a tensor are not compared when it is verified",

@@ -1,7 +1,11 @@
-"""Shipping a journal to a store that works: in order, once, only what is sound, and as much as is to be kept."""
+"""Shipping a journal: in order, once, only what is sound, as much as is to be kept, and to stores that fail or lie."""
 
 from __future__ import annotations
 
+import itertools
+import random
+import threading
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -25,7 +29,7 @@ from tranlogs.base.clock import Clock
 from tranlogs.base.config import MIB
 from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths
-from tranlogs.retention.keep_policy import KeepAll, KeepLatest, RetentionPolicy
+from tranlogs.retention.keep_policy import KeepLatest
 from tranlogs.shipping import Archiver, ShippingSettings, pull, read_newest, upload
 from tranlogs.shipping.manifest import manifest_names, parse_manifest_name, read_local
 from tranlogs.stores import Store
@@ -55,20 +59,6 @@ def test_a_run_is_shipped_whole_and_once_in_parts_and_comes_back(memory_path: Pa
     assert gone, "the store keeps two checkpoints, and the log behind the older one"
     assert all("checkpoints/step-0000000000" in name or "/log/" in name for name in gone)
     assert_comes_back(store, "a/rank0", memory_path / "b", 22)
-
-
-@pytest.mark.parametrize(("keep", "steps"), [(KeepAll(), {0, 10, 20, 30}), (KeepLatest(1), {30})])
-def test_the_store_keeps_the_checkpoints_that_it_is_told_to(memory_path: Path, keep: RetentionPolicy, steps: set[int]) -> None:
-    """Whatever is pruned here meanwhile."""
-    run, store = memory_path / "a", LocalStore(memory_path / "store")
-    for until in (12, 25, 38):
-        trained(run, until)
-        ship(run, store, keep=keep)
-    manifest, _ = read_newest(store, "a/rank0")
-    assert manifest is not None
-    assert {one.row.step for one in manifest.checkpoints} == steps  # type: ignore[union-attr]
-    assert set(store.names("a/rank0/objects")) == objects_named(store), "nothing is left over"
-    assert_comes_back(store, "a/rank0", memory_path / "b", 38)
 
 
 def test_a_live_run_is_followed_and_its_segments_are_sealed_by_age(memory_path: Path) -> None:
@@ -127,18 +117,6 @@ def test_half_sent_objects_of_a_dead_archiver_are_deleted_and_nothing_where_mani
     assert {name for name in before if "/objects/" in name} < set(store.objects)
 
 
-def test_a_catalog_that_was_rebuilt_finds_its_store_again(memory_path: Path) -> None:
-    run, store = memory_path / "a", FaultyStore()
-    trained(run, 15)
-    ship(run, store)
-    before = {name for name in store.objects if "/objects/" in name}
-    for path in (run / "rank0").glob("catalog.lmdb*"):
-        path.unlink()
-    toy(run).journal.close()
-    assert ship(run, store).archived == 15
-    assert {name for name in store.objects if "/objects/" in name} == before
-
-
 # Manifests that are durable, or not.
 
 
@@ -175,19 +153,6 @@ def test_what_the_durable_manifest_names_stays_until_a_newer_one_is_durable(memo
     assert {name for name in store.objects if "/objects/" in name} == objects_named(store), "nothing is left over"
 
 
-def test_without_a_durable_manifest_nothing_is_persisted(memory_path: Path) -> None:
-    run, store = memory_path / "a", FaultyStore()
-    trained(run, 15)
-    with closing(archiver(run, store, persist_seconds=1e9)) as made:
-        assert drain(made).persisted == 15
-        forget_manifests(store)
-        for name in manifest_names(store, "a/rank0"):
-            del store.objects[name]
-        trained(run, 27)
-        found = drain(made)
-    assert (found.archived, found.persisted, marks(run).persisted) == (27, 0, 0)
-
-
 def test_a_manifest_that_is_lost_is_written_again(memory_path: Path) -> None:
     """Nothing else has changed, and nothing else would write one."""
     trained(memory_path / "a", 12)
@@ -204,6 +169,189 @@ def test_a_manifest_that_is_lost_is_written_again(memory_path: Path) -> None:
         store.is_durable = True
         assert drain(made).persisted == 12
     assert_comes_back(store, "a/rank0", memory_path / "b", 12)
+
+
+# Stores that fail, hang, forget, lose or change what they were sent: nothing is believed without looking.
+
+
+def fails(store: FaultyStore) -> None:
+    """A third of all calls fail."""
+    chance = random.Random(7)
+    store.fails = lambda called, name: chance.random() < 0.3
+
+
+def spoils(store: FaultyStore) -> None:
+    """Each third object is shorter, longer or empty, or the machine has no memory for it."""
+    ways, number = [lambda data: data[:-1], lambda data: data + b"x", lambda data: b"", _use_up_memory], itertools.count()
+
+    def change(name: str, data: bytes) -> bytes:
+        turn, is_sound = divmod(next(number), 3)
+        return data if is_sound or not data else bytes(ways[turn % len(ways)](data))
+
+    store.spoils = change
+
+
+def _use_up_memory(data: bytes) -> bytes:
+    raise MemoryError
+
+
+def forgets_an_object(store: FaultyStore) -> None:
+    del store.objects[next(name for name in sorted(store.objects) if "/log/" in name)]
+
+
+@pytest.mark.parametrize("harm", [fails, spoils, forgets_an_object])
+def test_what_is_archived_comes_back_whatever_the_store_does(memory_path: Path, harm: Callable[[FaultyStore], None]) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 15)
+    ship(run, store)
+    trained(run, 27)
+    harm(store)
+    assert ship(run, store).archived == 27
+    store.fails = lambda called, name: False
+    assert_comes_back(store, "a/rank0", memory_path / "b", 27)
+
+
+def test_a_store_that_forgets_everything_is_sent_it_again_by_the_process_that_knows_it(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 12)
+    with closing(archiver(run, store)) as made:
+        drain(made)
+        store.objects.clear()
+        trained(run, 25)
+        assert drain(made).archived == 25
+    assert_comes_back(store, "a/rank0", memory_path / "b", 25)
+
+
+def test_a_store_that_is_away_is_said_once_and_waited_for(memory_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 5)
+    store.fails = lambda called, name: True
+    with closing(archiver(run, store)) as made:
+        for _ in range(10):
+            made.run_once()
+            made.wait(0.02)
+        row = store_row(run)
+        assert row is not None
+        assert "names" in made.progress().problem
+        assert "failed" in row.problem
+        assert len([one for one in caplog.records if "cannot ship now" in one.message]) == 1
+        store.fails = lambda called, name: False
+        assert drain(made).archived == 5
+        row = store_row(run)
+        assert row is not None
+        assert row.problem == ""
+
+
+def test_a_store_that_hangs_holds_nobody(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 5)
+    store.hangs.clear()
+    with closing(archiver(run, store, stall_seconds=0.05)) as made:
+        try:
+            assert "nothing moved for 0.05 s" in made.run_once().problem
+            for _ in range(20):
+                made.run_once()
+                made.wait(0.02)
+            assert sum(thread.name == "tranlogs-store" for thread in threading.enumerate()) <= 8
+            store.hangs.set()
+            assert drain(made).archived == 5
+        finally:
+            store.hangs.set()
+
+
+def test_an_error_of_the_program_is_recorded_and_shipping_goes_on(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 15)
+    is_mended, put = threading.Event(), store.put
+
+    def wrong(*arguments: object) -> object:
+        if not is_mended.is_set():
+            raise TypeError("a mistake")
+        return put(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store, "put", wrong)
+    with closing(archiver(run, store)) as made:
+        made.start()
+        while (row := store_row(run)) is None or "error in TranLogs (TypeError: a mistake)" not in row.problem:
+            made.wait(0.02)
+        is_mended.set()
+        while made.progress().archived < 15:
+            made.wake()
+            made.wait(0.02)
+    assert_comes_back(store, "a/rank0", memory_path / "b", 15)
+
+
+# What is lost before it is durable.
+
+
+def lose_log(run: Path) -> None:
+    """Nothing is here any more that could be sent again."""
+    for path in (run / "rank0/log").glob("*.seg"):
+        path.unlink()
+
+
+@pytest.fixture
+def volatile(memory_path: Path) -> FaultyStore:
+    """A store that has the run `a` up to step 15, and nothing of it for good."""
+    store = FaultyStore()
+    store.is_durable = False
+    trained(memory_path / "a", 15)
+    found = ship(memory_path / "a", store)
+    assert (found.archived, found.persisted) == (15, 0)
+    return store
+
+
+def test_what_is_lost_does_not_count_and_is_sent_again(memory_path: Path, volatile: FaultyStore) -> None:
+    run, store = memory_path / "a", volatile
+    store.fails = lambda called, name: called == "put"
+    store.lost = {name for name in store.objects if "/log/" in name}
+    with closing(archiver(run, store)) as made:
+        made.run_once()
+        assert marks(run).archived < 15
+        store.fails = lambda called, name: False
+        store.is_durable = True
+        found = drain(made)
+    assert found.archived == found.persisted == 15
+    assert_comes_back(store, "a/rank0", memory_path / "b", 15)
+
+
+def test_what_is_lost_and_comes_back_counts_again(memory_path: Path, volatile: FaultyStore) -> None:
+    """Also where it is not here any more: a machine that was away brings it."""
+    run, store = memory_path / "a", volatile
+    before = {name for name in store.objects if "/log/" in name}
+    store.lost = set(before)
+    lose_log(run)
+    assert ship(run, store).archived < 15
+    manifest, _ = read_newest(store, "a/rank0")
+    assert manifest is not None
+    assert all(one.is_lost for one in manifest.segments)
+    with closing(archiver(run, store)) as made:  # another process
+        assert drain(made).archived < 15
+        store.back = before
+        assert drain(made).archived == 15
+        assert {name for method, name in store.calls if method == "request_durability"} == before
+        store.is_durable = True
+        assert drain(made).persisted == 15
+    assert_comes_back(store, "a/rank0", memory_path / "b", 15)
+
+
+def test_a_request_to_persist_that_was_dropped_is_made_again(memory_path: Path, volatile: FaultyStore) -> None:
+    with closing(archiver(memory_path / "a", volatile, persist_seconds=0.0)) as made:
+        for _ in range(100):
+            made.run_once()
+            made.wait(0.01)
+            if any(method == "request_durability" for method, _ in volatile.calls):
+                break
+        else:
+            raise AssertionError("it was not asked for again")
+        volatile.is_durable = True
+        assert drain(made).persisted == 15
+
+
+def test_what_the_store_will_not_make_durable_by_itself_is_asked_for_at_once(memory_path: Path, volatile: FaultyStore) -> None:
+    volatile.is_durable, volatile.forgotten = True, {name for name in volatile.objects if "/log/" in name}
+    assert ship(memory_path / "a", volatile, persist_seconds=1e9).persisted == 15
+    assert not volatile.forgotten
 
 
 # Journals of one group: none gives up what all of them need to come back together.

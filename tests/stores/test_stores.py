@@ -66,6 +66,10 @@ def test_nothing_is_written_to_the_place_of_a_disk_that_is_not_mounted_any_more(
     assert list(root.iterdir()) == []
     with disks.memory_disk(root):
         put(store, "object", b"3")
+    root.rmdir()
+    with pytest.raises(StoreUnavailable, match="the folder has vanished"):
+        put(store, "object", b"4")
+    assert not root.exists()
 
 
 # fsspec.

@@ -20,10 +20,11 @@ import os
 import random
 import shutil
 import signal
+import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -32,7 +33,6 @@ from tests.support import damage
 from tests.support.record_rows import change_rows
 from tests.support.toy import ToyState, ToyTrainer, open_toy
 from tests.support.verify import verify_run
-from tests.verify.regions import HARMLESS, lmdb_regions, segment_regions
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import TranLogsError
 from tranlogs.catalog import (
@@ -47,7 +47,7 @@ from tranlogs.catalog import (
 from tranlogs.catalog.lineage import trace_lineage
 from tranlogs.checkpoints.folder import MANIFEST
 from tranlogs.log import record_format
-from tranlogs.log.reader import SegmentReader
+from tranlogs.log.reader import Record, SegmentReader
 from tranlogs.log.record_format import HEAD, Location, RecordKind
 from tranlogs.log.record_rows import RecordRow, add_records
 from tranlogs.recovery.history import build_history
@@ -334,15 +334,19 @@ def regions_of(base: Base) -> list[tuple[Path, str, Sequence[damage.Span]]]:
 
 
 def break_region(
-    base: Base, run: Path, rnd: random.Random, path: Path, region: str, spans: Sequence[damage.Span], how: damage.Damage
+    base: Base, run: Path, rnd: random.Random, path: Path, region: str, spans: Sequence[damage.Span], way: int
 ) -> tuple[list[Path], str, int]:
-    """Break a region; where it stands and what it costs at most, as `choose` does."""
+    """Break a region; where it stands and what it costs at most, as `choose` does. Zeros instead of zeros are no damage."""
     target, before = run / path.relative_to(base.run), path.read_bytes()
     start, end = rnd.choice(spans)
-    done = how(target, rnd, (start, end))
-    raw = bytearray(target.read_bytes())
-    raw[:start], raw[end:] = before[:start], before[end:]  # what has hit the neighbours, too
-    target.write_bytes(raw)
+    done, raw = "", bytearray(before)
+    for how in (WAYS[way % len(WAYS)], damage.garble_range):
+        if raw != before:
+            break
+        done = how(target, rnd, (start, end))
+        raw = bytearray(target.read_bytes())
+        raw[:start], raw[end:] = before[:start], before[end:]  # what has hit the neighbours, too
+        target.write_bytes(raw)
     is_harmless = path.suffix != ".seg" or region in HARMLESS
     return [target], f"{region}: {done}", LAST if is_harmless else base.checkpoints[0]
 
@@ -463,11 +467,11 @@ def try_meta_bit(folder: Path, sound: bytes, bit: int) -> dict[str, Any]:
         catalog = Catalog.open(folder, writable=True)
         try:
             catalog.read(Tables.check)
-            for i in range(8):
+            for i in range(2):  # each meta page is written
                 with catalog.transaction() as tables:
                     tables.put(f"incident/{i:06d}", Incident(i, "why" * 300, 0, 0.0))
                     add_records(tables, [RecordRow(1, 10 + i, 64 * i, 64 * i + 64, bytes(HEAD.size))])
-            assert len(catalog.incidents()) == 8
+            assert len(catalog.incidents()) == 2
             case["outcome"] = "used"
         finally:
             catalog.close()
@@ -499,6 +503,131 @@ def _copy_range(reader: IO[bytes], writer: IO[bytes], start: int, stop: int) -> 
             writer.write(block)
 
 
+# Every region of a segment and of an LMDB file, with all places where a file has it: what damage can hit.
+
+_PAGE, _HEADER = 4096, 16  # bytes of a page of LMDB, and of its header
+_BRANCH, _LEAF = 1, 2  # flags of a page
+_IS_BIG = 1  # flag of a node whose value lies in overflow pages
+
+
+Regions = dict[str, list[damage.Span]]
+
+
+_IS_BIG = 1  # flag of a node whose value lies in overflow pages
+
+
+def segment_regions(path: Path, locations: Sequence[Location]) -> Regions:
+    """Map a segment's records, what lies between them, and what lies behind them."""
+    found: Regions = {}
+
+    def add(region: str, start: int, end: int) -> None:
+        if start < end:
+            found.setdefault(region, []).append((start, end))
+
+    with SegmentReader(path) as reader:
+        for location in locations:
+            head, kind = location.head, location.head.kind.name
+            end = location.description_offset + head.description_bytes
+            arrays = sorted((row[0], row[0] + row[1]) for row in _arrays_within(reader.decode(location), location))
+            payload_end = min([location.description_offset, *(start for start, _ in arrays)])
+            add(f"head of {kind}", location.offset, location.payload_offset)
+            add(f"payload of {kind}", location.payload_offset, payload_end)
+            for span in arrays:
+                add(f"array in the body of {kind}", *span)
+            add(f"description of {kind}", location.description_offset, end)
+            add("padding", end, location.end)
+    add("space behind the last record", locations[-1].end, path.stat().st_size)
+    return found
+
+
+def _arrays_within(entry: Record, location: Location) -> Iterator[tuple[int, int]]:
+    """Yield place and length of the arrays that lie in this record, and not in one that it refers to."""
+    for _, row in entry.arrays():
+        if location.payload_offset <= row[0] < location.end:
+            yield row[0], row[1]
+
+
+def segment_region_names() -> set[str]:
+    """Return the regions that segments of a run with records of all kinds have."""
+    names = {f"{part} of {kind.name}" for kind in RecordKind for part in ("head", "description")}
+    names |= {f"payload of {kind.name}" for kind in (RecordKind.STEP, RecordKind.UNIT, RecordKind.IMAGE)}
+    ends = {f"array in the body of {kind.name}" for kind in RecordKind if kind.is_boundary}
+    return names | ends | HARMLESS
+
+
+HARMLESS = {"padding", "space behind the last record"}
+
+
+LMDB_REGIONS = {
+    "newest meta page",
+    "older meta page",
+    "header of a branch page",
+    "header of a leaf page",
+    "header of an overflow page",
+    "pointers of a page",
+    "unused part of a page",
+    "header of a node",
+    "key of a row",
+    "list of free pages",
+    "free page",
+    "space behind the last page",
+}
+
+
+def lmdb_regions(path: Path) -> Regions:
+    """Map the pages of an LMDB file. The rows are regions by kind: "row segment/", "row watermarks".
+
+    LMDB's structures are in its mdb.c: MDB_page, MDB_meta, MDB_db, MDB_node.
+    """
+    raw, found = path.read_bytes(), Regions()
+
+    def add(region: str, start: int, end: int) -> None:
+        if start < end:
+            found.setdefault(region, []).append((start, end))
+
+    def walk(page: int, is_free_list: bool) -> None:
+        at = page * _PAGE
+        (flags, lower, upper) = struct.unpack_from("<HHH", raw, at + 10)
+        assert flags in (_BRANCH, _LEAF), f"page {page} has flags {flags}"
+        add(f"header of a {'branch' if flags == _BRANCH else 'leaf'} page", at, at + _HEADER)
+        add("pointers of a page", at + _HEADER, at + lower)
+        add("unused part of a page", at + lower, at + upper)
+        for (pointer,) in struct.iter_unpack("<H", raw[at + _HEADER : at + lower]):
+            node = at + pointer
+            low, high, node_flags, key_bytes = struct.unpack_from("<HHHH", raw, node)
+            add("header of a node", node, node + 8)
+            key_end = node + 8 + key_bytes
+            if flags == _BRANCH:
+                add("key of a row", node + 8, key_end)
+                walk(low | high << 16 | node_flags << 32, is_free_list)
+                continue
+            key, nbytes, value = raw[node + 8 : key_end], low | high << 16, key_end
+            if node_flags & _IS_BIG:
+                (big,) = struct.unpack_from("<Q", raw, value)
+                add("header of an overflow page", big * _PAGE, big * _PAGE + _HEADER)
+                value = big * _PAGE + _HEADER
+            if is_free_list:
+                add("list of free pages", node + 8, value + nbytes)
+                (count,) = struct.unpack_from("<Q", raw, value)
+                for free in struct.unpack_from(f"<{count}Q", raw, value + 8):
+                    add("free page", free * _PAGE, (free + 1) * _PAGE)
+                continue
+            add("key of a row", node + 8, key_end)
+            name, slash, _ = key.decode().partition("/")
+            add(f"row {name}{slash}", value, value + nbytes)
+
+    metas = sorted(range(2), key=lambda page: int(struct.unpack_from("<Q", raw, page * _PAGE + 144)[0]))
+    newest = metas[1] * _PAGE
+    add("older meta page", metas[0] * _PAGE, metas[0] * _PAGE + 152)
+    add("newest meta page", newest, newest + 152)
+    free_root, root, last_page = struct.unpack_from("<Q40xQQ", raw, newest + 80)
+    for tree, is_free_list in ((root, False), (free_root, True)):
+        if tree != (1 << 64) - 1:
+            walk(tree, is_free_list)
+    add("space behind the last page", (last_page + 1) * _PAGE, len(raw))
+    return found
+
+
 def main(folder: str, name: str, first: str, count: str) -> None:
     logging.disable()
     cases = range(int(first), int(first) + int(count))
@@ -512,8 +641,7 @@ def main(folder: str, name: str, first: str, count: str) -> None:
         base = Base("small-all-rows", Path(folder) / "small-all-rows")
         for number, (path, region, spans) in enumerate(regions_of(base)):
             for seed in cases:
-                how = WAYS[(number + seed) % len(WAYS)]
-                broken = partial(break_region, path=path, region=region, spans=spans, how=how)
+                broken = partial(break_region, path=path, region=region, spans=spans, way=number + seed)
                 case = try_case(base, base.run.with_name("case"), 1000 * number + seed, broken)
                 print(json.dumps({"region": region, **case}), flush=True)
         return

@@ -16,7 +16,7 @@ import pytest
 
 from tests.crash import tally
 from tests.support import campaign
-from tests.verify.regions import HARMLESS, LMDB_REGIONS, segment_region_names
+from tests.verify.corruption import HARMLESS, LMDB_REGIONS, segment_region_names
 from tranlogs.catalog.rows import KINDS
 
 WORKER = Path(__file__).with_name("corruption.py")
@@ -76,7 +76,7 @@ def test_damage_is_named_and_worked_around_or_refused(memory_path: Path, base: s
 
 def test_damage_of_every_region_is_named_and_worked_around(memory_path: Path) -> None:
     """Of segments with records of all kinds, and of a catalog with rows of all kinds and with pages of all kinds."""
-    ways = campaign.examples(2)  # a flipped bit, and noise or zeros
+    ways = campaign.examples(3) if campaign.is_soak() else 1  # a flipped bit, noise or zeros
     cases, code = broken_runs(memory_path, "regions", FIRST, ways)
     assert code == 0, f"the process ended with {code} after {cases[-1]}"
     failed = [case for case in cases if "failed" in case]

@@ -1,4 +1,4 @@
-"""`verify` names what is damaged, missing or of another version, by file, step and tensor, and nothing else."""
+"""`verify` names what is damaged or missing, by file, step and tensor, and nothing else; recovery works around it."""
 
 from __future__ import annotations
 
@@ -7,27 +7,21 @@ import os
 import shutil
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.abandon import abandoned_copy
 from tests.support.damage import tensor_span
-from tests.support.faults import failing
-from tests.support.record_rows import forget_records
-from tests.support.toy import ToyTrainer, open_toy
+from tests.support.toy import ToyState, ToyTrainer, open_toy, uninterrupted
 from tests.support.verify import verify_run
 from tranlogs.base.config import JournalConfig
-from tranlogs.base.errors import NotARun
-from tranlogs.catalog import Catalog, segment_key
+from tranlogs.base.errors import RecoveryError
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.log.reader import Record, SegmentReader
 from tranlogs.log.record_format import HEAD, Location
-from tranlogs.recovery.history import ScannedSegment
-from tranlogs.recovery.journal_facts import read_facts
+from tranlogs.recovery.journal_facts import read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.verify import Checked, Problem, verify_journal
 
@@ -35,8 +29,8 @@ SIZES = (7, 3000, 40_000)
 
 
 def open_run(run: Path, **options: Any) -> ToyTrainer:
-    config = JournalConfig(segment_bytes=1 << 20, **options)
-    return open_toy(run, sizes=SIZES, config=config, policy=EverySteps(20), retention=KeepLatest(2))
+    policy, config = options.pop("policy", EverySteps(20)), JournalConfig(**{"segment_bytes": 1 << 20, **options})
+    return open_toy(run, sizes=SIZES, config=config, policy=policy, retention=KeepLatest(2))
 
 
 @pytest.fixture(scope="module")
@@ -70,16 +64,6 @@ def problems_of(run: Path) -> list[Problem]:
     return [finding for finding in verify_run(run) if isinstance(finding, Problem)]
 
 
-def newest_segment(run: Path) -> ScannedSegment:
-    segments = read_facts(run / "rank0").segments
-    return max(segments, key=lambda segment: segment.row.ordinal)
-
-
-def free_bytes(segment: ScannedSegment) -> int:
-    """Allocated behind the last record: `close` gives that of the last segment back."""
-    return segment.path.stat().st_size - segment.locations[-1].end
-
-
 def entry_of(run: Path, step: int, *, of_boundary: bool = False) -> tuple[Path, Location, Record]:
     for segment in read_facts(run / "rank0").segments:
         with SegmentReader(segment.path) as reader:
@@ -110,35 +94,6 @@ def test_sound_run_has_no_problem(run: Path) -> None:
     assert sum(finding.nbytes for finding in checked if "checkpoints" in finding.path.parts) == sum(states)
 
 
-def test_verify_changes_nothing(run: Path) -> None:
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and not path.name.endswith("-lock")}
-    list(verify_run(run))
-    assert {path: path.read_bytes() for path in before} == before
-
-
-def test_only_the_newest_segment_of_a_killed_process_may_be_missing_in_the_catalog(run: Path) -> None:
-    rows = sorted((segment.row for segment in read_facts(run / "rank0").segments), key=lambda row: row.ordinal)
-    catalog = Catalog.open(run / "rank0", writable=True)
-    for row in (rows[-1], rows[0]):
-        with catalog.transaction() as tables:
-            tables.delete(segment_key(row.ordinal))
-    catalog.close()
-    note = run / "rank0" / "owner.json"
-    note.write_text(note.read_text().replace('"has_closed": true', '"has_closed": false'))
-    told = [problem.what for problem in problems_of(run) if "does not list" in problem.what]
-    assert told == [f"it does not list segment {rows[0].file}, which reaches step {rows[0].last_step}"]
-
-
-def test_damage_to_a_segment_that_the_catalog_does_not_list_is_named(run: Path) -> None:
-    row = newest_segment(run).row
-    path, _, record = entry_of(run, 66)
-    assert path.name == row.file
-    with Catalog.open(run / "rank0", writable=True) as catalog, catalog.transaction() as tables:
-        tables.delete(segment_key(row.ordinal))
-    invert(path, tensor_span(record, "grad/w2")[0] + 1000)
-    assert (path, 66, "grad/w2") in [(problem.path, problem.step, problem.tensor) for problem in problems_of(run)]
-
-
 def test_damaged_tensor_is_named_with_file_step_and_name(run: Path) -> None:
     path, _, entry = entry_of(run, 61)
     invert(path, tensor_span(entry, "grad/w2")[0] + 1000)
@@ -167,16 +122,7 @@ def test_damaged_record_is_named_with_its_step(run: Path, step: int, of_boundary
         assert words.format(location.head.sequence) in problem.what
 
 
-def test_damaged_first_head_hides_no_entry_though_there_are_no_rows(run: Path) -> None:
-    segment = newest_segment(run)
-    overwrite(segment.path, segment.locations[0].offset + 36, b"\xff\xff\xff\xff")  # the length of its description
-    forget_records(run / "rank0")
-    [problem] = problems_of(run)
-    assert (problem.path, problem.what) == (segment.path, "its first record is damaged or missing")
-    assert recovered_step(run) == 66
-
-
-@pytest.mark.parametrize("part", ["param/w1", "state/w2", "header", "meta.bin", "manifest.json"])
+@pytest.mark.parametrize("part", ["state/w2", "header", "meta.bin", "manifest.json"])
 def test_each_part_of_a_checkpoint_is_named(run: Path, part: str) -> None:
     folder = max((run / "rank0" / "checkpoints").iterdir())
     file = folder / (part if "." in part else "state.safetensors")
@@ -201,11 +147,6 @@ def test_abandoned_entries_are_no_problem(run: Path) -> None:
     trainer.journal.close()
     overwrite(path, location.offset, b"\0" * HEAD.size)
     assert not problems_of(run)
-
-
-def test_run_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NotARun):
-        list(verify_run(tmp_path))
 
 
 def test_unreadable_sector_is_named_and_the_rest_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +187,7 @@ def test_run_that_is_being_written_has_no_problem(memory_path: Path) -> None:
     watcher = threading.Thread(target=look)
     watcher.start()
     try:
-        trainer.train(120)
+        trainer.train(60)
     finally:
         stop.set()
         watcher.join()
@@ -255,51 +196,95 @@ def test_run_that_is_being_written_has_no_problem(memory_path: Path) -> None:
     assert not found
 
 
-def test_a_checkpoint_that_was_never_listed_and_is_overtaken_makes_no_hole(memory_path: Path) -> None:
-    """What the log has behind it was pruned: the trainer knew of newer ones alone."""
+# Recovery works around it, says so, and not at the price of a replay each.
 
-    def opened(run: Path) -> ToyTrainer:
-        config = JournalConfig(segment_bytes=4 << 20)
-        return open_toy(run, config=config, policy=EverySteps(1000), retention=KeepLatest(1))
 
-    def sealed(trainer: ToyTrainer, until: int) -> None:
-        trainer.train(until)
-        wal = trainer.journal.log.wal
-        assert wal is not None
-        wal.roll()
-        while not any(row.state == "sealed" and row.last_step == until for row in trainer.journal.catalog.segments()):
-            with wal._lock:
-                wal._lock.notify_all()
-            time.sleep(0.001)
+@pytest.fixture
+def restores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps of the checkpoints that were restored."""
+    steps, restore = list[int](), ToyState.restore
 
-    def taken(trainer: ToyTrainer, until: int) -> None:
-        trainer.train(until)
-        trainer.journal.checkpoint(trainer.state.snapshot())
-        trainer.journal.wait_checkpoint()
+    def counted(state: ToyState, checkpoint: Checkpoint) -> None:
+        steps.append(checkpoint.step)
+        restore(state, checkpoint)
 
-    trainer = opened(memory_path / "run")
-    trainer.recover()
-    sealed(trainer, 3)
-    with failing("checkpoint.published=enospc"):
-        taken(trainer, 3)
-    sealed(trainer, 5)
-    taken(trainer, 5)  # the trainer learns of the failure at a boundary where one is due: too late
-    assert [row.base_step for row in trainer.journal.catalog.segments() if row.state == "retired"] == [0, 3]
-    taken(trainer, 7)
-    trainer.train(8)
-    left = abandoned_copy(trainer.journal, memory_path / "left")
+    monkeypatch.setattr(ToyState, "restore", counted)
+    return steps
+
+
+def damage_state(run: Path, step: int) -> str:
+    """Damage a tensor of the checkpoint of a step; returns the checkpoint's name."""
+    [folder] = (run / "rank0" / "checkpoints").glob(f"step-{step:010d}-*")
+    with Checkpoint(folder) as checkpoint:
+        invert(folder / "state.safetensors", checkpoint.manifest["state"]["bytes"] - 1)
+    return folder.name
+
+
+def recovered(run: Path, step: int, **options: Any) -> ToyTrainer:
+    trainer = open_run(run, **options)
+    assert trainer.recover().step == trainer.journal.step == step
+    assert trainer.state.everything() == uninterrupted(step).everything()
+    return trainer
+
+
+def test_damaged_checkpoint_is_replaced_by_a_longer_replay_and_is_not_one_that_is_kept(run: Path, restores: list[int]) -> None:
+    name = damage_state(run, 60)
+    trainer = recovered(run, 66)
+    assert restores == [60, 40]
+    trainer.train(70)  # takes one at 67: two sound ones are kept
     trainer.journal.close()
-    assert steps_of(left) == [3, 7]
-    assert problems_of(left) == []
-    again = opened(left)
-    assert again.recover().step == 8
-    assert [row.step for row in again.journal.catalog.checkpoints()] == [7]
-    taken(again, 9)
-    again.journal.close()
-    assert steps_of(left) == [9]
-    assert problems_of(left) == []
+    assert [row.step for row in read_catalog(run / "rank0").checkpoints] == [40, 67]
+    assert (run / "rank0" / "checkpoints" / f"damaged-{name}").is_dir()
+    damage_state(run, 67)
+    recovered(run, 70).journal.close()
 
 
-def steps_of(run: Path) -> list[int]:
-    """Of its checkpoints on disk."""
-    return sorted(int(path.name.split("-")[1]) for path in (run / "rank0/checkpoints").iterdir())
+def test_no_sound_checkpoint_is_refused_with_the_names_of_the_damaged_ones(run: Path) -> None:
+    names = [damage_state(run, 40), damage_state(run, 60)]
+    trainer = open_run(run)
+    with pytest.raises(RecoveryError, match=f"no sound checkpoint: 2 are damaged .*{', '.join(names)}") as refused:
+        trainer.recover()
+    assert all(words in str(refused.value) for words in ("`tranlogs verify`", "`tranlogs pull`", "start a new run"))
+    trainer.journal.close()
+
+
+def test_loss_at_the_end_of_the_log_is_said_once_with_what_it_costs(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, _, entry = entry_of(run, 65)
+    invert(path, tensor_span(entry, "grad/w2")[0])
+    trainer = open_run(run)
+    report = trainer.recover()
+    assert report.step == 64
+    lost = "step 66 had been committed, but the readable log ends at step 64: 2 steps have to be trained again"
+    assert report.notes.count(lost) == 1
+    assert sum("step 65: tensor grad/w2: the checksum of its bytes differs" in note for note in report.notes) == 1
+    assert caplog.text.count("checksum") == 1, "a script that prints no report says it, too"
+    trainer.journal.close()
+
+
+def test_landing_steps_back_over_boundaries_that_share_a_damaged_array(memory_path: Path, restores: list[int]) -> None:
+    run, options = memory_path / "run", {"segment_bytes": 16 << 20, "policy": EverySteps(1000)}
+    trainer = recovered(run, 0, **options)
+    trainer.train(29)
+    trainer.journal.close()
+    path, location, _ = entry_of(run, 29, of_boundary=True)
+    with SegmentReader(path) as reader:
+        [(_, (shared, *_))] = reader.decode(location).arrays()
+    invert(path, shared + 100)
+    recovered(run, 19, **options).journal.close()
+    assert restores == [0, 0]  # not one for each of the ten boundaries that it steps over
+
+
+def test_the_log_of_another_run_is_never_taken_for_this_one_s(memory_path: Path, run: Path) -> None:
+    """Both begin at the same numbers."""
+    other = memory_path / "other"
+    trainer = open_run(other)
+    trainer.recover()
+    trainer.train(15)
+    trainer.journal.close()
+    shutil.rmtree(other / "rank0" / "log")
+    shutil.copytree(run / "rank0" / "log", other / "rank0" / "log")
+    trainer = open_run(other)
+    report = trainer.recover()
+    assert report.step == 0
+    assert any("step 15 had been committed" in note and "15 steps" in note for note in report.notes)
+    trainer.journal.close()
