@@ -55,12 +55,9 @@ class JournalFiles:
 
     Attributes:
         records: the records of each segment, by ordinal.
-        timelines: the timelines that they name, by number.
-        runs: the runs that they name.
         unreadable: the names of segment files that cannot be read.
         owners: the ids of the runs that segments and checkpoints name, by name of the file.
         foreign: checkpoints of another run, each with a sentence about it.
-        notes: what is damaged, one sentence each.
     """
 
     segments: list[SegmentRow] = field(default_factory=list)
@@ -119,10 +116,6 @@ def find_misfit(folder: Path, segments: Sequence[SegmentRow], checkpoints: Seque
 
     A folder that was put together from copies of different times, or of different runs, has such a catalog. It must not be
     believed: what it calls retired, or does not list, may be what is left of the run.
-
-    Args:
-        segments: rows of the catalog.
-        checkpoints: rows of the catalog.
     """
     listed = [(row.file, row.state) for row in segments] + [(row.name, row.state) for row in checkpoints]
     needed = {name for name, state in listed if state in ("open", "sealed", "published")}
@@ -171,7 +164,6 @@ def read_segment(path: Path, timeline: int = 1) -> tuple[SegmentRow, list[Locati
     """Return the row and the records of one segment file; None if no record can be found in it.
 
     Args:
-        path: the file.
         timeline: the timeline to assume if the first record, which names it, is damaged.
 
     Raises:

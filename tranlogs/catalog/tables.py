@@ -39,7 +39,6 @@ class Tables:
     """The rows inside one transaction.
 
     Args:
-        path: the file of the catalog.
         cache: the rows of segments and checkpoints as they were last read; a run of months has a hundred thousand. If no
             transaction was committed since, none is read again. Otherwise only rows whose bytes differ are decoded again.
         snapshot: the number of the newest transaction that `txn` sees.

@@ -19,17 +19,15 @@ from ..base.types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray
 from ..catalog import CheckpointRow
 from ..encoding import tree
 from .folder import MANIFEST, META, STATE, from_c_order, open_manifest, seal_manifest
-from .snapshot import aux_name
+from .writer import aux_name
 
 
 class Checkpoint(ReadFile):
     """A published checkpoint, opened for reading. Its tensors are read one at a time.
 
     Attributes:
-        step: the step to which the state belongs.
         sequence: the sequence number of the last record before the checkpoint.
         chain: the digest of that record, which the next record names as its predecessor.
-        timeline: the timeline that the checkpoint belongs to.
 
     Raises:
         CorruptCheckpoint: a file is missing, its size is not that in the manifest, or the manifest is damaged.

@@ -43,9 +43,7 @@ class Preallocator:
     """A thread that keeps one segment ready. `take` returns it and lets the thread prepare the next one.
 
     Args:
-        folder: of the segment files.
         change: hands a change of segment rows to the sync thread.
-        size: size of segments, in bytes.
         space_to_leave: returns the number of bytes that a new segment file must leave free. Called in the thread.
         on_full: called in the thread when the disk has no space for a segment.
 
@@ -262,10 +260,6 @@ class SegmentSizing:
 
     A young run has small segments, so that a short run takes little more of the disk than its records: the next ones have room
     for a quarter of what was logged so far.
-
-    Args:
-        preallocator: of the log.
-        segment_bytes: the configured size.
 
     Attributes:
         largest_record: bytes of the largest record so far. The log updates it.

@@ -51,11 +51,6 @@ class Record:
     A body may refer to other records of the same file that hold parts of it in full.
 
     Attributes:
-        reader: the file that holds the record.
-        location: location of the record in the file.
-        head: the head of the record.
-        step: step of the record.
-        layout: descriptions of the tensors that the record may hold.
         absent: indices of the tensors that the record does not hold.
         sparse: form of each sparse tensor, by index.
         raw_bytes: bytes of the tensors before compression.
@@ -245,7 +240,6 @@ class Record:
         """Read a tensor; return None if it is absent. If the record holds a single piece of it, return that piece.
 
         Args:
-            name: name of the tensor.
             out: memory for a dense tensor. If it is large enough, the returned array is a view of it.
 
         Raises:
@@ -364,7 +358,6 @@ class Record:
 
         Args:
             start: offset in the bytes before compression.
-            out: memory to fill.
             name: name of the tensor, for error messages; "" if there are several.
 
         Raises:

@@ -42,7 +42,6 @@ class RecordFile(ReadFile):
     """The file of one segment, open for reading.
 
     Args:
-        path: the file.
         locations: records of the segment whose heads are known. If such a head is damaged in the file, a record can still refer
             to it.
         reads_ahead: serve small reads from a window that is read ahead, so that neighbouring records are read together. Only
@@ -204,7 +203,6 @@ class RecordFile(ReadFile):
 
         Args:
             name: of its part, for error messages.
-            row: location of the array.
             layout: an array of the same dtype, shape and strides, without data.
             step: step of the record, for error messages.
 

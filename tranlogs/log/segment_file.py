@@ -37,10 +37,8 @@ class SegmentFile:
     """An open segment file. One thread appends; `sync` may run in another.
 
     Attributes:
-        path: the file.
         ordinal: number of the segment in its journal; a newer segment has a larger number.
         segment_id: random 64 bits that every record repeats.
-        size: length of the file.
         allocated: the blocks up to this offset are allocated.
         used_bytes: where the next record starts.
         base: position before the first record; set when the log opens the segment.
@@ -61,7 +59,6 @@ class SegmentFile:
         """Allocate the blocks of a record that ends at `end`. Enlarge the file if it is shorter.
 
         Args:
-            end: the end of the record.
             step: allocate up to a multiple of this many bytes, as far as the file and the disk have room.
 
         Raises:
@@ -319,7 +316,6 @@ def record_opened(tables: Tables, segment: SegmentFile, created_at: float) -> No
     """Record that a prepared segment is open; its first record follows the position `segment.base`.
 
     Args:
-        tables: of the catalog.
         created_at: time of creation, if the segment could not be listed when it was prepared.
     """
     base = segment.base
@@ -362,10 +358,6 @@ def unlink_retired(catalog: Catalog, folder: Path, make: Callable[[Change], bool
     """Delete the files of retired segments, and their catalog rows.
 
     A file that another process reads or recycles is left for the next call.
-
-    Args:
-        folder: of the segment files.
-        make: makes the change of the catalog.
 
     Returns:
         The number of bytes that were freed.

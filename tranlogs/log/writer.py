@@ -39,10 +39,6 @@ from .writer_thread import WriterThread
 class SegmentAgeLimit:
     """Age of the open segment, and the limit at which the segment is sealed.
 
-    Args:
-        catalog: holds the monitor's request.
-        configured: the limit in the settings, in seconds; None for no limit.
-
     Attributes:
         age_seconds: the smaller of the configured and the requested limit; None for no limit.
     """
@@ -84,13 +80,9 @@ class WriteAheadLog:
     """The log of one journal, open for appending. One thread appends; other threads sync, seal and prepare segments.
 
     Args:
-        folder: of the segment files.
-        config: durability and sizes.
-        position: where the chain of records continues.
         segment_header: body of the first record of each segment (run, rank, environment).
         writes_watermarks: False if the checkpoint at `position` is not published yet, because the log continues after a gap.
             The log then writes no watermark until the journal sets `group.rows.writes_watermarks`.
-        space_to_leave, on_full: of the preallocator.
         demand_writer: called before records are made durable; raises if this process must not write the journal any more.
 
     Attributes:
@@ -99,8 +91,6 @@ class WriteAheadLog:
         tensor_bytes: those of the tensors of steps.
         tensor_records: number of steps that were logged with tensors.
         tensor_layout: layout of the newest of these; None if there was none.
-        encoder: encodes the bodies of records.
-        group: makes committed records durable.
         close_held: commits a record that is kept open for further content, so that the segment can be sealed.
     """
 
@@ -163,7 +153,6 @@ class WriteAheadLog:
         The payload's memory must not change until the record is committed, or until its `wait` has returned.
 
         Args:
-            payload: the tensors.
             more: further bytes that the record needs, if its description is larger than RECORD_SLACK_BYTES.
 
         Raises:

@@ -25,8 +25,6 @@ class DamagedRecord(Exception):
     """A record of the plan cannot be read, or another rank's shard of it cannot.
 
     Attributes:
-        link: the record.
-        error: what is damaged.
         is_boundary: True if the damage is in the auxiliary state of a boundary, so that a replay can pass it.
     """
 
@@ -40,7 +38,6 @@ class Chunk:
 
     Attributes:
         links: the links of steps and after-images.
-        records: the records of these links.
         scalars: the scalars of the boundaries between them.
     """
 
@@ -51,9 +48,6 @@ class Chunk:
 
 def decode_chunks(links: Sequence[Link]) -> Iterator[Chunk]:
     """Decode records in order, a bounded number at a time. Their files stay open until the next chunk is decoded.
-
-    Args:
-        links: the links of the records.
 
     Raises:
         DamagedRecord: the description of a record is damaged.

@@ -24,7 +24,7 @@ from ..catalog import (
     TimelineRow,
     Watermarks,
 )
-from ..catalog.lineage import Limits, trace_lineage
+from ..catalog.rows import Limits, trace_lineage
 from ..log.record_format import Location, RecordKind, Records
 from ..log.record_rows import read_records
 from ..log.scanner import refuse_newer, scan
@@ -39,13 +39,10 @@ class JournalRows:
     """Rows of a journal: those of its catalog, and those that files describe which the catalog does not list.
 
     Attributes:
-        incidents: the times in which logging was suspended, oldest first.
-        store: the store to which the journal is shipped; None if there is none.
         pruned: the sequence number up to which a monitor has pruned records.
         listed: the names of the segment files and checkpoint folders that the catalog lists.
         damage: why the catalog is not used; None if it is. Then all rows come from the files.
         unlisted: what the files describe that the catalog does not list. Its segments and checkpoints are among the rows.
-        measured: what the run's trainers have measured; None if nothing.
     """
 
     run: RunRow = field(default_factory=lambda: RunRow("", 0, 0.0))
@@ -91,9 +88,6 @@ class Facts:
 
     Attributes:
         checkpoints: the published checkpoints.
-        segments: the segments, with the records found in them.
-        timelines: the timelines, by number.
-        watermarks: the watermarks in the catalog.
         notes: what is damaged or missing, one sentence each.
         torn_paths: files of sealed segments that miss records or hold damaged ones.
         lost_paths: files of segments in which no record can be read.
@@ -201,8 +195,6 @@ def look_up_records(
     the catalog cannot be read.
 
     Args:
-        rows: the segments, the newest first.
-        notes: list to which damage to the rows is added.
         checked_max: see `read_log`.
     """
     found = dict[int, Records]()
@@ -316,9 +308,6 @@ def scan_segment(
     """Return the records of one segment; None if it was never written or cannot be read.
 
     Args:
-        path: the file of the segment.
-        row: the segment's row in the catalog.
-        notes: list to which damage to the segment is added.
         timeline: the newest timeline. A segment belongs to it if it was written before the catalog recorded its opening and
             its first record is damaged.
         known: the records that the catalog lists, which are not read from the file.

@@ -13,7 +13,7 @@ from typing import Any
 from ..base.errors import CorruptCheckpoint, CorruptRecord, RecoveryError, StateMismatch
 from ..base.failpoints import hit
 from ..base.quantities import count
-from ..catalog.lineage import is_on_lineage
+from ..catalog.rows import is_on_lineage
 from ..checkpoints import Checkpoint
 from ..log.record_format import Position
 from .decoding import (
@@ -44,17 +44,10 @@ class Recovered:
     """The outcome of `recover`.
 
     Attributes:
-        plan: the plan that was carried out.
-        position: where recovery ended.
         body: the body of the boundary at that position; empty if nothing was redone.
-        replayed: the number of steps redone.
-        seconds_load: the time in which the checkpoint was loaded.
-        seconds_replay: the time in which steps were redone.
         divergence: the first step that differs from what the run recorded; None if none does.
         scalars: what the loop noted at the boundaries that were passed.
-        notes: what to report, one sentence each.
         log_bytes: the bytes of the log that was redone.
-        damaged: the names of checkpoints that were found damaged.
         parts: the parts of the boundary's body, as they lie in the log.
         last_unit: the unit behind `position`, which training is to compute again; None if it is not to compute any.
         steps_lost: committed steps that no readable record leads to. Steps that only training can compute again are not lost.
@@ -182,14 +175,7 @@ def require_covered(folder: Path, step: int) -> None:
 class _DamagePlanner:
     """Planner of the attempts of one recovery. Damage that an attempt meets is replaced by a sound copy, or ruled out.
 
-    Args:
-        facts: the facts about the journal.
-        spare: source of sound copies that replace damaged files.
-        checkpoint: the name of the checkpoint to start from; None for any.
-
     Attributes:
-        broken: the names of damaged checkpoints.
-        notes: what to report, one sentence each.
         newest_step: the newest step that a plan led to before damage was met; 0 if none was met.
     """
 
@@ -294,9 +280,6 @@ def execute_plan(
     """Load the checkpoint of a plan and redo its records.
 
     Args:
-        plan: what to do.
-        state: the state to recover.
-        notes: what to report in addition to the notes of the plan.
         earlier: with a checkpoint of another journal, what this journal noted before the plan's records. It is set together
             with the body of the last boundary.
 

@@ -29,14 +29,7 @@ _KINDS = {RecordKind.STEP: "s", RecordKind.BOUNDARY: "b", RecordKind.UNIT: "sb"}
 
 
 class RankPlanner:
-    """Planner of the recovery of one rank to a boundary of the group.
-
-    Args:
-        own: the rank's journal.
-        known: what the rank knows of all journals.
-        folders: where to read each rank's journal.
-        target: the generation that is recovered, and the boundary in it.
-    """
+    """Planner of the recovery of one rank to a boundary of the group."""
 
     def __init__(self, own: OwnJournal, known: Known, folders: Mapping[int, Path], target: GroupTarget) -> None:
         self._own, self._known, self.folders = own, known, folders
@@ -187,10 +180,7 @@ def choose_unit_start(
     """Return the boundary before the unit that all ranks compute again, or None and the reason why there is no such unit.
 
     Args:
-        generations: the parts of the run, the newest first.
         target: the boundary that ends the unit.
-        units: the newest unit of each rank, by rank.
-        damage: what could not be read in earlier attempts.
     """
     if any(not unit.kinds for unit in units):
         return None, name_rank([_NO_UNIT if not unit.kinds else "" for unit in units])
