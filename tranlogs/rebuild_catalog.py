@@ -137,11 +137,7 @@ def find_other_run(folder: Path, run_id: str) -> str:
 
 
 def list_all(folder: Path) -> list[Path]:
-    """Return the segment files and checkpoint folders of a journal.
-
-    Raises:
-        CannotRead: a folder cannot be listed.
-    """
+    """Return the segment files and checkpoint folders of a journal."""
     return [*list_files(folder / "log", "*.seg"), *list_files(folder / "checkpoints", "step-*")]
 
 
@@ -241,11 +237,7 @@ def _salvage_rows(folder: Path) -> dict[str, Any]:
 
 
 def list_files(folder: Path, pattern: str) -> list[Path]:
-    """Return the files in a folder that match a pattern, sorted. `glob` would report a folder without read access as empty.
-
-    Raises:
-        CannotRead: the folder cannot be listed.
-    """
+    """Return the files in a folder that match a pattern, sorted. `glob` would report a folder without read access as empty."""
     try:
         return [folder / name for name in sorted(os.listdir(folder)) if fnmatch(name, pattern)]
     except FileNotFoundError:

@@ -109,9 +109,6 @@ class JournalLog:
 
         Args:
             number: number of the timeline; None for the next free number.
-
-        Raises:
-            RecoveryError: a monitor has pruned the journal since it was opened.
         """
         assert self.wal is None, "a timeline begins before the first record is written"
         self._set_position(position, new_timeline=True, number=number)

@@ -80,20 +80,12 @@ class BodyEncoder:
         self._known: dict[str, tuple[Any, Part]] = {}
 
     def whole(self, body: Any, adapt: tree.Adapt | None) -> EncodedBody:
-        """Encode a body as one part.
-
-        Raises:
-            UnencodableState: the body contains a value that cannot be stored.
-        """
+        """Encode a body as one part."""
         known = self._known.get(WHOLE)
         return {WHOLE: known[1] if known is not None and known[0] is body else self._encode(WHOLE, body, adapt, None)}
 
     def parts(self, body: dict[str, Any], adapt: tree.Adapt | None) -> EncodedBody:
-        """Encode a body whose values are parts.
-
-        Raises:
-            UnencodableState: the body contains a value that cannot be stored.
-        """
+        """Encode a body whose values are parts."""
         found: EncodedBody = {}
         values = list(body.items())
         for name, value in values:  # The loop adds the parts below them.

@@ -34,7 +34,7 @@ _VIEWS_MAX = 512  # buffers in one system call; IOV_MAX is 1024
 
 
 class SegmentFile:
-    """An open segment file. One thread appends; `sync` may run in another.
+    """An open segment file. One thread appends; `sync` may run in another. If the disk is full or fails, they raise OSError.
 
     Attributes:
         ordinal: number of the segment in its journal; a newer segment has a larger number.
@@ -60,9 +60,6 @@ class SegmentFile:
 
         Args:
             step: allocate up to a multiple of this many bytes, as far as the file and the disk have room.
-
-        Raises:
-            OSError: the disk is full.
         """
         if end <= self.allocated:
             return
@@ -77,11 +74,7 @@ class SegmentFile:
                 return
 
     def write(self, buffers: Sequence[Bytes | bytes], offset: int) -> None:
-        """Write flat buffers of bytes one after another, starting at `offset`.
-
-        Raises:
-            OSError: the disk is full or fails.
-        """
+        """Write flat buffers of bytes one after another, starting at `offset`."""
         hit("log.write")
         for first in range(0, len(buffers), _VIEWS_MAX):
             some = buffers[first : first + _VIEWS_MAX]
@@ -91,11 +84,7 @@ class SegmentFile:
             offset += nbytes
 
     def write_head(self, head: bytes, offset: int) -> None:
-        """Write a record's head, which makes the record valid.
-
-        Raises:
-            OSError: the disk is full or fails.
-        """
+        """Write a record's head, which makes the record valid."""
         if os.pwrite(self._fd, head, offset) != len(head):
             raise OSError(errno.EIO, "a record's head was written in part only")
 
@@ -114,11 +103,7 @@ class SegmentFile:
             done = os.pwritev(self._fd, views, offset)
 
     def sync(self) -> None:
-        """Flush everything written so far to the disk.
-
-        Raises:
-            OSError: the disk fails.
-        """
+        """Flush everything written so far to the disk."""
         hit("log.sync")
         os.fdatasync(self._fd)
 

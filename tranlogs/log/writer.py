@@ -28,7 +28,7 @@ from ..catalog import Catalog
 from .group_commit import GroupCommit
 from .layout import NO_TENSORS, Layout, Payload
 from .payload_writer import CompressionChoices, PieceWriter, Record
-from .preallocator import Preallocator, SegmentSizing, whole_mib
+from .preallocator import Preallocator, whole_mib
 from .record_body import BodyEncoder, EncodedContent, PlacedBody, SegmentDefinitions, body_bytes
 from .record_format import HEAD, Head, Position, RecordKind, checksum_of, digest, extent_end, pack_head, pack_place
 from .record_rows import RecordRow
@@ -78,6 +78,8 @@ Tensor = tuple[str, AnyArray | None]  # name, content; None = "no gradient"
 
 class WriteAheadLog:
     """The log of one journal, open for appending. One thread appends; other threads sync, seal and prepare segments.
+
+    If the disk is full or fails, or the log has failed before, its methods raise LogUnavailable.
 
     Args:
         segment_header: body of the first record of each segment (run, rank, environment).
@@ -134,11 +136,7 @@ class WriteAheadLog:
             on_idle=self._seal_old,
             demand_writer=demand_writer,
         )
-        first = config.segment_bytes
-        if config.segment_bytes_first is not None:  # A run that goes on has larger ones, and spare files of their size.
-            first = min(first, max([config.segment_bytes_first, *(row.size for row in catalog.segments())]))
-        self._preallocator = Preallocator(folder, catalog, self.group.add_change, clock, first, space_to_leave, on_full)
-        self._sizing = SegmentSizing(self._preallocator, config.segment_bytes)
+        self._preallocator = Preallocator(folder, catalog, self.group.add_change, clock, config, space_to_leave, on_full)
         try:
             self.group.start()
         except BaseException:
@@ -154,17 +152,13 @@ class WriteAheadLog:
 
         Args:
             more: further bytes that the record needs, if its description is larger than RECORD_SLACK_BYTES.
-
-        Raises:
-            LogUnavailable: the log has failed, or no segment is available.
         """
         self.group.demand_sound()
         self.abort()
         hit("log.begin")
         nbytes = payload.nbytes
         room = HEAD.size + nbytes + more + RECORD_SLACK_BYTES
-        if room > self._sizing.largest_record:
-            self._sizing.largest_record = room
+        self._preallocator.largest_record = max(self._preallocator.largest_record, room)
         while (writing := self._begin_in_segment(payload, room)) is None:
             self._roll(room)
         if nbytes >= PAYLOAD_THREAD_BYTES_MIN and (thread := self._find_thread()) is not None:
@@ -182,11 +176,7 @@ class WriteAheadLog:
         return self._thread
 
     def _begin_in_segment(self, payload: Payload, room: int) -> Record | None:
-        """Return a record in the open segment; None if the segment is full, or if the sync thread has just sealed it.
-
-        Raises:
-            LogUnavailable: the disk is full or fails.
-        """
+        """Return a record in the open segment; None if the segment is full, or if the sync thread has just sealed it."""
         with self._lock:
             segment = self._segment
             if segment is None or not segment.has_room(room):
@@ -235,11 +225,7 @@ class WriteAheadLog:
         return after
 
     def append(self, payload: Payload, content: EncodedContent) -> Position:
-        """Write a whole record.
-
-        Raises:
-            LogUnavailable: the disk is full or fails.
-        """
+        """Write a whole record."""
         return self.commit(self.begin(payload, body_bytes(content.body)), content)
 
     def _write(
@@ -307,7 +293,7 @@ class WriteAheadLog:
         """Seal the open segment because of its age."""
         with self._lock:
             if self._segment is not None:
-                self._sizing.after_old_segment(self._segment.used_bytes)
+                self._preallocator.note_old_segment(self._segment.used_bytes)
                 self.roll()
 
     def _roll(self, room: int) -> None:
@@ -315,9 +301,9 @@ class WriteAheadLog:
         hit("log.roll")
         with self._lock:
             if self._segment is not None:
-                self._sizing.after_full_segment(self._segment.used_bytes)
+                self._preallocator.note_full_segment(self._segment.used_bytes)
             self.roll()
-        self._sizing.fit_records()
+        self._preallocator.fit_records()
         segment = self._preallocator.take(whole_mib(room + RECORD_SLACK_BYTES))
         self.forget_definitions()
         base = self.position
@@ -351,11 +337,7 @@ class WriteAheadLog:
                 self._roll_old()
 
     def seal_now(self) -> None:
-        """Seal the open segment unless a record is being written. Any thread may call this.
-
-        Raises:
-            LogUnavailable: the disk is full or fails.
-        """
+        """Seal the open segment unless a record is being written. Any thread may call this."""
         self.close_held()
         with self._lock:
             if not self._is_writing() and self._has_records():
@@ -369,9 +351,6 @@ class WriteAheadLog:
         Args:
             truncates: give back the unused part of the last segment, and files that are kept for recycling; False if logging
                 will continue and may need them.
-
-        Raises:
-            LogUnavailable: the log could not be sealed and synced.
         """
         self.abort()
         self._preallocator.stop()

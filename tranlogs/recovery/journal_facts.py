@@ -1,4 +1,7 @@
-"""Facts about a journal, from which recovery is planned: the contents of the catalog, of the files and of the log."""
+"""Facts about a journal, from which recovery is planned: the contents of the catalog, of the files and of the log.
+
+A run that a newer version wrote is refused with UnknownFormat.
+"""
 
 from __future__ import annotations
 
@@ -122,11 +125,7 @@ class Facts:
 
 
 def read_facts(folder: Path) -> Facts:
-    """Read the facts about a journal: its rows, and what its log holds. The notes are about the catalog, too.
-
-    Raises:
-        UnknownFormat: a newer version wrote the run.
-    """
+    """Read the facts about a journal: its rows, and what its log holds. The notes are about the catalog, too."""
     rows = read_rows(folder)
     facts = read_log(folder, rows)
     facts.notes = rows.describe_files(folder) + facts.notes
@@ -139,9 +138,6 @@ def read_log(folder: Path, rows: JournalRows, chosen: Collection[int] | None = N
     Args:
         chosen: the ordinals of the segments to read; None for all.
         checked_max: the number of newest records that must be a chain. Older segments are taken as the catalog lists them.
-
-    Raises:
-        UnknownFormat: a newer version wrote the run.
     """
     facts = Facts(rows.published, [], rows.timelines, rows.watermarks)
     wanted = [row for row in sort_newest_first(rows.segments) if row.state != "retired"]
@@ -157,11 +153,7 @@ def read_log(folder: Path, rows: JournalRows, chosen: Collection[int] | None = N
 
 
 def read_repaired_facts(folder: Path, spare: ReplacementSource | None) -> Facts:
-    """Replace torn segments for which there is a sound copy, and read the facts. The notes list what was replaced.
-
-    Raises:
-        UnknownFormat: a newer version wrote the run.
-    """
+    """Replace torn segments for which there is a sound copy, and read the facts. The notes list what was replaced."""
     facts = read_facts(folder)
     replaced = replace_damaged(spare, facts.torn_paths)
     if replaced:
@@ -243,11 +235,7 @@ def sort_newest_first(rows: list[SegmentRow]) -> list[SegmentRow]:
 
 
 def read_rows(folder: Path) -> JournalRows:
-    """Return the rows of a journal. If the catalog is damaged or does not fit the files, all of them come from the files.
-
-    Raises:
-        UnknownFormat: a newer version wrote the run.
-    """
+    """Return the rows of a journal. If the catalog is damaged or does not fit the files, all of them come from the files."""
     try:
         rows = read_catalog(folder)
     except CorruptCatalog as error:

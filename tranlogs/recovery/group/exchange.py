@@ -3,10 +3,10 @@
 All ranks must gather the same messages in the same order:
 
     Opening      what a rank's journals hold, and what it is asked for
-    Readable     the journals that it can read without another rank's help
+    tuple        the ranks whose journals it can read without another rank's help
     UnitSummary  the newest unit of its log (plan.py), if training is to compute one again
     Attempt      the outcome of an attempt (recover.py): damage, errors, a digest of the state. It may be repeated
-    Replaced     files that sound copies have replaced
+    tuple        what sound copies have replaced, one sentence each
     FormerRank   a list of them: the checkpoints that it made of former ranks (reshard.py)
 
 `TimelineUse` precedes `Opening`, because timelines whose start a crash interrupted must be known before a journal is read.
@@ -142,14 +142,6 @@ class Opening:
     resharded: tuple[int, ...] = ()
     timeline_id: str = ""
     error: str = ""
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class Replaced:
-    """What a rank has replaced by sound copies, one sentence each."""
-
-    notes: tuple[str, ...]
 
 
 @dataclass(slots=True)

@@ -14,9 +14,8 @@ from ...base.errors import CorruptCheckpoint, RecoveryError
 from ...catalog import CheckpointRow
 from ...checkpoints import Checkpoint
 from ...log.record_format import Position, RecordKind
-from ..decoding import DamagedRecord, decode_chunks, require_sound
 from ..history import LastUnit, Link, Run, find_last_unit
-from ..recover import EarlierNotes, Recovered
+from ..recover import DamagedRecord, EarlierNotes, Recovered, decode_chunks, require_sound
 from ..recovery_plan import RecoveryPlan, has_later_boundary, position_after
 from .decide import BaseCheckpoint, Damage, Generation, GroupTarget, choose_target
 from .exchange import Exchange, Known, OwnJournal, message
@@ -62,11 +61,7 @@ class RankPlanner:
         raise CorruptCheckpoint(self.folders[base.rank] / "checkpoints" / base.ref.name, "the catalog does not list it")
 
     def plan(self, log: GenerationLog, donor: int, base: BaseCheckpoint) -> RecoveryPlan:
-        """Plan the recovery of a state by the journal that rank `donor` wrote, from a checkpoint.
-
-        Raises:
-            CorruptCheckpoint: the catalog does not list the checkpoint any more.
-        """
+        """Plan the recovery of a state by the journal that rank `donor` wrote, from a checkpoint."""
         row = self.read_row(base)
         source = None if base.rank == donor else self.folders[base.rank]
         links = self._select_links(log, donor, base, row)

@@ -22,8 +22,7 @@ from typing import Any
 
 from ...base.errors import CorruptCheckpoint, MissingShard, RecoveryError, UsageError, error_text
 from ...log.record_format import RecordKind
-from ..decoding import DamagedRecord
-from ..recover import Progress, Recovered, execute_plan, open_planned_checkpoint
+from ..recover import DamagedRecord, Progress, Recovered, execute_plan, open_planned_checkpoint
 from ..recovery_plan import RecoveryPlan
 from .copies import JournalAccess
 from .decide import (
@@ -38,7 +37,7 @@ from .decide import (
     describe_substitution,
     group_by_generation,
 )
-from .exchange import Exchange, Known, OwnJournal, Replaced, Transport, message
+from .exchange import Exchange, Known, OwnJournal, Transport, message
 from .group_state import GroupState, ReplayedState
 from .plan import CommonUnit, FindObstacle, RankPlanner
 from .reshard import Resharding, describe_resharding, describe_resize
@@ -228,7 +227,7 @@ class GroupRecovery:
         segments = [segment for log in self._known.logs[:1] for segment in log.facts.segments]
         paths += [one.path for one in segments if any(location.head.step in steps for location in one.locations)]
         replaced = self._own.replace_damaged(self._known, paths)
-        notes = [text for one in self._exchange.gather(Replaced(tuple(replaced))) for text in one.notes]
+        notes = [text for one in self._exchange.gather(tuple(replaced)) for text in one]
         self._known.notes += notes
         return bool(notes)
 
