@@ -29,8 +29,8 @@ from tranlogs import EverySteps
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.log import preallocator
 from tranlogs.retention import KeepAll
-from tranlogs.retention.evaluations import EvaluationRow, read_evaluations, read_values
 from tranlogs.retention.prune import Budget
+from tranlogs.retention.value_decay import EvaluationRow, read_evaluations, read_values
 
 _BUDGETS = (16, 32, 48)  # MiB
 _SIZES = (7, 1400, 11_200)  # 100 KB of gradients a step

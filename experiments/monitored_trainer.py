@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tranlogs.retention.evaluations import read_evaluations
+from tranlogs.retention.value_decay import read_evaluations
 
 _MONITOR = [sys.executable, "-m", "tranlogs", "monitor"]
 GPT_BATCH = 4

@@ -55,12 +55,9 @@ class JournalFiles:
 
     Attributes:
         records: the records of each segment, by ordinal.
-        timelines: the timelines that they name, by number.
-        runs: the runs that they name.
         unreadable: the names of segment files that cannot be read.
         owners: the ids of the runs that segments and checkpoints name, by name of the file.
         foreign: checkpoints of another run, each with a sentence about it.
-        notes: what is damaged, one sentence each.
     """
 
     segments: list[SegmentRow] = field(default_factory=list)
@@ -119,10 +116,6 @@ def find_misfit(folder: Path, segments: Sequence[SegmentRow], checkpoints: Seque
 
     A folder that was put together from copies of different times, or of different runs, has such a catalog. It must not be
     believed: what it calls retired, or does not list, may be what is left of the run.
-
-    Args:
-        segments: rows of the catalog.
-        checkpoints: rows of the catalog.
     """
     listed = [(row.file, row.state) for row in segments] + [(row.name, row.state) for row in checkpoints]
     needed = {name for name, state in listed if state in ("open", "sealed", "published")}
@@ -144,11 +137,7 @@ def find_other_run(folder: Path, run_id: str) -> str:
 
 
 def list_all(folder: Path) -> list[Path]:
-    """Return the segment files and checkpoint folders of a journal.
-
-    Raises:
-        CannotRead: a folder cannot be listed.
-    """
+    """Return the segment files and checkpoint folders of a journal."""
     return [*list_files(folder / "log", "*.seg"), *list_files(folder / "checkpoints", "step-*")]
 
 
@@ -171,7 +160,6 @@ def read_segment(path: Path, timeline: int = 1) -> tuple[SegmentRow, list[Locati
     """Return the row and the records of one segment file; None if no record can be found in it.
 
     Args:
-        path: the file.
         timeline: the timeline to assume if the first record, which names it, is damaged.
 
     Raises:
@@ -249,11 +237,7 @@ def _salvage_rows(folder: Path) -> dict[str, Any]:
 
 
 def list_files(folder: Path, pattern: str) -> list[Path]:
-    """Return the files in a folder that match a pattern, sorted. `glob` would report a folder without read access as empty.
-
-    Raises:
-        CannotRead: the folder cannot be listed.
-    """
+    """Return the files in a folder that match a pattern, sorted. `glob` would report a folder without read access as empty."""
     try:
         return [folder / name for name in sorted(os.listdir(folder)) if fnmatch(name, pattern)]
     except FileNotFoundError:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .base.errors import CorruptCatalog, CorruptCheckpoint, CorruptRecord, LogUnavailable, UnknownFormat
 from .catalog import CATALOG_NAME, Catalog, CheckpointRow, SegmentRow, Tables
-from .catalog.lineage import Limits, is_on_lineage
+from .catalog.rows import Limits, is_on_lineage
 from .checkpoints import Checkpoint
 from .checkpoints.folder import MANIFEST
 from .journal.owner_lock import read_owner

@@ -70,7 +70,7 @@ def shown(cli: Cli, *arguments: object) -> str:
 @pytest.fixture(autouse=True)
 def on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a run in memory look like one on a disk."""
-    monkeypatch.setattr("tranlogs.journal.file_system.file_system_of", lambda _: "ext4")
+    monkeypatch.setattr("tranlogs.journal.paths.file_system_of", lambda _: "ext4")
 
 
 def test_commands_on_a_run_of_a_pytorch_script(cli: Cli, tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_status_says_no_more_than_it_knows(cli: Cli, run: Path, monkeypatch: pyt
     assert cli("verify", run).code == 1
     words = "(the bytes of log and checkpoints are checked by `tranlogs verify`, not here)"
     assert cli("status", run).out.count(words) == 1
-    monkeypatch.setattr("tranlogs.journal.file_system.file_system_of", lambda _: "tmpfs")
+    monkeypatch.setattr("tranlogs.journal.paths.file_system_of", lambda _: "tmpfs")
     out = cli("status", run).out
     assert "to memory only (tmpfs)" in out
     assert "loses everything: the run lies in memory (tmpfs)" in out

@@ -27,7 +27,7 @@ from tranlogs.base.config import MIB
 from tranlogs.base.errors import CorruptObject, NotARun
 from tranlogs.base.failpoints import POINTS
 from tranlogs.catalog import Catalog
-from tranlogs.catalog.lineage import is_on_lineage, trace_lineage
+from tranlogs.catalog.rows import is_on_lineage, trace_lineage
 from tranlogs.shipping import pull
 from tranlogs.stores.local import LocalStore
 from tranlogs.verify import Problem

@@ -32,7 +32,7 @@ from tranlogs.base.errors import UsageError
 from tranlogs.checkpoints import writer as checkpoint_writer
 from tranlogs.recovery.group import journals
 from tranlogs.recovery.journal_facts import read_facts
-from tranlogs.shipping import in_process_shipping
+from tranlogs.shipping import archiver as shipping_archiver
 from tranlogs_torch import LoggedOptimizer
 from tranlogs_torch.distributed import group_messages, process_group
 from tranlogs_torch.elastic.former_checkpoint import FormerCheckpoint
@@ -174,7 +174,7 @@ def train(job: Job, *, kind: str = "ddp", odd: str = "") -> None:
         job.run = job.run and job.run.parent / f"node{rank}" / "run"
     if "hurried" in words:
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=5))
-    in_process_shipping.LAG_SECONDS = 0.1
+    shipping_archiver.LAG_SECONDS = 0.1
     seed()
     model: Any = KINDS[kind]()
     inside: Any = getattr(model, "module", model)

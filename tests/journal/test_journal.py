@@ -30,8 +30,8 @@ from tranlogs.base.types import dense
 from tranlogs.catalog import Catalog
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.journal import JournalPaths
-from tranlogs.journal.file_system import file_system_of, refuse_network_file_system
 from tranlogs.journal.journal import Journal
+from tranlogs.journal.paths import file_system_of, refuse_network_file_system
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import COVERED_MAX
@@ -185,7 +185,7 @@ def test_a_run_that_cannot_be_opened_for_writing_is_a_usage_error(
 def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert file_system_of(Path("/proc/self")) == "proc"
     for kind in ("nfs4", "lustre", "fuse.sshfs"):
-        monkeypatch.setattr("tranlogs.journal.file_system.file_system_of", lambda _, kind=kind: kind)
+        monkeypatch.setattr("tranlogs.journal.paths.file_system_of", lambda _, kind=kind: kind)
         with pytest.raises(UsageError, match=rf"network file system \({kind}\)"):
             refuse_network_file_system(tmp_path)
 

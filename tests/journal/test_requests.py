@@ -14,10 +14,10 @@ import pytest
 
 from tests.support.faults import failing
 from tests.support.toy import ToyTrainer, open_toy
-from tranlogs.catalog import Catalog, Change, CheckpointRow, CommonRow, TimelineRow, serve_requests, write_request
-from tranlogs.catalog.requests import REQUESTS_NAME
+from tranlogs.catalog import Catalog, Change, CheckpointRow, CommonRow, TimelineRow
 from tranlogs.journal import change_catalog, owner_lock, read_owner
 from tranlogs.journal.pruning_holds import PruningHolds
+from tranlogs.journal.requests import REQUESTS_NAME, serve_requests, write_request
 
 ASKER = """
 import sys

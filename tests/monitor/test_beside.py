@@ -16,7 +16,7 @@ from tranlogs import Monitor
 from tranlogs.base.errors import UsageError
 from tranlogs.journal import monitor_launch, read_owner
 from tranlogs.journal.monitor_launch import parse_monitor, start_monitor
-from tranlogs.retention.evaluations import read_evaluations
+from tranlogs.retention.value_decay import read_evaluations
 from tranlogs_monitor.daemon import lock_journal
 
 Toy = Callable[..., ToyTrainer]

@@ -35,9 +35,8 @@ from tranlogs.base.config import MIB
 from tranlogs.base.errors import UsageError
 from tranlogs.catalog import CheckpointRow, Incident, MeasuredRow, SegmentRow, StoreRow, TimelineRow, Watermarks
 from tranlogs.retention.advice import COLUMNS, list_choices
-from tranlogs.retention.evaluations import EvaluationRow
 from tranlogs.retention.prune import Budget
-from tranlogs.retention.value_decay import SegmentValues
+from tranlogs.retention.value_decay import EvaluationRow, SegmentValues
 from tranlogs_monitor.dashboard.access import access_on
 from tranlogs_monitor.dashboard.metrics import Metrics
 from tranlogs_monitor.dashboard.pages.board import Board, JournalView

@@ -22,8 +22,8 @@ from tests.support.toy import ToyTrainer
 from tranlogs.base.config import MIB
 from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import Incident
-from tranlogs.retention.evaluations import read_evaluations, read_values
 from tranlogs.retention.prune import Budget, bytes_on_disk
+from tranlogs.retention.value_decay import read_evaluations, read_values
 from tranlogs_monitor.dashboard.access import TOKEN_NAME
 from tranlogs_monitor.dashboard.metrics import Metrics
 from tranlogs_monitor.dashboard.pages.board import Board

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tranlogs.base.errors import UsageError
 from tranlogs.catalog import CheckpointRow, SegmentRow, TimelineRow, Watermarks
-from tranlogs.catalog.lineage import is_on_lineage
+from tranlogs.catalog.rows import is_on_lineage
 from tranlogs.retention.prune import Budget, bytes_on_disk, is_protected, plan_pruning, trace_newest_lineage
 from tranlogs.retention.value_decay import LIFE_SECONDS_UNKNOWN, Decay, SegmentValues, estimate_life_seconds, evaluate
 

@@ -21,9 +21,8 @@ from tranlogs.journal import JournalPaths, opening
 from tranlogs.journal.owner_lock import OwnerLock
 from tranlogs.recovery.recover import Recovered, Target, recover
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
-from tranlogs.retention.evaluations import read_evaluations, read_values
 from tranlogs.retention.prune import Budget
-from tranlogs.retention.value_decay import Decay
+from tranlogs.retention.value_decay import Decay, read_evaluations, read_values
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import DaemonSettings
 from tranlogs_monitor.watching.watch import Evaluation
@@ -119,7 +118,7 @@ def test_values_go_on_from_evaluation_to_evaluation_and_daemon_to_daemon(
     assert [row.number for row in rows] == [1, 2, 3]
     assert read_values(rows[2]).as_dict() == second
     assert (rows[2].committed, rows[2].log_bytes > 0) == (31, True)
-    monkeypatch.setattr("tranlogs.retention.evaluations._ROWS_MAX", 16)
+    monkeypatch.setattr("tranlogs.retention.value_decay._ROWS_MAX", 16)
     for _ in range(40):
         clock.advance(10)
         watch.evaluate()

@@ -11,7 +11,7 @@ import pytest
 from tests.support.record_rows import packed_head
 from tranlogs.base.errors import RecoveryError
 from tranlogs.catalog import CheckpointRow, SegmentRow, TimelineRow
-from tranlogs.catalog.lineage import is_on_lineage, trace_lineage
+from tranlogs.catalog.rows import is_on_lineage, trace_lineage
 from tranlogs.log.record_format import Head, Location, RecordKind, unpack_head
 from tranlogs.recovery.history import History, ScannedSegment, build_history, find_last_unit, without_unlogged_steps
 from tranlogs.recovery.recovery_plan import RecoveryPlan, plan_recovery

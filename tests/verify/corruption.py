@@ -44,7 +44,7 @@ from tranlogs.catalog import (
     StoreRow,
     Tables,
 )
-from tranlogs.catalog.lineage import trace_lineage
+from tranlogs.catalog.rows import trace_lineage
 from tranlogs.checkpoints.folder import MANIFEST
 from tranlogs.log import record_format
 from tranlogs.log.reader import Record, SegmentReader

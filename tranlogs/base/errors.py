@@ -132,11 +132,7 @@ class StateMismatch(UsageError):
 
 
 class UnencodableState(UsageError):
-    """A tracked object holds a value that cannot be stored without running code at load time.
-
-    Attributes:
-        path: of the value.
-    """
+    """A tracked object holds a value that cannot be stored without running code at load time."""
 
     def __init__(self, path: str, value: object, reason: str | None = None) -> None:
         self.path = path

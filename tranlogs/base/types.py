@@ -113,7 +113,6 @@ class DeviceArray(Array):
     """An array whose bytes are on a device. `data` is empty.
 
     Attributes:
-        source: the framework's tensor.
         fetch: function that copies the bytes of several sources to host memory, each in C order, and waits until it is done.
     """
 

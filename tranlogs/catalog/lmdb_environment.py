@@ -143,7 +143,6 @@ def reserve_space(path: Path, env: lmdb.Environment, reserved: int = 0) -> int:
     LMDB writes after its last page, wherever the file ends. It is no error if the disk has no space to reserve now.
 
     Args:
-        path: the file.
         reserved: bytes of the file that are known to be allocated.
 
     Returns:

@@ -1,7 +1,8 @@
-"""Rows of a catalog, and their keys."""
+"""Rows of a catalog, their keys, and the lineage of a timeline: the path from the root of the tree of timelines to it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -17,18 +18,13 @@ class SegmentRow:
     Attributes:
         ordinal: the place of the segment in the order of segments.
         segment_id: the id of the segment, in 16 hex digits. A recycled file gets a new one.
-        file: the name of the file.
         size: length of the file. Blocks at its end may not be allocated yet.
         state: "ready" = prepared, and perhaps written to since this row was written; "open"; "sealed"; "retired" = the file
             may be recycled or deleted.
         timeline: the timeline that the segment belongs to; 0 until it is opened.
         base_sequence: the sequence number of the record before the first one.
-        base_step: the step of that record.
         last_sequence: the sequence number of the last record; 0 until the segment is sealed.
-        last_step: the step of the last record; 0 until the segment is sealed.
         used_bytes: bytes that hold records; 0 until the segment is sealed.
-        sealed_at: the time of sealing, in seconds since 1970.
-        created_at: the time of creation, in seconds since 1970.
     """
 
     ordinal: int
@@ -56,13 +52,9 @@ class CheckpointRow:
     """A checkpoint.
 
     Attributes:
-        name: the name of the folder.
-        step: the step of the checkpoint.
         sequence: the sequence number of the record after which it was taken.
         chain: the digest of that record, in hex; the next record names it as its predecessor.
-        timeline: the timeline that the checkpoint belongs to.
         nbytes: bytes of the folder.
-        created_at: the time of creation, in seconds since 1970.
         seconds: the time that writing took.
         state: "published", or "retired" = the folder may be deleted.
     """
@@ -144,7 +136,6 @@ class StoreRow:
     """The store that the journal is shipped to, and the state of shipping.
 
     Attributes:
-        url: the URL of the store.
         writer: the name of this journal in the store. A copy of the run on another machine has another name.
         number: the number of the last manifest that was published, or that another writer had published.
         at: the time of the last change, in seconds since 1970.
@@ -177,7 +168,6 @@ class MeasuredRow:
         step_bytes: bytes of tensors that a step logs.
         redo_seconds: time to redo a step.
         is_redo_measured: False if `redo_seconds` is the time of the optimizer's own step.
-        load_seconds: time to load a checkpoint.
         stall_seconds: time that training stood still for the last checkpoint.
         writing_seconds: time that it took to write it.
         interval_seconds: time between the last two checkpoints; None where "auto" decides.
@@ -257,3 +247,28 @@ def segment_key(ordinal: int) -> str:
 def timeline_key(number: int) -> str:
     """Return the key of a timeline's row."""
     return f"timeline/{number:06d}"
+
+
+Limits = dict[int, int | None]  # the timelines of a lineage, each with the last sequence number on it; None for no limit
+
+
+def trace_lineage(timelines: Iterable[TimelineRow], number: int) -> Limits:
+    """Return the timelines that lead to a timeline, each with the last sequence number that belongs to the lineage.
+
+    Args:
+        number: the number of the timeline that they lead to. Its limit is None.
+    """
+    rows = {row.number: row for row in timelines}
+    limits: Limits = {number: None}
+    limit: int | None = None
+    while (row := rows.get(number)) is not None and row.parent and row.parent not in limits:
+        limit = row.fork_sequence if limit is None else min(limit, row.fork_sequence)
+        limits[row.parent] = limit
+        number = row.parent
+    return limits
+
+
+def is_on_lineage(row: CheckpointRow, limits: Limits) -> bool:
+    """Return True if a checkpoint lies on a lineage."""
+    limit = limits.get(row.timeline, -1)
+    return limit is None or row.sequence <= limit

@@ -39,7 +39,6 @@ class Tables:
     """The rows inside one transaction.
 
     Args:
-        path: the file of the catalog.
         cache: the rows of segments and checkpoints as they were last read; a run of months has a hundred thousand. If no
             transaction was committed since, none is read again. Otherwise only rows whose bytes differ are decoded again.
         snapshot: the number of the newest transaction that `txn` sees.
@@ -78,11 +77,7 @@ class Tables:
         return [key.decode(errors="replace") for key in takewhile(lambda key: key.startswith(start), found)]
 
     def check(self) -> None:
-        """Check every row.
-
-        Raises:
-            CorruptCatalog: a row is damaged.
-        """
+        """Check every row."""
         for key, raw in self._iterate(""):
             _verify_checksum(raw, self._path, key)
         for prefix, kind in KINDS.items():
@@ -123,20 +118,12 @@ class Tables:
         self._txn.put(key.encode(), xxhash.xxh3_64_digest(key.encode() + value) + value)
 
     def values(self, prefix: str) -> Iterator[tuple[str, bytes]]:
-        """Yield the values under a prefix with their keys, in order.
-
-        Raises:
-            CorruptCatalog: a value is damaged.
-        """
+        """Yield the values under a prefix with their keys, in order."""
         for key, raw in self._iterate(prefix):
             yield key.decode(errors="replace"), _verify_checksum(raw, self._path, key)
 
     def last_value(self, prefix: str) -> tuple[str, bytes] | None:
-        """Return the last value under a prefix with its key; None if there is none.
-
-        Raises:
-            CorruptCatalog: it is damaged.
-        """
+        """Return the last value under a prefix with its key; None if there is none."""
         cursor, start = self._txn.cursor(), prefix.encode()
         is_there = cursor.prev() if cursor.set_range(start + b"\xff") else cursor.last()
         key, raw = bytes(cursor.key()), bytes(cursor.value())
@@ -171,11 +158,7 @@ def _list_fields(kind: type[Any]) -> frozenset[str]:
 
 
 def _parse(raw: bytes, path: Path, key: bytes) -> dict[str, Any]:
-    """Return the content of a row.
-
-    Raises:
-        CorruptCatalog: the checksum differs, or the row is not a JSON object.
-    """
+    """Return the content of a row."""
     try:
         content = json.loads(_verify_checksum(raw, path, key))
     except ValueError as error:
@@ -186,11 +169,7 @@ def _parse(raw: bytes, path: Path, key: bytes) -> dict[str, Any]:
 
 
 def _verify_checksum(raw: bytes, path: Path, key: bytes) -> bytes:
-    """Return the JSON of a row.
-
-    Raises:
-        CorruptCatalog: the checksum differs.
-    """
+    """Return the JSON of a row."""
     if xxhash.xxh3_64_digest(key + raw[8:]) != raw[:8]:
         raise CorruptCatalog(path, f"row {key.decode(errors='replace')}: the checksum differs")
     return raw[8:]
@@ -218,11 +197,7 @@ class Change:
         return bool(self.puts or self.deletes or self.marks)
 
     def apply(self, tables: Tables) -> bool:
-        """Make the change; return False, and change nothing, if a condition does not hold.
-
-        Raises:
-            CorruptCatalog: a row is damaged.
-        """
+        """Make the change; return False, and change nothing, if a condition does not hold."""
         if any(tables.content(key) != content_of(row) for key, row in self.expects.items()):
             return False
         if self.timelines is not None and self.timelines != [row.number for row in tables.rows("timeline/", TimelineRow)]:

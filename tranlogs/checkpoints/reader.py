@@ -19,17 +19,15 @@ from ..base.types import ITEMSIZE, AnyArray, Array, Bytes, Piece, SparseArray
 from ..catalog import CheckpointRow
 from ..encoding import tree
 from .folder import MANIFEST, META, STATE, from_c_order, open_manifest, seal_manifest
-from .snapshot import aux_name
+from .writer import aux_name
 
 
 class Checkpoint(ReadFile):
     """A published checkpoint, opened for reading. Its tensors are read one at a time.
 
     Attributes:
-        step: the step to which the state belongs.
         sequence: the sequence number of the last record before the checkpoint.
         chain: the digest of that record, which the next record names as its predecessor.
-        timeline: the timeline that the checkpoint belongs to.
 
     Raises:
         CorruptCheckpoint: a file is missing, its size is not that in the manifest, or the manifest is damaged.
@@ -116,11 +114,7 @@ class Checkpoint(ReadFile):
         return xxhash.xxh3_64_hexdigest(repr([one for one in sums if one[0].startswith(prefix)]).encode())
 
     def read(self, name: str) -> AnyArray:
-        """Read one tensor.
-
-        Raises:
-            CorruptCheckpoint: the bytes of the tensor are damaged.
-        """
+        """Read one tensor."""
         sparse = self.manifest["sparse"].get(name)
         if sparse is not None:
             indices, values = self._read_dense(name + "#indices"), self._read_dense(name + "#values")
@@ -131,20 +125,13 @@ class Checkpoint(ReadFile):
         """Fill `into` with elements of a dense tensor in C order, from the element `first` on.
 
         The checksum is not compared, because it covers the whole tensor. Call `demand_sound` first.
-
-        Raises:
-            CorruptCheckpoint: the bytes cannot be read.
         """
         about = self._tensors[name]
         if problem := self.fill(into, self._start + about["offset"] + first * ITEMSIZE[about["dtype"]]):
             raise CorruptCheckpoint(self.folder / STATE, problem, tensor=name)
 
     def demand_sound(self) -> None:
-        """Compare all checksums.
-
-        Raises:
-            CorruptCheckpoint: a checksum differs.
-        """
+        """Compare all checksums."""
         for _, damage in self.verify():
             if damage is not None:
                 raise damage

@@ -76,7 +76,6 @@ def encode(
     """Encode a value.
 
     Args:
-        value: the value. The types above are accepted.
         path: name of the value in error messages.
         adapt: turns a framework's values into arrays and extensions.
         out_of_line: list to which arrays of `out_of_line_bytes_min` bytes or more are appended. The tree refers to them by
@@ -134,7 +133,6 @@ def decode(
     """Decode a value.
 
     Args:
-        data: the result of `encode`.
         arrays: returns an out-of-line array, given its index and an array of the same layout without data.
         parts: returns the decoded value of a part, given its index (default: `Extension("part", index)`).
         make_array: makes the framework's tensor of an array (default: returns numpy arrays as such, other arrays as `Array`).
@@ -160,11 +158,7 @@ class _Refused(Exception):
 
 
 class _Encoder:
-    """Encodes one value after another. What it needs for that is kept from one to the next.
-
-    Attributes:
-        far: arrays that are out of line.
-    """
+    """Encodes one value after another. What it needs for that is kept from one to the next."""
 
     def __init__(self) -> None:
         self._packers = list[msgpack.Packer]()

@@ -59,14 +59,9 @@ class JournalCheckpoints:
     """The checkpoints of one journal that this process writes, one at a time.
 
     Attributes:
-        measurements: what the run knows about itself.
-        schedule: decides when the next checkpoint is due.
-        disk_space: the space that the log leaves free for a checkpoint.
-        speed: estimates of how long a recovery takes.
         is_started: True once the process has begun to write.
         newest_step: step of the newest checkpoint that was published, or that recovery started from.
         has_warned_full: True once the warning was logged that only the newest checkpoint is kept.
-        taken: number of checkpoints that were begun.
     """
 
     def __init__(
@@ -409,9 +404,6 @@ class CheckpointSchedule:
         Few steps are not as long as others, so they count only while nothing better is known.
 
         Args:
-            step: the newest step.
-            speed: estimates of a recovery.
-            wal: the log.
             is_whole: True if a checkpoint is taken now.
         """
         policy, known, seconds = self._policy, self._known.row, self._clock.monotonic() - self._start_at
@@ -489,7 +481,6 @@ class DiskSpace:
 
     Args:
         retention: which checkpoints are kept. If that frees no log, no space is left and no checkpoint is requested.
-        keeps_all: returns True while nothing may be pruned.
 
     Attributes:
         has_warned: True once the warning about a full disk was logged.

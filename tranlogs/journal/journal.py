@@ -48,20 +48,13 @@ class Journal:
     All methods are for the training thread, except `seal` and `shut_down`.
 
     Attributes:
-        paths: the journal's folders.
-        catalog: the journal's catalog, open for writing.
-        run: row of the run in the catalog.
-        config: durability and sizes.
-        clock: returns the time.
         notes: what had to be repaired when the run was opened.
         step: optimizer updates applied so far.
         uncovered: how many of these no boundary covers yet, of those of which no tensors are logged.
         is_fresh: True if the journal holds nothing to recover from.
         adapt: turns a framework's values into arrays; set by an integration.
-        is_closed: True once `close` was called.
         gate: passed by each method that writes.
         holds: keep monitors, and this process, from pruning.
-        checkpoints: decide when a checkpoint is taken, and what is pruned afterwards.
         log: the log: closed, writing or suspended.
     """
 
@@ -107,14 +100,11 @@ class Journal:
         """Open a run for writing; create it if there is none.
 
         Args:
-            run: the run's folder.
             rank: number of this process among those that train together.
             framework: name of the entry point that can replay the run without its script ("torch").
             environment: what rounding depends on; recorded, and compared at recovery.
-            config: durability and sizes.
             policy: when a checkpoint is due (default: every 500 steps).
             retention: which checkpoints are kept (default: the newest two).
-            clock: returns the time (default: the machine's).
 
         Raises:
             RunInUse: another live process writes the run.
@@ -200,11 +190,8 @@ class Journal:
         """Set the position in the log after which the next record is written. Nothing is written until there is a record.
 
         Args:
-            position: the position at which recovery ended.
-            new_timeline: True if there are records after the position.
             number: number of the new timeline, if several journals agree on one; None for the next free number.
             damaged: names of checkpoints that recovery found damaged. They are set aside and not used again.
-            checkpoint: the checkpoint that recovery started from.
             log_bytes: bytes of the log after that checkpoint that recovery read.
 
         Raises:
@@ -219,7 +206,6 @@ class Journal:
         """Let training compute again what the log holds behind `step`: `writer` is given its records, and the log is not.
 
         Args:
-            writer: compares the records with those of the log.
             step: where training continues. It is one unit before the position that `continue_from` was given.
         """
         assert self.log.wal is None, "a recheck begins before the first record is written"
@@ -288,8 +274,6 @@ class Journal:
         """Finish the record of a step. The step counts whether or not it could be logged.
 
         Args:
-            record: what `begin_step` returned.
-            body: what the step consumed besides its tensors.
             digests: fingerprint of the state after the step.
         """
         self.step += 1
@@ -332,7 +316,6 @@ class Journal:
         """Commit everything since the last boundary; take a checkpoint if one is due.
 
         Args:
-            body: auxiliary state, read now.
             snapshot: returns the whole state, as views of live memory; called only if a checkpoint is taken now.
             scalars: the loop's scalars of this unit (loss, accuracy).
             checkpoint: True takes a checkpoint in any case, False takes none; None asks the policy.
@@ -397,10 +380,6 @@ class Journal:
     def checkpoint(self, snapshot: Snapshot, *, wait: bool = False) -> bool:
         """Take a checkpoint of the state at the last boundary.
 
-        Args:
-            snapshot: the whole state.
-            wait: True returns after the checkpoint is published.
-
         Returns:
             False if another checkpoint is being written, or logging is suspended.
         """
@@ -427,7 +406,6 @@ class Journal:
 
         Args:
             position: of the boundary in the log to which the state is equal.
-            snapshot: returns the whole state.
         """
         checkpoints = self.checkpoints
         if checkpoints.is_busy or not self.is_writer:

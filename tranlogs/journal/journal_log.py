@@ -42,11 +42,8 @@ class JournalLog:
 
     Attributes:
         start: the position after which the first record is written; None until it is set.
-        wal: the open log; None while it is closed or suspended.
-        writer: writes records to `wal`; None while there is none.
         thread: the writer thread of `writer="thread"`; None with "direct", and before the log is opened for the first time.
         end: position after the last record that was written before the log was closed.
-        suspension: the suspension that is in force; None while records are logged.
     """
 
     def __init__(
@@ -87,9 +84,7 @@ class JournalLog:
         """Set the position after which the first record is written.
 
         Args:
-            position: the position at which recovery ended.
             damaged: names of damaged checkpoints, which are set aside when writing begins.
-            new_timeline: True if there are records after the position.
             number: number of the new timeline; None for the next free number.
 
         Raises:
@@ -113,11 +108,7 @@ class JournalLog:
         """Let a new timeline begin at a position before `start`: what the log holds behind it counts no more.
 
         Args:
-            position: the position at which training continues.
             number: number of the timeline; None for the next free number.
-
-        Raises:
-            RecoveryError: a monitor has pruned the journal since it was opened.
         """
         assert self.wal is None, "a timeline begins before the first record is written"
         self._set_position(position, new_timeline=True, number=number)
@@ -130,11 +121,7 @@ class JournalLog:
     # Closed -> writing.
 
     def begin(self, step: int) -> None:
-        """Begin writing after `start`. If that fails, logging is suspended.
-
-        Args:
-            step: the newest step of the training.
-        """
+        """Begin writing after `start`. If that fails, logging is suspended."""
         assert self.start is not None
         try:
             self._begin(self.start, writes_watermarks=True)
@@ -165,7 +152,6 @@ class JournalLog:
         """Open the log at a position.
 
         Args:
-            position: where the chain of records continues.
             writes_watermarks: False if the checkpoint at `position` is not published yet. Until then, no watermark is written.
         """
         opened = self._opened
@@ -268,12 +254,7 @@ class JournalLog:
     # Writing -> suspended.
 
     def suspend(self, error: BaseException, step: int) -> None:
-        """Close the log, warn once, and let training continue.
-
-        Args:
-            error: why logging is suspended, or could not be resumed.
-            step: the newest step of the training.
-        """
+        """Close the log, warn once, and let training continue."""
         cause = error.__cause__ if isinstance(error.__cause__, RunLost) else error
         error = self._opened.lock.find_loss() or cause  # It explains the errors that followed from it.
         self.close(truncates=False)
@@ -304,14 +285,7 @@ class JournalLog:
     def try_to_resume(
         self, step: int, adapt: tree.Adapt | None, body: dict[str, Any], snapshot: Callable[[], Snapshot]
     ) -> None:
-        """Resume logging from a fresh checkpoint, if it is time for another attempt.
-
-        Args:
-            step: the newest step of the training.
-            adapt: turns a framework's values into arrays.
-            body: auxiliary state of this boundary.
-            snapshot: returns the whole state.
-        """
+        """Resume logging from a fresh checkpoint, if it is time for another attempt."""
         suspension, checkpoints = self.suspension, self._checkpoints
         assert suspension is not None
         if self._clock.monotonic() < suspension.next_try or checkpoints.is_busy:

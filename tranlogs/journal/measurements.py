@@ -18,11 +18,6 @@ class Measurements:
     The process before, if it has trained, has failed unless its script came to its end: whether it crashed or was ended, the
     steps since its last checkpoint are replayed.
 
-    Args:
-        catalog: of the journal.
-        clock: returns the time.
-        former: the process that had the journal before; None if there was none.
-
     Attributes:
         row: what is known. It is replaced by another one when something is noted.
     """
@@ -58,9 +53,6 @@ class Measurements:
 
 class RecoverySpeed:
     """Estimates of how fast this run is recovered.
-
-    Args:
-        known: what former processes have measured.
 
     Attributes:
         replay_seconds_per_step: seconds to redo one step; 0.0 if unknown.

@@ -25,9 +25,7 @@ def parse_monitor(
     """Return the settings of the monitor; None if there is to be none.
 
     Args:
-        monitor: "process" or a `Monitor`.
         budget: of the run, if `monitor` is a string. (The budget of a `Monitor` is that of its rank.)
-        store: URL of the store.
         budget_sharers: number of processes on this machine that share the budget of the run.
 
     Raises:

@@ -24,9 +24,8 @@ from ..log.scanner import scan
 from ..log.segment_file import was_written
 from ..rebuild_catalog import find_misfit, find_other_run, is_superseded, list_all, read_files, read_segment, rebuild_catalog
 from ..retention.prune import delete_retired
-from .file_system import refuse_network_file_system
 from .owner_lock import OwnerLock, own_briefly, owns
-from .paths import JournalPaths
+from .paths import JournalPaths, refuse_network_file_system
 
 _log = logging.getLogger(__name__)
 
@@ -36,11 +35,7 @@ class OpenedJournal:
     """A journal that this process has opened for writing.
 
     Attributes:
-        paths: its folders.
-        lock: held by this process.
-        run: row of the run in the catalog.
         environment: what rounding depends on. Kept by reference: an integration fills it later.
-        notes: what had to be repaired when the journal was opened.
     """
 
     paths: JournalPaths
@@ -121,9 +116,7 @@ def open_catalog(paths: JournalPaths, rank: int, framework: str, notes: list[str
     """Open a journal's catalog for writing; rebuild it if it is damaged.
 
     Args:
-        rank: of this process.
         framework: "" accepts a run of any framework.
-        notes: what was repaired is appended here.
 
     Raises:
         UsageError: another framework wrote the run.
@@ -248,7 +241,6 @@ def seal_abandoned_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool
     """Seal the segments that a dead process left open, so that a new writer writes into fresh files only.
 
     Args:
-        paths: the journal's folders.
         sync: True makes the records in the segments durable.
 
     Returns:
@@ -290,10 +282,6 @@ def retire_unreachable_segments(paths: JournalPaths, catalog: Catalog, position:
 
     A power cut can leave the first records of a segment on the disk, and none of the records before them. No boundary commits
     these records, and the run continues before them on the same timeline.
-
-    Args:
-        paths: the journal's folders.
-        position: where the run continues.
     """
     later = [
         row

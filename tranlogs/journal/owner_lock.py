@@ -48,10 +48,7 @@ class Owner:
     """The process that writes a journal, or wrote it last.
 
     Attributes:
-        host: name of its machine.
-        pid: its number there.
         since: time of day when it took the lock.
-        is_alive: True while it holds the lock.
         has_closed: True if it released the lock in order, and did not die.
         has_finished: True if its script came to its end, so that it stopped in the middle of no loop.
         loop_end: where that script left its loop; see `Journal.note_finished`.
@@ -74,9 +71,7 @@ class OwnerLock:
         is_brief: True for an owner that makes one change and does not train.
 
     Attributes:
-        former: the process that held the lock before; None if no process did.
         has_finished: set to True before `release`, if the script came to its end.
-        loop_end: set before `release`: where the script left its loop.
         is_held: True until `release`; False in a forked child.
     """
 

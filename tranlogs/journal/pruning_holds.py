@@ -87,7 +87,6 @@ class PruningHolds:
 
         Args:
             step: all ranks have a checkpoint of this step or a newer one, and may go back there.
-            world: number of ranks.
         """
         common = CommonRow(step, world)
         if common != self._common or not self._is_common_written:

@@ -31,9 +31,7 @@ class RecordContent:
 
     Attributes:
         body: plain values and small arrays.
-        digests: fingerprint of the state after the step.
         adapt: turns the framework's values in the body into arrays and extensions.
-        scalars: numbers that the loop logs for its curves.
         covered: the number of steps before a boundary that have no records.
     """
 

@@ -54,14 +54,9 @@ class ShutdownHandler:
     """Saves one journal when its process ends. Make it when the journal is opened, and close it after the journal.
 
     Args:
-        journal: written by this process.
         ship: waits until a step is in the store, for a number of seconds at most.
         on_signal: "seal", or None to leave signals alone.
         grace_seconds: the time from the signal to the end of the process.
-
-    Attributes:
-        grace_seconds: the time from the signal to the end of the process.
-        handles_signals: False if `on_signal` is None.
 
     Raises:
         UsageError: a setting is wrong.
@@ -279,12 +274,7 @@ class _Watch:
 
 
 class _Parent:
-    """The process that started this one.
-
-    Attributes:
-        pid: the number of the process.
-        fd: a pidfd of the process; -1 if the kernel has none.
-    """
+    """The process that started this one."""
 
     def __init__(self) -> None:
         self.pid, self.fd = os.getppid(), -1

@@ -18,7 +18,6 @@ class Suspension:
     """A time in which logging is suspended.
 
     Attributes:
-        why: the reason.
         step: the newest step of the training when it began.
         since: the time of day when it began.
         next_try: when the next attempt to resume is made, in seconds of the monotonic clock.
@@ -36,13 +35,6 @@ class Suspension:
         """Return a suspension that begins now.
 
         If the previous suspension ended only a short time ago, its cause was not removed. The delay then continues to grow.
-
-        Args:
-            why: the reason.
-            step: the newest step of the training.
-            since: the time of day.
-            now: the time of the monotonic clock.
-            ended: the previous suspension.
         """
         suspension = cls(why, step, since, now + RETRY_SECONDS_MIN)
         if ended is not None and now < ended.next_try + RETRY_SECONDS_MAX:

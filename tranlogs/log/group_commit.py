@@ -34,18 +34,12 @@ class GroupCommit:
     """The sync thread of a log, and the work that waits for it. All fields that threads share are guarded by the log's lock.
 
     Args:
-        folder: of the segment files.
-        lock: of the log.
-        position: where the chain of records continues.
         syncs: False with durability="process".
         on_idle: called after each group, and every few seconds while there is nothing to sync.
         demand_writer: called before each group is made durable; raises if this process must not write the journal any more.
 
     Attributes:
-        boundary: the newest committed boundary.
         synced: the newest boundary known to survive power loss.
-        failure: the error that ended the sync thread; None while it runs.
-        rows: writes into the journal's catalog.
     """
 
     def __init__(
@@ -272,11 +266,9 @@ class GroupRows:
     """The rows of groups, which the sync thread writes. Each group is one transaction.
 
     Args:
-        writes_watermarks: see below.
         is_patient: returns True as long as the thread can wait for a process that holds LMDB's write lock.
 
     Attributes:
-        path: the file of the catalog.
         writes_watermarks: False while no watermark may be written, because the checkpoint that the log follows is not published
             yet.
         read_measured: returns what is to be in the row of measurements.
@@ -300,8 +292,6 @@ class GroupRows:
         """Return True if there is something to write although no record and no segment has changed.
 
         Args:
-            step: the newest committed step.
-            is_last: True if the log is being closed.
             is_sealing: True if a segment is sealed, so that others may have been pruned.
         """
         if is_sealing and (is_last or self._clock.monotonic() - self._swept_at > SWEEP_SECONDS):

@@ -36,7 +36,6 @@ class Layout:
 
     Attributes:
         tensors: the descriptions, in the order of the tensors' bytes.
-        names: names of the tensors.
         sizes: bytes of each tensor, if it is present and dense.
         nbytes: bytes of all tensors, if all are present and dense.
     """
@@ -113,14 +112,12 @@ class Payload:
     """The tensors of one record and the memory that holds them.
 
     Attributes:
-        layout: descriptions of the tensors that the record may hold.
         buffers: flat uint8 arrays. Concatenated, they are the bytes of the present tensors in the order of the layout. A buffer
             need not begin or end with a tensor.
         absent: indices in the layout of the tensors that this record does not hold.
         sparse: form of each tensor that is sparse in this record, by index in the layout.
         wait: function that returns once `buffers` hold the bytes (transfers from a device); None if they hold them already.
         release: function that is called, in any thread, when `buffers` are no longer needed.
-        nbytes: bytes of the present tensors.
     """
 
     layout: Layout

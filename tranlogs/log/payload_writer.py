@@ -49,8 +49,6 @@ class PieceWriter:
     """Writes the payload of one record to a segment.
 
     Attributes:
-        segment: the segment that the record is written to.
-        offset: of the record in the segment.
         pending: pieces that are not in the file yet. The commit writes them together with the description.
         stored_bytes: size of the payload in the file, once all pieces are prepared.
         sums, codecs: the sections of the description with these names.
@@ -161,7 +159,6 @@ class Record:
     """A record from its beginning to its commit. `WriteAheadLog.commit` finishes it.
 
     Attributes:
-        payload: the tensors of the record.
         pieces: writes the payload to the segment; None if the record is to be queued as a whole, and its payload is a copy.
         is_open: False once the record is committed, queued or aborted. The log aborts it when another record begins.
     """

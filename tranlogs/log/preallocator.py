@@ -29,6 +29,7 @@ from ..base.config import (
     SEGMENT_STEP_BYTES,
     SPACE_PLENTY_BYTES,
     SPARE_FILES_MAX,
+    JournalConfig,
 )
 from ..base.errors import LogUnavailable, error_text
 from ..base.failpoints import hit
@@ -43,14 +44,15 @@ class Preallocator:
     """A thread that keeps one segment ready. `take` returns it and lets the thread prepare the next one.
 
     Args:
-        folder: of the segment files.
         change: hands a change of segment rows to the sync thread.
-        size: size of segments, in bytes.
         space_to_leave: returns the number of bytes that a new segment file must leave free. Called in the thread.
         on_full: called in the thread when the disk has no space for a segment.
+        config: sizes of segments. A young run has small ones, so that a short run takes little more of the disk than its
+            records: the next ones have room for a quarter of what was logged so far.
 
     Attributes:
         size: size of the segments that are prepared from now on, in bytes.
+        largest_record: bytes of the largest record so far. The log updates it.
     """
 
     def __init__(
@@ -59,13 +61,14 @@ class Preallocator:
         catalog: Catalog,
         change: Callable[[RowChange], None],
         clock: Clock,
-        size: int,
+        config: JournalConfig,
         space_to_leave: Callable[[], int] = lambda: 0,
         on_full: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder, self._catalog, self._change, self._clock = folder, catalog, change, clock
         self._space_to_leave, self._on_full = space_to_leave, on_full
-        self.size = size
+        self._size_max = config.segment_bytes
+        self.largest_record = self._logged_bytes = 0
         self._changed = WaitableLock()
         self._ready: files.SegmentFile | None = None
         self._failure: BaseException | None = None
@@ -74,6 +77,9 @@ class Preallocator:
         self._is_young, self._plenty_bytes = True, SPACE_PLENTY_BYTES
         self._live_max = 0  # segments that were in use before a checkpoint last retired some
         rows = catalog.segments()
+        self.size = config.segment_bytes
+        if config.segment_bytes_first is not None:  # A run that goes on has larger ones, and spare files of their size.
+            self.size = min(self.size, max([config.segment_bytes_first, *(row.size for row in rows)]))
         self._known = {row.ordinal for row in rows if row.state == "retired"}
         named = (files.parse_segment_name(name) for name in os.listdir(folder))  # A file may be missing in the catalog.
         self._ordinal = max([0, *(row.ordinal for row in rows), *(found[0] for found in named if found is not None)])
@@ -112,6 +118,23 @@ class Preallocator:
                 if self._taken.size >= bytes_min:
                     return self._taken
                 self._discard(self._taken)
+
+    def note_full_segment(self, used_bytes: int) -> None:
+        """Enlarge the next segments, up to their greatest size or what several records need, because one became full."""
+        self._logged_bytes += used_bytes
+        size_max = max(self._size_max, self._room_for(SEGMENT_RECORDS_WANTED))
+        self.size = max(self.size, min(whole_mib(self._logged_bytes // 4), size_max))
+
+    def note_old_segment(self, used_bytes: int) -> None:
+        """Shrink the next segments, because one was old when only `used_bytes` of it were used."""
+        self.size = min(max(whole_mib(2 * used_bytes), SEGMENT_BYTES_MIN), self._size_max)
+
+    def fit_records(self) -> None:
+        """Make the next segments large enough for two of the largest records."""
+        self.size = max(self.size, self._room_for(min(2, SEGMENT_RECORDS_WANTED)))
+
+    def _room_for(self, records: int) -> int:
+        return whole_mib(min(self.largest_record * records, SEGMENT_BYTES_GROWN_MAX))
 
     def allocate(self, segment: files.SegmentFile, end: int) -> None:
         """Allocate the blocks of a record that ends at `end` in the open segment, and blocks behind it.
@@ -255,43 +278,6 @@ class Preallocator:
         hit("log.unlink")
         (self._folder / row.file).unlink(missing_ok=True)  # A process that reads the file keeps its bytes.
         self._change(partial(Tables.delete, key=segment_key(row.ordinal)))
-
-
-class SegmentSizing:
-    """Sets the size that a preallocator gives to the next segments.
-
-    A young run has small segments, so that a short run takes little more of the disk than its records: the next ones have room
-    for a quarter of what was logged so far.
-
-    Args:
-        preallocator: of the log.
-        segment_bytes: the configured size.
-
-    Attributes:
-        largest_record: bytes of the largest record so far. The log updates it.
-    """
-
-    def __init__(self, preallocator: Preallocator, segment_bytes: int) -> None:
-        self._preallocator, self._segment_bytes = preallocator, segment_bytes
-        self.largest_record = 0
-        self._logged_bytes = 0
-
-    def after_full_segment(self, used_bytes: int) -> None:
-        """Enlarge the next segments, up to the configured size or what several records need, because one became full."""
-        self._logged_bytes += used_bytes
-        size_max = max(self._segment_bytes, self._room_for(SEGMENT_RECORDS_WANTED))
-        self._preallocator.size = max(self._preallocator.size, min(whole_mib(self._logged_bytes // 4), size_max))
-
-    def after_old_segment(self, used_bytes: int) -> None:
-        """Shrink the next segments, because one was old when only `used_bytes` of it were used."""
-        self._preallocator.size = min(max(whole_mib(2 * used_bytes), SEGMENT_BYTES_MIN), self._segment_bytes)
-
-    def fit_records(self) -> None:
-        """Make the next segments large enough for two of the largest records."""
-        self._preallocator.size = max(self._preallocator.size, self._room_for(min(2, SEGMENT_RECORDS_WANTED)))
-
-    def _room_for(self, records: int) -> int:
-        return whole_mib(min(self.largest_record * records, SEGMENT_BYTES_GROWN_MAX))
 
 
 def whole_mib(nbytes: int) -> int:

@@ -48,14 +48,10 @@ class SegmentReader(RecordFile):
 class Record:
     """A record of the log. Its tensors are read from the file on demand, piece by piece.
 
-    A body may refer to other records of the same file that hold parts of it in full.
+    A body may refer to other records of the same file that hold parts of it in full. What is damaged, here or there, raises
+    CorruptRecord, which names file, step and tensor.
 
     Attributes:
-        reader: the file that holds the record.
-        location: location of the record in the file.
-        head: the head of the record.
-        step: step of the record.
-        layout: descriptions of the tensors that the record may hold.
         absent: indices of the tensors that the record does not hold.
         sparse: form of each sparse tensor, by index.
         raw_bytes: bytes of the tensors before compression.
@@ -104,48 +100,29 @@ class Record:
         """Decode the body of a step, an after-image or a segment's first record; None if the record is only a boundary.
 
         The arguments `make_array` and `make_extension` are those of `tree.decode`.
-
-        Raises:
-            CorruptRecord: the body is damaged, or refers to a damaged record.
         """
         return self.part(WHOLE, **make)
 
     def boundary(self, **make: Any) -> dict[str, Any]:
-        """Decode the parts of a boundary. Arguments are those of `body`.
-
-        Raises:
-            CorruptRecord: a part is damaged, or refers to a damaged record.
-        """
+        """Decode the parts of a boundary. Arguments are those of `body`."""
         assert self.kind.is_boundary, f"a record of kind {self.kind.name} is no boundary"
         with self._naming_damage():
             packed = self._packed_body()
             return {name: self._decode(name, packed, make) for name in list(packed) if name != WHOLE and "/" not in name}
 
     def part(self, name: str, **make: Any) -> Any:
-        """Decode one part of the body; None if the body has no such part. Arguments are those of `body`.
-
-        Raises:
-            CorruptRecord: the part is damaged, or refers to a damaged record.
-        """
+        """Decode one part of the body; None if the body has no such part. Arguments are those of `body`."""
         with self._naming_damage():
             packed = self._packed_body()
             return self._decode(name, packed, make) if name in packed else None
 
     def parts(self) -> dict[str, bytes]:
-        """Return the encoded trees of the body's parts, by name.
-
-        Raises:
-            CorruptRecord: the body is damaged, or refers to a damaged record.
-        """
+        """Return the encoded trees of the body's parts, by name."""
         with self._naming_damage():
             return {name: blob for name, (blob, _) in self._merged_parts().items()}
 
     def encoded(self) -> dict[str, tuple[bytes, list[Array]]]:
-        """Return each part of the body as it was encoded: its tree, and its large arrays.
-
-        Raises:
-            CorruptRecord: the body is damaged, or refers to a damaged record.
-        """
+        """Return each part of the body as it was encoded: its tree, and its large arrays."""
         with self._naming_damage():
             merged = self._merged_parts().items()
             return {name: (blob, self._read_arrays(name, blob, rows)) for name, (blob, rows) in merged}
@@ -162,11 +139,7 @@ class Record:
         return [found[index] for index in sorted(found)]
 
     def arrays(self) -> list[tuple[str, Row]]:
-        """Return the locations of the body's large arrays, each with the name of its part.
-
-        Raises:
-            CorruptRecord: the body is damaged, or refers to a damaged record.
-        """
+        """Return the locations of the body's large arrays, each with the name of its part."""
         with self._naming_damage():
             return [(name, row) for name, (_, rows) in self._merged_parts().items() for row in rows]
 
@@ -245,7 +218,6 @@ class Record:
         """Read a tensor; return None if it is absent. If the record holds a single piece of it, return that piece.
 
         Args:
-            name: name of the tensor.
             out: memory for a dense tensor. If it is large enough, the returned array is a view of it.
 
         Raises:
@@ -292,9 +264,6 @@ class Record:
 
         Args:
             out: memory for the bytes. If it is large enough, the result is a view of it.
-
-        Raises:
-            CorruptRecord: the bytes are damaged; the error names file, step and tensor.
         """
         size = self.raw_bytes
         data = out[:size] if out is not None and out.nbytes >= size else np.empty(size, np.uint8)
@@ -364,11 +333,7 @@ class Record:
 
         Args:
             start: offset in the bytes before compression.
-            out: memory to fill.
             name: name of the tensor, for error messages; "" if there are several.
-
-        Raises:
-            CorruptRecord: a piece is damaged.
         """
         if out.nbytes == 0:
             return

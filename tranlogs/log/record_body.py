@@ -47,8 +47,6 @@ class Part:
     """An encoded part of a body.
 
     Attributes:
-        blob: its tree.
-        arrays: its large arrays.
         below: the values below it that are parts.
         nbytes: its size if all of it is stored.
     """
@@ -82,20 +80,12 @@ class BodyEncoder:
         self._known: dict[str, tuple[Any, Part]] = {}
 
     def whole(self, body: Any, adapt: tree.Adapt | None) -> EncodedBody:
-        """Encode a body as one part.
-
-        Raises:
-            UnencodableState: the body contains a value that cannot be stored.
-        """
+        """Encode a body as one part."""
         known = self._known.get(WHOLE)
         return {WHOLE: known[1] if known is not None and known[0] is body else self._encode(WHOLE, body, adapt, None)}
 
     def parts(self, body: dict[str, Any], adapt: tree.Adapt | None) -> EncodedBody:
-        """Encode a body whose values are parts.
-
-        Raises:
-            UnencodableState: the body contains a value that cannot be stored.
-        """
+        """Encode a body whose values are parts."""
         found: EncodedBody = {}
         values = list(body.items())
         for name, value in values:  # The loop adds the parts below them.
@@ -129,7 +119,6 @@ def decode_part(name: str, parts: Mapping[str, tuple[bytes, Sequence[Bytes]]], *
     """Decode a part of a body that is not in a file, with the parts below it.
 
     Args:
-        name: of the part.
         parts: the encoded parts and the bytes of their large arrays, by name.
         make: the arguments `make_array` and `make_extension` of `tree.decode`.
 
@@ -157,7 +146,6 @@ class _Known:
     Attributes:
         content_at: place of the record that has its content; its offset until it is written.
         arrays_at: the same of the record that has the rows of its arrays; 0 if it has no arrays.
-        rows: of its arrays.
         places: of its arrays, by content.
     """
 
@@ -258,7 +246,6 @@ class PartsWriter:
         """Pack a body for a record, and assign offsets to its large arrays.
 
         Args:
-            record: offset of the record.
             arrays_at: offset at which the body's large arrays are written.
             is_boundary: True if the parts other than "" are those of a boundary.
         """
@@ -332,8 +319,6 @@ class PlacedBody:
     """A body that is packed for one record.
 
     Attributes:
-        record: offset of the record.
-        parts: the parts by name.
         fresh: those that may stand in this record.
         packed: what the record has of them.
         is_base: True if the body has all parts of a boundary.
@@ -416,8 +401,6 @@ def merge_part(name: str, part: Any, body_at: Callable[[int], PackedBody]) -> tu
     """Return a part's tree and the rows of its arrays.
 
     Args:
-        name: of the part.
-        part: the part in the record.
         body_at: returns the packed body of the record at a place.
 
     Raises:

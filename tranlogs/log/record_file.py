@@ -39,10 +39,9 @@ _AHEAD_MAX = 1 << 15  # Larger reads do not use the window.
 
 
 class RecordFile(ReadFile):
-    """The file of one segment, open for reading.
+    """The file of one segment, open for reading. Methods raise CorruptRecord for what is damaged.
 
     Args:
-        path: the file.
         locations: records of the segment whose heads are known. If such a head is damaged in the file, a record can still refer
             to it.
         reads_ahead: serve small reads from a window that is read ahead, so that neighbouring records are read together. Only
@@ -72,11 +71,7 @@ class RecordFile(ReadFile):
         self._is_sound: dict[tuple[int, ...], bool] = {}  # by location of an array
 
     def scalars(self, location: Location) -> dict[str, float]:
-        """Return the scalars of a record, and decode nothing else of it.
-
-        Raises:
-            CorruptRecord: the record's description is damaged.
-        """
+        """Return the scalars of a record, and decode nothing else of it."""
         try:
             packed = unpack_scalars(self._read_description(location))
             return dict(tree.decode(packed)) if packed else {}
@@ -106,11 +101,7 @@ class RecordFile(ReadFile):
         return found if found.nbytes == size else None  # The file may end before.
 
     def description(self, location: Location) -> Description:
-        """Return the description of the record at a location.
-
-        Raises:
-            CorruptRecord: the description is damaged.
-        """
+        """Return the description of the record at a location."""
         try:
             return unpack_description(self._read_description(location))
         except ValueError as error:
@@ -204,12 +195,8 @@ class RecordFile(ReadFile):
 
         Args:
             name: of its part, for error messages.
-            row: location of the array.
             layout: an array of the same dtype, shape and strides, without data.
             step: step of the record, for error messages.
-
-        Raises:
-            CorruptRecord: the bytes are damaged.
         """
         codec = row[3]
         total = math.prod(layout.shape) * ITEMSIZE[layout.dtype]

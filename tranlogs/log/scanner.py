@@ -25,7 +25,6 @@ def scan(path: Path, segment_id: int, *, start: int = 0, last_sequence: int | No
     """Return all valid heads of a segment from an offset on, in the order of the file. Descriptions are not read.
 
     Args:
-        path: the file.
         segment_id: id of the segment. Records with another id, which a recycled file still holds, are skipped.
         start: offset to begin at; a record must start there.
         last_sequence: sequence number of the segment's last record, if known (the segment is sealed). The scan ends there.

@@ -34,13 +34,11 @@ _VIEWS_MAX = 512  # buffers in one system call; IOV_MAX is 1024
 
 
 class SegmentFile:
-    """An open segment file. One thread appends; `sync` may run in another.
+    """An open segment file. One thread appends; `sync` may run in another. If the disk is full or fails, they raise OSError.
 
     Attributes:
-        path: the file.
         ordinal: number of the segment in its journal; a newer segment has a larger number.
         segment_id: random 64 bits that every record repeats.
-        size: length of the file.
         allocated: the blocks up to this offset are allocated.
         used_bytes: where the next record starts.
         base: position before the first record; set when the log opens the segment.
@@ -61,11 +59,7 @@ class SegmentFile:
         """Allocate the blocks of a record that ends at `end`. Enlarge the file if it is shorter.
 
         Args:
-            end: the end of the record.
             step: allocate up to a multiple of this many bytes, as far as the file and the disk have room.
-
-        Raises:
-            OSError: the disk is full.
         """
         if end <= self.allocated:
             return
@@ -80,11 +74,7 @@ class SegmentFile:
                 return
 
     def write(self, buffers: Sequence[Bytes | bytes], offset: int) -> None:
-        """Write flat buffers of bytes one after another, starting at `offset`.
-
-        Raises:
-            OSError: the disk is full or fails.
-        """
+        """Write flat buffers of bytes one after another, starting at `offset`."""
         hit("log.write")
         for first in range(0, len(buffers), _VIEWS_MAX):
             some = buffers[first : first + _VIEWS_MAX]
@@ -94,11 +84,7 @@ class SegmentFile:
             offset += nbytes
 
     def write_head(self, head: bytes, offset: int) -> None:
-        """Write a record's head, which makes the record valid.
-
-        Raises:
-            OSError: the disk is full or fails.
-        """
+        """Write a record's head, which makes the record valid."""
         if os.pwrite(self._fd, head, offset) != len(head):
             raise OSError(errno.EIO, "a record's head was written in part only")
 
@@ -117,11 +103,7 @@ class SegmentFile:
             done = os.pwritev(self._fd, views, offset)
 
     def sync(self) -> None:
-        """Flush everything written so far to the disk.
-
-        Raises:
-            OSError: the disk fails.
-        """
+        """Flush everything written so far to the disk."""
         hit("log.sync")
         os.fdatasync(self._fd)
 
@@ -319,7 +301,6 @@ def record_opened(tables: Tables, segment: SegmentFile, created_at: float) -> No
     """Record that a prepared segment is open; its first record follows the position `segment.base`.
 
     Args:
-        tables: of the catalog.
         created_at: time of creation, if the segment could not be listed when it was prepared.
     """
     base = segment.base
@@ -362,10 +343,6 @@ def unlink_retired(catalog: Catalog, folder: Path, make: Callable[[Change], bool
     """Delete the files of retired segments, and their catalog rows.
 
     A file that another process reads or recycles is left for the next call.
-
-    Args:
-        folder: of the segment files.
-        make: makes the change of the catalog.
 
     Returns:
         The number of bytes that were freed.

@@ -28,7 +28,7 @@ from ..catalog import Catalog
 from .group_commit import GroupCommit
 from .layout import NO_TENSORS, Layout, Payload
 from .payload_writer import CompressionChoices, PieceWriter, Record
-from .preallocator import Preallocator, SegmentSizing, whole_mib
+from .preallocator import Preallocator, whole_mib
 from .record_body import BodyEncoder, EncodedContent, PlacedBody, SegmentDefinitions, body_bytes
 from .record_format import HEAD, Head, Position, RecordKind, checksum_of, digest, extent_end, pack_head, pack_place
 from .record_rows import RecordRow
@@ -38,10 +38,6 @@ from .writer_thread import WriterThread
 
 class SegmentAgeLimit:
     """Age of the open segment, and the limit at which the segment is sealed.
-
-    Args:
-        catalog: holds the monitor's request.
-        configured: the limit in the settings, in seconds; None for no limit.
 
     Attributes:
         age_seconds: the smaller of the configured and the requested limit; None for no limit.
@@ -83,14 +79,12 @@ Tensor = tuple[str, AnyArray | None]  # name, content; None = "no gradient"
 class WriteAheadLog:
     """The log of one journal, open for appending. One thread appends; other threads sync, seal and prepare segments.
 
+    If the disk is full or fails, or the log has failed before, its methods raise LogUnavailable.
+
     Args:
-        folder: of the segment files.
-        config: durability and sizes.
-        position: where the chain of records continues.
         segment_header: body of the first record of each segment (run, rank, environment).
         writes_watermarks: False if the checkpoint at `position` is not published yet, because the log continues after a gap.
             The log then writes no watermark until the journal sets `group.rows.writes_watermarks`.
-        space_to_leave, on_full: of the preallocator.
         demand_writer: called before records are made durable; raises if this process must not write the journal any more.
 
     Attributes:
@@ -99,8 +93,6 @@ class WriteAheadLog:
         tensor_bytes: those of the tensors of steps.
         tensor_records: number of steps that were logged with tensors.
         tensor_layout: layout of the newest of these; None if there was none.
-        encoder: encodes the bodies of records.
-        group: makes committed records durable.
         close_held: commits a record that is kept open for further content, so that the segment can be sealed.
     """
 
@@ -144,11 +136,7 @@ class WriteAheadLog:
             on_idle=self._seal_old,
             demand_writer=demand_writer,
         )
-        first = config.segment_bytes
-        if config.segment_bytes_first is not None:  # A run that goes on has larger ones, and spare files of their size.
-            first = min(first, max([config.segment_bytes_first, *(row.size for row in catalog.segments())]))
-        self._preallocator = Preallocator(folder, catalog, self.group.add_change, clock, first, space_to_leave, on_full)
-        self._sizing = SegmentSizing(self._preallocator, config.segment_bytes)
+        self._preallocator = Preallocator(folder, catalog, self.group.add_change, clock, config, space_to_leave, on_full)
         try:
             self.group.start()
         except BaseException:
@@ -163,19 +151,14 @@ class WriteAheadLog:
         The payload's memory must not change until the record is committed, or until its `wait` has returned.
 
         Args:
-            payload: the tensors.
             more: further bytes that the record needs, if its description is larger than RECORD_SLACK_BYTES.
-
-        Raises:
-            LogUnavailable: the log has failed, or no segment is available.
         """
         self.group.demand_sound()
         self.abort()
         hit("log.begin")
         nbytes = payload.nbytes
         room = HEAD.size + nbytes + more + RECORD_SLACK_BYTES
-        if room > self._sizing.largest_record:
-            self._sizing.largest_record = room
+        self._preallocator.largest_record = max(self._preallocator.largest_record, room)
         while (writing := self._begin_in_segment(payload, room)) is None:
             self._roll(room)
         if nbytes >= PAYLOAD_THREAD_BYTES_MIN and (thread := self._find_thread()) is not None:
@@ -193,11 +176,7 @@ class WriteAheadLog:
         return self._thread
 
     def _begin_in_segment(self, payload: Payload, room: int) -> Record | None:
-        """Return a record in the open segment; None if the segment is full, or if the sync thread has just sealed it.
-
-        Raises:
-            LogUnavailable: the disk is full or fails.
-        """
+        """Return a record in the open segment; None if the segment is full, or if the sync thread has just sealed it."""
         with self._lock:
             segment = self._segment
             if segment is None or not segment.has_room(room):
@@ -246,11 +225,7 @@ class WriteAheadLog:
         return after
 
     def append(self, payload: Payload, content: EncodedContent) -> Position:
-        """Write a whole record.
-
-        Raises:
-            LogUnavailable: the disk is full or fails.
-        """
+        """Write a whole record."""
         return self.commit(self.begin(payload, body_bytes(content.body)), content)
 
     def _write(
@@ -318,7 +293,7 @@ class WriteAheadLog:
         """Seal the open segment because of its age."""
         with self._lock:
             if self._segment is not None:
-                self._sizing.after_old_segment(self._segment.used_bytes)
+                self._preallocator.note_old_segment(self._segment.used_bytes)
                 self.roll()
 
     def _roll(self, room: int) -> None:
@@ -326,9 +301,9 @@ class WriteAheadLog:
         hit("log.roll")
         with self._lock:
             if self._segment is not None:
-                self._sizing.after_full_segment(self._segment.used_bytes)
+                self._preallocator.note_full_segment(self._segment.used_bytes)
             self.roll()
-        self._sizing.fit_records()
+        self._preallocator.fit_records()
         segment = self._preallocator.take(whole_mib(room + RECORD_SLACK_BYTES))
         self.forget_definitions()
         base = self.position
@@ -362,11 +337,7 @@ class WriteAheadLog:
                 self._roll_old()
 
     def seal_now(self) -> None:
-        """Seal the open segment unless a record is being written. Any thread may call this.
-
-        Raises:
-            LogUnavailable: the disk is full or fails.
-        """
+        """Seal the open segment unless a record is being written. Any thread may call this."""
         self.close_held()
         with self._lock:
             if not self._is_writing() and self._has_records():
@@ -380,9 +351,6 @@ class WriteAheadLog:
         Args:
             truncates: give back the unused part of the last segment, and files that are kept for recycling; False if logging
                 will continue and may need them.
-
-        Raises:
-            LogUnavailable: the log could not be sealed and synced.
         """
         self.abort()
         self._preallocator.stop()

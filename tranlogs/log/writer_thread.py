@@ -74,7 +74,6 @@ class WriterThread:
 
     Attributes:
         pool: buffers for the data of jobs. A job returns its buffers.
-        failure: the error of the job that failed; None if none did.
     """
 
     def __init__(self, bytes_max: int) -> None:

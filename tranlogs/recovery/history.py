@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, overload
 
 from ..catalog import CheckpointRow, SegmentRow
-from ..catalog.lineage import Limits
+from ..catalog.rows import Limits
 from ..log.record_format import Location, Position, RecordKind, Records
 
 _UNITS_MAX = 100  # units without a step that may follow the newest unit with one
@@ -20,13 +20,7 @@ _UNITS_MAX = 100  # units without a step that may follow the newest unit with on
 
 @dataclass(frozen=True, slots=True)
 class ScannedSegment:
-    """A segment and the records that a scan found in it.
-
-    Attributes:
-        row: the segment's row in the catalog.
-        path: the segment's file.
-        locations: the location and head of each record, by sequence number.
-    """
+    """A segment and the records that a scan found in it."""
 
     row: SegmentRow
     path: Path
@@ -152,7 +146,6 @@ class History:
     """The chained records of a journal. Sequence numbers rise within a run of records, and from each run to the next.
 
     Attributes:
-        runs: runs of records, each chained without a hole.
         holes: what is missing between them, one sentence each.
         refused: records that are not used although they are chained, because they name a step that cannot follow. With each,
             the step that it was to follow.
@@ -184,9 +177,6 @@ def build_history(segments: Iterable[ScannedSegment], limits: Limits) -> History
 
     A later segment supersedes earlier ones: their records after its base were never committed, because a recovery ended
     before them, or belong to another timeline.
-
-    Args:
-        limits: the timelines of the lineage.
     """
     history = History()
     for segment in sorted(segments, key=lambda segment: segment.row.ordinal):
@@ -226,10 +216,6 @@ def without_unlogged_steps(history: History, checkpoints: Iterable[CheckpointRow
     """Return the history without the records that redo cannot reach from any checkpoint.
 
     These are the records from one that covers steps without their tensors up to the next checkpoint.
-
-    Args:
-        history: the chained records.
-        checkpoints: the checkpoints of the lineage.
     """
     starts = {row.sequence for row in checkpoints}
     runs = list[Run]()
@@ -252,8 +238,6 @@ class LastUnit:
 
     Attributes:
         start: the position before the first of them. It is that of a boundary or of a checkpoint.
-        end: the position after the last one, which is a boundary.
-        links: the records.
     """
 
     start: Position
@@ -271,11 +255,6 @@ def find_last_unit(history: History, checkpoints: Iterable[CheckpointRow], end: 
 
     Units without a step that follow it belong to it, since nothing could be compared in them but the auxiliary state. A unit
     with steps of which the log holds no tensors is none: it cannot be replaced by its record.
-
-    Args:
-        history: the chained records.
-        checkpoints: the checkpoints of the lineage.
-        end: the position of a boundary.
     """
     run, last = _find_record(history, end)
     if last < 0 or not run[last].kind.is_boundary or run[last].covered:

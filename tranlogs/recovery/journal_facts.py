@@ -1,4 +1,7 @@
-"""Facts about a journal, from which recovery is planned: the contents of the catalog, of the files and of the log."""
+"""Facts about a journal, from which recovery is planned: the contents of the catalog, of the files and of the log.
+
+A run that a newer version wrote is refused with UnknownFormat.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from ..catalog import (
     TimelineRow,
     Watermarks,
 )
-from ..catalog.lineage import Limits, trace_lineage
+from ..catalog.rows import Limits, trace_lineage
 from ..log.record_format import Location, RecordKind, Records
 from ..log.record_rows import read_records
 from ..log.scanner import refuse_newer, scan
@@ -39,13 +42,10 @@ class JournalRows:
     """Rows of a journal: those of its catalog, and those that files describe which the catalog does not list.
 
     Attributes:
-        incidents: the times in which logging was suspended, oldest first.
-        store: the store to which the journal is shipped; None if there is none.
         pruned: the sequence number up to which a monitor has pruned records.
         listed: the names of the segment files and checkpoint folders that the catalog lists.
         damage: why the catalog is not used; None if it is. Then all rows come from the files.
         unlisted: what the files describe that the catalog does not list. Its segments and checkpoints are among the rows.
-        measured: what the run's trainers have measured; None if nothing.
     """
 
     run: RunRow = field(default_factory=lambda: RunRow("", 0, 0.0))
@@ -91,9 +91,6 @@ class Facts:
 
     Attributes:
         checkpoints: the published checkpoints.
-        segments: the segments, with the records found in them.
-        timelines: the timelines, by number.
-        watermarks: the watermarks in the catalog.
         notes: what is damaged or missing, one sentence each.
         torn_paths: files of sealed segments that miss records or hold damaged ones.
         lost_paths: files of segments in which no record can be read.
@@ -128,11 +125,7 @@ class Facts:
 
 
 def read_facts(folder: Path) -> Facts:
-    """Read the facts about a journal: its rows, and what its log holds. The notes are about the catalog, too.
-
-    Raises:
-        UnknownFormat: a newer version wrote the run.
-    """
+    """Read the facts about a journal: its rows, and what its log holds. The notes are about the catalog, too."""
     rows = read_rows(folder)
     facts = read_log(folder, rows)
     facts.notes = rows.describe_files(folder) + facts.notes
@@ -145,9 +138,6 @@ def read_log(folder: Path, rows: JournalRows, chosen: Collection[int] | None = N
     Args:
         chosen: the ordinals of the segments to read; None for all.
         checked_max: the number of newest records that must be a chain. Older segments are taken as the catalog lists them.
-
-    Raises:
-        UnknownFormat: a newer version wrote the run.
     """
     facts = Facts(rows.published, [], rows.timelines, rows.watermarks)
     wanted = [row for row in sort_newest_first(rows.segments) if row.state != "retired"]
@@ -163,11 +153,7 @@ def read_log(folder: Path, rows: JournalRows, chosen: Collection[int] | None = N
 
 
 def read_repaired_facts(folder: Path, spare: ReplacementSource | None) -> Facts:
-    """Replace torn segments for which there is a sound copy, and read the facts. The notes list what was replaced.
-
-    Raises:
-        UnknownFormat: a newer version wrote the run.
-    """
+    """Replace torn segments for which there is a sound copy, and read the facts. The notes list what was replaced."""
     facts = read_facts(folder)
     replaced = replace_damaged(spare, facts.torn_paths)
     if replaced:
@@ -201,8 +187,6 @@ def look_up_records(
     the catalog cannot be read.
 
     Args:
-        rows: the segments, the newest first.
-        notes: list to which damage to the rows is added.
         checked_max: see `read_log`.
     """
     found = dict[int, Records]()
@@ -251,11 +235,7 @@ def sort_newest_first(rows: list[SegmentRow]) -> list[SegmentRow]:
 
 
 def read_rows(folder: Path) -> JournalRows:
-    """Return the rows of a journal. If the catalog is damaged or does not fit the files, all of them come from the files.
-
-    Raises:
-        UnknownFormat: a newer version wrote the run.
-    """
+    """Return the rows of a journal. If the catalog is damaged or does not fit the files, all of them come from the files."""
     try:
         rows = read_catalog(folder)
     except CorruptCatalog as error:
@@ -316,9 +296,6 @@ def scan_segment(
     """Return the records of one segment; None if it was never written or cannot be read.
 
     Args:
-        path: the file of the segment.
-        row: the segment's row in the catalog.
-        notes: list to which damage to the segment is added.
         timeline: the newest timeline. A segment belongs to it if it was written before the catalog recorded its opening and
             its first record is damaged.
         known: the records that the catalog lists, which are not read from the file.

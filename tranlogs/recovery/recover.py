@@ -1,11 +1,15 @@
-"""Execution of a recovery: read the facts, plan, restore, redo and compare. Damage met on the way leads to a new plan."""
+"""Execution of a recovery: read the facts, plan, restore, redo and compare. Damage met on the way leads to a new plan.
+
+Records are decoded in order and with bounded memory. What is damaged raises DamagedRecord, which names the record.
+"""
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,19 +17,11 @@ from typing import Any
 from ..base.errors import CorruptCheckpoint, CorruptRecord, RecoveryError, StateMismatch
 from ..base.failpoints import hit
 from ..base.quantities import count
-from ..catalog.lineage import is_on_lineage
+from ..catalog.rows import is_on_lineage
 from ..checkpoints import Checkpoint
-from ..log.record_format import Position
-from .decoding import (
-    Chunk,
-    DamagedRecord,
-    StepScalars,
-    decode_chunks,
-    find_last_sound_boundary,
-    paused_collection,
-    read_boundary,
-    require_sound,
-)
+from ..log.reader import Record, SegmentReader
+from ..log.record_body import WHOLE
+from ..log.record_format import Position, RecordKind
 from .history import LastUnit, Link, build_history, find_last_unit
 from .journal_facts import Facts, read_facts, read_repaired_facts, replace_damaged
 from .recovery_plan import RecoveryPlan, has_later_boundary, plan_recovery
@@ -33,9 +29,12 @@ from .state_protocol import Divergence, Recoverable, ReplacementSource
 
 _log = logging.getLogger(__name__)
 
+_CHUNK_FRAMES = 100_000  # descriptions in memory at a time
+_CHUNK_SEGMENTS = 32
 _ATTEMPTS_MAX = 1000  # each attempt that meets damage rules out a checkpoint or a part of the log
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much is done, and the total
+StepScalars = list[tuple[int, dict[str, float]]]  # a step, and the scalars that the loop noted at its boundary
 EarlierNotes = tuple[dict[str, Any], StepScalars]  # parts of a boundary's body, and scalars
 
 
@@ -44,17 +43,10 @@ class Recovered:
     """The outcome of `recover`.
 
     Attributes:
-        plan: the plan that was carried out.
-        position: where recovery ended.
         body: the body of the boundary at that position; empty if nothing was redone.
-        replayed: the number of steps redone.
-        seconds_load: the time in which the checkpoint was loaded.
-        seconds_replay: the time in which steps were redone.
         divergence: the first step that differs from what the run recorded; None if none does.
         scalars: what the loop noted at the boundaries that were passed.
-        notes: what to report, one sentence each.
         log_bytes: the bytes of the log that was redone.
-        damaged: the names of checkpoints that were found damaged.
         parts: the parts of the boundary's body, as they lie in the log.
         last_unit: the unit behind `position`, which training is to compute again; None if it is not to compute any.
         steps_lost: committed steps that no readable record leads to. Steps that only training can compute again are not lost.
@@ -182,14 +174,7 @@ def require_covered(folder: Path, step: int) -> None:
 class _DamagePlanner:
     """Planner of the attempts of one recovery. Damage that an attempt meets is replaced by a sound copy, or ruled out.
 
-    Args:
-        facts: the facts about the journal.
-        spare: source of sound copies that replace damaged files.
-        checkpoint: the name of the checkpoint to start from; None for any.
-
     Attributes:
-        broken: the names of damaged checkpoints.
-        notes: what to report, one sentence each.
         newest_step: the newest step that a plan led to before damage was met; 0 if none was met.
     """
 
@@ -294,9 +279,6 @@ def execute_plan(
     """Load the checkpoint of a plan and redo its records.
 
     Args:
-        plan: what to do.
-        state: the state to recover.
-        notes: what to report in addition to the notes of the plan.
         earlier: with a checkpoint of another journal, what this journal noted before the plan's records. It is set together
             with the body of the last boundary.
 
@@ -316,7 +298,7 @@ def execute_plan(
         state.restore(checkpoint)
         hit("recovery.restored")
         loaded = time.monotonic()
-        redone = _redo_records(state, links, progress)
+        replayed, divergence, scalars = _redo_records(state, links, progress)
         if links:
             body, parts = read_boundary(state, links[-1])
             state.set_auxiliary({**body, **before})
@@ -325,35 +307,38 @@ def execute_plan(
         plan,
         plan.position,
         body,
-        redone.steps,
+        replayed,
         seconds_load=loaded - start,
         seconds_replay=time.monotonic() - loaded,
-        divergence=redone.divergence,
-        scalars=[*scalars_before, *redone.scalars],
+        divergence=divergence,
+        scalars=[*scalars_before, *scalars],
         notes=[*plan.notes, *notes],
         log_bytes=sum(link.location.head.payload_bytes for link in links),
         parts=parts,
     )
 
 
-@dataclass(slots=True)
-class _Redone:
-    """Result of redoing records: the number of steps, the first divergence, and the scalars of the boundaries."""
+def _redo_records(
+    state: Recoverable, links: Sequence[Link], progress: Progress | None
+) -> tuple[int, Divergence | None, StepScalars]:
+    """Redo the records of a plan, a bounded number at a time. Return how many steps, the first that differs, and scalars."""
+    steps, divergence, scalars = 0, None, StepScalars()
+    total = sum(link.kind.is_step for link in links)
 
-    steps: int = 0
-    divergence: Divergence | None = None
-    scalars: StepScalars = field(default_factory=list)
+    def tick(done: int) -> None:
+        if progress is not None:
+            progress("replay", min(steps + done, total), total)
 
-
-def _redo_records(state: Recoverable, links: Sequence[Link], progress: Progress | None) -> _Redone:
-    """Redo the records of a plan, a bounded number at a time."""
-    redone, total = _Redone(), sum(link.kind.is_step for link in links)
     for chunk in decode_chunks(links):
-        divergence = _redo_chunk(state, chunk, _make_ticker(progress, redone.steps, total))
-        redone.steps += sum(record.kind.is_step for record in chunk.records)
-        redone.scalars += chunk.scalars
-        redone.divergence = redone.divergence or divergence
-    return redone
+        try:
+            found = state.redo(chunk.records, tick) if chunk.records else None
+        except CorruptRecord as error:
+            by_step = [link for link in chunk.links if link.step == error.step]
+            raise DamagedRecord(by_step[0] if by_step else chunk.links[0], error) from None
+        steps += sum(record.kind.is_step for record in chunk.records)
+        scalars += chunk.scalars
+        divergence = divergence or found
+    return steps, divergence, scalars
 
 
 @contextmanager
@@ -369,19 +354,129 @@ def open_planned_checkpoint(folder: Path, plan: RecoveryPlan) -> Iterator[Checkp
         yield checkpoint
 
 
-def _redo_chunk(state: Recoverable, chunk: Chunk, tick: Callable[[int], Any]) -> Divergence | None:
-    if not chunk.records:
-        return None
+# Decoding.
+
+
+class DamagedRecord(Exception):
+    """A record of the plan cannot be read, or another rank's shard of it cannot.
+
+    Attributes:
+        is_boundary: True if the damage is in the auxiliary state of a boundary, so that a replay can pass it.
+    """
+
+    def __init__(self, link: Link, error: CorruptRecord, *, is_boundary: bool = False) -> None:
+        self.link, self.error, self.is_boundary = link, error, is_boundary
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Consecutive records that were decoded together.
+
+    Attributes:
+        links: the links of steps and after-images.
+        scalars: the scalars of the boundaries between them.
+    """
+
+    links: list[Link] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    scalars: StepScalars = field(default_factory=list)
+
+
+def decode_chunks(links: Sequence[Link]) -> Iterator[Chunk]:
+    """Decode records in order, a bounded number at a time. Their files stay open until the next chunk is decoded."""
+    at = 0
+    readers: dict[int, SegmentReader] = {}
+    with ExitStack() as stack:
+        while at < len(links):
+            chunk, frames, used = Chunk(), 0, set[int]()
+            with paused_collection():
+                while at < len(links) and frames < _CHUNK_FRAMES and len(used) <= _CHUNK_SEGMENTS:
+                    link = links[at]
+                    ordinal = link.segment.row.ordinal
+                    try:
+                        if ordinal not in readers:
+                            reader = SegmentReader(link.segment.path, link.segment.locations, reads_ahead=True)
+                            readers[ordinal] = stack.enter_context(reader)
+                        frames += _decode(link, readers[ordinal], chunk)
+                    except (CorruptRecord, OSError) as error:
+                        raise make_damaged(link, error) from None
+                    used.add(ordinal)
+                    at += 1
+            yield chunk
+            for ordinal in [o for o in readers if at >= len(links) or o != links[at].segment.row.ordinal]:
+                readers.pop(ordinal).close()
+
+
+def _decode(link: Link, reader: SegmentReader, chunk: Chunk) -> int:
+    """Decode a record and add it to a chunk; return the size of its description in frames."""
+    if link.kind == RecordKind.BOUNDARY:
+        chunk.scalars.append((link.step, reader.scalars(link.location)))
+        return 0
+    record = reader.decode(link.location)
+    if link.kind.is_boundary:
+        chunk.scalars.append((link.step, record.scalars))
+    chunk.links.append(link)
+    chunk.records.append(record)
+    return len(record.layout) + 4
+
+
+def make_damaged(link: Link, error: CorruptRecord | OSError, *, is_boundary: bool = False) -> DamagedRecord:
+    """Return the error for a record that cannot be read."""
+    if isinstance(error, OSError):
+        error = CorruptRecord(link.segment.path, str(error), step=link.step)
+    return DamagedRecord(link, error, is_boundary=is_boundary or link.kind == RecordKind.BOUNDARY)
+
+
+def read_boundary(state: Recoverable, link: Link) -> tuple[Any, dict[str, bytes]]:
+    """Return the body of the boundary at which a plan ends, and the parts of that body."""
     try:
-        return state.redo(chunk.records, tick)
-    except CorruptRecord as error:
-        by_step = [link for link in chunk.links if link.step == error.step]
-        raise DamagedRecord(by_step[0] if by_step else chunk.links[0], error) from None
+        with SegmentReader(link.segment.path, link.segment.locations) as reader:
+            record = reader.decode(link.location)
+            return state.decode_boundary(record), {name: blob for name, blob in record.parts().items() if name != WHOLE}
+    except (CorruptRecord, OSError) as error:
+        raise make_damaged(link, error, is_boundary=True) from None
 
 
-def _make_ticker(progress: Progress | None, base: int, total: int) -> Callable[[int], None]:
-    def tick(done: int) -> None:
-        if progress is not None:
-            progress("replay", min(base + done, total), total)
+def require_sound(links: Sequence[Link]) -> None:
+    """Read records, and compare all their checksums."""
+    for link in links:
+        try:
+            with SegmentReader(link.segment.path, link.segment.locations) as reader:
+                for damage in reader.decode(link.location).find_damage():
+                    raise damage
+        except (CorruptRecord, OSError) as error:
+            raise make_damaged(link, error) from None
 
-    return tick
+
+def find_last_sound_boundary(links: Sequence[Link]) -> int:
+    """Return the number of the newest boundary with sound arrays that lies before the last one, in its segment.
+
+    If there is none, return the number of the record before the first link: what lies before was not looked at.
+
+    A boundary refers to the arrays of earlier boundaries where these did not change. Damage to the arrays of the last boundary
+    may thus be damage to a thousand others. To find that out one by one would cost a replay each.
+    """
+    segment, good = links[-1].segment, links[0].sequence - 1
+    try:
+        with SegmentReader(segment.path, segment.locations) as reader:
+            for link in links[:-1]:
+                if link.segment is not segment:
+                    continue
+                arrays = reader.decode(link.location).arrays()
+                if link.kind.is_boundary and all(reader.is_sound(row) for _, row in arrays):
+                    good = link.sequence
+    except (CorruptRecord, OSError):
+        pass
+    return good
+
+
+@contextmanager
+def paused_collection() -> Iterator[None]:
+    """Pause the cyclic garbage collector, for a block that makes many objects which live on."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

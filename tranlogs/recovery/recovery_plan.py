@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ..base.errors import RecoveryError
 from ..catalog import CheckpointRow
-from ..catalog.lineage import Limits, is_on_lineage
+from ..catalog.rows import Limits, is_on_lineage
 from ..log.record_format import Position
 from .history import History, Link, Run
 
@@ -33,11 +33,8 @@ class RecoveryPlan:
     """Plan of a recovery.
 
     Attributes:
-        checkpoint: the checkpoint to load.
         links: the records to redo; the last one is a boundary.
-        position: where recovery ends.
         has_later: True if the log holds committed boundaries after that position.
-        notes: what to report, one sentence each.
         source: the journal that holds the checkpoint, if it is another rank's; else None.
         recomputed: the records after that position which cannot be redone, because the log holds no tensors of some of their
             steps: training has to compute these again. The last one is a boundary.
@@ -77,13 +74,7 @@ def plan_recovery(
     """Plan a recovery.
 
     Args:
-        checkpoints: the published checkpoints.
-        history: the chained records.
-        limits: the lineage of `timeline`.
-        timeline: the timeline to recover on.
-        step: the step to end at; None for the newest boundary.
         sequence: the number of the last record that may be redone; None for all.
-        broken: the names of damaged checkpoints.
         last_good: for each segment with damaged records, by ordinal, the sequence number before the first damaged one.
 
     Raises:

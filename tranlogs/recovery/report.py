@@ -1,12 +1,14 @@
-"""Report of a recovery, and the verdict whether replay is known to be bit-exact."""
+"""Report of a recovery, the verdict whether replay is known to be bit-exact, and the progress bar of long work."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import sys
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from .recover import Recovered
+from .recover import Progress, Recovered
 
 RecheckState = Literal["", "pending", "equal", "different"]
 
@@ -131,9 +133,7 @@ def judge_exactness(found: Recovered, kinds: Collection[str], *, compared: str) 
     """Return whether replay was bit-exact, and the reasons for doubt, one sentence each.
 
     Args:
-        found: the recovery.
         kinds: the kinds of fingerprints that were compared: "full", "sample", "device".
-        compared: what the fingerprints are taken of ("parameters").
 
     Returns:
         True if every redone step was compared and equal, False if a step differed, None if this is not known.
@@ -170,11 +170,7 @@ def make_report(
     """Return the report of a recovery, with each note once.
 
     Args:
-        found: the recovery.
-        exact: the verdict of `judge_exactness`.
-        notes: what else to report, one sentence each.
         place: number of the loop, from 1, its epoch, from 0, and the number of its batches that are done.
-        seconds: the time that recovery took.
         timeline: the timeline of the next record; None if it is that of the last one.
     """
     loop, epoch, batch = place
@@ -193,3 +189,25 @@ def make_report(
         notes=tuple(dict.fromkeys(notes)),
         is_at_start=found.position.sequence == 0 and exact is not False and not found.has_losses and not found.steps_lost,
     )
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress | None]:
+    """Yield a callback (what, done, total) that draws a bar on stderr; None if stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        tasks = {}
+
+        def progress(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done, total=total)
+
+        yield progress

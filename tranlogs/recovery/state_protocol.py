@@ -12,11 +12,7 @@ from ..log.reader import Record
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first redone step after which the state differs from what the run recorded.
-
-    Attributes:
-        tensor: the first tensor that differs.
-    """
+    """The first redone step after which the state differs from what the run recorded."""
 
     step: int
     tensor: str

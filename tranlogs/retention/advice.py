@@ -26,10 +26,7 @@ class Choice:
 
     Attributes:
         log: "gradients", "weights" or "inputs".
-        every: "auto" or a time.
-        interval_seconds: the time between two checkpoints.
         log_share: what logging costs, as a share of a step.
-        checkpoint_share: what checkpoints cost.
         bytes_a_day: bytes of log and checkpoints that are written in a day of training.
         disk_years: how long a disk of `DISK_ENDURANCE_BYTES` lasts.
         crash_seconds: time to load a checkpoint and to replay a whole interval.
@@ -54,14 +51,8 @@ class Advice:
     """What a run pays, and would pay.
 
     Attributes:
-        recorded: what is recorded now, in words.
-        now: what the run pays now.
-        choices: what it would pay.
         best: the choice that wastes the least; None if too little is known.
         line: what to write in the script.
-        mtbf_seconds: the mean time between two failures.
-        failures: how often the run was interrupted.
-        trained_seconds: how long it has trained.
         unknown: what is not measured, one sentence each.
     """
 
@@ -90,10 +81,7 @@ def advise(row: MeasuredRow, state_bytes: int, at: float, *, world: int = 1) -> 
     """Return what a run pays, and what it would pay.
 
     Args:
-        row: what the run has measured.
-        state_bytes: the size of a checkpoint.
         at: time up to which the last process has trained, in seconds since 1970.
-        world: number of processes that train together.
     """
     trained = row.trained_seconds + (max(0.0, at - row.since) if row.since else 0.0)
     mtbf = row.mtbf_seconds or observe_mtbf(trained, row.failures)

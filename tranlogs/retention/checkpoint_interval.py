@@ -25,10 +25,7 @@ class CheckpointFacts:
 
     Attributes:
         steps: training steps since the last checkpoint was taken. Steps that several optimizers take in one unit count once.
-        seconds: time since then.
-        log_bytes: bytes of log since then.
         replay_seconds_per_step: the time to redo one training step, or to compute it again; 0.0 if it is not known.
-        load_seconds: the measured time to load a checkpoint.
         state_bytes: the size of a checkpoint; 0 if it is not known yet.
         free_bytes: free space of the disk when the last checkpoint was taken.
         budget_bytes: what a monitor allows for the journal.
@@ -136,7 +133,6 @@ def best_interval(cost_seconds: float, mtbf_seconds: float, replay_share: float)
 
     Args:
         cost_seconds: of a checkpoint; 0.0 if it is not known.
-        mtbf_seconds: the mean time between two failures.
         replay_share: the time to redo or compute again what an interval has trained, as a share of the interval; 0.0 if it is
             not known, which counts as 1.
     """
@@ -149,12 +145,7 @@ def log_bytes_max(state_bytes: int, free_bytes: int, budget_bytes: int = 1 << 62
 
 
 def observe_mtbf(trained_seconds: float, failures: int) -> float:
-    """Return the mean time between two failures of a run: one in an hour, and what it has seen since.
-
-    Args:
-        trained_seconds: time that the run has trained.
-        failures: how often it was interrupted.
-    """
+    """Return the mean time between two failures of a run: one in an hour, and what it has seen since."""
     return (MTBF_SECONDS + trained_seconds) / (1 + failures)
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 
 from ..base.quantities import count, format_seconds
 from ..catalog import Incident, StoreRow, Watermarks
-from .evaluations import EvaluationRow
+from .value_decay import EvaluationRow
 
 Scope = Literal["process", "machine", "site"]
 CommitHistory = Sequence[tuple[float, int]]  # seconds since 1970, and the newest committed step at that time; oldest first
@@ -28,7 +28,6 @@ class LostWork:
     """Cost of one kind of accident.
 
     Attributes:
-        scope: what dies.
         safe_step: the newest step that would remain.
         steps: the number of finished steps that would be lost.
         seconds: the training time that those took; None if it is unknown.

@@ -27,7 +27,7 @@ from ..base.atomic_files import sync_folder
 from ..base.errors import UsageError
 from ..base.failpoints import hit
 from ..catalog import Catalog, Change, CheckpointRow, CommonRow, PrunedRow, SegmentRow, Tables, TimelineRow, segment_key
-from ..catalog.lineage import Limits, is_on_lineage, trace_lineage
+from ..catalog.rows import Limits, is_on_lineage, trace_lineage
 from .keep_policy import RetentionPolicy
 
 Make = Callable[[Change], bool]  # makes a change of the catalog: `Catalog.make`, or a request to the owner

@@ -2,9 +2,8 @@
 another machine fetches them.
 """
 
-from .archiver import Archiver, ShippingProgress, ShippingSettings, StoreSettings
+from .archiver import LAG_SECONDS, Archiver, InProcessShipper, ShippingProgress, ShippingSettings, StoreSettings
 from .fetch import StoreCopies, fetch_missing_journal, pull
-from .in_process_shipping import LAG_SECONDS, InProcessShipper
 from .listing import find_run, list_runs
 from .manifest import journal_prefix, read_newest
 from .upload import Throttle

@@ -25,7 +25,7 @@ from ..base.atomic_files import make_folder, sync_folder
 from ..base.errors import CorruptObject, NotARun, StoreUnavailable, TranLogsError, UsageError, error_text
 from ..base.failpoints import hit
 from ..catalog import Catalog, SegmentRow, StoreRow, Watermarks, segment_key, timeline_key
-from ..catalog.lineage import is_on_lineage
+from ..catalog.rows import is_on_lineage
 from ..journal import JournalPaths
 from ..recovery.journal_facts import JournalRows, read_facts, read_rows
 from ..recovery.recovery_plan import plan_recovery

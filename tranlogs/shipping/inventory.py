@@ -19,7 +19,7 @@ from typing import Any
 from ..base.clock import Clock
 from ..base.errors import CorruptCatalog, RunInUse, StoreRefused
 from ..catalog import CheckpointRow, CommonRow, RunRow, SegmentRow, StoreRow
-from ..catalog.lineage import is_on_lineage
+from ..catalog.rows import is_on_lineage
 from ..journal import JournalPaths
 from ..journal.owner_lock import OwnerLock
 from ..stores import ObjectStatus, Store
@@ -58,7 +58,6 @@ class Inventory:
     `persist_seconds` is the time after which the store is asked again to make an object durable.
 
     Attributes:
-        writer: name of this journal as a writer to the store.
         is_attached: True once the store's manifests were read, and this journal may write to the store.
         shipped: the items that the newest manifest names, with changes that were found since.
     """

@@ -41,16 +41,13 @@ class ShippedItem:
     Another segment continues a segment at its last record or, after a crash, at its newest boundary.
 
     Attributes:
-        row: its row in the catalog.
         files: its objects in the store, by file; each is [name, bytes, xxh3_128 in hex].
         boundary_step: the step of the newest boundary in a segment.
-        boundary_sequence: the sequence number of that boundary.
         boundary_chain: the digest of that boundary.
         base_chain: the digest of the record before a segment's first one.
         end_sequence: the sequence number of a segment's last record.
         end_chain: the digest of that record.
         is_durable: True if the store calls all objects durable.
-        at: the time of shipping, in seconds since 1970.
         is_lost: True if the store does not hold the objects any more, or not at present. The item does not count then.
     """
 

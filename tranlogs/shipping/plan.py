@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..catalog import CheckpointRow, CommonRow, SegmentRow, TimelineRow
-from ..catalog.lineage import Limits, is_on_lineage
+from ..catalog.rows import Limits, is_on_lineage
 from ..retention.keep_policy import RetentionPolicy
 from ..retention.prune import plan_retirement, trace_newest_lineage
 from .manifest import Manifest, ShippedItem

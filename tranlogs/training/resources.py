@@ -13,8 +13,8 @@ from ..journal.journal import Journal
 from ..journal.monitor_launch import shipping_store, start_monitor
 from ..journal.shutdown import ShutdownHandler
 from ..recovery.group.journals import read_run_id
-from ..recovery.progress_bar import progress_bar
 from ..recovery.recover import Recovered
+from ..recovery.report import progress_bar
 from ..shipping import InProcessShipper, StoreCopies, fetch_missing_journal
 from .rehearsed_process import open_journal
 from .settings import RunSettings

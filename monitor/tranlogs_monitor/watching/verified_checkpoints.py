@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tranlogs.base.errors import CannotRead, CorruptCheckpoint, UnknownFormat
 from tranlogs.catalog import CheckpointRow, TimelineRow
-from tranlogs.catalog.lineage import is_on_lineage
+from tranlogs.catalog.rows import is_on_lineage
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.retention.prune import trace_newest_lineage
 

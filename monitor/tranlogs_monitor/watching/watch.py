@@ -24,14 +24,12 @@ from tranlogs.catalog import (
     TimelineRow,
     Watermarks,
 )
-from tranlogs.catalog.lineage import is_on_lineage
+from tranlogs.catalog.rows import is_on_lineage
 from tranlogs.journal import JournalPaths, Owner, change_catalog, read_owner
-from tranlogs.journal.file_system import is_in_memory
 from tranlogs.journal.opening import seal_if_abandoned
+from tranlogs.journal.paths import is_in_memory
 from tranlogs.log.segment_file import unlink_retired
-from tranlogs.retention import evaluations
 from tranlogs.retention.advice import NO_TENSORS, Advice, advise
-from tranlogs.retention.evaluations import EvaluationRow, read_values
 from tranlogs.retention.prune import (
     Pruning,
     bytes_on_disk,
@@ -41,7 +39,14 @@ from tranlogs.retention.prune import (
     prune,
     trace_newest_lineage,
 )
-from tranlogs.retention.value_decay import SegmentValues, evaluate
+from tranlogs.retention.value_decay import (
+    EvaluationRow,
+    SegmentValues,
+    append_evaluation,
+    evaluate,
+    read_evaluations,
+    read_values,
+)
 
 from ..settings import DaemonSettings
 from .training_progress import ProgressReader, TrainingProgress
@@ -211,7 +216,7 @@ class JournalWatch:
         assert self._history is not None
         row = self._row(evaluation)
         try:
-            self._history = evaluations.append(self.paths.folder, row, self._history)
+            self._history = append_evaluation(self.paths.folder, row, self._history)
         except OSError as error:
             self._history.append(row)
             _log.debug("%s: could not store the evaluation: %s", self.paths.folder, error)
@@ -220,7 +225,7 @@ class JournalWatch:
         limits = trace_newest_lineage(rows.checkpoints, rows.timelines)
         checkpoints = [row for row in rows.checkpoints if is_on_lineage(row, limits)]
         if self._history is None:
-            self._history = evaluations.read_evaluations(self.paths.folder)
+            self._history = read_evaluations(self.paths.folder)
         before = read_values(self._history[-1]) if self._history else None
         return evaluate(self._settings.decay, rows.segments, checkpoints, rows.marks, before, now)
 

@@ -21,7 +21,7 @@ from tests.torch.lab import in_child
 from tranlogs.base.errors import CorruptObject, StoreUnavailable, UsageError
 from tranlogs.catalog import Catalog
 from tranlogs.catalog.rows import Watermarks
-from tranlogs.shipping import in_process_shipping
+from tranlogs.shipping import archiver as shipping_archiver
 from tranlogs.stores import ObjectStatus, local
 from tranlogs_torch import LoggedOptimizer
 from tranlogs_torch.loops.recovery import recovery
@@ -54,7 +54,7 @@ def train_in_child(run: Path, store: str, until: int, *, die_at: int = 0, **opti
             os.kill(os.getpid(), signal.SIGKILL)
 
     def work() -> None:
-        in_process_shipping.LAG_SECONDS = 0.05
+        shipping_archiver.LAG_SECONDS = 0.05
         train(run, store, until, say, **options)
 
     return in_child(work)
@@ -87,7 +87,7 @@ def test_the_end_does_not_wait_for_ever_for_a_store_that_makes_nothing_durable(
         return found and replace(found, is_durable=False)
 
     monkeypatch.setattr(local.LocalStore, "stat", never_durable)
-    monkeypatch.setattr(in_process_shipping, "_DURABLE_SECONDS", 0.3)
+    monkeypatch.setattr(shipping_archiver, "_DURABLE_SECONDS", 0.3)
     train(tmp_path / "run", str(tmp_path / "store"), 10)
     assert "steps after 0 are in the store" in caplog.text
     assert "but not durable yet" in caplog.text
@@ -135,7 +135,7 @@ def test_a_store_that_is_away_holds_up_no_run_that_is_here(
 ) -> None:
     run, store = tmp_path / "run", str(tmp_path / "store")
     train(run, store, 4)
-    monkeypatch.setattr(in_process_shipping, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(shipping_archiver, "STALL_SECONDS", 0.5)
 
     def fail(*_: object) -> None:
         raise StoreUnavailable(store, "it is away")

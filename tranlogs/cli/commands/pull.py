@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from ...recovery.progress_bar import progress_bar
+from ...recovery.report import progress_bar
 from ...shipping import find_run
 from ...shipping import pull as fetch_journal
 from ...stores import STALL_SECONDS, TimeoutStore, open_store

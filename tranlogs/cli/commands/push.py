@@ -9,8 +9,8 @@ from ...base.clock import Clock
 from ...base.quantities import parse_bytes, parse_seconds
 from ...journal import JournalPaths
 from ...journal.opening import seal_if_abandoned
-from ...recovery.progress_bar import progress_bar
 from ...recovery.recover import Progress
+from ...recovery.report import progress_bar
 from ...shipping import Archiver, ShippingSettings, Throttle, journal_prefix
 from ...stores import TimeoutStore, open_store
 from .. import screen

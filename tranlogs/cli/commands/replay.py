@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from ...base.errors import UsageError
 from ...frameworks import load_framework, open_offline_run
-from ...recovery.progress_bar import progress_bar
 from ...recovery.recover import require_covered
+from ...recovery.report import progress_bar
 from .. import screen
 from ..options import Json, Optimizers, Run, command
 from ..parameters import FINE, PROBLEM, Option

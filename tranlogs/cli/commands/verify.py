@@ -10,15 +10,14 @@ from typing import Annotated, Any
 
 from ...base.errors import CorruptCatalog, TranLogsError, UsageError
 from ...catalog import Catalog, Tables
-from ...catalog.lineage import is_on_lineage
+from ...catalog.rows import is_on_lineage
 from ...frameworks import open_offline_run
 from ...journal import JournalPaths
 from ...journal.owner_lock import OwnerLock
 from ...rebuild_catalog import rebuild_catalog
 from ...recovery.journal_facts import read_catalog, read_facts
-from ...recovery.progress_bar import progress_bar
 from ...recovery.recover import Progress
-from ...recovery.report import RecoveryReport
+from ...recovery.report import RecoveryReport, progress_bar
 from ...shipping import StoreCopies
 from ...stores import is_address
 from ...verify import Checked, Problem, verify_journal

@@ -12,7 +12,7 @@ from typing import Any
 from ...base.config import RECORDS_CHECKED_MAX
 from ...base.errors import CorruptRecord
 from ...catalog import CheckpointRow
-from ...catalog.lineage import is_on_lineage
+from ...catalog.rows import is_on_lineage
 from ...log.reader import Record, SegmentReader
 from ...recovery.history import Link, Run
 from ...recovery.journal_facts import read_log, read_rows

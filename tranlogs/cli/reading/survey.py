@@ -21,18 +21,18 @@ from ...base.config import RECORDS_CHECKED_MAX
 from ...base.errors import CorruptCheckpoint, RecoveryError
 from ...base.quantities import count, format_bytes, format_seconds
 from ...catalog import Watermarks
-from ...catalog.lineage import is_on_lineage
+from ...catalog.rows import is_on_lineage
 from ...checkpoints import Checkpoint
 from ...journal import Owner, read_owner
-from ...journal.file_system import is_in_memory
+from ...journal.paths import is_in_memory
 from ...log.record_format import HEAD, unpack_head
 from ...recovery.group.journals import get_world, is_of_group, read_environment
 from ...recovery.history import ScannedSegment
 from ...recovery.journal_facts import Facts, JournalRows, read_log, read_rows
 from ...recovery.recovery_plan import RecoveryPlan, has_later_boundary, plan_recovery
 from ...retention.advice import Advice, advise
-from ...retention.evaluations import EvaluationRow, read_newest_first, read_values
 from ...retention.lost_work import LostWork, estimate_lost_work, has_store
+from ...retention.value_decay import EvaluationRow, read_newest_first, read_values
 from .find_journals import read_consistently
 
 _HEIGHTS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"

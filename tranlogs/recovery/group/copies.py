@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,10 @@ from ...base.config import MIB
 from ...base.errors import RecoveryError, error_text
 from ...encoding import tree
 from . import journals
-from .exchange import Exchange, message
+from .exchange import Exchange
 from .summary import JournalSummary
 
 _CHUNK_BYTES = 16 * MIB
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class Readable:
-    """The ranks whose journals a process can read without the help of another rank."""
-
-    ranks: tuple[int, ...]
 
 
 class JournalAccess:
@@ -50,8 +41,8 @@ class JournalAccess:
         self._senders = {owner: owner if summary.sender < 0 else summary.sender for owner, summary in held.items()}
         near = {owner for owner in held if self._senders[owner] == rank or journals.is_readable(held[owner])}
         self._unreadable = held.keys() - near
-        answers = exchange.gather(Readable(tuple(sorted(near))))
-        self.readable_by = {owner: [process for process, one in enumerate(answers) if owner in one.ranks] for owner in held}
+        answers = exchange.gather(tuple(sorted(near)))
+        self.readable_by = {owner: [process for process, one in enumerate(answers) if owner in one] for owner in held}
         self._far = sorted(owner for owner in held if len(self.readable_by[owner]) < len(answers))
         self._sent: list[int] = []  # ranks whose journals come through the group
         self._fetched: set[tuple[int, str]] = set()

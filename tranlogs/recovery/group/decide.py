@@ -89,9 +89,7 @@ class Agreement:
     """The boundary at which all ranks resume, and the way of each rank to it.
 
     Attributes:
-        step: the step of the boundary.
         boundary_number: which of the boundaries at that step, counted from 1.
-        ways: how each rank comes to it.
         bases: the checkpoint that each rank loads; None for a rank that starts with its initial state.
         timeline: the newest timeline of all journals.
         is_forked: True if the newest timelines of the journals differ, or if a journal was lost.
@@ -126,8 +124,6 @@ class Damage:
 
     Attributes:
         checkpoints: damaged checkpoints, by rank and name.
-        records: damaged records, by rank and step.
-        boundaries: damaged boundaries, by rank and step.
         shards: gradient shards that no journal holds, by rank and step.
         states_differ: True if the ranks came to states that differ from each other.
     """
@@ -152,11 +148,6 @@ class Damage:
 
 def agree(summaries: Sequence[JournalSummary], damage: Damage, step: int | None = None) -> Agreement | None:
     """Choose the boundary at which all ranks resume. Return None if every journal is empty.
-
-    Args:
-        summaries: one summary for each rank, in the order of the ranks.
-        damage: what could not be read in earlier attempts.
-        step: the step to resume at; None for the newest one.
 
     Raises:
         RecoveryError: there is no boundary that all ranks can reach, or none at `step`.
@@ -393,8 +384,6 @@ class Generation:
     """Part of a run that one number of processes trained.
 
     Attributes:
-        first_timeline: the timeline that started the generation.
-        world: the number of processes.
         summaries: one summary for each process; an empty one where the journal is gone.
     """
 
@@ -428,8 +417,6 @@ class GroupTarget:
     """Generation and boundary at which all ranks resume.
 
     Attributes:
-        generation: the generation that is recovered.
-        agreement: the boundary in it, and each rank's way to it.
         is_newest: False if a later generation is given up.
     """
 

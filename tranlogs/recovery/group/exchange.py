@@ -3,10 +3,10 @@
 All ranks must gather the same messages in the same order:
 
     Opening      what a rank's journals hold, and what it is asked for
-    Readable     the journals that it can read without another rank's help
+    tuple        the ranks whose journals it can read without another rank's help
     UnitSummary  the newest unit of its log (plan.py), if training is to compute one again
     Attempt      the outcome of an attempt (recover.py): damage, errors, a digest of the state. It may be repeated
-    Replaced     files that sound copies have replaced
+    tuple        what sound copies have replaced, one sentence each
     FormerRank   a list of them: the checkpoints that it made of former ranks (reshard.py)
 
 `TimelineUse` precedes `Opening`, because timelines whose start a crash interrupted must be known before a journal is read.
@@ -132,7 +132,6 @@ class Opening:
         nearby: ranks of the group whose journals lie in its run folder and have a checkpoint of a step.
         step: the step that it is asked to recover; None for the newest one.
         resharded: the first timelines of generations whose parameters are sharded in another way now.
-        timeline_id: an id for a new timeline.
         error: why it cannot read its journal; "" if it can.
     """
 
@@ -145,14 +144,6 @@ class Opening:
     error: str = ""
 
 
-@message
-@dataclass(frozen=True, slots=True)
-class Replaced:
-    """What a rank has replaced by sound copies, one sentence each."""
-
-    notes: tuple[str, ...]
-
-
 @dataclass(slots=True)
 class Known:
     """What a rank knows after the opening of a group recovery.
@@ -160,11 +151,7 @@ class Known:
     Attributes:
         other_logs: the generations of other ranks' journals, if the process has read them where they lie.
         segments: the segments of the journals that it can send to the others, by rank.
-        summaries: the summaries of all journals and generations.
-        notes: what to report, one sentence each.
         abandoned: those of the notes that name journals on a timeline which the group has abandoned.
-        timeline_id: the id of the timeline that the group starts if it needs a new one.
-        resharded: the first timelines of generations whose parameters are sharded in another way now.
         unused_timelines: timelines whose start a crash interrupted; they do not count.
     """
 
@@ -181,14 +168,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class OwnJournal:
-    """The journal of a process, and those next to it whose ranks no longer exist, for which it answers.
-
-    Attributes:
-        folder: the rank's journal.
-        rank: the rank of this process.
-        world: the number of processes.
-        spare: source of sound copies that replace damaged files of the rank's journal.
-    """
+    """The journal of a process, and those next to it whose ranks no longer exist, for which it answers."""
 
     folder: Path
     rank: int
@@ -198,11 +178,6 @@ class OwnJournal:
 
     def open(self, exchange: Exchange, is_resharded: Callable[[Mapping[str, Any]], bool], step: int | None) -> Known:
         """Read the journals and exchange their summaries. All ranks must call it at the same time.
-
-        Args:
-            exchange: connects the ranks.
-            is_resharded: see `GroupState.is_resharded`.
-            step: the step that this rank is asked to recover; None for the newest one.
 
         Raises:
             RecoveryError: a journal cannot be read, or is not that of its rank, or the journals belong to several runs.

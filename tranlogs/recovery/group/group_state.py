@@ -60,8 +60,6 @@ class GroupState(ReplayedState, Protocol):
         Args:
             checkpoints: by former rank, the folder of each checkpoint that this process owns, and `describe_replay`.
             owners: the process that owns the checkpoint of each former rank.
-            rank: the rank of this process.
-            transport: connects the processes.
 
         Returns:
             The body of the boundary, with the values that belong to this process.

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...base.errors import CorruptCatalog, CorruptCheckpoint, CorruptRecord
 from ...catalog import Catalog, CheckpointRow, RunRow
-from ...catalog.lineage import Limits, is_on_lineage
+from ...catalog.rows import Limits, is_on_lineage
 from ...checkpoints import Checkpoint
 from ...log.reader import Record, SegmentReader
 from ...log.record_format import RecordKind
@@ -27,11 +27,9 @@ class GenerationLog:
     """The part of one generation in a journal.
 
     Attributes:
-        facts: what was read of the journal.
         limits: the timelines of the generation that lead to the newest one, each with its last sequence number.
         history: the chained records on these timelines that redo can reach.
         recorded: all chained records on these timelines.
-        checkpoints: the checkpoints on these timelines.
         environment: the environment that the newest checkpoint or segment recorded.
         earlier_limits: the timelines of earlier generations that the generation continues.
     """

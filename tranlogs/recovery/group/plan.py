@@ -14,9 +14,8 @@ from ...base.errors import CorruptCheckpoint, RecoveryError
 from ...catalog import CheckpointRow
 from ...checkpoints import Checkpoint
 from ...log.record_format import Position, RecordKind
-from ..decoding import DamagedRecord, decode_chunks, require_sound
 from ..history import LastUnit, Link, Run, find_last_unit
-from ..recover import EarlierNotes, Recovered
+from ..recover import DamagedRecord, EarlierNotes, Recovered, decode_chunks, require_sound
 from ..recovery_plan import RecoveryPlan, has_later_boundary, position_after
 from .decide import BaseCheckpoint, Damage, Generation, GroupTarget, choose_target
 from .exchange import Exchange, Known, OwnJournal, message
@@ -29,14 +28,7 @@ _KINDS = {RecordKind.STEP: "s", RecordKind.BOUNDARY: "b", RecordKind.UNIT: "sb"}
 
 
 class RankPlanner:
-    """Planner of the recovery of one rank to a boundary of the group.
-
-    Args:
-        own: the rank's journal.
-        known: what the rank knows of all journals.
-        folders: where to read each rank's journal.
-        target: the generation that is recovered, and the boundary in it.
-    """
+    """Planner of the recovery of one rank to a boundary of the group."""
 
     def __init__(self, own: OwnJournal, known: Known, folders: Mapping[int, Path], target: GroupTarget) -> None:
         self._own, self._known, self.folders = own, known, folders
@@ -69,11 +61,7 @@ class RankPlanner:
         raise CorruptCheckpoint(self.folders[base.rank] / "checkpoints" / base.ref.name, "the catalog does not list it")
 
     def plan(self, log: GenerationLog, donor: int, base: BaseCheckpoint) -> RecoveryPlan:
-        """Plan the recovery of a state by the journal that rank `donor` wrote, from a checkpoint.
-
-        Raises:
-            CorruptCheckpoint: the catalog does not list the checkpoint any more.
-        """
+        """Plan the recovery of a state by the journal that rank `donor` wrote, from a checkpoint."""
         row = self.read_row(base)
         source = None if base.rank == donor else self.folders[base.rank]
         links = self._select_links(log, donor, base, row)
@@ -187,10 +175,7 @@ def choose_unit_start(
     """Return the boundary before the unit that all ranks compute again, or None and the reason why there is no such unit.
 
     Args:
-        generations: the parts of the run, the newest first.
         target: the boundary that ends the unit.
-        units: the newest unit of each rank, by rank.
-        damage: what could not be read in earlier attempts.
     """
     if any(not unit.kinds for unit in units):
         return None, name_rank([_NO_UNIT if not unit.kinds else "" for unit in units])

@@ -32,11 +32,6 @@ from .summary import keep_common_history
 class SingleReader:
     """Reads the journals of all ranks of a run, given the folder of one of them.
 
-    Args:
-        folder: the journal of one rank.
-        step: the step that is to be recovered; None for the newest one.
-        checkpoint: the name of the checkpoint that recovery is to start from; None for any.
-
     Attributes:
         generation: the generation that is read: that of `checkpoint`, or of `step`, or the newest one in which the journal has
             a part.

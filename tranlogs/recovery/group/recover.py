@@ -22,8 +22,7 @@ from typing import Any
 
 from ...base.errors import CorruptCheckpoint, MissingShard, RecoveryError, UsageError, error_text
 from ...log.record_format import RecordKind
-from ..decoding import DamagedRecord
-from ..recover import Progress, Recovered, execute_plan, open_planned_checkpoint
+from ..recover import DamagedRecord, Progress, Recovered, execute_plan, open_planned_checkpoint
 from ..recovery_plan import RecoveryPlan
 from .copies import JournalAccess
 from .decide import (
@@ -38,7 +37,7 @@ from .decide import (
     describe_substitution,
     group_by_generation,
 )
-from .exchange import Exchange, Known, OwnJournal, Replaced, Transport, message
+from .exchange import Exchange, Known, OwnJournal, Transport, message
 from .group_state import GroupState, ReplayedState
 from .plan import CommonUnit, FindObstacle, RankPlanner
 from .reshard import Resharding, describe_resharding, describe_resize
@@ -55,9 +54,6 @@ class GroupRecovered:
 
     Attributes:
         recovered: the recovery of this rank; None if the rank starts with its initial state.
-        timeline: the timeline on which all ranks continue.
-        is_new: True if that timeline is a new one.
-        first_timeline: the timeline that started the generation in which all ranks continue.
         starts_generation: True if that generation starts now, so that every rank must begin with a checkpoint.
         is_resized: True if it starts because the number of processes has changed.
         is_journal_lost: True if the rank's own journal was lost, so that the rank must begin with a checkpoint.
@@ -68,7 +64,6 @@ class GroupRecovered:
             rank.
         copied_rank: this rank, if its own state is in the boundary of the preceding rank at which it resumed; else -1.
         caveats: what could not be restored exactly, one sentence each.
-        notes: what else to report, one sentence each.
         obstacle: why no unit is computed again, if that was wanted; "" if one is.
     """
 
@@ -94,7 +89,6 @@ class Attempt:
     """The outcome of one attempt on one rank, which the ranks exchange.
 
     Attributes:
-        damage: what could not be read.
         error: what ended the attempt; "" if nothing did.
         digest: of the state that should be the same on all ranks; "" if it is not compared.
         has_later: True if the journal holds a boundary or a checkpoint after the target.
@@ -130,7 +124,6 @@ class GroupRecovery:
         """Bring the state to the newest boundary that all ranks can reach, or to `step`. Return None if the run is new.
 
         Args:
-            step: the step to end at; None for the newest boundary.
             find_obstacle: given on all ranks or on none, it makes all ranks end one unit before the newest boundary, so that
                 training computes that unit again. It is called when a rank has arrived there, and returns why that is not
                 possible; all ranks then end at the newest boundary. See `GroupRecovered.obstacle`.
@@ -234,7 +227,7 @@ class GroupRecovery:
         segments = [segment for log in self._known.logs[:1] for segment in log.facts.segments]
         paths += [one.path for one in segments if any(location.head.step in steps for location in one.locations)]
         replaced = self._own.replace_damaged(self._known, paths)
-        notes = [text for one in self._exchange.gather(Replaced(tuple(replaced))) for text in one.notes]
+        notes = [text for one in self._exchange.gather(tuple(replaced)) for text in one]
         self._known.notes += notes
         return bool(notes)
 
@@ -303,10 +296,6 @@ class _Work:
     Attributes:
         way: how the rank comes there.
         donor: the rank whose journal it redoes.
-        starts_generation: True if a generation starts there.
-        is_resharded: True if parameters are sharded in another way now.
-        resharding: the recovery over the checkpoints of former ranks, if they are.
-        planner: plans the rank's recovery.
     """
 
     def __init__(self, own: OwnJournal, known: Known, state: GroupState, access: JournalAccess, target: GroupTarget) -> None:

@@ -42,9 +42,7 @@ class FormerRank:
     """What a report needs of the recovery of a former rank.
 
     Attributes:
-        rank: the former rank.
         checkpoint: the checkpoint from which its log was redone.
-        replayed, seconds_load, seconds_replay, divergence, notes, log_bytes: as in `Recovered`.
     """
 
     rank: int

@@ -63,10 +63,6 @@ class PeerJournal:
 class GradientShards:
     """The journals of one generation of all other ranks, which hold the other gradient shards. Use it as a context.
 
-    Args:
-        folders: where to read each other rank's journal.
-        read_log: returns the generation's part in a rank's journal.
-
     Attributes:
         notes: what was damaged and read from a copy instead, one sentence for each step and file.
     """
@@ -140,12 +136,10 @@ class JoinedRecord:
     It is no `Record`: a payload, a layout or a checksum of it would be those of one shard.
 
     Args:
-        shards: the records that hold the shards.
         on_damage: called with each error after which a copy of the shard was read.
 
     Attributes:
         raw_bytes: bytes of the tensors before compression, in all shards.
-        reader, kind, step, digests: those of the first record.
     """
 
     def __init__(self, shards: Sequence[Record], on_damage: Callable[[CorruptRecord], None]) -> None:

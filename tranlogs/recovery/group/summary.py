@@ -40,7 +40,6 @@ class LogRange:
 
     Attributes:
         after_step: the step before the first record in the range.
-        last_step: the step of the last record in the range.
         boundary_counts: the number of boundaries in the range, by step. The beginning of the run is listed as step 0 unless
             it was pruned.
     """
@@ -55,8 +54,6 @@ class CheckpointRef:
     """Reference to a checkpoint of a rank.
 
     Attributes:
-        step: the step of the checkpoint.
-        name: the name of the checkpoint's folder.
         boundary_number: which of the boundaries at that step the checkpoint was taken at, counted from 1; 0 if the log does
             not hold these boundaries any more.
         range_index: index of the log range that continues after the checkpoint; -1 if none does.
@@ -73,18 +70,14 @@ class JournalSummary:
     """Summary of one generation in one rank's journal. It has many attributes because every decision of the group reads it.
 
     Attributes:
-        rank: the rank that wrote the journal.
         world: the number of processes that trained together, by the newest checkpoint; 0 if the journal is empty.
         is_replicated: True if parameters and optimizer state were the same on all ranks. A record may then hold only one
             rank's shard of the gradients.
-        timeline: the newest timeline in the journal.
-        first_timeline: the timeline that started the generation.
         copies: in how many journals each gradient shard lies. With 2, the journal also holds the shards of the next rank and
             the state that only the next rank has.
         sender: the process that sends the journal to processes that cannot read it; -1 for the process of the same rank.
         is_sharded: True if parameters were sharded, so that each rank has parts that no other rank has.
         has_empty_timeline: True if the journal's newest timeline was started and holds nothing.
-        timeline_ids: the ids of the timelines that lead to the end of the journal.
         has_full_records: True if each record holds whole gradients, judged by the newest record, although parameters
             are replicated.
         last_equal_step: the step at which ranks that each log everything were last seen to have equal parameters; -1 for
@@ -178,8 +171,6 @@ def extend_timeline_ids(ids: TimelineIds, step: int, name: str = "") -> list[lis
     """Return the ids of a history that continues from a step, in the form in which they are recorded.
 
     Args:
-        ids: the ids of the history so far.
-        step: the step from which it continues.
         name: the id of the new timeline; "" if no timeline is started.
     """
     found = [*((known, start) for known, start in ids if start <= step), *([(name, step)] if name else [])]

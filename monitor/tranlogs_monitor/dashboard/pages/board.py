@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tranlogs.retention.evaluations import EvaluationRow, read_evaluations
+from tranlogs.retention.value_decay import EvaluationRow, read_evaluations
 
 from ...settings import DaemonSettings
 from ...watching.watch import Evaluation

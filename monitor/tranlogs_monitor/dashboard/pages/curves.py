@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tranlogs.retention.evaluations import EvaluationRow, read_values
 from tranlogs.retention.lost_work import has_store
+from tranlogs.retention.value_decay import EvaluationRow, read_values
 
 from .board import JournalView
 

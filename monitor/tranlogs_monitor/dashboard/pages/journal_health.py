@@ -7,7 +7,7 @@ from typing import Literal
 
 from tranlogs.base.quantities import format_bytes
 from tranlogs.catalog import CheckpointRow
-from tranlogs.catalog.lineage import is_on_lineage
+from tranlogs.catalog.rows import is_on_lineage
 from tranlogs.retention.lost_work import CommitHistory, LostWork, estimate_lost_work
 from tranlogs.retention.prune import trace_newest_lineage
 
