@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -14,13 +15,11 @@ from tranlogs.training import GRACE_SECONDS, Mode, Monitor, OnSignal, RecoveryRe
 from . import keras_internals
 from .data.source import DataOrder
 from .fit.fit_run import FitRun
-from .fit.identity import claim_folder, digest_identity
+from .fit.identity import claim_folder, digest_identity, process_fits
 from .settings import Settings
 from .state.state import LogKind
 
 keras_internals.check_keras()
-
-_open: dict[str, FitRun] = {}  # by run; a fit that failed did not close its run
 
 
 class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -100,28 +99,9 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         recheck: bool | None = None,
     ) -> None:
         super().__init__()
-        self._options: dict[str, Any] = {
-            "log": log,
-            "overhead": overhead,
-            "checkpoint_every": checkpoint_every,
-            "keep": keep,
-            "durability": durability,
-            "data_order": data_order,
-            "seed": seed,
-            "fingerprint": fingerprint,
-            "rank": rank,
-            "segment_bytes": segment_bytes,
-            "writer": writer,
-            "verbose": verbose,
-            "monitor": monitor,
-            "budget": budget,
-            "store": store,
-            "on_signal": on_signal,
-            "grace_seconds": grace_seconds,
-            "accept_changes": accept_changes,
-            "recheck": recheck,
-        }
-        self._settings = Settings.of_fit(run, **self._options)
+        given = locals()
+        self._options = {name: given[name] for name in inspect.signature(TranLogsCallback).parameters if name != "run"}
+        self._settings = Settings.of(run, **self._options)
         self._rung = self._settings.choose_rung()
         self._given = self._settings.run
         self._is_unplaced_copy = False
@@ -168,7 +148,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._fit_run, self._report = fit_run, fit_run.report
         if not fit_run.is_skipped:
             fit_run.install()
-            _open[str(self.run.resolve())] = fit_run
+            process_fits.open[self.run.resolve()] = fit_run
         self.model._initial_epoch = fit_run.starts_at
         callbacks.callbacks.append(_Last(self))
         self._announce(fit_run)
@@ -188,16 +168,16 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             folder = claim_folder(self._given, digest_identity(identity))
             store = self._options["store"]
             options = self._options | ({} if store is None else {"store": f"{store.rstrip('/')}/{self._given.name}"})
-            self._settings, self._is_unplaced_copy = Settings.of_fit(folder, **options), False
+            self._settings, self._is_unplaced_copy = Settings.of(folder, **options), False
         return self._settings
 
     def _release_left_over(self) -> None:
         """Close the run of a fit that ended with an exception, of which Keras does not inform callbacks."""
         self._fit_run = None
-        run = str(self.run.resolve())
-        for name, fit_run in list(_open.items()):
-            if name == run or fit_run.model is self.model:
-                _open.pop(name, None)
+        run = self.run.resolve()
+        for folder, fit_run in list(process_fits.open.items()):
+            if folder == run or fit_run.model is self.model:
+                process_fits.open.pop(folder, None)
                 fit_run.release()
 
     def _end(self) -> None:
@@ -205,7 +185,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.model._initial_epoch = None
         if fit_run is None:
             return
-        _open.pop(str(self.run.resolve()), None)
+        process_fits.open.pop(self.run.resolve(), None)
         self._fits += 1  # one that an exception ended is begun again, where it stopped
         try:
             fit_run.finish()

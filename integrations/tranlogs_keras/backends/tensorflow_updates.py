@@ -19,13 +19,7 @@ APART = {"_noinline": True}  # of a function: what calls it is optimized without
 class TensorFlowUpdates:
     """The updates of one optimizer; see `Updates`.
 
-    Args:
-        optimizer: Keras's.
-        values_of: reads variables.
-        jit_compile: whether XLA compiles the update.
-
-    Attributes:
-        is_eager: whether the update is computed operation by operation, without a graph.
+    `values_of` reads variables. With `jit_compile`, XLA compiles the update.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -13,12 +13,12 @@ from tranlogs.base.errors import UsageError
 from .. import keras_internals
 from ..backends import Backend
 from ..backends.arrays import Values
+from ..backends.backend import Doubt
 from ..keras_internals import array_slicing, tree
 from ..state import rng
 from ..state.state import digest
 
 DataOrder = Literal["tranlogs", "keras"]
-Doubt = Callable[[str, bool], None]  # what cannot be brought back, and whether the order is wrong for sure
 
 
 class Source:
@@ -115,7 +115,7 @@ class Arrays(Source):
         if self._backend.name == "tensorflow":
             return iter(self._tf_dataset(order, size))
         self.open_spare()
-        return self._batches(order, size)
+        return MadeAhead(self._batches(order, size))
 
     def open_spare(self) -> None:
         """Open a DataLoader, which draws a seed from torch's generator. Dropout draws from the same generator."""
@@ -163,6 +163,25 @@ class Arrays(Source):
             yield tree.map_structure(lambda x, i=indices: _converted(x, x[i], name), inputs, none_is_leaf=False)
 
 
+class MadeAhead(Iterator[Any]):
+    """Batches, of which one may be made ahead of time. Making it draws no random numbers."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+        self._next: Any = None
+
+    def prepare(self) -> None:
+        """Make the next batch."""
+        self._next = next(self._batches, None) if self._next is None else self._next
+
+    def __next__(self) -> Any:
+        self.prepare()
+        found, self._next = self._next, None
+        if found is None:
+            raise StopIteration
+        return found
+
+
 def _converted(sliceable: Any, part: Any, name: str) -> Any:
     if name == "torch":
         from keras.src.backend.torch.core import convert_to_tensor
@@ -178,10 +197,10 @@ class Consumed(Source):
     are among them.
     """
 
-    def __init__(self, epoch_iterator: Any, backend: Backend, doubt: Doubt) -> None:
+    def __init__(self, epoch_iterator: Any, backend: Backend, doubt: Doubt, *, reads_ahead: bool) -> None:
         self._iterator, self._backend, self._doubt = epoch_iterator, backend, doubt
         adapter = epoch_iterator.data_adapter
-        self.sets_rng = not backend.is_prefetching or isinstance(adapter, keras_internals.ArrayDataAdapter)
+        self.sets_rng = not reads_ahead or isinstance(adapter, keras_internals.ArrayDataAdapter)
         self._opened_at: dict[str, Any] | None = None  # the generators' states before the pass was opened
         self._first = _first_batches(adapter)
         self._own = _own_generators(adapter)

@@ -25,8 +25,8 @@ from ..backends import Backend, Gradients, make_backend
 from ..backends.arrays import Values, from_array
 from ..backends.tap import Updates
 from ..state.description import compare_environment, describe_environment
+from ..state.state import KerasState
 from ..state.variables import Slot, Variables
-from .redo import ReplayableState
 
 
 class RecordedVariables(Variables):
@@ -71,14 +71,10 @@ class RecordedVariables(Variables):
         return False
 
 
-class RecordedState(ReplayableState):
+class RecordedState(KerasState):
     """Variables and optimizers as a checkpoint describes them, for redo without the training script.
 
-    Args:
-        optimizers: classes of the user's own, as "module:Class".
-
-    Attributes:
-        meta: the checkpoint's description of the model.
+    `optimizers` are classes of the user's own, as "module:Class".
     """
 
     def __init__(self, optimizers: Sequence[str]) -> None:
