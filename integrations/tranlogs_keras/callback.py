@@ -45,7 +45,6 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             at once; "keras" leaves Keras's own order, and draws batches again up to the crash.
         seed: of that order; default: what keras.utils.set_random_seed was given, else drawn once a run.
         fingerprint: "full" (every byte after each step), "sample", or "auto": full while it costs little of a step.
-        rank: number of this process among those that train together.
         segment_bytes: size of a log file; by default it fits the model (1 to 128 MiB).
         writer: "direct" (records are written on the training thread) or "thread".
         verbose: whether to print where training goes on.
@@ -86,7 +85,6 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         data_order: DataOrder = "tranlogs",
         seed: int | None = None,
         fingerprint: Mode = "auto",
-        rank: int = 0,
         segment_bytes: int | None = None,
         writer: str | None = None,
         verbose: bool = True,

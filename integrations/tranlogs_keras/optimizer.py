@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from tranlogs.training import GRACE_SECONDS, Curve, Mode, Monitor, OnSignal, Rec
 from . import keras_internals
 from .loop.data_place import LoopData
 from .loop.loop_members import Members
-from .loop.loop_run import LoopRun, demand_recovered
+from .loop.loop_run import LoopRun
 from .loop.loops import Epoch, Loops
 from .settings import Settings
 from .state.state import LogKind
@@ -64,24 +65,9 @@ class LoggedOptimizer:
         grace_seconds: float = GRACE_SECONDS,
         recheck: bool | None = None,
     ) -> None:
-        settings = Settings.of(
-            run,
-            log=log,
-            overhead=overhead,
-            checkpoint_every=checkpoint_every,
-            durability=durability,
-            keep=keep,
-            seed=seed,
-            fingerprint=fingerprint,
-            segment_bytes=segment_bytes,
-            writer=writer,
-            monitor=monitor,
-            budget=budget,
-            store=store,
-            on_signal=on_signal,
-            grace_seconds=grace_seconds,
-            recheck=recheck,
-        )
+        given = locals()
+        names = [name for name in inspect.signature(LoggedOptimizer).parameters if name not in ("optimizer", "run", "model")]
+        settings = Settings.of(run, **{name: given[name] for name in names})
         _check(optimizer)
         members = Members()
         members.add_optimizer("optimizer", optimizer, _models_of(model))
@@ -119,7 +105,7 @@ class LoggedOptimizer:
 
     def _demand_open(self) -> None:
         if not self._run.has_begun:
-            demand_recovered(self._run)
+            self._run.demand_recovered()
             with keras_internals.outside_of_functions():
                 self._run.begin()
 

@@ -74,7 +74,6 @@ class Settings:
     seed: int | None
     retention: KeepEnds
     data_order: DataOrder
-    rank: int
     verbose: bool
     accepts_changes: bool
 
@@ -89,7 +88,6 @@ class Settings:
         seed: Any,
         keep: Any,
         data_order: Any = "tranlogs",
-        rank: int = 0,
         verbose: bool = True,
         accept_changes: bool = False,
         **shared: Any,
@@ -112,7 +110,7 @@ class Settings:
             raise UsageError(f"seed={seed!r}: give an integer from 0 on")
         if data_order not in get_args(DataOrder):
             raise UsageError(f'data_order={data_order!r}: use "tranlogs" or "keras"')
-        return cls(common, log, share, every_epoch, seed, retention, data_order, rank, verbose, bool(accept_changes))
+        return cls(common, log, share, every_epoch, seed, retention, data_order, verbose, bool(accept_changes))
 
     @property
     def run(self) -> Path:

@@ -210,11 +210,7 @@ class OneStep:
 
 
 def check_one_update(found: int) -> None:
-    """Check that a step updates once, as the log of gradients requires.
-
-    Raises:
-        UsageError: the step did not.
-    """
+    """Check that a step updates once, as the log of gradients requires."""
     if found != 1:
         raise UsageError(
             f'train_step updates {found} times; log="gradients" needs exactly one optimizer.apply a step. Use log="weights"'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -20,15 +19,17 @@ from .arrays import Values, from_array, to_array
 from .backend import Backend
 from .tap import Gradients, OneStep, OptimizerTap, Tap, Updates, check_one_update
 from .tensorflow_optimizer_tap import TensorFlowOptimizerTap
-from .tensorflow_random import RANDOM_OPERATIONS, eager_generator, note_unrepeatable_operations, operations_of
 from .tensorflow_updates import (
     APART,
+    RANDOM_OPERATIONS,
     TensorFlowUpdates,
     TensorViews,
     addresses_of,
+    eager_generator,
     host_view,
     host_views,
     is_sparse,
+    operations_of,
     plain_variable,
     reader_of,
 )
@@ -184,7 +185,6 @@ class TensorFlowTap(Tap):
         self._backend = backend
         self._stash: list[dict[str, Any]] | None = None  # while a train step is being traced
         self._whole: WholeStep | None = None
-        self._calls = 0  # of `train_step`
         self._random: set[str] = set()  # operations of the train step whose numbers cannot be recovered
         super().__init__(model, splits)
         self._places = [str(i) for i in range(len(trained_by(self._optimizer)))] if splits else []
@@ -203,19 +203,12 @@ class TensorFlowTap(Tap):
             self._replace(self._model, "train_step", self._whole_train_step)
 
     def _whole_train_step(self, data: Any) -> Any:
-        """Run the train step, and find its random operations whose numbers cannot be recovered."""
-        found: set[str] = set()
-        self._calls += 1
+        """Run the train step, and find in its graph the random operations whose numbers cannot be recovered."""
+        logs = type(self._model).train_step(self._model, data)
         if tf.inside_function():
-            logs = type(self._model).train_step(self._model, data)
-            found = operations_of(tf.compat.v1.get_default_graph()) & RANDOM_OPERATIONS
-        else:
-            is_watched = self._calls & (self._calls - 1) == 0  # watching takes time: at calls 1, 2, 4, 8 ...
-            with note_unrepeatable_operations(found) if is_watched else contextlib.nullcontext():
-                logs = type(self._model).train_step(self._model, data)
-        if found:
-            self._random |= found
-            self._watcher.saw_random_operations(sorted(found))
+            self._random |= operations_of(tf.compat.v1.get_default_graph()) & RANDOM_OPERATIONS
+            if self._random:
+                self._watcher.saw_random_operations(sorted(self._random))
         return logs
 
     def _take(self, grads: Any, trainable_variables: Any = None) -> None:

@@ -307,11 +307,7 @@ class StepCapture:
     # What is logged.
 
     def give_up_gradients(self, why: str) -> None:
-        """Log weights from the next step on.
-
-        Raises:
-            UsageError: that is not possible.
-        """
+        """Log weights from the next step on."""
         if not self._can_change:
             raise UsageError(
                 f'{self._run}: log="gradients" cannot be right here: {why}, and that would happen in another order. '

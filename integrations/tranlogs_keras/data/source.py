@@ -16,7 +16,6 @@ from ..backends.arrays import Values
 from ..backends.backend import Doubt
 from ..keras_internals import array_slicing, tree
 from ..state import rng
-from ..state.state import digest
 
 DataOrder = Literal["tranlogs", "keras"]
 
@@ -198,11 +197,10 @@ class Consumed(Source):
     """
 
     def __init__(self, epoch_iterator: Any, backend: Backend, doubt: Doubt, *, reads_ahead: bool) -> None:
-        self._iterator, self._backend, self._doubt = epoch_iterator, backend, doubt
+        self._iterator, self._backend = epoch_iterator, backend
         adapter = epoch_iterator.data_adapter
         self.sets_rng = not reads_ahead or isinstance(adapter, keras_internals.ArrayDataAdapter)
         self._opened_at: dict[str, Any] | None = None  # the generators' states before the pass was opened
-        self._first = _first_batches(adapter)
         self._own = _own_generators(adapter)
         self._own_begun = self._own_end = self._read_own()  # before the pass was opened, and where an epoch ended
         if isinstance(adapter, keras_internals.GeneratorDataAdapter) and keras_internals.get_random_seed() is None:
@@ -244,18 +242,12 @@ class Consumed(Source):
             generator.set_state(sys.modules["torch"].from_numpy(np.array(state)))
 
     def read_parts(self, rng_now: dict[str, Any]) -> dict[str, Any]:
-        return {"rng": self._opened_at, "first": self._first, "own_begun": self._own_begun, "own_end": self._own_end}
+        return {"rng": self._opened_at, "own_begun": self._own_begun, "own_end": self._own_end}
 
     def write(self, state: dict[str, Any]) -> None:
         self._opened_at = state["rng"]
         self._own_begun, self._own_end = state["own_begun"], state["own_end"]
         self._set_own(self._own_end)
-        if state["first"] != self._first:
-            self._doubt(
-                "the generator gives other batches than before: what follows is not what the run would have seen. Seed "
-                "what it draws from",
-                True,
-            )
 
 
 def _own_generators(adapter: Any) -> list[Any]:
@@ -266,14 +258,3 @@ def _own_generators(adapter: Any) -> list[Any]:
     holders = loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)
     found = {id(one): one for one in (getattr(holder, "generator", None) for holder in holders)}
     return [one for one in found.values() if isinstance(one, torch.Generator)]
-
-
-def _first_batches(adapter: Any) -> list[int]:
-    """Digests of the batches that Keras has looked at ahead."""
-    batches = getattr(adapter, "_first_batches", None)
-    if not isinstance(adapter, keras_internals.GeneratorDataAdapter) or batches is None:
-        return []
-    try:
-        return [digest(np.asarray(leaf)) for leaf in keras_internals.tree.flatten(batches) if leaf is not None]
-    except (TypeError, ValueError):
-        return []

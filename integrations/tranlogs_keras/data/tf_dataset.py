@@ -29,7 +29,7 @@ from tranlogs.base.errors import UsageError
 
 from ..backends import Backend
 from ..backends.backend import Doubt
-from ..backends.tensorflow_random import RANDOM_OPERATIONS, operations_of
+from ..backends.tensorflow_updates import RANDOM_OPERATIONS, operations_of
 from .source import Consumed, Source
 
 _log = logging.getLogger("tranlogs")

@@ -73,9 +73,6 @@ def build_for_fit(model: Any, backend: Backend, epoch_iterator: Any) -> None:
     """Make the variables that the fit will make in its first step.
 
     An optimizer that the step does not use stays as it is.
-
-    Raises:
-        UsageError: they cannot be made.
     """
     failure = None
     if _needs_rehearsal(model, backend):

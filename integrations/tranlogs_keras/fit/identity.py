@@ -114,11 +114,7 @@ def compare_identities(recorded: dict[str, Any], now: dict[str, Any]) -> list[st
 
 
 def check_identity(run: Path, differences: list[str]) -> None:
-    """Refuse a fit that differs from the one that the run holds.
-
-    Raises:
-        UsageError: there are differences; the message names them.
-    """
+    """Refuse a fit that differs from the one that the run holds."""
     if not differences:
         return
     shown = "".join(f"\n  - {text}" for text in differences[:_SHOWN_MAX])

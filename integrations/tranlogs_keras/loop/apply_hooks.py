@@ -118,7 +118,7 @@ class LoopCapture(StepCapture):
 
     def note_graph(self, graph: Any) -> None:
         """Look for random operations in a function of the loop."""
-        from ..backends.tensorflow_random import RANDOM_OPERATIONS, operations_of
+        from ..backends.tensorflow_updates import RANDOM_OPERATIONS, operations_of
 
         found = operations_of(graph) & RANDOM_OPERATIONS
         if found:

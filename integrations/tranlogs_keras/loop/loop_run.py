@@ -172,6 +172,12 @@ class LoopRun:
         self.members.remember(self._loop_state)
         return self._loop_state.namespace
 
+    def demand_recovered(self) -> None:
+        """Refuse a step of a run that holds steps and was not recovered."""
+        journal = self.resources.journal
+        if not journal.is_fresh:
+            raise NotRecovered(self.settings.shared.run, journal.catalog.watermarks().committed)
+
     def begin(self) -> None:
         """Recover the run before a loop; if the script has done that, keep what it has set since."""
         if not self.has_begun:  # nobody has the report who could print it
@@ -416,14 +422,3 @@ class LoopRun:
         recheck.close()
         if is_orderly and not self.is_looping and not recheck.is_pending:
             journal.note_finished(self.loop_end)
-
-
-def demand_recovered(run: LoopRun) -> None:
-    """Refuse a step of a run that holds steps and was not recovered.
-
-    Raises:
-        NotRecovered: it was not.
-    """
-    journal = run.resources.journal
-    if not run.has_begun and not journal.is_fresh:
-        raise NotRecovered(run.settings.shared.run, journal.catalog.watermarks().committed)

@@ -95,11 +95,10 @@ class RecordedState(KerasState):
         variables = RecordedVariables(meta, self.backend, optimizers)
         by_name = variables.by_name
         for which, about in meta["optimizers"].items():
-            if optimizers[which].is_real:
-                optimizers[which].real.build([by_name[name].variable for name in about["trains"]])
+            if isinstance(optimizers[which], keras_internals.BaseOptimizer):
+                optimizers[which].build([by_name[name].variable for name in about["trains"]])
                 left_out = [by_name[name].variable for name in about.get("undecayed", ())]
-                keras_internals.leave_undecayed(optimizers[which].real, left_out)
-        variables.optimizers = {which: made.real if made.is_real else made for which, made in optimizers.items()}
+                keras_internals.leave_undecayed(optimizers[which], left_out)
         variables.own(meta)
         if self.log == "gradients":
             _constrain(by_name, meta.get("constraints", {}))
@@ -132,23 +131,22 @@ class RecordedState(KerasState):
     def _optimizer(self, which: str, about: dict[str, Any]) -> Any:
         """Return the optimizer, or a holder of its variables if after-images contain everything."""
         if self.log == "weights" and which != "optimizer":
-            return SimpleNamespace(is_real=False, variables=[])
+            return SimpleNamespace(variables=[])
         if about["config"] is None or not about["trains"]:
             if self.log == "weights":
-                return SimpleNamespace(is_real=False, variables=[])
+                return SimpleNamespace(variables=[])
             raise UsageError(f"optimizer {which!r} ({about['class']}) could not be recorded: it has no get_config()")
         config = json.loads(about["config"])
         foreign = only_keras(config) - self._classes.keys()
         if foreign:
             if self.log == "weights":
-                return SimpleNamespace(is_real=False, variables=[])
+                return SimpleNamespace(variables=[])
             module, _, name = about["class"].rpartition(".")
             raise UsageError(
                 f"optimizer {which!r} is a {about['class']}, which Keras does not have. Name its class if you trust it: "
                 f"--optimizer {module}:{name}"
             )
-        made = keras.saving.deserialize_keras_object(config, custom_objects=self._classes, safe_mode=True)
-        return SimpleNamespace(is_real=True, real=made)
+        return keras.saving.deserialize_keras_object(config, custom_objects=self._classes, safe_mode=True)
 
 
 def _constrain(slots: dict[str, Slot], constraints: dict[str, str | None]) -> None:

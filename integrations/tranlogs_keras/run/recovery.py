@@ -35,7 +35,7 @@ from tranlogs.training import (
 from ..backends.arrays import Values
 from ..state.description import compare_environment, compare_models
 from ..state.state import digest, find_place
-from .run_parts import RunParts
+from .run_parts import RunParts, recover_to
 
 _SMALL_BYTES = 1 << 16  # variables that are kept aside between recovery and the first batch
 
@@ -163,11 +163,8 @@ class Recovery:
     def return_to_landing(self) -> None:
         """Bring the state back to where recovery has landed."""
         assert self.landed is not None
-        position, parts = self.landed.position, self._parts
-        found = recover(parts.journal.paths.folder, parts.state, sequence=position.sequence, spare=parts.resources.spare)
-        assert found is not None
-        found.require_position(position)
-        parts.steps.remember()
+        recover_to(self._parts, self.landed.position)
+        self._parts.steps.remember()
 
     def refresh_report(self) -> None:
         """Make the report again, with what became known since."""
@@ -345,14 +342,10 @@ class UnitRecheck(RecomputedUnit):
 
     def _set_back(self, unit: LastUnit) -> None:
         """Bring everything to the newest boundary, as the log has it."""
-        parts, end = self._parts, unit.end
+        parts = self._parts
         parts.backend.take_back(parts.model)
-        folder = parts.journal.paths.folder
-        found = recover(folder, parts.state, sequence=end.sequence, spare=parts.resources.spare)
-        assert found is not None, "a run with a checkpoint holds something"
-        found.require_position(end)
-        self.recovered = found
-        self._set_loop_back(found)
+        self.recovered = recover_to(parts, unit.end)
+        self._set_loop_back(self.recovered)
         parts.steps.remember()
 
     def supersede(self) -> LastUnit:

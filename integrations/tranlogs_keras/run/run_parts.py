@@ -157,6 +157,15 @@ class UntouchedState:
         return entry.boundary(make_array=arrays.from_array)
 
 
+def recover_to(parts: RunParts, position: Any) -> Recovered:
+    """Bring the state to a position of the log, which is known to be there."""
+    folder, spare = parts.journal.paths.folder, parts.resources.spare
+    found = recover(folder, parts.state, sequence=position.sequence, spare=spare)
+    assert found is not None, "a run with a checkpoint holds something"
+    found.require_position(position)
+    return found
+
+
 def open_resources(settings: Settings, model: Any, environment: dict[str, Any]) -> RunResources:
     """Open the journal of a run, and what runs beside it. `environment` is filled before anything is written."""
     step_bytes = sum(math.prod(v.shape) * 4 for v in model.trainable_variables)
@@ -165,7 +174,6 @@ def open_resources(settings: Settings, model: Any, environment: dict[str, Any]) 
         framework="keras",
         environment=environment,
         adapt=arrays.adapt,
-        rank=settings.rank,
         segment_bytes=fitting_segment_bytes(step_bytes),
     )
 
