@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -14,13 +15,11 @@ from tranlogs.training import GRACE_SECONDS, Mode, Monitor, OnSignal, RecoveryRe
 from . import keras_internals
 from .data.source import DataOrder
 from .fit.fit_run import FitRun
-from .fit.identity import claim_folder, digest_identity
+from .fit.identity import claim_folder, digest_identity, process_fits
 from .settings import Settings
 from .state.state import LogKind
 
 keras_internals.check_keras()
-
-_open: dict[str, FitRun] = {}  # by run; a fit that failed did not close its run
 
 
 class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -46,7 +45,6 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             at once; "keras" leaves Keras's own order, and draws batches again up to the crash.
         seed: of that order; default: what keras.utils.set_random_seed was given, else drawn once a run.
         fingerprint: "full" (every byte after each step), "sample", or "auto": full while it costs little of a step.
-        rank: number of this process among those that train together.
         segment_bytes: size of a log file; by default it fits the model (1 to 128 MiB).
         writer: "direct" (records are written on the training thread) or "thread".
         verbose: whether to print where training goes on.
@@ -87,7 +85,6 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         data_order: DataOrder = "tranlogs",
         seed: int | None = None,
         fingerprint: Mode = "auto",
-        rank: int = 0,
         segment_bytes: int | None = None,
         writer: str | None = None,
         verbose: bool = True,
@@ -100,28 +97,9 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         recheck: bool | None = None,
     ) -> None:
         super().__init__()
-        self._options: dict[str, Any] = {
-            "log": log,
-            "overhead": overhead,
-            "checkpoint_every": checkpoint_every,
-            "keep": keep,
-            "durability": durability,
-            "data_order": data_order,
-            "seed": seed,
-            "fingerprint": fingerprint,
-            "rank": rank,
-            "segment_bytes": segment_bytes,
-            "writer": writer,
-            "verbose": verbose,
-            "monitor": monitor,
-            "budget": budget,
-            "store": store,
-            "on_signal": on_signal,
-            "grace_seconds": grace_seconds,
-            "accept_changes": accept_changes,
-            "recheck": recheck,
-        }
-        self._settings = Settings.of_fit(run, **self._options)
+        given = locals()
+        self._options = {name: given[name] for name in inspect.signature(TranLogsCallback).parameters if name != "run"}
+        self._settings = Settings.of(run, **self._options)
         self._rung = self._settings.choose_rung()
         self._given = self._settings.run
         self._is_unplaced_copy = False
@@ -168,7 +146,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._fit_run, self._report = fit_run, fit_run.report
         if not fit_run.is_skipped:
             fit_run.install()
-            _open[str(self.run.resolve())] = fit_run
+            process_fits.open[self.run.resolve()] = fit_run
         self.model._initial_epoch = fit_run.starts_at
         callbacks.callbacks.append(_Last(self))
         self._announce(fit_run)
@@ -188,16 +166,16 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             folder = claim_folder(self._given, digest_identity(identity))
             store = self._options["store"]
             options = self._options | ({} if store is None else {"store": f"{store.rstrip('/')}/{self._given.name}"})
-            self._settings, self._is_unplaced_copy = Settings.of_fit(folder, **options), False
+            self._settings, self._is_unplaced_copy = Settings.of(folder, **options), False
         return self._settings
 
     def _release_left_over(self) -> None:
         """Close the run of a fit that ended with an exception, of which Keras does not inform callbacks."""
         self._fit_run = None
-        run = str(self.run.resolve())
-        for name, fit_run in list(_open.items()):
-            if name == run or fit_run.model is self.model:
-                _open.pop(name, None)
+        run = self.run.resolve()
+        for folder, fit_run in list(process_fits.open.items()):
+            if folder == run or fit_run.model is self.model:
+                process_fits.open.pop(folder, None)
                 fit_run.release()
 
     def _end(self) -> None:
@@ -205,7 +183,7 @@ class TranLogsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.model._initial_epoch = None
         if fit_run is None:
             return
-        _open.pop(str(self.run.resolve()), None)
+        process_fits.open.pop(self.run.resolve(), None)
         self._fits += 1  # one that an exception ended is begun again, where it stopped
         try:
             fit_run.finish()

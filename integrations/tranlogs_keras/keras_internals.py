@@ -14,63 +14,24 @@ from collections.abc import Iterable
 from typing import Any
 
 import keras
-from keras.src import tree
+from keras.src import tree as tree
 from keras.src.backend.common import global_state
-from keras.src.callbacks.callback_list import CallbackList
-from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.callbacks.callback_list import CallbackList as CallbackList
+from keras.src.optimizers.base_optimizer import BaseOptimizer as BaseOptimizer
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
 from keras.src.saving import saving_lib
-from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
-from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
-from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
-from keras.src.trainers.epoch_iterator import EpochIterator
+from keras.src.trainers.data_adapters import array_slicing as array_slicing
+from keras.src.trainers.data_adapters import data_adapter_utils
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter as ArrayDataAdapter
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter as GeneratorDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter as PyDatasetAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter as TFDatasetAdapter
+from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter as TorchDataLoaderAdapter
+from keras.src.trainers.epoch_iterator import EpochIterator as EpochIterator
 from keras.src.trainers.trainer import Trainer
-from keras.src.utils.rng_utils import get_random_seed
+from keras.src.utils.rng_utils import get_random_seed as get_random_seed
 
 from tranlogs.base.errors import UsageError
-
-__all__ = [
-    "ArrayDataAdapter",
-    "BaseOptimizer",
-    "CallbackList",
-    "EpochIterator",
-    "GeneratorDataAdapter",
-    "PyDatasetAdapter",
-    "TFDatasetAdapter",
-    "TorchDataLoaderAdapter",
-    "array_slicing",
-    "check_keras",
-    "compile_settings",
-    "compiled_parts",
-    "data_of_fit",
-    "find_fit",
-    "get_random_seed",
-    "global_seed_state",
-    "has_own_train_step",
-    "is_built",
-    "is_in_fit",
-    "last_logs",
-    "layers_of",
-    "layers_within",
-    "learning_rate_of",
-    "leave_undecayed",
-    "make_global_seed",
-    "not_converted",
-    "outside_of_functions",
-    "own_non_trainable",
-    "recurrent_states",
-    "shows_late",
-    "symbolic_build",
-    "tensors_of",
-    "trained_by",
-    "tree",
-    "undecayed",
-    "weight_layout",
-    "write_weights",
-]
 
 VERSIONS = (3, 13), (3, 15)  # the first and the last that were tried
 
@@ -117,13 +78,10 @@ def find_fit(model: Any) -> tuple[EpochIterator, CallbackList, int]:
     Raises:
         UsageError: no `fit` of this model is on the stack.
     """
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model and "epoch_iterator" in frame.f_locals:
-            local = frame.f_locals
-            return local["epoch_iterator"], local["callbacks"], local["epochs"]
-        frame = frame.f_back  # type: ignore[assignment]
-    raise UsageError("TranLogsCallback works inside model.fit(callbacks=[...]) of a Keras model; no such call is running")
+    found = _locals_of_fit(model)
+    if "epoch_iterator" not in found:
+        raise UsageError("TranLogsCallback works inside model.fit(callbacks=[...]) of a Keras model; no such call is running")
+    return found["epoch_iterator"], found["callbacks"], found["epochs"]
 
 
 def _locals_of_fit(model: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +16,9 @@ from tranlogs.training import GRACE_SECONDS, Curve, Mode, Monitor, OnSignal, Rec
 from . import keras_internals
 from .loop.data_place import LoopData
 from .loop.loop_members import Members
-from .loop.loop_run import LoopRun, demand_recovered
+from .loop.loop_run import LoopRun
 from .loop.loops import Epoch, Loops
-from .settings import LoopSettings
+from .settings import Settings
 from .state.state import LogKind
 
 keras_internals.check_keras()
@@ -35,26 +36,7 @@ class LoggedOptimizer:
         optimizer: any optimizer of keras.optimizers; it may be built or not.
         run: folder of the run; made if it is not there.
         model: the model that the optimizer trains, or a list of models.
-        log: "auto": gradients as long as they cost at most `overhead` of a step, which is measured, else no tensors;
-            "gradients" (what enters `apply`, redone by the same update), "weights" (what each step has changed), or "inputs":
-            no tensors. After a crash the loop computes the steps of which the log has no tensors again, and each recorded
-            boundary on the way is compared.
-        overhead: what logged tensors may cost with log="auto": "5%", or 0.05; None for no bound.
-        checkpoint_every: "auto", "epoch", steps (500), a time ("10min"), a size of log ("256MiB"), a recovery time
-            ("rto=30s"), or a policy object.
-        durability: "machine" survives power loss (synced steps, a moment behind), "process" survives the process.
-        keep: how many checkpoints are kept, or a retention policy.
-        seed: of the order of arrays; default: what keras.utils.set_random_seed was given, else drawn once a run.
-        fingerprint: "full" (every byte after each step), "sample", or "auto".
-        segment_bytes: size of a log file; by default it fits the model.
-        writer: "direct" (records are written on the training thread) or "thread".
-        monitor: as for `TranLogsCallback`, like the next four.
-        budget: bytes of log to keep.
-        store: URL to which sealed segments and checkpoints are sent.
-        on_signal: what SIGTERM and SIGUSR1 do.
-        grace_seconds: time that sending may take after a signal.
-        recheck: whether the loop computes the newest batch before a crash again, and the resume is called exact only if that
-            equals the log; default: the variable TRANLOGS_RECHECK, else True.
+        log: as for `TranLogsCallback`, like the settings behind it.
 
     Raises:
         RunInUse: another live process trains on this run.
@@ -83,24 +65,9 @@ class LoggedOptimizer:
         grace_seconds: float = GRACE_SECONDS,
         recheck: bool | None = None,
     ) -> None:
-        settings = LoopSettings.checked(
-            run,
-            log=log,
-            overhead=overhead,
-            checkpoint_every=checkpoint_every,
-            durability=durability,
-            keep=keep,
-            seed=seed,
-            fingerprint=fingerprint,
-            segment_bytes=segment_bytes,
-            writer=writer,
-            monitor=monitor,
-            budget=budget,
-            store=store,
-            on_signal=on_signal,
-            grace_seconds=grace_seconds,
-            recheck=recheck,
-        )
+        given = locals()
+        names = [name for name in inspect.signature(LoggedOptimizer).parameters if name not in ("optimizer", "run", "model")]
+        settings = Settings.of(run, **{name: given[name] for name in names})
         _check(optimizer)
         members = Members()
         members.add_optimizer("optimizer", optimizer, _models_of(model))
@@ -138,7 +105,7 @@ class LoggedOptimizer:
 
     def _demand_open(self) -> None:
         if not self._run.has_begun:
-            demand_recovered(self._run)
+            self._run.demand_recovered()
             with keras_internals.outside_of_functions():
                 self._run.begin()
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tranlogs.base.errors import UsageError
 from tranlogs.training import (
     Automatic,
-    Progress,
     RetentionPolicy,
     Rung,
     RunOptions,
@@ -57,15 +55,16 @@ class KeepEnds:
 
 
 @dataclass(frozen=True, slots=True)
-class LoopSettings:
-    """Settings of a loop of one's own.
+class Settings:
+    """Settings of a run.
 
     Attributes:
         shared: what all integrations have.
-        log: "auto", "gradients", "weights" or "inputs".
         overhead: what logged tensors may cost with "auto", as a share of a step; None for no bound.
         every_epoch: whether a checkpoint is taken at the end of each epoch.
         seed: of TranLogs's own order of samples; None for the script's.
+        retention: keeps the checkpoints at the ends of fits, besides those that were asked for.
+        accepts_changes: whether a run continues with a model, settings or data that have changed.
     """
 
     shared: RunSettings
@@ -73,24 +72,35 @@ class LoopSettings:
     overhead: float | None
     every_epoch: bool
     seed: int | None
+    retention: KeepEnds
+    data_order: DataOrder
+    verbose: bool
+    accepts_changes: bool
 
-    @staticmethod
-    def checked(run: Any, *, log: Any, overhead: Any, checkpoint_every: Any, seed: Any, **shared: Any) -> LoopSettings:
+    @classmethod
+    def of(
+        cls,
+        run: Any,
+        *,
+        log: Any,
+        overhead: Any,
+        checkpoint_every: Any,
+        seed: Any,
+        keep: Any,
+        data_order: Any = "tranlogs",
+        verbose: bool = True,
+        accept_changes: bool = False,
+        **shared: Any,
+    ) -> Settings:
         """Return the settings that a user has written; `shared` are further ones of `RunOptions`.
-
-        Args:
-            run: folder of the run.
-            log: see the attributes, like the next one.
-            overhead: what logged tensors may cost.
-            checkpoint_every: "epoch", or what `RunOptions` takes.
-            seed: see the attributes.
 
         Raises:
             UsageError: one of the settings is wrong; the message names it.
         """
         every_epoch = checkpoint_every == "epoch"
         policy = EVERY_EPOCH if every_epoch else checkpoint_every
-        common = RunSettings.of(RunOptions(run=run, checkpoint_every=policy, **shared))
+        retention = KeepEnds(as_retention(keep))
+        common = RunSettings.of(RunOptions(run=run, checkpoint_every=policy, keep=retention, **shared))
         share = parse_overhead(overhead)
         if log not in ("auto", *get_args(LogKind)):
             raise UsageError(f'log={log!r}: use "auto", "gradients", "weights" or "inputs"')
@@ -98,7 +108,9 @@ class LoopSettings:
             common.demand_without_tensors()
         if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or seed < 0):
             raise UsageError(f"seed={seed!r}: give an integer from 0 on")
-        return LoopSettings(common, log, share, every_epoch, seed)
+        if data_order not in get_args(DataOrder):
+            raise UsageError(f'data_order={data_order!r}: use "tranlogs" or "keras"')
+        return cls(common, log, share, every_epoch, seed, retention, data_order, verbose, bool(accept_changes))
 
     @property
     def run(self) -> Path:
@@ -116,44 +128,6 @@ class LoopSettings:
         """Return what decides whether steps are logged with their tensors."""
         return choose_rung(self.log, self.overhead)
 
-
-@dataclass(frozen=True, slots=True)
-class Settings(LoopSettings):
-    """Settings of the callback.
-
-    Attributes:
-        retention: keeps the checkpoints at the ends of fits, besides those that were asked for.
-        data_order: "tranlogs" or "keras".
-        rank: of this process.
-        verbose: whether progress and the report are printed.
-        accepts_changes: whether a run continues with a model, settings or data that have changed.
-    """
-
-    retention: KeepEnds
-    data_order: DataOrder
-    rank: int
-    verbose: bool
-    accepts_changes: bool
-
-    @classmethod
-    def of_fit(
-        cls, run: Any, *, keep: Any, data_order: Any, rank: int, verbose: bool, accept_changes: bool, **shared: Any
-    ) -> Settings:
-        """Return the settings that a user has written; see `checked`."""
-        retention = KeepEnds(as_retention(keep))
-        if data_order not in ("tranlogs", "keras"):
-            raise UsageError(f'data_order={data_order!r}: use "tranlogs" or "keras"')
-        common = cls.checked(run, keep=retention, **shared)
-        known = {one.name: getattr(common, one.name) for one in fields(common)}
-        return cls(
-            **known,
-            retention=retention,
-            data_order=data_order,
-            rank=rank,
-            verbose=verbose,
-            accepts_changes=bool(accept_changes),
-        )
-
     def choose_log(self, model: Any, backend: Backend) -> tuple[LogKind, str]:
         """Choose what to log; return the choice, and the reason if gradients are not enough.
 
@@ -166,17 +140,6 @@ class Settings(LoopSettings):
         if self.log == "gradients" and why:
             raise UsageError(f'{self.run}: log="gradients" cannot be right here: {why}. Use log="weights" (or "auto")')
         return ("weights", why) if why else ("gradients", "")
-
-    def progress(self) -> Progress | None:
-        """Shows how far a replay is, on a terminal only."""
-        if not self.verbose or not sys.stderr.isatty():
-            return None
-
-        def show(what: str, done: int, total: int) -> None:
-            end = "\n" if done >= total else ""
-            print(f"\r{self.run}: {what} {done}/{total}", end=end, file=sys.stderr, flush=True)
-
-        return show
 
 
 def why_not_gradients(model: Any, backend: Backend, *, is_asked_for: bool = False) -> str:

@@ -185,10 +185,12 @@ def calls(run: str | None, *, jit: bool = False, acts: bool = False) -> dict[str
 def passes_over_changed_arrays() -> list[float]:
     """Return the sums of two passes over arrays that the script has changed in between, in place."""
     from tranlogs_keras.backends import make_backend
-    from tranlogs_keras.loop.data_place import LoopData, make_loop_source
+    from tranlogs_keras.data.given_data import make_source
+    from tranlogs_keras.loop.data_place import LoopData
 
     x, y = np.arange(12.0, dtype="float32").reshape(6, 2), np.zeros(6, "float32")
-    source = make_loop_source(LoopData((x, y), 2, True, is_stateless=False), make_backend(), 7, lambda *_: None)
+    data = LoopData((x, y), 2, True, is_stateless=False)
+    source = make_source(data, make_backend(), seed=7, doubt=lambda *_: None, reads_ahead=False)
     found = []
     for number in range(2):
         found.append(sum(float(np.sum(keras.ops.convert_to_numpy(batch[0]))) for batch in source.open(number, 0)))
@@ -473,7 +475,7 @@ def _event_file(folder: Path, seconds: float, process: str) -> Path:
 
 def cut_event_files(folder: str) -> dict[str, int | None]:
     """Restore files of several processes, of which the boundary holds 40 bytes each; return the sizes after that."""
-    from tranlogs_keras.state.written_files import restore_file
+    from tranlogs_keras.state.callbacks import restore_file
 
     now, host, pid, logs = time.time(), socket.gethostname(), os.getpid(), Path(folder)
     files = {

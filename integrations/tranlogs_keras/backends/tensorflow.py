@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -18,17 +17,19 @@ from tranlogs.base.types import AnyArray, SparseArray
 from ..keras_internals import trained_by
 from .arrays import Values, from_array, to_array
 from .backend import Backend
-from .tap import ApplyWatcher, Gradients, OneStep, OptimizerTap, Tap, Updates, Watcher, check_one_update
+from .tap import Gradients, OneStep, OptimizerTap, Tap, Updates, check_one_update
 from .tensorflow_optimizer_tap import TensorFlowOptimizerTap
-from .tensorflow_random import RANDOM_OPERATIONS, eager_generator, note_unrepeatable_operations, operations_of
 from .tensorflow_updates import (
     APART,
+    RANDOM_OPERATIONS,
     TensorFlowUpdates,
     TensorViews,
     addresses_of,
+    eager_generator,
     host_view,
     host_views,
     is_sparse,
+    operations_of,
     plain_variable,
     reader_of,
 )
@@ -124,14 +125,14 @@ class TensorFlowBackend(Backend):
     def updates_of(self, optimizer: Any) -> TensorFlowUpdates:
         return TensorFlowUpdates(optimizer, self.values_of)
 
-    def tap_optimizer(self, optimizer: Any, name: str, watcher: ApplyWatcher, updates: Updates) -> OptimizerTap:
+    def tap_optimizer(self, optimizer: Any, name: str, watcher: Any, updates: Updates) -> OptimizerTap:
         return TensorFlowOptimizerTap(optimizer, name, watcher, updates)
 
     # Gradients.
 
     def to_host(self, gradient: Any) -> AnyArray:
         if not is_sparse(gradient):
-            return to_array(host_view(gradient))
+            return super().to_host(gradient)
         indices = np.asarray(gradient.indices)
         shape = tuple(int(n) for n in gradient.dense_shape)
         return SparseArray(
@@ -141,10 +142,7 @@ class TensorFlowBackend(Backend):
     def forms_of(self, gradients: Gradients) -> list[Any] | None:
         if tf.IndexedSlices in map(type, gradients):
             return None
-        return [None if gradient is None else gradient.dtype for gradient in gradients]
-
-    def dtype_of(self, gradient: Any) -> str:
-        return str(gradient.dtype.name)
+        return super().forms_of(gradients)
 
     def host_of(self, tensors: Sequence[Any]) -> list[Values]:
         return host_views(tensors)
@@ -187,12 +185,11 @@ class TensorFlowTap(Tap):
         self._backend = backend
         self._stash: list[dict[str, Any]] | None = None  # while a train step is being traced
         self._whole: WholeStep | None = None
-        self._calls = 0  # of `train_step`
         self._random: set[str] = set()  # operations of the train step whose numbers cannot be recovered
         super().__init__(model, splits)
         self._places = [str(i) for i in range(len(trained_by(self._optimizer)))] if splits else []
 
-    def attach(self, watcher: Watcher) -> None:
+    def attach(self, watcher: Any) -> None:
         super().attach(watcher)
         if self._random:  # found by an earlier fit, as the step was traced
             watcher.saw_random_operations(sorted(self._random))
@@ -206,19 +203,12 @@ class TensorFlowTap(Tap):
             self._replace(self._model, "train_step", self._whole_train_step)
 
     def _whole_train_step(self, data: Any) -> Any:
-        """Run the train step, and find its random operations whose numbers cannot be recovered."""
-        found: set[str] = set()
-        self._calls += 1
+        """Run the train step, and find in its graph the random operations whose numbers cannot be recovered."""
+        logs = type(self._model).train_step(self._model, data)
         if tf.inside_function():
-            logs = type(self._model).train_step(self._model, data)
-            found = operations_of(tf.compat.v1.get_default_graph()) & RANDOM_OPERATIONS
-        else:
-            is_watched = self._calls & (self._calls - 1) == 0  # watching takes time: at calls 1, 2, 4, 8 ...
-            with note_unrepeatable_operations(found) if is_watched else contextlib.nullcontext():
-                logs = type(self._model).train_step(self._model, data)
-        if found:
-            self._random |= found
-            self._watcher.saw_random_operations(sorted(found))
+            self._random |= operations_of(tf.compat.v1.get_default_graph()) & RANDOM_OPERATIONS
+            if self._random:
+                self._watcher.saw_random_operations(sorted(self._random))
         return logs
 
     def _take(self, grads: Any, trainable_variables: Any = None) -> None:
@@ -285,13 +275,7 @@ class TensorFlowTap(Tap):
 
 
 class WholeStep:
-    """A step in one call: Keras's train step and the update as two functions that are not inlined, side by side in a graph.
-
-    Args:
-        one: Keras's function of one step, with the gradients among its outputs.
-        update: applies them.
-        reads: variables whose values are wanted after the step; see `Watcher.reads`.
-    """
+    """A step in one call: Keras's train step and the update as two functions that are not inlined, side by side in a graph."""
 
     def __init__(self, one: Callable[[Any], Any], update: Callable[[Any], None], reads: Sequence[Any]) -> None:
         self._reads = reads

@@ -1,4 +1,4 @@
-"""TensorFlow's variables and tensors as numpy sees them, and the update of an optimizer, which live steps and redo share."""
+"""TensorFlow's tensors as numpy sees them, its random operations, and the updates that live steps and redo share."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from ..keras_internals import trained_by
 from .arrays import Values
@@ -19,13 +20,7 @@ APART = {"_noinline": True}  # of a function: what calls it is optimized without
 class TensorFlowUpdates:
     """The updates of one optimizer; see `Updates`.
 
-    Args:
-        optimizer: Keras's.
-        values_of: reads variables.
-        jit_compile: whether XLA compiles the update.
-
-    Attributes:
-        is_eager: whether the update is computed operation by operation, without a graph.
+    `values_of` reads variables. With `jit_compile`, XLA compiles the update.
     """
 
     def __init__(
@@ -164,3 +159,31 @@ def addresses_of(values: Sequence[Values]) -> list[int]:
 
 def is_sparse(gradient: Any) -> bool:
     return type(gradient) is tf.IndexedSlices  # asking with isinstance takes twenty microseconds
+
+
+RANDOM_OPERATIONS = {
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "TruncatedNormal",
+}
+
+
+def operations_of(graph: Any) -> set[str]:
+    """Return the names of the operations in a graph, and in the functions that it calls."""
+    definition = graph.as_graph_def()
+    inner = (node.op for called in definition.library.function for node in called.node_def)
+    return {node.op for node in definition.node} | set(inner)
+
+
+def eager_generator() -> Any:
+    """Return the generator from which TensorFlow draws a seed for each random operation in eager mode.
+
+    It is a `random.Random`, made by `tf.random.set_seed`; None without that.
+    """
+    return getattr(context.context(), "_rng", None)

@@ -12,7 +12,7 @@ import torch
 from tranlogs.base.types import AnyArray
 
 from ..keras_internals import tensors_of, trained_by
-from .arrays import Values, from_array, to_array
+from .arrays import Values, from_array
 from .backend import Backend
 from .tap import Gradients, Tap, check_one_update
 
@@ -59,15 +59,6 @@ class TorchBackend(Backend):
 
     def updates_of(self, optimizer: Any) -> TorchUpdates:
         return TorchUpdates(optimizer, self.values_of)
-
-    def to_host(self, gradient: Any) -> AnyArray:
-        return to_array(_host(gradient.detach()))
-
-    def forms_of(self, gradients: Gradients) -> list[Any] | None:
-        return [None if gradient is None else gradient.dtype for gradient in gradients]
-
-    def dtype_of(self, gradient: Any) -> str:
-        return str(gradient.dtype).rpartition(".")[2]
 
     def host_of(self, tensors: Sequence[Any]) -> list[Values]:
         return [_host(tensor.detach()) for tensor in tensors]

@@ -27,11 +27,6 @@ _BOUNDARY: Place = "at a boundary"
 class WatchedWrites:
     """Finds writes that no step made, and logs an after-image of what they changed.
 
-    Args:
-        state: of the run.
-        journal: where after-images go.
-        on_late: called with the name of a variable whose write may be some units old when it is found.
-
     Attributes:
         images: number of after-images that were logged.
         looks_behind_steps: True if anything may write between a step and the boundary after it.
@@ -81,8 +76,7 @@ class WatchedWrites:
     def log(self, values: Sequence[Values] | None) -> list[str]:
         """Log an after-image of what was written since the last look; return the names of these variables.
 
-        Args:
-            values: of the watched variables, if they were just read.
+        `values` are those of the watched variables, if they were just read.
         """
         plan = self._state.plan
         slots, variables = plan.watched, plan.watched_variables
@@ -106,14 +100,15 @@ class WatchedWrites:
     def look(self, after: Sequence[Values] | None, *, is_end: bool) -> Look:
         """Look at the variables at a boundary, and log what was written after the last step.
 
-        Args:
-            after: values that the last step has left of the variables that a boundary holds, if they are known.
-            is_end: True at the end of an epoch or a fit, where callbacks of all kinds have run.
+        `after` are values that the last step has left of the variables that a boundary holds, if they are known. At
+        the end of an epoch or a fit (`is_end`) callbacks of all kinds have run.
         """
         self._schedule.count_unit()
         must_look = is_end or self.looks_behind_steps or not self._backend.watches_values or self._log_is_weights
-        if after is not None and not must_look and not self._is_look_due():
-            return self._state.plan.look_of(after)
+        if after is not None and not must_look:
+            step_seconds = self._state.fingerprint.step_seconds
+            if not self._schedule.is_full_scan_due(_BOUNDARY, self._look_seconds, step_seconds):
+                return self._state.plan.look_of(after)
         start = time.perf_counter()
         if (is_end or self._log_is_weights) and self._state.variables.has_grown():
             self._state.variables.refresh()
@@ -124,10 +119,6 @@ class WatchedWrites:
         seconds = time.perf_counter() - start
         self._look_seconds = min(self._look_seconds or seconds, seconds)
         return look
-
-    def _is_look_due(self) -> bool:
-        """Return True if the variables are read at this boundary although nothing is known to write to them."""
-        return self._schedule.is_full_scan_due(_BOUNDARY, self._look_seconds, self._state.fingerprint.step_seconds)
 
     # Weight logs.
 
@@ -188,10 +179,7 @@ class OptimizerChanges:
 class RepeatedUpdate:
     """Repeats the update of some steps from the state before it, and compares the results bit for bit.
 
-    Args:
-        state: of the run.
-        apply: computes an update from gradients, and returns the values that it has left.
-        give_up: called with a reason where gradients are not enough: weights are logged from the next step on.
+    `give_up` is called with a reason where gradients are not enough.
     """
 
     def __init__(
@@ -222,9 +210,7 @@ class RepeatedUpdate:
     def repeat(self, gradients: Gradients, after: Sequence[Values]) -> Sequence[Values]:
         """Repeat the update of a step that was taken in two calls; return the values that it has left.
 
-        Args:
-            gradients: of the step.
-            after: the values that the first update has left.
+        `after` are the values that the first update has left.
         """
         wanted = [value.copy() for value in after]
         again = self._apply_again(gradients)

@@ -118,7 +118,7 @@ class Cursor:
             self._batches = keras._current_iterator = self.source.open(position.passes, self._taken())
         if is_resumed:
             self._on_opened()
-            if self._is_over(steps) and self._on_empty():
+            if self.may_be_over and self._on_empty():
                 self._is_handed_out = True
                 yield position.batch - keras.steps_per_execution, position.batch - 1, self._batches
                 self._on_passed()
@@ -128,9 +128,11 @@ class Cursor:
             yield from self._until_exhausted()
         keras.data_adapter.on_epoch_end()
 
-    def _is_over(self, steps: int) -> bool:
-        """Return True if the resumed epoch may hold no more batches."""
+    @property
+    def may_be_over(self) -> bool:
+        """True if the epoch may hold no more batches."""
         position, count = self.position, self._iterator._num_batches
+        steps = self._iterator.steps_per_epoch or count or -1
         return position.batch > 0 and (steps < 0 or position.batch >= steps or bool(count and position.seen >= count))
 
     def _counted(self, steps: int) -> Iterator[tuple[int, int, Any]]:

@@ -7,22 +7,26 @@ from typing import Any
 
 import numpy as np
 
-from tranlogs.base.errors import UsageError
-
 from .. import keras_internals
 from ..backends import Backend
+from ..backends.backend import Doubt
 from ..state.state import digest
 from .py_dataset import PyDatasetBatches
-from .source import Arrays, Consumed, DataOrder, Doubt, OwnOrder, Source
+from .source import Arrays, Consumed, DataOrder, OwnOrder, Source
 
 
 def make_source(
-    epoch_iterator: Any, backend: Backend, *, seed: int, data_order: DataOrder, doubt: Doubt, strategy: Any = None
+    epoch_iterator: Any,
+    backend: Backend,
+    *,
+    seed: int,
+    data_order: DataOrder = "tranlogs",
+    doubt: Doubt,
+    strategy: Any = None,
+    reads_ahead: bool,
 ) -> Source:
-    """Return the source of a fit's batches."""
+    """Return the source of the batches of a fit, or of a loop. With `reads_ahead`, other threads may draw them."""
     adapter = epoch_iterator.data_adapter
-    if data_order not in ("tranlogs", "keras"):
-        raise UsageError(f'data_order={data_order!r}: use "tranlogs" or "keras"')
     if isinstance(adapter, keras_internals.ArrayDataAdapter):
         if data_order == "tranlogs" or not adapter._shuffle:
             return Arrays(adapter, backend, OwnOrder(seed), strategy)
@@ -32,10 +36,10 @@ def make_source(
                 'keras.utils.set_random_seed(...), or use data_order="tranlogs"',
                 False,
             )
-        return Consumed(epoch_iterator, backend, doubt)
+        return Consumed(epoch_iterator, backend, doubt, reads_ahead=reads_ahead)
     if isinstance(adapter, keras_internals.PyDatasetAdapter):
         own = OwnOrder(seed) if data_order == "tranlogs" or not adapter.shuffle else None
-        return PyDatasetBatches(epoch_iterator, backend, own, doubt)
+        return PyDatasetBatches(epoch_iterator, backend, own, doubt, reads_ahead=reads_ahead)
     if isinstance(adapter, keras_internals.TFDatasetAdapter):
         from .tf_dataset import TFDatasetBatches, TFDatasetConsumed, doubts_about, stages_of
 
@@ -43,9 +47,9 @@ def make_source(
         for text in doubts_about(adapter._dataset, stages):
             doubt(text, False)
         if backend.name != "tensorflow":
-            return TFDatasetConsumed(epoch_iterator, backend, doubt, stages)
+            return TFDatasetConsumed(epoch_iterator, backend, doubt, stages, reads_ahead=reads_ahead)
         return TFDatasetBatches(epoch_iterator, stages)
-    return Consumed(epoch_iterator, backend, doubt)
+    return Consumed(epoch_iterator, backend, doubt, reads_ahead=reads_ahead)
 
 
 def find_arrays(adapter: Any) -> Any:

@@ -12,77 +12,18 @@ from typing import Any
 import keras
 import numpy as np
 
-from tranlogs.base.errors import UnencodableState
-from tranlogs.records import tree
 from tranlogs.training import is_same_state
 
 from ..backends import Backend
-from ..backends.arrays import adapt
+from ..backends.backend import Doubt
 from ..state import rng
-from ..state.callbacks import packed, unpacked
-from ..state.script_values import content_of, is_content, is_random, set_content
-from ..state.state import digest
-from .source import Doubt, OwnOrder, Source
-
-
-class Attributes:
-    """The attributes of an object that have changed since this was made; arrays are compared by digest.
-
-    Attributes:
-        lost: names of those that have changed and cannot be stored.
-    """
-
-    def __init__(self, thing: Any) -> None:
-        self._thing = thing
-        self._given = {name: _mark(value) for name, value in vars(thing).items()}
-        self._carried: set[str] = set()
-        self.lost: set[str] = set()
-
-    def read(self) -> dict[str, Any]:
-        """Return the attributes that have changed, in a form that can be encoded."""
-        found = {}
-        for name, value in vars(self._thing).items():
-            mark = _mark(value)
-            if mark is None:
-                self.lost |= {name} if self._given.get(name) is not None else set()
-                continue
-            if name in self._carried or mark != self._given.get(name):
-                found[name] = _stored(value)
-                self._carried.add(name)  # kept, or a process that continues here would record more than this one
-        return found
-
-    def random_states(self) -> dict[str, Any]:
-        """Return the states of the attributes that are random generators."""
-        held = {name: content_of(value) for name, value in vars(self._thing).items() if is_random(value)}
-        return {name: content.value for name, content in held.items() if content is not None}
-
-    def write(self, recorded: dict[str, Any]) -> None:
-        """Set them."""
-        for name, value in recorded.items():
-            _restore(self._thing, name, value)
-        self._carried = set(recorded)
-
-
-def _mark(value: Any) -> Any:
-    """Return a mark by which a value is compared; None if it cannot be stored."""
-    if isinstance(value, np.ndarray):
-        return (value.dtype.str, value.shape, digest(value)) if value.dtype.kind in "biufc" else None
-    try:
-        return tree.encode(_stored(value), adapt=adapt)
-    except (UnencodableState, RecursionError, TypeError):
-        return None
-
-
-def _stored(value: Any) -> Any:
-    content = content_of(value)
-    return packed(value) if content is None else content
-
-
-def _restore(thing: Any, name: str, value: Any) -> None:
-    if not is_content(value):
-        setattr(thing, name, unpacked(value))
-    else:
-        set_content(thing, name, value)
+from ..state.attributes import (
+    ChangedAttributes,
+    GivenAttributes,
+    content_of,
+    is_random,
+)
+from .source import OwnOrder, Source
 
 
 class PyDatasetBatches(Source):
@@ -91,19 +32,18 @@ class PyDatasetBatches(Source):
     Whether a dataset draws random numbers, and from which generators, is found out while its batches are read. The class keeps
     the states that show it, so it has many attributes.
 
-    Args:
-        epoch_iterator: of Keras, whose dataset is replaced by a view of what is left.
-        backend: of the run.
-        order: the order of the samples; None to use Keras's own shuffling.
-        doubt: called with what cannot be recovered.
+    Without `order`, Keras's own shuffling draws the order of the samples.
     """
 
-    def __init__(self, epoch_iterator: Any, backend: Backend, order: OwnOrder | None, doubt: Doubt) -> None:
+    def __init__(
+        self, epoch_iterator: Any, backend: Backend, order: OwnOrder | None, doubt: Doubt, *, reads_ahead: bool
+    ) -> None:
         self._iterator, self._backend, self._own, self._doubt = epoch_iterator, backend, order, doubt
+        self._reads_ahead = reads_ahead  # by threads
         self._adapter = adapter = epoch_iterator.data_adapter
         self._dataset, self._shuffles = adapter.py_dataset, bool(adapter.shuffle)
         adapter.shuffle = False
-        self._attributes = Attributes(self._dataset)
+        self._attributes = ChangedAttributes(self._dataset, GivenAttributes.of(vars(self._dataset)), self._lose)
         self._held: dict[str, Any] = {}  # the attributes when they were last looked at
         self._order: np.ndarray[Any, Any] | None = None  # of the present pass, where Keras's way has drawn it
         self._begun: dict[str, Any] | None = None  # the generators' states before the pass's first batch
@@ -124,7 +64,7 @@ class PyDatasetBatches(Source):
     @property
     def sets_rng(self) -> bool:  # type: ignore[override]
         """Threads that draw batches ahead have drawn their random numbers, too."""
-        return not (self._draws and self._backend.is_prefetching)
+        return not (self._draws and self._reads_ahead)
 
     def prepare(self, passes: int, seen: int, *, is_amid: bool) -> None:
         adapter = self._adapter
@@ -156,20 +96,26 @@ class PyDatasetBatches(Source):
         if not is_amid:
             self._look()
             self._begun = rng.get_rng(self._backend)
-            self._entered_with = self._attributes.random_states()
+            self._entered_with = self._random_states()
             self._draws = self._draws_own = False
 
     def _look(self) -> None:
         """Read the dataset's own attributes. An error is raised at the next boundary, where logging can suspend."""
         try:
-            self._held, self._unreadable = self._attributes.read(), None
+            self._held, self._unreadable = self._attributes.read(vars(self._dataset)), None
         except Exception as error:
             self._unreadable = error
-            return
-        for name in sorted(self._attributes.lost - self._reported):
+
+    def _lose(self, name: str) -> None:
+        if name not in self._reported:
             self._reported.add(name)
             kind = type(self._dataset).__name__
             self._doubt(f"{kind}.{name} has changed, and is of a kind that cannot be stored: it is not brought back", False)
+
+    def _random_states(self) -> dict[str, Any]:
+        """Return the states of the dataset's own random generators."""
+        held = {name: content_of(value) for name, value in vars(self._dataset).items() if is_random(value)}
+        return {name: content.value for name, content in held.items() if content is not None}
 
     def open(self, passes: int, seen: int) -> Any:
         batches = iter(self._iterator._get_iterator())
@@ -196,7 +142,7 @@ class PyDatasetBatches(Source):
         elif self._is_open and not self._draws and rng.has_drawn(self._opened or {}, rng_now, self._backend):
             self._draws = True
         if self._is_open and not self._draws_own and self._entered_with:
-            self._draws_own = not is_same_state(self._entered_with, self._attributes.random_states())
+            self._draws_own = not is_same_state(self._entered_with, self._random_states())
         if self._is_redrawn and self._adapter.enqueuer is not None and not self._has_doubted:
             self._has_doubted = True
             self._doubt(
@@ -216,7 +162,7 @@ class PyDatasetBatches(Source):
         self._held, self._order = state["attributes"], state["order"]
         self._begun, self._draws, self._draws_own = state["begun"], state["draws"], state["draws_own"]
         self._attributes.write(self._held)
-        self._entered_with = self._attributes.random_states()
+        self._entered_with = self._random_states()
 
     def pass_over(self, state: dict[str, Any]) -> None:
         self.write(state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -13,12 +13,11 @@ from tranlogs.base.errors import UsageError
 from .. import keras_internals
 from ..backends import Backend
 from ..backends.arrays import Values
+from ..backends.backend import Doubt
 from ..keras_internals import array_slicing, tree
 from ..state import rng
-from ..state.state import digest
 
 DataOrder = Literal["tranlogs", "keras"]
-Doubt = Callable[[str, bool], None]  # what cannot be brought back, and whether the order is wrong for sure
 
 
 class Source:
@@ -115,7 +114,7 @@ class Arrays(Source):
         if self._backend.name == "tensorflow":
             return iter(self._tf_dataset(order, size))
         self.open_spare()
-        return self._batches(order, size)
+        return MadeAhead(self._batches(order, size))
 
     def open_spare(self) -> None:
         """Open a DataLoader, which draws a seed from torch's generator. Dropout draws from the same generator."""
@@ -163,6 +162,25 @@ class Arrays(Source):
             yield tree.map_structure(lambda x, i=indices: _converted(x, x[i], name), inputs, none_is_leaf=False)
 
 
+class MadeAhead(Iterator[Any]):
+    """Batches, of which one may be made ahead of time. Making it draws no random numbers."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+        self._next: Any = None
+
+    def prepare(self) -> None:
+        """Make the next batch."""
+        self._next = next(self._batches, None) if self._next is None else self._next
+
+    def __next__(self) -> Any:
+        self.prepare()
+        found, self._next = self._next, None
+        if found is None:
+            raise StopIteration
+        return found
+
+
 def _converted(sliceable: Any, part: Any, name: str) -> Any:
     if name == "torch":
         from keras.src.backend.torch.core import convert_to_tensor
@@ -178,12 +196,11 @@ class Consumed(Source):
     are among them.
     """
 
-    def __init__(self, epoch_iterator: Any, backend: Backend, doubt: Doubt) -> None:
-        self._iterator, self._backend, self._doubt = epoch_iterator, backend, doubt
+    def __init__(self, epoch_iterator: Any, backend: Backend, doubt: Doubt, *, reads_ahead: bool) -> None:
+        self._iterator, self._backend = epoch_iterator, backend
         adapter = epoch_iterator.data_adapter
-        self.sets_rng = not backend.is_prefetching or isinstance(adapter, keras_internals.ArrayDataAdapter)
+        self.sets_rng = not reads_ahead or isinstance(adapter, keras_internals.ArrayDataAdapter)
         self._opened_at: dict[str, Any] | None = None  # the generators' states before the pass was opened
-        self._first = _first_batches(adapter)
         self._own = _own_generators(adapter)
         self._own_begun = self._own_end = self._read_own()  # before the pass was opened, and where an epoch ended
         if isinstance(adapter, keras_internals.GeneratorDataAdapter) and keras_internals.get_random_seed() is None:
@@ -225,18 +242,12 @@ class Consumed(Source):
             generator.set_state(sys.modules["torch"].from_numpy(np.array(state)))
 
     def read_parts(self, rng_now: dict[str, Any]) -> dict[str, Any]:
-        return {"rng": self._opened_at, "first": self._first, "own_begun": self._own_begun, "own_end": self._own_end}
+        return {"rng": self._opened_at, "own_begun": self._own_begun, "own_end": self._own_end}
 
     def write(self, state: dict[str, Any]) -> None:
         self._opened_at = state["rng"]
         self._own_begun, self._own_end = state["own_begun"], state["own_end"]
         self._set_own(self._own_end)
-        if state["first"] != self._first:
-            self._doubt(
-                "the generator gives other batches than before: what follows is not what the run would have seen. Seed "
-                "what it draws from",
-                True,
-            )
 
 
 def _own_generators(adapter: Any) -> list[Any]:
@@ -247,14 +258,3 @@ def _own_generators(adapter: Any) -> list[Any]:
     holders = loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)
     found = {id(one): one for one in (getattr(holder, "generator", None) for holder in holders)}
     return [one for one in found.values() if isinstance(one, torch.Generator)]
-
-
-def _first_batches(adapter: Any) -> list[int]:
-    """Digests of the batches that Keras has looked at ahead."""
-    batches = getattr(adapter, "_first_batches", None)
-    if not isinstance(adapter, keras_internals.GeneratorDataAdapter) or batches is None:
-        return []
-    try:
-        return [digest(np.asarray(leaf)) for leaf in keras_internals.tree.flatten(batches) if leaf is not None]
-    except (TypeError, ValueError):
-        return []

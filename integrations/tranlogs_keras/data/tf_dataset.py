@@ -28,8 +28,9 @@ import tensorflow as tf
 from tranlogs.base.errors import UsageError
 
 from ..backends import Backend
-from ..backends.tensorflow_random import RANDOM_OPERATIONS, operations_of
-from .source import Consumed, Doubt, Source
+from ..backends.backend import Doubt
+from ..backends.tensorflow_updates import RANDOM_OPERATIONS, operations_of
+from .source import Consumed, Source
 
 _log = logging.getLogger("tranlogs")
 _NBYTES_MAX = 256 << 20  # a larger state (shuffle buffers of images) is not kept: skipping is cheaper than writing it
@@ -70,12 +71,7 @@ _UNORDERED = (
 
 
 class TFDatasetBatches(Source):
-    """Batches of a tf.data pipeline.
-
-    Args:
-        epoch_iterator: Keras's.
-        stages: of the pipeline.
-    """
+    """Batches of a tf.data pipeline."""
 
     def __init__(self, epoch_iterator: Any, stages: Stages) -> None:
         self._iterator, self._stages = epoch_iterator, stages
@@ -164,17 +160,10 @@ class TFDatasetBatches(Source):
 
 
 class TFDatasetConsumed(Consumed):
-    """Batches of a tf.data pipeline on another backend, drawn from the beginning of the pass.
+    """Batches of a tf.data pipeline on another backend, drawn from the beginning of the pass."""
 
-    Args:
-        epoch_iterator: Keras's.
-        backend: of the fit.
-        doubt: takes what cannot be brought back.
-        stages: of the pipeline.
-    """
-
-    def __init__(self, epoch_iterator: Any, backend: Backend, doubt: Doubt, stages: Stages) -> None:
-        super().__init__(epoch_iterator, backend, doubt)
+    def __init__(self, epoch_iterator: Any, backend: Backend, doubt: Doubt, stages: Stages, *, reads_ahead: bool) -> None:
+        super().__init__(epoch_iterator, backend, doubt, reads_ahead=reads_ahead)
         self._dataset, self._stages = epoch_iterator.data_adapter._dataset, stages
         self._here = 0  # passes opened in this process, or opened again
         self._openings = ""  # of the whole run
@@ -196,10 +185,7 @@ def _open_again(dataset: Any, openings: str, stages: Stages) -> None:
 
     A shuffle below another stage that shuffles or repeats moves when it is read from.
 
-    Args:
-        dataset: that is opened.
-        openings: "r" for each iterator that was read, "s" for each that was spare.
-        stages: of the dataset.
+    `openings` has an "r" for each iterator that was read, and an "s" for each that was spare.
     """
     for kind in openings:
         iterator = iter(dataset)
@@ -295,7 +281,8 @@ def _stages_of(dataset: Any) -> Stages:
     paths = list(_paths(dataset))
     stages = [stage for path in paths for stage in path]
     return Stages(
-        is_endless=int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY or any(map(_is_endless_repeat, stages)),
+        is_endless=int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+        or any(_is_repeat(stage) and int(stage._count) < 0 for stage in stages),
         repeats_shuffle=any(
             _is_repeat(stage) and any(map(_reorders, path[place:])) for path in paths for place, stage in enumerate(path)
         ),
@@ -325,10 +312,6 @@ def _reorders(stage: Any) -> bool:
 
 def _is_repeat(stage: Any) -> bool:
     return type(stage).__name__ == "_RepeatDataset"
-
-
-def _is_endless_repeat(stage: Any) -> bool:
-    return _is_repeat(stage) and int(stage._count) < 0
 
 
 def _is_unordered(dataset: Any, stages: list[Any]) -> bool:

@@ -13,17 +13,16 @@ from .. import keras_internals
 from ..backends import make_backend
 from ..data.cursor import Cursor, Position
 from ..data.given_data import describe_data, make_source
-from ..data.source import Source
-from ..run.boundaries import RNG, Boundaries, last_scalars, report_start
-from ..run.recovery import NewestCheckpoint, RecheckRules, Recovery, find_newest_checkpoint
+from ..run.boundaries import RNG, Boundaries, last_scalars
+from ..run.recovery import Recovery, UnitRecheck
+from ..run.run_parts import NewestCheckpoint, find_newest_checkpoint, open_resources, report_start
 from ..settings import Settings
 from ..state import rng
-from ..state.boundary_parts import Parts, found_under
 from ..state.callbacks import CallbackStates
-from ..state.description import describe_model
 from ..state.script_values import read_array, version_of
-from .fit_setup import LateOptimizers, backend_with_steps, build_as_recorded, build_for_fit, make_parts, open_resources
-from .identity import EarlierFits, describe_identity, finished, require_same_data, require_same_fit
+from ..state.state import Parts, found_under
+from .fit_setup import LateOptimizers, backend_with_steps, build_as_recorded, build_for_fit, make_parts
+from .identity import EarlierFits, describe_identity, process_fits, require_same_data, require_same_fit
 
 _log = logging.getLogger("tranlogs")
 _KEEP = "keep it as an attribute of a callback of this fit"
@@ -48,6 +47,7 @@ _VALIDATION = (
 
 
 _passed_over: weakref.WeakSet[Generator[Any, Any, Any]] = weakref.WeakSet()  # data of fits that trained nothing
+CALLBACK = "callback."  # names of a boundary's parts for callbacks begin with it
 _HOST_RNG = (f"{RNG}python", f"{RNG}numpy", f"{RNG}torch")  # parts of a boundary
 _LEARNED = ("source.draws", "source.draws_own")  # each process finds out for itself whether batches draw random numbers
 
@@ -62,12 +62,8 @@ class _StartingEpoch(int):
 class FitRun:
     """One `fit` of a model, logged.
 
-    Args:
-        model: that is being fitted.
-        place: returns the settings, with the run's folder, for a fit with the given identity.
-        number: of this fit, from 0, among those of the callback.
-        callbacks: of the fit, but for TranLogs's own.
-        rung: tells whether steps are logged with their tensors, in all fits of the process.
+    `place` returns the settings, with the run's folder, for a fit with the given identity. `number` counts the fits of the
+    callback, and `rung` serves all fits of the process.
 
     Attributes:
         model: that is being fitted.
@@ -93,15 +89,16 @@ class FitRun:
         self.is_skipped = self.has_end = False
         self._end: dict[str, Any] = {}  # the boundary at which a skipped fit ended
         self._is_waiting = False  # for the loop over batches in which the run stood
+        self._is_end = True  # whether the present boundary is the end of an epoch or of the fit
         self._has_begun = False  # whether the first boundary of a new fit was written
         self._before: NewestCheckpoint | None = None  # where the fit before this one ended, if this one begins
         build_for_fit(model, backend, self._iterator)
         backend = backend_with_steps(model, backend)
         identity = describe_identity(model, self._iterator, callbacks)
         self.settings = settings = place(identity)
-        report, recorded_environment = LiveReport(settings.run), dict[str, Any]()
-        self.number = max(number, finished.count(settings.run, model))
-        report.current = finished.find_report(settings.run)  # a recovery of this fit replaces it
+        report, environment = LiveReport(settings.run), dict[str, Any]()
+        self.number = max(number, process_fits.count(settings.run, model))
+        report.current = process_fits.find_report(settings.run)  # a recovery of this fit replaces it
         data = getattr(self._iterator.data_adapter, "py_dataset", None)
         framework = Framework(
             read_array,
@@ -112,7 +109,7 @@ class FitRun:
         )
         self._restarts = Restarts(report, framework)
         self._restarts.note_start()
-        resources = open_resources(settings, model, recorded_environment)
+        resources = open_resources(settings, model, environment)
         try:
             newest = find_newest_checkpoint(resources)
             newest = newest and newest.at_end(resources)  # a fit may have begun without a checkpoint
@@ -121,30 +118,29 @@ class FitRun:
             if recorded is not None:
                 build_as_recorded(model, backend, recorded)
             late_optimizers = LateOptimizers(model)
-            self.parts, form, self._splits = make_parts(
+            self.parts = make_parts(
                 model,
                 backend,
                 settings,
                 resources,
                 report,
-                recorded_environment,
+                environment,
                 recorded=recorded,
                 rung=rung,
                 expects=self._expects_step,
             )
-            states = CallbackStates(callbacks)
+            states = CallbackStates(callbacks, report.warn)
             ignored = {*_LEARNED, *(f"{CALLBACK}{path}" for path in states.of_each_process)}
-            self._rules = RecheckRules(self._set_back, (), _CAUSES, not settings.verbose, ignored)
-            self._recovery = Recovery(self.parts, form, self._rules)
+            is_quiet = not settings.verbose
+            recheck = UnitRecheck(self.parts, self._set_back, causes=_CAUSES, ignored=ignored, is_quiet=is_quiet)
+            self._recovery = Recovery(self.parts, recheck)
             self._enter_run(newest, identity, states)
             self._boundaries = Boundaries(
                 self.parts,
-                form,
                 self._recovery,
                 read_place=self._read_place,
                 read_for_checkpoint=lambda: self.cursor.source.read_for_checkpoint(),
                 find_late=late_optimizers.find_built,
-                describe=self._describe,
             )
             if self.is_complete and not self.is_skipped:
                 self._boundaries.keep_end()
@@ -152,8 +148,7 @@ class FitRun:
                 prints_report = settings.verbose and self._recovery.landed is not None and not self.is_complete
                 self._restarts.open(self.number, is_logged=not prints_report)
             if self.is_new:
-                kept = settings.retention.inner
-                report_start(self.parts, settings.shared, every_epoch=settings.every_epoch, retention=kept, ends=1)
+                report_start(self.parts, settings, ends=1)
         except BaseException:
             resources.close()
             raise
@@ -176,6 +171,7 @@ class FitRun:
             data_order=settings.data_order,
             doubt=parts.report.warn,
             strategy=parts.backend.strategy_of(self.model),
+            reads_ahead=parts.backend.is_prefetching,
         )
         given, validation = keras_internals.data_of_fit(self.model)
         if isinstance(given, Generator) and given in _passed_over:
@@ -186,7 +182,7 @@ class FitRun:
         self._plan_looks(callbacks)
         data, position = describe_data(self._iterator.data_adapter, source), Position(fit=number)
         if newest is not None:
-            self._recovery.changes = require_same_fit(
+            self._recovery.changes, self._recovery.changed_rates = require_same_fit(
                 parts, newest, identity, number, self._epochs, accepts_changes=settings.accepts_changes
             )
         held = -1 if before is None else before["position"]["fit"]
@@ -194,14 +190,14 @@ class FitRun:
             for text in require_same_data(parts.run, before.get("data", data), data):
                 parts.report.warn(text, True)
             earlier.read(before, keeps_checkpoints=True)
-            is_open = not before["position"]["is_finished"] and not self._recovery.changes.texts
-            is_changed = bool(self._recovery.changes.texts)
+            is_open = not before["position"]["is_finished"] and not self._recovery.changes
+            is_changed = bool(self._recovery.changes)
             self._recovery.recover(rechecks=settings.shared.rechecks and is_open, fit=number, compares=not is_changed)
             self._restarts.resume(self._recovery.body.get("restarts"))
             self._is_waiting = True
             if recheck_end := self._recovery.recheck.end:  # callbacks that the script has now, or had then, have no counterpart
                 others = set(recheck_end["callbacks"]).symmetric_difference(callbacks.names)
-                self._rules.ignored.update({"callbacks", *(f"{CALLBACK}{name}" for name in others)})
+                self._recovery.recheck.ignored.update({"callbacks", *(f"{CALLBACK}{name}" for name in others)})
             position = Position(**self._recovery.body["position"])
         elif before is not None and held > number:
             earlier.read(before, keeps_checkpoints=False)
@@ -213,8 +209,8 @@ class FitRun:
             self._before = newest
             position.total = earlier.begin_next(before, newest.end)
             self._recovery.recheck.take_over(earlier.deviation)
-        constants = {"seed": seed, "data": data, "identity": identity, "callbacks": callbacks.names}
-        self._body = FitBoundary(self.model, position, source, callbacks, earlier, constants, parts.report)
+        self._constants = {"seed": seed, "data": data, "identity": identity, "callbacks": callbacks.names}
+        self._callbacks, self._earlier = callbacks, earlier
         self.cursor = Cursor(
             self._iterator,
             source,
@@ -227,11 +223,24 @@ class FitRun:
         )
 
     def _read_place(self, rng_now: dict[str, Any], parts: Parts) -> dict[str, Any]:
-        recorded = self._restarts.recorded
-        return {**self._body.read(rng_now, parts), **({"restarts": recorded} if recorded is not None else {})}
+        """Return the fit's share of a boundary's body."""
+        # An epoch that is resumed after its last batch takes no step, and reports the logs of the boundary there.
+        has_logs = self.cursor.may_be_over and keras_internals.has_own_train_step(self.model)
+        restarts = self._restarts.recorded
+        return {
+            "position": self.cursor.position.as_dict(),
+            "has_stopped": parts.of("has_stopped", False),
+            "logs": keras_internals.last_logs(self.model) if has_logs else parts.of("logs", None),
+            **{name: parts.of(name, value) for name, value in self._constants.items()},
+            "earlier": parts.of("earlier", self._earlier.entries),
+            "source": parts.of("source", self.cursor.source.read(rng_now)),
+            **parts.under(CALLBACK, self._callbacks.read(is_end=self._is_end)),
+            **({} if restarts is None else {"restarts": restarts}),
+        }
 
-    def _describe(self) -> None:
-        self.parts.state.about = {**describe_model(self.model, self.parts.variables), "splits": self._splits}
+    def _write_callbacks(self, body: dict[str, Any], *, is_complete: bool = False, has_files: bool = True) -> None:
+        """Set the other callbacks to what a boundary holds of them."""
+        self._callbacks.write(found_under(CALLBACK, body), is_complete=is_complete, has_files=has_files)
 
     def _plan_looks(self, callbacks: CallbackStates) -> None:
         """Tell the capture where in an epoch callbacks may write."""
@@ -263,9 +272,7 @@ class FitRun:
 
     def install(self) -> None:
         """Stand between Keras and the model."""
-        recorded = "" if self._recovery.landed is None else self._recovery.body.get("traced", "")
-        self.parts.backend.expect_trace(recorded, self.parts.report.warn)
-        self.parts.backend.tap(self.model, self.parts.steps, splits=self._splits)
+        self.parts.backend.tap(self.model, self.parts.steps, splits=self.parts.state.splits)
         self.model._get_metrics_result_or_logs = self._epoch_logs
 
     def _epoch_logs(self, logs: Any) -> Any:
@@ -278,7 +285,7 @@ class FitRun:
     def restore_siblings(self) -> None:
         """Set the other callbacks back, after their `on_train_begin` has reset them."""
         if self._recovery.landed is not None or self.is_skipped:
-            self._body.write_callbacks(self._end or self._recovery.body, is_complete=self.is_complete)
+            self._write_callbacks(self._end or self._recovery.body, is_complete=self.is_complete)
 
     # Boundaries (called by the cursor).
 
@@ -301,7 +308,7 @@ class FitRun:
         body, position, source, state = self._recovery.body, self.cursor.position, self.cursor.source, self.parts.state
         self._recovery.undo_writes()
         state.set_auxiliary(body)
-        self._body.write_callbacks(body)
+        self._write_callbacks(body)
         source.write(body["source"])
         kept, taken = state.kept
         if (taken["fit"], taken["passes"]) == (position.fit, position.passes):
@@ -314,17 +321,17 @@ class FitRun:
     def _set_back(self, found: Recovered) -> None:
         """Restore all state of the fit but the model and the iterator of data to the newest boundary."""
         body = self._recovery.body
-        self._body.write_callbacks(body)
+        self._write_callbacks(body)
         rng.set_rng(found_under(RNG, body), self.parts.backend, but_python=not self.cursor.source.sets_rng)
 
     def _take_script_rates(self) -> None:
         """Go on with learning rates that the script has changed on purpose; the log takes them for a callback's writes."""
-        changes = self._recovery.changes
-        for which, rate in changes.rates.items():
+        rates = self._recovery.changed_rates
+        for which, rate in rates.items():
             self.parts.variables.optimizers[which].learning_rate = rate
-        if changes.rates:
+        if rates:
             self.parts.steps.note_unit(is_end=True)
-        if changes.texts:  # the next process of the changed script finds them recorded
+        if self._recovery.changes:  # the next process of the changed script finds them recorded
             self._boundaries.request_checkpoint()
 
     def _opened(self) -> None:
@@ -352,12 +359,12 @@ class FitRun:
 
     def boundary(self, *, is_epoch_end: bool = False) -> None:
         """Commit what came since the last boundary as one unit: the loop wants its next batch."""
-        self._body.is_end = is_epoch_end
+        self._is_end = is_epoch_end
         if is_epoch_end:
             self._restarts.note_end(of_loop=False)
         self._restarts.look()
         if not self.cursor.source.sets_rng:  # threads have drawn ahead by an accidental number of batches
-            self._rules.ignored.update(_HOST_RNG)
+            self._recovery.recheck.ignored.update(_HOST_RNG)
         self._boundaries.commit(
             is_end=is_epoch_end,
             wants_checkpoint=is_epoch_end and self.settings.every_epoch,
@@ -379,12 +386,12 @@ class FitRun:
             else:
                 self._finish()
         finally:
-            finished.note(self.parts.run, self.model, self.number + 1, self.parts.report.current)
+            process_fits.note(self.parts.run, self.model, self.number + 1, self.parts.report.current)
 
     def _finish_again(self) -> None:
         """End a fit that was over before: what `on_train_end` has done, and what the script draws behind, is as it was then."""
         end = self._end or self._recovery.body
-        self._body.write_callbacks(end, has_files=False)
+        self._write_callbacks(end, has_files=False)
         self._pass_data_over(end)
         if not self.is_skipped:
             rng.set_rng(found_under(RNG, self._recovery.body), self.parts.backend)
@@ -405,7 +412,7 @@ class FitRun:
         has_stopped = bool(self.model.stop_training) and position.epoch + 1 < self._epochs
         position.epoch, position.batch, position.is_finished = position.epoch + 1, 0, True
         self.cursor.source.refresh()
-        self._body.is_end = True
+        self._is_end = True
         self._restarts.note_end(of_loop=True)
         self._restarts.look()
         # Should more epochs follow, they begin with metrics of their own.
@@ -420,63 +427,3 @@ class FitRun:
         self.cursor.release()
         vars(self.model).pop("_get_metrics_result_or_logs", None)
         self.parts.resources.close()
-
-
-CALLBACK = "callback."  # names of a boundary's parts for callbacks begin with it
-
-
-class FitBoundary:
-    """Reads the fit's share of a boundary, and writes it back.
-
-    Args:
-        model: that is fitted.
-        position: in the fit.
-        source: of the batches.
-        callbacks: of the fit, but for TranLogs's own.
-        earlier: fits of the run that have ended.
-        constants: what never changes during the fit: the seed, the descriptions of data and fit, the names of callbacks.
-        report: receives warnings.
-
-    Attributes:
-        callbacks: states of the other callbacks.
-        is_end: whether the present boundary is the end of an epoch or of the fit.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        position: Position,
-        source: Source,
-        callbacks: CallbackStates,
-        earlier: EarlierFits,
-        constants: dict[str, Any],
-        report: LiveReport,
-    ) -> None:
-        self._model, self._position, self._source = model, position, source
-        self.callbacks, self._earlier, self._constants, self._report = callbacks, earlier, constants, report
-        self.is_end = True
-        self._reported: set[str] = set()
-
-    def read(self, rng_now: dict[str, Any], parts: Parts) -> dict[str, Any]:
-        """Return the fit's share of a boundary's body."""
-        model = self._model
-        return {
-            "position": self._position.as_dict(),
-            "has_stopped": parts.of("has_stopped", False),
-            "logs": keras_internals.last_logs(model) if keras_internals.has_own_train_step(model) else parts.of("logs", None),
-            **{name: parts.of(name, value) for name, value in self._constants.items()},
-            "earlier": parts.of("earlier", self._earlier.entries),
-            "source": parts.of("source", self._source.read(rng_now)),
-            **parts.under(CALLBACK, self._read_callbacks()),
-        }
-
-    def write_callbacks(self, body: dict[str, Any], *, is_complete: bool = False, has_files: bool = True) -> None:
-        """Set the other callbacks to what a boundary holds of them; see `CallbackStates.write`."""
-        self.callbacks.write(found_under(CALLBACK, body), is_complete=is_complete, has_files=has_files)
-
-    def _read_callbacks(self) -> dict[str, dict[str, Any]]:
-        found = self.callbacks.read(is_end=self.is_end)
-        for lost in sorted(self.callbacks.lost - self._reported):
-            self._reported.add(lost)
-            self._report.warn(f"{lost} has changed, and is of a kind that cannot be stored: it is not brought back", False)
-        return found

@@ -14,44 +14,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import types
 from collections.abc import Callable, Iterator
-from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
-from tranlogs.base.config import fitting_segment_bytes
 from tranlogs.base.errors import UsageError
 from tranlogs.training import LiveReport, Rung, RunResources
 
 from .. import keras_internals
-from ..backends import Backend, arrays
+from ..backends import Backend
 from ..capture.steps import StepCapture
-from ..replay.redo import ReplayableState
-from ..run.log_choice import LogChoice
 from ..run.run_parts import RunParts
 from ..settings import Settings
 from ..state import rng
-from ..state.description import describe_environment, describe_model
-from ..state.state import plain_attributes
-from ..state.variables import Variables, matched, optimizers_of
+from ..state.state import KerasState
+from ..state.variables import Variables, kept_with, matched, optimizers_of
 
 _log = logging.getLogger("tranlogs")
-
-
-def open_resources(settings: Settings, model: Any, recorded_environment: dict[str, Any]) -> RunResources:
-    """Open the journal of a fit, and what runs beside it."""
-    step_bytes = sum(math.prod(v.shape) * 4 for v in model.trainable_variables)
-    return RunResources(
-        settings.shared,
-        framework="keras",
-        environment=recorded_environment,
-        adapt=arrays.adapt,
-        rank=settings.rank,
-        segment_bytes=fitting_segment_bytes(step_bytes),
-    )
 
 
 def make_parts(
@@ -60,46 +41,29 @@ def make_parts(
     settings: Settings,
     resources: RunResources,
     report: LiveReport,
-    recorded_environment: dict[str, Any],
+    environment: dict[str, Any],
     *,
     recorded: dict[str, Any] | None,
     rung: Rung,
     expects: Callable[[], bool],
-) -> tuple[RunParts, LogChoice, bool]:
-    """Return the parts of a fit, the form of its log, and whether steps are split into gradients and update.
-
-    Args:
-        model: that is fitted, with all variables made.
-        backend: Keras's.
-        settings: of the run.
-        resources: of the run.
-        report: receives warnings.
-        recorded_environment: is filled with what rounding depends on.
-        rung: tells whether tensors are logged.
-        recorded: the description in the newest checkpoint, if this fit continues from it.
-        expects: whether a batch was handed out for the next step.
-    """
+) -> RunParts:
+    """Return the parts of a fit. `recorded` is the description in the newest checkpoint, if the fit continues from it."""
     log, why = settings.choose_log(model, backend)
     splits = log == "gradients"
     if recorded is not None and "inputs" not in (log, recorded["log"]):  # as the run has found out
         log, splits = recorded["log"], recorded["splits"]
     if why and recorded is None:
         _log.warning("%s: weights are logged, not gradients: %s", settings.run, why)
-    variables = Variables(model, backend, is_whole=log == "weights")
-    state = ReplayableState(variables, backend, log, settings.shared.fingerprint)
-    state.optimizer_attributes = plain_attributes(variables.optimizers)
-    state.environment = describe_environment(model, backend, variables.optimizers)
-    state.about = {**describe_model(model, variables), "splits": splits}
-    recorded_environment.update(state.environment)
+    state = KerasState(Variables(model, backend, is_whole=log == "weights"), backend, log, settings.shared.fingerprint)
+    state.environment, state.splits = environment, splits
+    state.describe()
     can_change = not keras_internals.has_own_train_step(model)
-    form = LogChoice(settings.run, state, resources.journal, report, can_change=can_change)
-    steps = StepCapture(
-        state, resources.journal, rung, expects, form.give_up_gradients, form.note_late_write, form.note_random_operations
-    )
-    parts = RunParts(
-        settings.run, model, backend, state, steps, resources, report, recorded_environment, rung, settings.progress
-    )
-    return parts, form, splits
+
+    def doubt(text: str) -> None:
+        report.warn(text, False)
+
+    steps = StepCapture(settings.run, state, resources.journal, rung, doubt, expects=expects, can_change=can_change)
+    return RunParts(settings.run, state, steps, resources, report)
 
 
 _ROWS_MAX = 32
@@ -109,9 +73,6 @@ def build_for_fit(model: Any, backend: Backend, epoch_iterator: Any) -> None:
     """Make the variables that the fit will make in its first step.
 
     An optimizer that the step does not use stays as it is.
-
-    Raises:
-        UsageError: they cannot be made.
     """
     failure = None
     if _needs_rehearsal(model, backend):
@@ -136,7 +97,7 @@ def build_as_recorded(model: Any, backend: Backend, meta: dict[str, Any]) -> Non
     if not unbuilt:
         return
     variables = Variables(model, backend, is_whole=True)
-    recorded = [(name, dtype, tuple(shape)) for name, dtype, shape in meta["variables"] if name.startswith("param/")]
+    recorded = [item for item in meta["variables"] if item[0].startswith("param/")]
     slots, unlike = matched(recorded, [*variables.trained, *variables.others])
     for which in [] if unlike else unbuilt:  # another model: recovery names what differs
         optimizer = variables.optimizers[which]
@@ -244,41 +205,18 @@ _NAME = "_tranlogs_steps"  # an attribute of the model, which ends with it
 _PLAIN = (bool, int, float, str, bytes, tuple, type(None), types.FunctionType)
 
 
-class _Constants(NamedTuple):
-    """What a traced step has as constants.
-
-    Attributes:
-        objects: compared by identity; they are kept, so that no other object gets their ids.
-        settings: compared by value.
-    """
-
-    objects: list[Any]
-    settings: list[Any]
-
-    def are(self, others: _Constants) -> bool:
-        same = len(self.objects) == len(others.objects) and all(map(is_, self.objects, others.objects))
-        return same and self.settings == others.settings
-
-
-class TracedSteps:
-    """The backend of the last fit of a model, with the functions that it has made for the model."""
-
-    def __init__(self, backend: Backend, constants: _Constants) -> None:
-        self.backend, self.constants = backend, constants
-
-
 def backend_with_steps(model: Any, fresh: Backend) -> Backend:
     """Return the backend of the model's fit before, if its compiled steps are still right; else the fresh one."""
-    constants = _constants_of(model, fresh)
-    known = vars(model).get(_NAME)
-    if known is not None and known.constants.are(constants):
-        backend: Backend = known.backend
-        return backend
-    vars(model)[_NAME] = TracedSteps(fresh, constants)  # Keras would look for layers in it
-    return fresh
+    objects, settings = _constants_of(model, fresh)
+    backend, known = kept_with(model, _NAME, objects, lambda: (fresh, settings))
+    if known != settings:
+        del vars(model)[_NAME]
+        backend, _ = kept_with(model, _NAME, objects, lambda: (fresh, settings))
+    return backend
 
 
-def _constants_of(model: Any, backend: Backend) -> _Constants:
+def _constants_of(model: Any, backend: Backend) -> tuple[list[Any], list[Any]]:
+    """Return what a traced step has as constants: objects, compared by identity, and settings, compared by value."""
     optimizers = list(optimizers_of(model).values())
     layers = [model, *keras_internals.layers_within(model)]
     single = [part for optimizer in optimizers for part in keras_internals.layers_of(optimizer)]
@@ -290,4 +228,4 @@ def _constants_of(model: Any, backend: Backend) -> _Constants:
     if backend.name == "jax":  # a traced step has the states of recurrent layers as constants
         states = keras_internals.recurrent_states(model)
         settings += [value.tobytes() for value in backend.values_of(states)]
-    return _Constants(objects, settings)
+    return objects, settings

@@ -18,20 +18,14 @@ from tranlogs.training import Recovered, RecoveryReport
 
 from .. import keras_internals
 from ..data.given_data import describe_content, other_data
-from ..run.recovery import NewestCheckpoint, ScriptChanges, read_meta
-from ..run.run_parts import RunParts
+from ..run.run_parts import NewestCheckpoint, RunParts, read_meta
 from ..settings import KeepEnds
 from ..state.description import class_name, compare_values, normalized
 from ..state.variables import optimizers_of
 
 Identity = dict[str, Any]
-
-
-# Callbacks change an optimizer while it trains (ReduceLROnPlateau). The first fit had the values from the script.
-_described_optimizers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _SHOWN_MAX = 20
 _NAMES = {"model": "the model", "layers": "the layers", "compile": "model.compile", "trial": "the trial"}
-_claimed: set[Path] = set()  # by this process; equal fits of one script take turns in the order of their numbers
 
 
 def describe_identity(model: Any, epoch_iterator: Any, callbacks: Iterable[Any]) -> Identity:
@@ -85,11 +79,11 @@ def _compile_settings(model: Any) -> dict[str, Any]:
 
 
 def _optimizer(optimizer: Any) -> dict[str, Any]:
-    found: dict[str, Any] | None = _described_optimizers.get(optimizer)
+    found: dict[str, Any] | None = process_fits.optimizers.get(optimizer)
     if found is None:
         config = _described(optimizer)
         found = {"class": class_name(optimizer), "config": config and config.get("config")}
-        _described_optimizers[optimizer] = found
+        process_fits.optimizers[optimizer] = found
     return found
 
 
@@ -120,11 +114,7 @@ def compare_identities(recorded: dict[str, Any], now: dict[str, Any]) -> list[st
 
 
 def check_identity(run: Path, differences: list[str]) -> None:
-    """Refuse a fit that differs from the one that the run holds.
-
-    Raises:
-        UsageError: there are differences; the message names them.
-    """
+    """Refuse a fit that differs from the one that the run holds."""
     if not differences:
         return
     shown = "".join(f"\n  - {text}" for text in differences[:_SHOWN_MAX])
@@ -155,10 +145,20 @@ def _rate(about: dict[str, Any]) -> float | None:
     return rate if isinstance(rate, float) else None
 
 
-class FinishedFits:
-    """The number of fits that ended in this process, their model, and the report of the process's recovery, by run."""
+class ProcessFits:
+    """Facts on the fits of this process that tell which fit of a run another one is.
+
+    Attributes:
+        open: what is to be closed of fits that have not ended, by run. A fit that failed did not close its run.
+        claimed: folders that copies of a callback have got. Equal fits of one script take turns in the order of their numbers.
+        optimizers: descriptions as of their first fit, with the values of the script. Callbacks change optimizers while
+            they train (ReduceLROnPlateau).
+    """
 
     def __init__(self) -> None:
+        self.open: dict[Path, Any] = {}
+        self.claimed: set[Path] = set()
+        self.optimizers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._by_run: dict[Path, tuple[weakref.ref[Any], int]] = {}
         self._reports: dict[Path, RecoveryReport] = {}
 
@@ -201,14 +201,14 @@ def claim_folder(run: Path, digest: str) -> Path:
     while True:
         numbers = _numbers(run)
         own = (path for number, path in sorted(numbers) if path.name == f"{number}-{digest}")
-        folder = next((path for path in own if path.resolve() not in _claimed), None)
+        folder = next((path for path in own if path.resolve() not in process_fits.claimed), None)
         if folder is None:
             folder = run / f"{max((number for number, _ in numbers), default=0) + 1}-{digest}"
             try:
                 folder.mkdir()
             except FileExistsError:  # by another process
                 continue
-        _claimed.add(folder.resolve())
+        process_fits.claimed.add(folder.resolve())
         return folder
 
 
@@ -217,13 +217,13 @@ def _numbers(run: Path) -> list[tuple[int, Path]]:
     return [(int(number), path) for number, path in split if number.isdecimal()]
 
 
-finished = FinishedFits()
+process_fits = ProcessFits()
 
 
 def require_same_fit(
     parts: RunParts, newest: NewestCheckpoint, identity: dict[str, Any], number: int, epochs: int, *, accepts_changes: bool
-) -> ScriptChanges:
-    """Return what differs from the recorded fit of this number, if the user accepts changes.
+) -> tuple[list[str], dict[str, float]]:
+    """Return what differs from the recorded fit of this number, if the user accepts changes, and changed learning rates.
 
     Only the newest fit of a run may be given more epochs: those of a finished one would never be trained.
 
@@ -243,8 +243,8 @@ def require_same_fit(
     if not (changes and held == number and _has_other_variables(parts, newest)):
         if not accepts_changes:
             check_identity(parts.run, changes)
-        finished.check(parts.run, parts.model)
-    return ScriptChanges(changes, {} if recorded is None else changed_rates(recorded, identity))
+        process_fits.check(parts.run, parts.model)
+    return changes, {} if recorded is None else changed_rates(recorded, identity)
 
 
 def require_same_data(run: Path, recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -281,10 +281,6 @@ def identity_of(entries: list[dict[str, Any]], number: int) -> dict[str, Any]:
 class EarlierFits:
     """Record of the finished fits of a run: for each its history, its epochs, its identity, and the step at which it ended.
 
-    Args:
-        parts: of the run.
-        retention: keeps the checkpoints at the ends of fits.
-
     Attributes:
         entries: one for each fit. The list is replaced, never changed. `epochs` is None if the fit was stopped.
         deviation: how the fit before the present one deviated from the run without a crash; None if it did not.
@@ -304,9 +300,7 @@ class EarlierFits:
     def begin_next(self, body: dict[str, Any], end: Recovered) -> int:
         """Begin the next fit of the run, with the model as the script has left it.
 
-        Args:
-            body: of the boundary at which the run's log ends.
-            end: of the log.
+        `body` is that of the boundary at which the run's log ends.
 
         Returns:
             The batches of the run so far.

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from tranlogs.training import Journal, ReplayCheck, Rung
+from tranlogs.training import Journal, Mode, ReplayCheck, Rung
 
-from ..backends import Backend, Gradients, make_backend
+from ..backends import Gradients, make_backend
 from ..backends.arrays import Values
-from ..backends.tap import OptimizerTap, Updates
+from ..backends.tap import Updates
 from ..capture.steps import StepCapture
-from ..replay.redo import ReplayableState
-from ..run.boundaries import Boundaries
-from ..run.recovery import Recovery
-from ..run.run_parts import RunParts
-from ..settings import LoopSettings
-from ..state.description import describe_environment, describe_model
-from ..state.state import LogKind, plain_attributes
+from ..state.state import KerasState, LogKind
 from .loop_members import LoopVariables, Members
-from .untracked_variables import UntrackedVariables
 
 
-class ReplayableLoopState(ReplayableState):
-    """The state of a loop of one's own.
-
-    Attributes:
-        updates: of the optimizers, by name.
-    """
+class ReplayableLoopState(KerasState):
+    """The state of a loop of one's own."""
 
     updates: dict[str, Updates]
 
@@ -39,16 +28,7 @@ class ReplayableLoopState(ReplayableState):
 
 
 class LoopCapture(StepCapture):
-    """Logs the steps of all optimizers of a loop (`backends.optimizer_tap.ApplyWatcher`).
-
-    Args:
-        state: of the run.
-        journal: where records go.
-        rung: tells whether steps are logged with their tensors; else they are only counted.
-        before_step: called before each step.
-        give_up: called with a reason where gradients turn out not to be enough.
-        on_late: see `StepCapture`.
-        on_random: called with the names of random operations in a compiled function of the loop.
+    """Logs the steps of all optimizers of a loop, as their taps call it.
 
     Attributes:
         is_closed: whether steps are applied and not logged.
@@ -58,15 +38,14 @@ class LoopCapture(StepCapture):
 
     def __init__(
         self,
+        run: Path,
         state: ReplayableLoopState,
         journal: Journal,
         rung: Rung,
+        doubt: Callable[[str], None],
         before_step: Callable[[], None],
-        give_up: Callable[[str], None],
-        on_late: Callable[[str], None],
-        on_random: Callable[[Sequence[str]], None],
     ) -> None:
-        super().__init__(state, journal, rung, lambda: True, give_up, on_late, on_random)
+        super().__init__(run, state, journal, rung, doubt)
         self._before_step = before_step
         self.is_closed = False
         self._check = ReplayCheck()  # of steps in graphs
@@ -109,7 +88,7 @@ class LoopCapture(StepCapture):
         if self.is_closed:
             return
         self._begin(name, is_eager=False)
-        if not self._rung.logs_tensors:
+        if not self.rung.logs_tensors:
             self.begin_step()
             return
         plan = self.state.plan
@@ -127,7 +106,7 @@ class LoopCapture(StepCapture):
         if self._log_is_weights():
             self.end_step()
             return
-        if not self._rung.logs_tensors:
+        if not self.rung.logs_tensors:
             self._count_step()
             return
         plan = self.state.plan
@@ -139,11 +118,11 @@ class LoopCapture(StepCapture):
 
     def note_graph(self, graph: Any) -> None:
         """Look for random operations in a function of the loop."""
-        from ..backends.tensorflow_random import RANDOM_OPERATIONS, operations_of
+        from ..backends.tensorflow_updates import RANDOM_OPERATIONS, operations_of
 
         found = operations_of(graph) & RANDOM_OPERATIONS
         if found:
-            self._on_random(sorted(found))
+            self.saw_random_operations(sorted(found))
 
     # Called by the loop.
 
@@ -162,50 +141,15 @@ class LoopCapture(StepCapture):
         other = self._repeated.first_difference(wanted, self._apply(tensors))
         self._repeated.set_values(now)
         if other is not None:
-            self._give_up(f"the same gradients gave a different {other} when the update was repeated")
+            self.give_up_gradients(f"the same gradients gave a different {other} when the update was repeated")
 
 
-@dataclass(frozen=True, slots=True)
-class BegunLoop:
-    """The parts.
-
-    Attributes:
-        parts: what recovery, boundaries and loops share.
-        capture: logs the steps.
-        recovery: brings the run back.
-        boundaries: commits the units.
-        untracked: finds variables that the loop writes and the run does not know.
-        taps: of the optimizers, which hand over their gradients.
-    """
-
-    parts: RunParts
-    capture: LoopCapture
-    recovery: Recovery
-    boundaries: Boundaries
-    untracked: UntrackedVariables
-    taps: list[OptimizerTap]
-
-    def tap_optimizers(self, members: Members) -> None:
-        """Let the optimizers hand over the gradients of each step."""
-        parts, updates = self.parts, self.capture.state.updates
-        for name, optimizer in members.optimizers.items():
-            self.taps.append(parts.backend.tap_optimizer(optimizer, name, self.capture, updates[name]))
-
-
-def make_loop_state(members: Members, log: LogKind, settings: LoopSettings) -> tuple[ReplayableLoopState, Backend]:
-    """Return the state of a run, with what describes its models and its environment.
-
-    Args:
-        members: models and optimizers.
-        log: what steps are logged by, "gradients" or "weights".
-        settings: of the run.
-    """
+def make_loop_state(members: Members, log: LogKind, fingerprint: Mode, environment: dict[str, Any]) -> ReplayableLoopState:
+    """Return the state of a run, with what describes its models and its environment."""
     members.build()
     backend = make_backend()
-    variables = LoopVariables(members, backend, is_whole=log == "weights")
-    state = ReplayableLoopState(variables, backend, log, settings.shared.fingerprint)
+    state = ReplayableLoopState(LoopVariables(members, backend, is_whole=log == "weights"), backend, log, fingerprint)
     state.updates = {name: backend.updates_of(optimizer) for name, optimizer in members.optimizers.items()}
-    state.optimizer_attributes = plain_attributes(variables.optimizers)
-    state.environment = describe_environment(members, backend, variables.optimizers)
-    state.about = {**describe_model(members, variables, members.models), "splits": True}
-    return state, backend
+    state.environment = environment
+    state.describe()
+    return state

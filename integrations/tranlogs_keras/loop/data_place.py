@@ -16,19 +16,14 @@ from .. import keras_internals
 from ..backends import Backend
 from ..data.cursor import Position
 from ..data.given_data import describe_data, make_source, other_data
-from ..data.py_dataset import PyDatasetBatches
-from ..data.source import Doubt, Source
-from ..state.boundary_parts import Parts
+from ..data.source import Source
+from ..state.state import Parts
 
 
 class LoopData:
     """Stand-in for Keras's epoch iterator.
 
-    Args:
-        data: as the script gave them.
-        batch_size: for arrays.
-        shuffle: for arrays.
-        is_stateless: whether the script declares that a pass depends on nothing but the global random generators.
+    `is_stateless` declares that a pass depends on nothing but the global random generators.
 
     Attributes:
         given: the data as the script gave them.
@@ -51,27 +46,11 @@ class LoopData:
         return self.given() if inspect.isfunction(self.given) else self.given
 
 
-class _PyDatasetInThisThread(PyDatasetBatches):
-    """Batches that no other thread draws ahead."""
-
-    sets_rng = True
-
-
 class _PlainAdapter:
     """Any other iterable of batches."""
 
     def __init__(self, data: Any) -> None:
         self.num_batches = len(data) if hasattr(data, "__len__") else None
-
-
-def make_loop_source(data: LoopData, backend: Backend, seed: int, doubt: Doubt) -> Source:
-    """Return the source of the batches of a loop of one's own. Its batches are drawn on the thread of the loop."""
-    if isinstance(data.data_adapter, keras_internals.PyDatasetAdapter):
-        source: Source = _PyDatasetInThisThread(data, backend, None, doubt)
-    else:
-        source = make_source(data, backend, seed=seed, data_order="tranlogs", doubt=doubt)
-        source.sets_rng = True
-    return source
 
 
 def _adapter(data: Any, batch_size: int | None, shuffle: bool) -> Any:
@@ -122,9 +101,6 @@ UNKNOWN_ITERABLE = (
 
 class DataPlace:
     """The place of a run's loop.
-
-    Args:
-        report: receives what of the data does not come back.
 
     Attributes:
         sequence: the loops that the script has entered.
@@ -185,18 +161,14 @@ class DataPlace:
     def take_data(self, data: LoopData, backend: Backend, recorded: dict[str, Any] | None, run: object) -> Source:
         """Return the source of the batches, and compare the data with those of the run.
 
-        Args:
-            data: of the loop.
-            backend: that Keras runs on.
-            recorded: what the run has recorded of its data; None if it has recorded nothing.
-            run: folder of the run, for the error.
+        `recorded` is what the run has recorded of its data, if anything.
 
         Raises:
             UsageError: the run had data of another kind.
         """
         if self._data is not None and self.source is not None:
             return self.source
-        self.source = source = make_loop_source(data, backend, self.seed, self._report.warn)
+        self.source = source = make_source(data, backend, seed=self.seed, doubt=self._report.warn, reads_ahead=False)
         self._data = now = describe_data(data.data_adapter, source)
         if recorded is not None and recorded["kind"] != now["kind"]:
             raise UsageError(
@@ -210,9 +182,7 @@ class DataPlace:
     def note_turns(self, *, stateless: bool, reason: str) -> bool:
         """Note whether the loop declares that its data depend on nothing but the global random generators.
 
-        Args:
-            stateless: the declaration.
-            reason: why they may not come back without it.
+        `reason` says why they may not come back without it.
 
         Returns:
             True if the report no longer holds the reason, and is to be made anew.
@@ -229,10 +199,7 @@ class DataPlace:
     def set_source(self, body: Mapping[str, Any], kept: dict[str, Any], taken: Mapping[str, Any]) -> bool:
         """Set the source to a boundary's; return False if there is none.
 
-        Args:
-            body: of the boundary.
-            kept: what the checkpoint before it holds of the source.
-            taken: the position at that checkpoint.
+        `kept` is what the checkpoint before it holds of the source, and `taken` the position at that checkpoint.
         """
         if self.source is None or not body["source"]:
             return False

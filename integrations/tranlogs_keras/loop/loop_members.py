@@ -19,7 +19,8 @@ from .. import keras_internals
 from ..backends import arrays
 from ..backends.arrays import Values
 from ..run.run_parts import RunParts
-from ..state.script_values import content_of, read_array, set_content, version_of
+from ..state.attributes import content_of, set_content
+from ..state.script_values import read_array, version_of
 from ..state.variables import Slot, Variables
 
 REMEMBERED = "remember(...)"  # the name under which the loop's namespace is tracked
@@ -176,6 +177,10 @@ class LoopVariables(Variables):
 
     model: Members
 
+    @property
+    def models(self) -> list[Any]:  # type: ignore[override]
+        return self.model.models
+
     def _find_optimizers(self) -> dict[str, Any]:
         return dict(self.model.optimizers)
 
@@ -202,12 +207,8 @@ class ScriptChanges:
 
     What code before the batches of an epoch writes when it runs again is undone, and these values are set again.
 
-    Args:
-        parts: of the run.
-        members: of the loop.
-        written: variables that have other values than recovery has restored, by name.
-        recorded: the states of tracked objects where recovery has landed.
-        ignored: names of remembered attributes that are times which the script measures.
+    `written` are the variables with other values than recovery has restored, and `recorded` the states of tracked objects
+    where it has landed. Attributes in `ignored` are times that the script measures.
     """
 
     def __init__(

@@ -48,11 +48,7 @@ class Epoch(int):
 
 
 class Loops:
-    """The loops of a run.
-
-    Args:
-        run: whose units they bound.
-    """
+    """The loops of a run."""
 
     def __init__(self, run: LoopRun) -> None:
         self.run = run

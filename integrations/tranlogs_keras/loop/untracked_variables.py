@@ -68,11 +68,7 @@ class UntrackedVariables:
 class RecordedDoubts:
     """The doubts of a run, in words.
 
-    Args:
-        report: gets those that are new.
-
-    Attributes:
-        texts: the doubts, in the order in which they came.
+    Those that are new go into the report.
     """
 
     def __init__(self, report: LiveReport) -> None:

@@ -67,7 +67,7 @@ class OfflineRun(OfflineReplay[Any]):
         return judge_exactness(found, self.state.fingerprint_kinds, compared="variables")
 
     def _find_place(self) -> tuple[int, int, int]:
-        from ..state.boundary_parts import find_place
+        from ..state.state import find_place
 
         return find_place(self.state.body)
 

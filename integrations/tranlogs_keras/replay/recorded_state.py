@@ -25,8 +25,8 @@ from ..backends import Backend, Gradients, make_backend
 from ..backends.arrays import Values, from_array
 from ..backends.tap import Updates
 from ..state.description import compare_environment, describe_environment
+from ..state.state import KerasState
 from ..state.variables import Slot, Variables
-from .redo import ReplayableState
 
 
 class RecordedVariables(Variables):
@@ -71,14 +71,10 @@ class RecordedVariables(Variables):
         return False
 
 
-class RecordedState(ReplayableState):
+class RecordedState(KerasState):
     """Variables and optimizers as a checkpoint describes them, for redo without the training script.
 
-    Args:
-        optimizers: classes of the user's own, as "module:Class".
-
-    Attributes:
-        meta: the checkpoint's description of the model.
+    `optimizers` are classes of the user's own, as "module:Class".
     """
 
     def __init__(self, optimizers: Sequence[str]) -> None:
@@ -99,11 +95,10 @@ class RecordedState(ReplayableState):
         variables = RecordedVariables(meta, self.backend, optimizers)
         by_name = variables.by_name
         for which, about in meta["optimizers"].items():
-            if optimizers[which].is_real:
-                optimizers[which].real.build([by_name[name].variable for name in about["trains"]])
+            if isinstance(optimizers[which], keras_internals.BaseOptimizer):
+                optimizers[which].build([by_name[name].variable for name in about["trains"]])
                 left_out = [by_name[name].variable for name in about.get("undecayed", ())]
-                keras_internals.leave_undecayed(optimizers[which].real, left_out)
-        variables.optimizers = {which: made.real if made.is_real else made for which, made in optimizers.items()}
+                keras_internals.leave_undecayed(optimizers[which], left_out)
         variables.own(meta)
         if self.log == "gradients":
             _constrain(by_name, meta.get("constraints", {}))
@@ -136,23 +131,22 @@ class RecordedState(ReplayableState):
     def _optimizer(self, which: str, about: dict[str, Any]) -> Any:
         """Return the optimizer, or a holder of its variables if after-images contain everything."""
         if self.log == "weights" and which != "optimizer":
-            return SimpleNamespace(is_real=False, variables=[])
+            return SimpleNamespace(variables=[])
         if about["config"] is None or not about["trains"]:
             if self.log == "weights":
-                return SimpleNamespace(is_real=False, variables=[])
+                return SimpleNamespace(variables=[])
             raise UsageError(f"optimizer {which!r} ({about['class']}) could not be recorded: it has no get_config()")
         config = json.loads(about["config"])
         foreign = only_keras(config) - self._classes.keys()
         if foreign:
             if self.log == "weights":
-                return SimpleNamespace(is_real=False, variables=[])
+                return SimpleNamespace(variables=[])
             module, _, name = about["class"].rpartition(".")
             raise UsageError(
                 f"optimizer {which!r} is a {about['class']}, which Keras does not have. Name its class if you trust it: "
                 f"--optimizer {module}:{name}"
             )
-        made = keras.saving.deserialize_keras_object(config, custom_objects=self._classes, safe_mode=True)
-        return SimpleNamespace(is_real=True, real=made)
+        return keras.saving.deserialize_keras_object(config, custom_objects=self._classes, safe_mode=True)
 
 
 def _constrain(slots: dict[str, Slot], constraints: dict[str, str | None]) -> None:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +17,14 @@ import xxhash
 
 from tranlogs.base.errors import DataError
 from tranlogs.records import Checkpoint, Snapshot
-from tranlogs.training import (
-    BoundaryLog,
-    ExpectedWrites,
-    RecoveryReport,
-    RetentionPolicy,
-    RunSettings,
-    forecast_inputs,
-    forecast_writes,
-)
+from tranlogs.training import BoundaryLog
 
 from ..backends.arrays import flat_bytes
 from ..state import rng
-from ..state.boundary_parts import Parts
+from ..state.state import Parts
 from ..state.variables import Look
-from .log_choice import LogChoice
-from .recovery import NewestCheckpoint, Recovery
-from .run_parts import RunParts
+from .recovery import Recovery
+from .run_parts import NewestCheckpoint, RunParts
 
 RNG = "rng."  # names of a boundary's parts for random states begin with it
 _log = logging.getLogger("tranlogs")
@@ -46,30 +35,22 @@ ReadPlace = Callable[[dict[str, Any], Parts], dict[str, Any]]
 class Boundaries:
     """Commits units, and takes checkpoints.
 
-    Args:
-        parts: of the run.
-        form: in which steps are logged.
-        recovery: compares the unit that is computed again after a crash.
-        read_place: returns what a boundary commits besides the model and random states, given the random states.
-        read_for_checkpoint: returns what the source of data keeps in a checkpoint only.
-        find_late: returns the optimizers that were built since it was last called.
-        describe: records the description of the model for a checkpoint.
+    `read_place` returns what a boundary commits besides the model and random states, `read_for_checkpoint` what the source of
+    data keeps in a checkpoint only, and `find_late` the optimizers that were built since it was last called.
     """
 
     def __init__(
         self,
         parts: RunParts,
-        form: LogChoice,
         recovery: Recovery,
         *,
         read_place: ReadPlace,
         read_for_checkpoint: Callable[[], dict[str, Any]],
-        find_late: Callable[[], list[str]],
-        describe: Callable[[], None],
+        find_late: Callable[[], list[str]] = list,
     ) -> None:
-        self._parts, self._form, self._recovery = parts, form, recovery
+        self._parts, self._recovery = parts, recovery
         self._read_place, self._read_for_checkpoint = read_place, read_for_checkpoint
-        self._find_late, self._describe = find_late, describe
+        self._find_late = find_late
         self._generators, self._fixed = rng.Generators(parts.backend), Parts()
         self._has_reserved = False
         self._log = BoundaryLog(
@@ -81,8 +62,7 @@ class Boundaries:
 
         A checkpoint comes first, unless that at the end of the fit before has the same state.
 
-        Args:
-            before: where the fit before ended; None in a new run.
+        `before` is where the fit before ended; None in a new run.
         """
         parts, journal = self._parts, self._parts.journal
         is_same = before is not None and self._continue_from(before)
@@ -122,7 +102,7 @@ class Boundaries:
 
     def request_checkpoint(self) -> None:
         """Ask for a checkpoint at the next boundary."""
-        self._form.wants_checkpoint = True
+        self._parts.steps.wants_checkpoint = True
 
     def expect_end(self) -> None:
         """Note that a loop ends with the next boundary: where no tensors are logged, only a checkpoint leads there."""
@@ -159,15 +139,12 @@ class Boundaries:
     ) -> None:
         """Commit the unit since the last boundary.
 
-        Args:
-            is_end: of an epoch or of the training, where code of all kinds may have written.
-            wants_checkpoint: True to take a checkpoint even if the policy does not ask for one.
-            scalars: for `tranlogs log`.
-            has_script_changes: True if the script has changed something before its loop, on which the next start builds.
+        At the end of an epoch or of the training (`is_end`) code of all kinds may have written. `scalars` are for `tranlogs
+        log`. With `has_script_changes` the script has changed something before its loop, on which the next start builds.
         """
         parts, journal = self._parts, self._parts.journal
         self._log.begin(has_steps=parts.steps.steps_since_boundary > 0)
-        wanted = self._form.wants_checkpoint or wants_checkpoint
+        wanted = parts.steps.wants_checkpoint or wants_checkpoint
         late = self._find_late()
         if self._log.is_passed_over(is_needed=wanted or bool(late) or has_script_changes):
             parts.steps.begin_unit()
@@ -178,14 +155,14 @@ class Boundaries:
         if not self._has_reserved and journal.step:
             self._has_reserved = True
             journal.checkpoints.expect_snapshot(parts.state.nbytes())
-        self._form.wants_checkpoint = False
+        parts.steps.wants_checkpoint = False
         body = self._read(look)
         if body is None:
             self._recovery.settle_recheck(None)
             return
         if late:
-            self._describe()
-        self._form.wants_checkpoint |= self._commit(body, wanted or None, scalars, has_script_changes=has_script_changes)
+            parts.state.describe()
+        parts.steps.wants_checkpoint |= self._commit(body, wanted or None, scalars, has_script_changes=has_script_changes)
         self._log.end_unit()
         if late:  # the log alone cannot be redone by a process in which no step has built them
             journal.wait_checkpoint()
@@ -256,7 +233,6 @@ class Boundaries:
             "auxiliary": look.auxiliary or fixed.of("auxiliary", _NOTHING),
             "metrics": look.metrics or fixed.of("metrics", _NOTHING),
             "log": fixed.of("log", self._parts.state.log),
-            **({"traced": traced} if (traced := self._parts.backend.traced) else {}),
             **({"deviation": deviation} if (deviation := self._recovery.recheck.deviation) else {}),
             **self._read_place(now, fixed),
             **fixed.under(RNG, now),
@@ -271,32 +247,3 @@ def last_scalars(history: Iterable[tuple[str, list[Any]]]) -> dict[str, float] |
     """Return the last value of each curve that ends with a number; None if there is none."""
     found = {name: float(values[-1]) for name, values in history if values and isinstance(values[-1], (int, float))}
     return found or None
-
-
-def report_start(
-    parts: RunParts, settings: RunSettings, *, every_epoch: bool, retention: RetentionPolicy, ends: int = 0
-) -> None:
-    """Add to the report of a new run how much it writes, and when its next checkpoint comes.
-
-    Args:
-        parts: of the run.
-        settings: of the run.
-        every_epoch: whether a checkpoint is taken at the end of each epoch.
-        retention: which checkpoints are kept.
-        ends: number of further checkpoints that are kept, at the ends of fits.
-    """
-    if not parts.rung.logs_tensors:
-        forecast = forecast_inputs(settings.policy, at_epoch_ends=every_epoch)
-        parts.report.current = replace(parts.report.current or RecoveryReport(), forecast=forecast)
-        return
-    state, trained = parts.state, sum(math.prod(v.shape) * 4 for v in parts.model.trainable_variables)
-    state_bytes = state.nbytes()
-    writes = ExpectedWrites(
-        step_bytes=max(trained if state.log == "gradients" else state_bytes, 1),
-        state_bytes=state_bytes,
-        segment_bytes=parts.resources.config.segment_bytes,
-        at_epoch_ends=every_epoch,
-        more_checkpoints=ends,
-    )
-    forecast = parts.rung.qualify(forecast_writes(settings.policy, settings.run, writes, retention))
-    parts.report.current = replace(parts.report.current or RecoveryReport(), forecast=forecast)

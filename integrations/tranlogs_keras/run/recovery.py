@@ -5,83 +5,59 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from tranlogs.base.errors import DataError, RecoveryError, StateMismatch
-from tranlogs.records import Checkpoint, Record
+from tranlogs.base.errors import RecoveryError, StateMismatch
 from tranlogs.training import (
     CAUSES,
     REMEMBERED_NAMES,
     SHOWS_NO_TENSORS,
-    Divergence,
     LastUnit,
     RecomputedUnit,
     Recovered,
     RecoveryReport,
-    RunResources,
     Target,
     UnitComparison,
     describe_difference,
     describe_end,
     describe_equal,
     describe_not_computed,
-    describe_replacement,
     describe_unset,
     is_rounding,
     judge_exactness,
     make_report,
     name_missing_unit,
+    progress_bar,
     recover,
 )
 
-from ..backends import arrays
 from ..backends.arrays import Values
-from ..state.boundary_parts import find_place
 from ..state.description import compare_environment, compare_models
-from ..state.state import digest
-from .log_choice import LogChoice
-from .run_parts import RunParts
+from ..state.state import digest, find_place
+from .run_parts import RunParts, recover_to
 
 _SMALL_BYTES = 1 << 16  # variables that are kept aside between recovery and the first batch
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptChanges:
-    """Changes of the script since the run recorded it, which the user has accepted.
-
-    Attributes:
-        texts: the changes, one sentence each.
-        rates: new learning rates, by optimizer.
-    """
-
-    texts: list[str] = field(default_factory=list)
-    rates: dict[str, float] = field(default_factory=dict)
 
 
 class Recovery:
     """Brings a run back to its newest boundary.
 
-    Args:
-        parts: of the run.
-        form: in which steps are logged.
-        rules: how the unit that is computed again is compared.
-
     Attributes:
         landed: findings of the recovery; None in a run that begins.
-        changes: changes of the script.
+        changes: changes of the script since the run recorded it, which the user has accepted, one sentence each.
+        changed_rates: new learning rates among them, by optimizer.
         recheck: compares the unit that is computed again.
     """
 
-    def __init__(self, parts: RunParts, form: LogChoice, rules: RecheckRules) -> None:
-        self._parts, self._form = parts, form
-        self.recheck = UnitRecheck(parts, rules)
+    def __init__(self, parts: RunParts, recheck: UnitRecheck) -> None:
+        self._parts, self.recheck = parts, recheck
         self._obstacle = ""  # why no unit is computed again, although the settings ask for it
         self._seconds = 0.0  # that the recovery took
         self.landed: Recovered | None = None
-        self.changes = ScriptChanges()
+        self.changes: list[str] = []
+        self.changed_rates: dict[str, float] = {}
         self._small: dict[str, Values] = {}  # values right after the recovery
         self._digests: dict[str, int] = {}  # of all of them, in a loop of the script's own
 
@@ -98,10 +74,9 @@ class Recovery:
     def recover(self, *, rechecks: bool, fit: int | None = None, compares: bool = True) -> None:
         """Bring the state back. A report follows by `report`.
 
-        Args:
-            rechecks: whether the newest unit is computed again, unless the former process came to its end.
-            compares: whether steps of which the log has no tensors are compared as they are computed again.
-            fit: number of the fit in which the run stands; None in a loop of the script's own.
+        With `rechecks`, the newest unit is computed again, unless the former process came to its end. With `compares`,
+        steps of which the log has no tensors are compared as they are computed again. `fit` is the number of the fit
+        in which the run stands; None in a loop of the script's own.
 
         Raises:
             RecoveryError: what is left of the run ends in an earlier fit, which is over in this process.
@@ -131,7 +106,7 @@ class Recovery:
         if self.recheck.deviation is not None and self.recheck.deviation[1]:
             parts.rung.note_difference()
         if state.body["log"] == "weights" and state.log == "gradients":
-            self._form.log_weights()
+            parts.steps.log_weights()
         self.landed = found
         self._hold_values(with_digests=fit is None)
         parts.steps.remember()
@@ -150,11 +125,13 @@ class Recovery:
         if before_last_unit:
             try:
                 target = Target(before_last_unit=True, compares=compares)
-                found = recover(folder, parts.state, target, progress=parts.progress(), spare=spare)
+                with progress_bar() as progress:
+                    found = recover(folder, parts.state, target, progress=progress, spare=spare)
             except StateMismatch:  # the last unit has built an optimizer, and only the checkpoint after it fits the model
                 found = None
         if found is None:
-            found = recover(folder, parts.state, Target(compares=compares), progress=parts.progress(), spare=spare)
+            with progress_bar() as progress:
+                found = recover(folder, parts.state, Target(compares=compares), progress=progress, spare=spare)
         assert found is not None, "a run with a checkpoint holds something"
         return found
 
@@ -186,12 +163,8 @@ class Recovery:
     def return_to_landing(self) -> None:
         """Bring the state back to where recovery has landed."""
         assert self.landed is not None
-        position, parts = self.landed.position, self._parts
-        target, spare = Target(sequence=position.sequence), parts.resources.spare
-        found = recover(parts.journal.paths.folder, parts.state, target, spare=spare)
-        assert found is not None
-        found.require_position(position)
-        parts.steps.remember()
+        recover_to(self._parts, self.landed.position)
+        self._parts.steps.remember()
 
     def refresh_report(self) -> None:
         """Make the report again, with what became known since."""
@@ -221,12 +194,10 @@ class Recovery:
     def _report_of(self, found: Recovered) -> RecoveryReport:
         parts, state = self._parts, self._parts.state
         exact, reasons = judge_exactness(found, state.fingerprint_kinds, compared="variables")
-        parts.describe_environment()
-        compared = compare_environment(state.recorded_environment, parts.environment)
+        state.describe_environment()
+        compared = compare_environment(state.recorded_environment, state.environment)
         compared += self._compare_models()
-        compared += [
-            f"the script has changed: {text}" for text in self.changes.texts if text.startswith(("the layers", "the trial"))
-        ]
+        compared += [f"the script has changed: {text}" for text in self.changes if text.startswith(("the layers", "the trial"))]
         others = [*compared, *([self.recheck.describe_pending()] if self.recheck.is_pending else [])]
         others += [describe_not_computed(self._obstacle)] if self._obstacle else []
         if self.recheck.deviation is not None:
@@ -256,7 +227,7 @@ class Recovery:
             if not text.startswith("model."):
                 found.append(f"the script has changed: {text}. What is trained from here on is another model")
             elif not any(note.startswith(text.partition(" was ")[0] + ":") for note in state.notes):
-                holder = "the script's" if ".learning_rate was" in text and self.changes.rates else "the run's own"
+                holder = "the script's" if ".learning_rate was" in text and self.changed_rates else "the run's own"
                 state.notes.append(f"the script has changed: {text}; {holder} holds")
         return found
 
@@ -264,132 +235,42 @@ class Recovery:
 _log = logging.getLogger("tranlogs")
 
 
-@dataclass(frozen=True, slots=True)
-class NewestCheckpoint:
-    """The newest checkpoint that can be read.
-
-    Attributes:
-        path: its folder.
-        meta: what it holds besides tensors.
-        boundary: the body of the boundary at which it was taken; of the newest one, if `end` is known.
-        end: where the log ends, if that is known.
-    """
-
-    path: Path
-    meta: dict[str, Any]
-    boundary: dict[str, Any]
-    end: Recovered | None = None
-
-    def at_end(self, resources: RunResources) -> NewestCheckpoint:
-        """Return the same with the end of the log behind it. Only what boundaries hold is read."""
-        nothing = UntouchedState()
-        end = recover(resources.journal.paths.folder, nothing, spare=resources.spare)
-        return replace(self, boundary=nothing.body, end=end)
-
-
-def find_newest_checkpoint(resources: RunResources) -> NewestCheckpoint | None:
-    """Return the newest readable checkpoint; None if the run is new.
-
-    A checkpoint that cannot be read is replaced by the copy in the store, if there is one.
-    """
-    journal = resources.journal
-    for row in sorted(journal.catalog.checkpoints(), key=lambda row: row.sequence, reverse=True):
-        path = journal.paths.checkpoints / row.name
-        try:
-            return _opened(path)
-        except DataError as error:
-            _log.debug("%s", error)
-            if source := resources.spare.replace(row.name):
-                journal.notes.append(describe_replacement(path, source))
-                return _opened(path)
-    return None
-
-
-def _opened(path: Path) -> NewestCheckpoint:
-    meta = read_meta(path)
-    return NewestCheckpoint(path, meta, meta["boundary"])
-
-
-def read_meta(path: Path) -> dict[str, Any]:
-    """Return what the checkpoint in a folder holds besides tensors."""
-    with Checkpoint(path) as checkpoint:
-        found: dict[str, Any] = checkpoint.meta(make_array=arrays.from_array)
-        return found
-
-
-class UntouchedState:
-    """Recovery of a run's place and of its last boundary only (`tranlogs.recovery.Recoverable`).
-
-    Attributes:
-        body: the body of the boundary that recovery has landed on.
-    """
-
-    def __init__(self) -> None:
-        self.body: dict[str, Any] = {}
-
-    def differences(self, checkpoint: Checkpoint) -> Sequence[str]:
-        return []
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        self.set_auxiliary(checkpoint.meta(make_array=arrays.from_array)["boundary"])
-
-    def redo(self, entries: Sequence[Record], tick: Callable[[int], None]) -> Divergence | None:
-        return None
-
-    def set_auxiliary(self, body: dict[str, Any]) -> None:
-        self.body = body
-
-    def decode(self, entry: Record) -> Any:
-        return entry.body(make_array=arrays.from_array)
-
-    def decode_boundary(self, entry: Record) -> dict[str, Any]:
-        return entry.boundary(make_array=arrays.from_array)
-
-
-# Parts of a boundary that depend on the process. How steps are logged, and the constants of a compiled step, do not show
-# the numbers. The descriptions of fit and data are compared as the run is opened, in words that name the change. How a
-# former unit deviated is taken over from the record. What a script has changed before its loop is in that unit's steps.
-_OF_EACH_PROCESS = frozenset({"log", "traced", "identity", "data", "deviation", "script_changes", "restarts", REMEMBERED_NAMES})
+# Parts of a boundary that depend on the process. How steps are logged does not show in the numbers. The descriptions of fit and
+# data are compared as the run is opened, in words that name the change. How a former unit deviated is taken over from the
+# record. What a script has changed before its loop is in that unit's steps.
+_OF_EACH_PROCESS = frozenset({"log", "identity", "data", "deviation", "script_changes", "restarts", REMEMBERED_NAMES})
 _CALLBACK = "callback."  # what callbacks keep may be times that they have measured
-
-
-@dataclass(frozen=True, slots=True)
-class RecheckRules:
-    """Rules of the comparison in one kind of loop.
-
-    Attributes:
-        set_back: called once the recorded state was set back, with what recovery has found; sets the state of the loop itself.
-        refuted: texts of doubts that an equal unit shows to be unfounded.
-        causes: usual causes of a difference, and what to do, by kind.
-        is_quiet: whether nothing is printed.
-        ignored: parts of a boundary that depend on the process, and paths in them. More may be added while the loop runs.
-        times: names of measured times among what is not compared.
-    """
-
-    set_back: Callable[[Recovered], None]
-    refuted: Collection[str] = ()
-    causes: Mapping[str, str] = field(default_factory=lambda: CAUSES)
-    is_quiet: bool = False
-    ignored: set[str] = field(default_factory=set)
-    times: Collection[str] = ()
 
 
 class UnitRecheck(RecomputedUnit):
     """Compares the unit that is computed again, and sets the recorded state back where it differs.
 
-    Args:
-        parts: of the run.
-        rules: of the loop.
+    `set_back` sets the state of the loop itself, once the recorded state of the model was set back. An equal unit shows the
+    doubts in `refuted` to be unfounded. `causes` tell usual causes of a difference, and what to do, by kind. `times` name
+    measured times among what is not compared.
 
     Attributes:
+        ignored: parts of a boundary that depend on the process, and paths in them. More may be added while the loop runs.
         deviation: how a unit first differed from its record, and True if the resume is not exact for it: in this process, or in
             a former one. Boundaries record it.
         end: the body of the boundary that ends the recorded unit; empty if no unit is computed again.
     """
 
-    def __init__(self, parts: RunParts, rules: RecheckRules) -> None:
+    def __init__(
+        self,
+        parts: RunParts,
+        set_back: Callable[[Recovered], None],
+        *,
+        refuted: Collection[str] = (),
+        causes: Mapping[str, str] = CAUSES,
+        ignored: Iterable[str] = (),
+        times: Collection[str] = (),
+        is_quiet: bool = False,
+    ) -> None:
         super().__init__(parts.run, parts.journal, parts.report)
-        self._parts, self._rules = parts, rules
+        self._parts, self._set_loop_back, self._refuted, self._causes = parts, set_back, refuted, causes
+        self._times, self._is_quiet = times, is_quiet
+        self.ignored = {*_OF_EACH_PROCESS, *ignored}
         self.deviation: tuple[str, bool] | None = None
         self.end: dict[str, Any] = {}
 
@@ -397,8 +278,7 @@ class UnitRecheck(RecomputedUnit):
         """Let the journal compare the unit after the position where recovery has landed, if there is one to be computed."""
         if found.last_unit is None:
             return
-        self._rules.ignored.update(_OF_EACH_PROCESS)
-        recheck = self._begin(found.last_unit, found.position.step, self._rules.ignored, _CALLBACK)
+        recheck = self._begin(found.last_unit, found.position.step, self.ignored, _CALLBACK)
         self.end = self._parts.state.decode_boundary(recheck.end)
 
     def take_over(self, deviation: tuple[str, bool] | None) -> None:
@@ -413,9 +293,7 @@ class UnitRecheck(RecomputedUnit):
         Where something differs, the loop goes on to the place at which the record ends: it is not compared any more, and only
         there the recorded state fits the loop.
 
-        Args:
-            position: of the loop; None if the state of the boundary cannot be read.
-            is_last: whether no other boundary follows.
+        `position` is None if the state of the boundary cannot be read.
         """
         recheck = self._recheck
         if recheck is None or not self.is_pending:
@@ -438,16 +316,18 @@ class UnitRecheck(RecomputedUnit):
         self._end()
         recheck.close()
         if recheck.is_equal:
-            report.recheck, report.refuted = "equal", frozenset(self._rules.refuted)
+            report.recheck, report.refuted = "equal", frozenset(self._refuted)
             first = None if covered is None else covered.start.step + 1
-            self._print(describe_equal(journal.step, times=self._rules.times, first=first))
+            if not self._is_quiet:
+                text = describe_equal(journal.step, times=self._times, first=first)
+                print(f"TranLogs: {self._parts.run}: {text}", file=sys.stderr, flush=True)
             return
         report.recheck = "different"
         difference = recheck.difference
         assert difference is not None
         text = describe_difference(
             difference,
-            causes=self._rules.causes,
+            causes=self._causes,
             starts_over=report.starts_over,
             recomputed=covered,
         )
@@ -462,14 +342,10 @@ class UnitRecheck(RecomputedUnit):
 
     def _set_back(self, unit: LastUnit) -> None:
         """Bring everything to the newest boundary, as the log has it."""
-        parts, end = self._parts, unit.end
+        parts = self._parts
         parts.backend.take_back(parts.model)
-        folder = parts.journal.paths.folder
-        found = recover(folder, parts.state, Target(sequence=end.sequence), spare=parts.resources.spare)
-        assert found is not None, "a run with a checkpoint holds something"
-        found.require_position(end)
-        self.recovered = found
-        self._rules.set_back(found)
+        self.recovered = recover_to(parts, unit.end)
+        self._set_loop_back(self.recovered)
         parts.steps.remember()
 
     def supersede(self) -> LastUnit:
@@ -479,10 +355,6 @@ class UnitRecheck(RecomputedUnit):
     def abandon(self) -> None:
         """Bring everything to the newest boundary after all, before a loop begins."""
         self._set_back(self._give_up())
-
-    def _print(self, text: str) -> None:
-        if not self._rules.is_quiet:
-            print(f"TranLogs: {self._parts.run}: {text}", file=sys.stderr, flush=True)
 
 
 def _place(position: dict[str, Any]) -> tuple[int, int, int]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import operator
 import platform
 import re
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,32 +15,25 @@ from tranlogs.training import compare_environments
 
 from .. import keras_internals
 from ..backends import Backend
-from .variables import Variables, without_numbers
+from .variables import Variables, kept_with, without_numbers
 
 _TEXT_MAX = 60
 _LAYOUT = "_tranlogs_layout"  # an attribute of the model, which ends with it
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Layout of a weights file, for a model with these parts: layers, optimizers and variables, compared by identity."""
-
-    parts: list[Any]
-    places: dict[str, Any]
-    layers: dict[str, str]
-
-
-def describe_model(model: Any, variables: Variables, models: list[Any] | None = None) -> dict[str, Any]:
+def describe_model(variables: Variables) -> dict[str, Any]:
     """Layout of a weights file, architecture and optimizers, as plain values; None for parts that the model cannot describe.
 
-    Args:
-        model: is trained; of a loop of one's own, what stands for its models.
-        variables: of the run.
-        models: of a loop of one's own. The optimizers are no part of them, nor of their files.
+    The optimizers of a loop of one's own are no part of its models, nor of their files.
     """
+    model, models = variables.model, variables.models
     names = {id(slot.variable): slot.name for slot in variables.everything_but_metrics}
+    if models is None:
+        layout = _layout(model, variables.optimizers, names)
+    else:
+        layout = _layout(models[0], {}, names) if len(models) == 1 else None
     return {
-        "layout": _layout(model, variables.optimizers, names) if models is None else _layout_of_one(models, names),
+        "layout": layout,
         "models": 0 if models is None else len(models),
         "architecture": _json(model.to_json),
         "constraints": {
@@ -115,21 +106,13 @@ def _layout(model: Any, optimizers: dict[str, Any], names: dict[int, str]) -> di
     """Return the variable at each place of a .weights.h5 file; None if a layer writes anything other than variables."""
     parts = [*keras_internals.layers_within(model), *model.variables, *optimizers.values()]
     parts += [variable for optimizer in optimizers.values() for variable in optimizer.variables]
-    known: _Layout | None = vars(model).get(_LAYOUT)  # of the fit before: looking for it takes longer than a short fit
-    if known is None or len(known.parts) != len(parts) or not all(map(operator.is_, known.parts, parts)):
-        try:
-            found, layers = keras_internals.weight_layout(model, optimizers)
-        except Exception:  # a layer's own save_own_variables
-            return None
-        vars(model)[_LAYOUT] = known = _Layout(parts, found, layers)  # Keras would look for layers in it
-    found, layers = known.places, known.layers
+    try:  # looking for it takes longer than a short fit
+        found, layers = kept_with(model, _LAYOUT, parts, lambda: keras_internals.weight_layout(model, optimizers))
+    except Exception:  # a layer's own save_own_variables
+        return None
     if any(id(value) not in names for value in found.values()):
         return None
     return {"places": {place: names[id(value)] for place, value in found.items()}, "layers": layers}
-
-
-def _layout_of_one(models: list[Any], names: dict[int, str]) -> dict[str, Any] | None:
-    return _layout(models[0], {}, names) if len(models) == 1 else None
 
 
 def _serialized(thing: Any) -> str:

@@ -1,23 +1,33 @@
-"""The state of a Keras run: described, put into a snapshot, restored from a checkpoint, with digests of it after each step."""
+"""The state of a Keras run: described, put into a snapshot, restored from a checkpoint, and redone from the log."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import keras
-import numpy as np
 
+from tranlogs.base.errors import CorruptRecord
 from tranlogs.base.types import AnyArray
-from tranlogs.records import Checkpoint, Record, Snapshot
-from tranlogs.training import Digests, Mode, digest_of, window_of
+from tranlogs.records import Checkpoint, Fixed, Record, Snapshot, array_of
+from tranlogs.training import (
+    Digests,
+    Divergence,
+    LoopRecord,
+    Mode,
+    StateDigests,
+    decode_entries,
+    digest_of,
+    redo_in_order,
+    window_of,
+)
 from tranlogs.training import Fingerprint as BaseFingerprint
 
 from .. import keras_internals
 from ..backends import Backend, Gradients
 from ..backends.arrays import Values, flat_bytes, from_array, same_bits, to_array
-from .description import compare_demanded, compare_optimizer_classes
+from .description import compare_demanded, compare_optimizer_classes, describe_environment, describe_model
 from .variables import Look, Plan, Variables, matched
 
 LogKind = Literal["gradients", "weights", "inputs"]
@@ -43,13 +53,24 @@ class KerasState:
         self.optimizer_attributes: dict[str, Any] = {}
         self.is_halved = False
         self._plan: Plan | None = None
-        self.environment: dict[str, Any] = {}  # as it is now
+        self.environment: dict[str, Any] = {}  # what rounding depends on, as it is now
+        self.splits = True  # steps into gradients and update
         self.recorded_environment: dict[str, Any] = {}
         self.about: dict[str, Any] = {}  # a checkpoint's description of the model
         self.recorded_about: dict[str, Any] = {}  # the same of the checkpoint that was restored
         self.notes: list[str] = []
 
     # Describing.
+
+    def describe(self) -> None:
+        """Describe model, optimizers and environment for checkpoints, as they are now."""
+        self.optimizer_attributes = plain_attributes(self.variables.optimizers)
+        self.about = describe_model(self.variables)
+        self.describe_environment()
+
+    def describe_environment(self) -> None:
+        """Describe what rounding depends on, as it is now."""
+        self.environment.update(describe_environment(self.variables.model, self.backend, self.variables.optimizers))
 
     def nbytes(self) -> int:
         """Return the approximate bytes of a checkpoint's tensors."""
@@ -85,6 +106,7 @@ class KerasState:
                 "log": self.log,
                 "attributes": self.optimizer_attributes,
                 "halved": self.is_halved,
+                "splits": self.splits,
                 "schedules": self.schedules(),
                 "boundary": boundary,
                 "kept": kept,
@@ -113,14 +135,17 @@ class KerasState:
 
     # Recoverable.
 
+    def redo(self, entries: Sequence[Record], tick: Callable[[int], None]) -> Divergence | None:
+        """Apply records in order; return the first step after which the fingerprint differs."""
+        return redo_in_order(_ByStep(self), decode_entries(self.decode, entries), tick)
+
     def apply(self, body: dict[str, Any], gradients: Gradients, reading: Sequence[Any]) -> Sequence[Values]:
         """Compute the update of a logged step; `body` is that of its record. Return values of variables after it."""
         return self.backend.apply(gradients, reading)
 
     def differences(self, checkpoint: Checkpoint) -> list[str]:
         meta = checkpoint.meta(make_array=from_array)
-        recorded = [(name, dtype, tuple(shape)) for name, dtype, shape in meta["variables"]]
-        _, unlike = matched(recorded, [*self.variables.everything_but_metrics, *self.variables.metrics])
+        _, unlike = matched(meta["variables"], [*self.variables.everything_but_metrics, *self.variables.metrics])
         recorded_environment = checkpoint.manifest["environment"]
         found = compare_optimizer_classes(recorded_environment, self.variables.optimizers)
         if meta["log"] == self.log == "gradients":
@@ -141,10 +166,9 @@ class KerasState:
         self.fingerprint_kinds.clear()
         self.is_halved = meta["halved"]
         self.notes += self.backend.set_back(self.recorded_environment)
-        recorded = [(name, dtype, tuple(shape)) for name, dtype, shape in meta["variables"]]
-        slots, _ = matched(recorded, [*self.variables.everything_but_metrics, *self.variables.metrics])
+        slots, _ = matched(meta["variables"], [*self.variables.everything_but_metrics, *self.variables.metrics])
         self.variables.rename({slot.name: name for name, slot in slots.items()})
-        for name, _, _ in recorded:
+        for name, _, _ in meta["variables"]:
             if not name.startswith("metric/"):
                 self.backend.assign(slots[name].variable, from_array(checkpoint.read(name)))
         now = plain_attributes(self.variables.optimizers)
@@ -159,7 +183,7 @@ class KerasState:
 
     def restore_weights(self, checkpoint: Checkpoint, meta: dict[str, Any]) -> bool:
         """Give the model alone what a checkpoint has; False where that does not fit it."""
-        recorded = [(name, dtype, tuple(shape)) for name, dtype, shape in meta["variables"] if name.startswith("param/")]
+        recorded = [item for item in meta["variables"] if item[0].startswith("param/")]
         slots, unlike = matched(recorded, [*self.variables.trained, *self.variables.others])
         if unlike:
             return False
@@ -236,17 +260,99 @@ class Fingerprint(BaseFingerprint):
         finally:
             self._values = ()
 
-    @staticmethod
-    def of_digests(digests: Sequence[int]) -> Digests:
-        """Return the full kind, of what was computed already."""
-        return np.array(digests, np.uint64)
-
-
-def window(count: int, step: int) -> list[int]:
-    """Return the variables that are sampled at a step."""
-    return window_of(count, step)
-
 
 def digest(values: Values) -> int:
     """Return the digest of all bytes of one value."""
     return digest_of(flat_bytes(values))
+
+
+class _ByStep:
+    """Applies records one after the other (`tranlogs.training.RedoTarget`)."""
+
+    compared = "variables"
+
+    def __init__(self, state: KerasState) -> None:
+        self._state = state
+        self._values: Sequence[Values] | None = None  # of the updated variables, if the backend has just returned them
+
+    def write_image(self, entry: Record, body: dict[str, Any]) -> None:
+        slots, self._values = self._state.variables.by_name, None
+        for name in entry.tensor_names():
+            array = entry.read(name)
+            if name not in slots:
+                raise CorruptRecord(
+                    entry.reader.path,
+                    "it is logged, and the model has no such variable: build all layers and optimizers before fit",
+                    step=entry.step,
+                    tensor=name,
+                )
+            assert array is not None
+            self._state.backend.assign(slots[name].variable, from_array(array))
+
+    def apply_gradients(self, entry: Record, body: dict[str, Any]) -> None:
+        """Call the function that the live step called, with what the live step read."""
+        state, logged, forms = self._state, _tensors(entry), body.get("forms", {})
+        gradients = []
+        for slot in state.variables.trained_of(body.get("optimizer", "optimizer")):
+            array = logged.get("grad/" + slot.name.partition("/")[2])
+            gradients.append(None if array is None else state.backend.to_device(array, forms.get(slot.name)))
+        state.is_halved |= body.get("halved", False)
+        if "attributes" in body:
+            state.set_attributes(body["attributes"])
+        self._values = state.apply(body, gradients, state.plan.updated_variables)
+
+    def read_digests(self, entry: Record, body: dict[str, Any]) -> StateDigests:
+        state, kind, values = self._state, body["fingerprint"], self._values
+        slots = state.variables.fingerprinted_by(body["record"])
+        state.fingerprint_kinds.add(kind)
+        if values is None:
+            values = state.backend.values_of([slot.variable for slot in slots])
+        found = state.fingerprint.of(values[: len(slots)], entry.step, kind)
+        indices = range(len(found)) if kind == "full" else window_of(len(slots), entry.step)
+        return StateDigests(found, indices, [slot.name for slot in slots])
+
+
+def _tensors(entry: Record) -> dict[str, AnyArray | None]:
+    """Read the step's gradients by name, in one read into new memory, since a backend may keep what it is given."""
+    if entry.sparse:
+        return {name: entry.read(name) for name in entry.tensor_names()}
+    data, places = entry.read_all(), zip(entry.layout.tensors, entry.starts(), entry.layout.sizes, strict=True)
+    return {
+        spec.name: array_of(spec, data[start : start + size])
+        for i, (spec, start, size) in enumerate(places)
+        if i not in entry.absent
+    }
+
+
+class Parts:
+    """Wraps values by name. A value that is the same object as the last one under its name has not changed."""
+
+    def __init__(self) -> None:
+        self._fixed: dict[str, Fixed] = {}
+
+    def of(self, name: str, value: Any) -> Fixed:
+        """Wrap a value."""
+        known = self._fixed.get(name)
+        if known is None or known.value is not value:
+            known = self._fixed[name] = Fixed(value)
+        return known
+
+    def under(self, prefix: str, values: dict[str, Any]) -> dict[str, Fixed]:
+        """Several values as parts of their own; `found_under` is the inverse."""
+        return {prefix + name: self.of(prefix + name, value) for name, value in values.items()}
+
+
+def found_under(prefix: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the values that a body holds as parts of their own."""
+    return {name.removeprefix(prefix): value for name, value in body.items() if name.startswith(prefix)}
+
+
+def find_place(body: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return the number of the loop of a boundary, its epoch, and the number of its batches that are done.
+
+    The epoch of a loop, or of a fit, that has ended is its last one.
+    """
+    position, loop = body["position"], LoopRecord.read(body.get("loop"))
+    epoch = position["epoch"] - position["is_finished"]  # that is of a fit
+    epoch = loop.find_epoch(epoch, position["batch"]) if loop.count else epoch
+    return max(loop.count, 1), epoch, position["total"] - loop.start.get("total", 0)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from operator import is_
+from typing import Any, NamedTuple, TypeVar
 
 from tranlogs.base.types import AnyArray, Array
 
@@ -63,6 +64,7 @@ class Variables:
     """
 
     version = 0
+    models: list[Any] | None = None  # of a loop of one's own; `model` stands for them
 
     def __init__(self, model: Any, backend: Backend, *, is_whole: bool) -> None:
         """`is_whole`: after-images are logged, so that every variable is the log's own business."""
@@ -180,6 +182,28 @@ def optimizers_of(model: Any) -> dict[str, Any]:
     return found
 
 
+Made = TypeVar("Made")
+
+
+class _Kept:
+    """What was made for a model. Neither Keras, which looks for layers, nor looks at plain values of the script enter it."""
+
+    def __init__(self, parts: list[Any], made: Any) -> None:
+        self.parts, self.made = parts, made
+
+
+def kept_with(model: Any, name: str, parts: list[Any], make: Callable[[], Made]) -> Made:
+    """Return what was made for a model with these parts, and make it if one of them is another object.
+
+    It is kept as an attribute of the model, which ends with it. The parts are kept, so that no other object gets their ids.
+    """
+    known = vars(model).get(name)
+    if known is None or len(known.parts) != len(parts) or not all(map(is_, known.parts, parts)):
+        known = vars(model)[name] = _Kept(parts, make())
+    made: Made = known.made
+    return made
+
+
 def is_same_name(a: str, b: str) -> bool:
     """Return True if two names differ only in what Keras adds to names that the user does not choose.
 
@@ -200,7 +224,7 @@ def without_numbers(name: Any) -> Any:
     return _NUMBER.sub("", name) if isinstance(name, str) else name
 
 
-def matched(recorded: Sequence[tuple[str, str, tuple[int, ...]]], slots: Sequence[Slot]) -> tuple[dict[str, Slot], list[str]]:
+def matched(recorded: Sequence[tuple[str, str, Sequence[int]]], slots: Sequence[Slot]) -> tuple[dict[str, Slot], list[str]]:
     """Match recorded names to variables, by order within a kind; return the matches and the differences, one sentence each."""
     found: dict[str, Slot] = {}
     differences: list[str] = []
@@ -214,7 +238,7 @@ def matched(recorded: Sequence[tuple[str, str, tuple[int, ...]]], slots: Sequenc
             found[name] = slot
             if not is_same_name(name, slot.name):
                 differences.append(f"{kind} {name}: recorded, but in its place there is {slot.name} now")
-            elif (dtype, shape) != (slot.dtype, slot.shape):
+            elif (dtype, tuple(shape)) != (slot.dtype, slot.shape):
                 differences.append(f"{kind} {name}: recorded as {dtype}{list(shape)}, now {slot.dtype}{list(slot.shape)}")
         differences += [f"{kind} {name}: recorded, but not there now" for name, _, _ in theirs[len(mine) :]]
         differences += [f"{kind} {slot.name}: there now, but not recorded" for slot in mine[len(theirs) :]]
@@ -257,10 +281,6 @@ class Look(NamedTuple):
 
 class Plan:
     """The variables of a model that steps and boundaries read.
-
-    Args:
-        variables: of the run.
-        record: the kind of record that steps are logged as.
 
     Attributes:
         updated: what steps change.
