@@ -89,59 +89,6 @@ def mixed(attempt: Attempt) -> None:
     optimizer.close()
 
 
-class Counting(torch.optim.SGD):
-    """Counts its steps in an attribute of its own."""
-
-    def __init__(self, parameters: Any, lr: float) -> None:
-        super().__init__(parameters, lr)
-        self.count = 0
-
-    def step(self, closure: Any = None) -> Any:
-        self.count += 1
-        return super().step(closure)
-
-
-class Noise(torch.nn.Module):
-    """Adds what `get_extra_state` has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.level = 0.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.level += 0.125
-        return x + self.level
-
-    def get_extra_state(self) -> dict[str, float]:
-        return {"level": self.level}
-
-    def set_extra_state(self, state: dict[str, float]) -> None:
-        self.level = state["level"]
-
-
-def state_of_its_own(attempt: Attempt) -> None:
-    """Code between loops changes what optimizer and module keep by themselves. Ticks: 6 in the first loop, 1, 3, 1, 3."""
-    torch.manual_seed(0)
-    noise = Noise()
-    model = torch.nn.Sequential(torch.nn.Linear(4, 3), noise, torch.nn.Linear(3, 1))
-    loader = torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=4, shuffle=True)
-    inner = Counting(model.parameters(), lr=0.1)
-    optimizer = attempt.wrap(inner, model)
-    attempt.start(optimizer, loader=loader)
-    for count in (2, 1, 1):
-        for epoch in optimizer.epochs(count, loader):
-            for batch in epoch:
-                model(batch).square().sum().backward()
-                attempt.tick()
-                optimizer.step()
-                optimizer.zero_grad()
-        inner.count += 2
-        noise.level += 1
-        attempt.tick()
-    attempt.keep(model=model, count=inner.count, level=noise.level)
-    optimizer.close()
-
-
 def left_by_chance(attempt: Attempt, *, leaves: bool) -> None:
     """The first loop is left at a batch that only this process knows of; ticks: 2, 1 between, 3."""
     _, loader, optimizer, train = begin(attempt)
@@ -168,7 +115,7 @@ def test_a_loop_that_had_been_left_ends_where_the_log_has_the_next_one(tmp_path:
     assert any("was computed again, and" in note for note in report.notes)
 
 
-SEQUENCES = {"two phases": two_phases, "of different kinds": mixed, "state of their own": state_of_its_own}
+SEQUENCES = {"two phases": two_phases, "of different kinds": mixed}
 
 
 @pytest.mark.crash
@@ -178,7 +125,6 @@ SEQUENCES = {"two phases": two_phases, "of different kinds": mixed, "state of th
         ("two phases", (6, 3, 2)),
         ("two phases", (8, 9)),
         ("of different kinds", (4, 5, 3, 4, 9)),
-        ("state of their own", (9, 2, 4)),
     ],
 )
 def test_loops_and_the_code_between_them_come_back(name: str, die_at: tuple[int, ...], tmp_path: Path) -> None:
