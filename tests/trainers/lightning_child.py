@@ -190,7 +190,6 @@ def train(
     keeps: bool = False,
     counts: bool = False,
     kind: str = "Digits",
-    settings: dict[str, Any] | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
     """Train to the end; what came out."""
@@ -215,9 +214,7 @@ def train(
     if run is not None:
         from tranlogs_torch.trainers.lightning import TranLogsLightningCallback
 
-        callback = TranLogsLightningCallback(
-            run, **({"checkpoint_every": 5, "durability": "process", "segment_bytes": 1 << 20} | (settings or {}))
-        )
+        callback = TranLogsLightningCallback(run, checkpoint_every=5, durability="process", segment_bytes=1 << 20)
         callbacks.append(callback)
     trainer = pl.Trainer(
         accelerator="cpu",

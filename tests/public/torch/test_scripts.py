@@ -50,9 +50,11 @@ FORGETFUL: dict[str, tuple[Script, Expected]] = {
 }
 
 
-# Several optimizers, and epochs with a validation, are killed in tests/torch, too.
+# Several optimizers, epochs with a validation, and a loop over batches are killed in tests/torch, too.
 @pytest.mark.crash
-@pytest.mark.parametrize("name", [in_soak(name) if name in ("gan", "digits_epochs") else name for name in SCRIPTS])
+@pytest.mark.parametrize(
+    "name", [in_soak(name) if name in ("gan", "digits_epochs", "nanogpt_style") else name for name in SCRIPTS]
+)
 def test_a_killed_script_ends_with_the_bits_of_its_twin(name: str, tmp_path: Path) -> None:
     script, expected = SCRIPTS[name]
     prove(script, tmp_path / name.replace(" ", "-"), expected)

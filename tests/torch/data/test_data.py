@@ -72,7 +72,7 @@ def training(
     optimizer.close()
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [*SOURCES, *STATEFUL])
 def test_next_batch_is_the_exact_one(name: str, tmp_path: Path) -> None:
     """Dies in the first epoch, and in the second one."""
