@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -156,18 +155,6 @@ def test_finished_run_trains_nothing_and_a_longer_last_loop_goes_on(tmp_path: Pa
     assert two_loops(Attempt(tmp_path / "run"), 4) == [2, 3]
 
 
-def test_a_last_loop_may_become_shorter_while_something_is_left(tmp_path: Path) -> None:
-    assert in_child(partial(two_loops, Attempt(tmp_path / "run", 15), 5)) == -signal.SIGKILL
-    shutil.copytree(tmp_path / "run", tmp_path / "other")
-    _, loader, optimizer, train = begin(Attempt(tmp_path / "other"))
-    list(train_epochs(optimizer, loader, train, 2))
-    assert list(train_epochs(optimizer, loader, train, 1)) == []
-    optimizer.close()
-    told = [note for note in optimizer.report.notes if "had 5 epochs, and now has 1, of which nothing is left" in note]
-    assert len(told) == 1
-    assert two_loops(Attempt(tmp_path / "run"), 3) == [2]
-
-
 @pytest.mark.parametrize(("die_at", "last"), [(10, "in which the run stood"), (15, "which is finished, too")])
 def test_step_between_two_loops_is_refused_after_a_crash_in_the_second_or_behind(
     tmp_path: Path, die_at: int, last: str
@@ -186,14 +173,6 @@ def test_step_between_two_loops_is_refused_after_a_crash_in_the_second_or_behind
     assert in_child(partial(warmed_up, Attempt(tmp_path / "run", die_at))) == -signal.SIGKILL
     with pytest.raises(UsageError, match=rf"before loop 2, {last}. It was taken before the crash"):
         warmed_up(Attempt(tmp_path / "run"))
-
-
-def test_loop_inside_another_is_refused(tmp_path: Path) -> None:
-    _, loader, optimizer, _ = begin(Attempt(tmp_path / "run"))
-    for _ in optimizer.batches(loader, 2):
-        with pytest.raises(UsageError, match="one loop of LoggedOptimizer runs inside another"):
-            next(optimizer.batches(loader, 2))
-    optimizer.close()
 
 
 def test_script_that_does_not_come_to_the_loop_in_which_the_run_stood_is_warned(tmp_path: Path) -> None:
