@@ -147,26 +147,6 @@ def test_a_run_that_is_closed_meanwhile_ends_and_says_what_was_not_done(tmp_path
     assert_recovers(run, 20)
 
 
-def test_a_resumed_run_trains_unlogged_until_the_holder_goes_on(tmp_path: Path, start: Processes) -> None:
-    run = tmp_path / "run"
-    first = start(trainer, run)
-    first.answer()
-    first.do("train 5")
-    first.do("close")
-    first.end()
-    second = start(trainer, run)
-    assert second.answer() == "recovered 5"
-    tool = stopped(start, holder, run)
-    second.do("train 7")
-    tool.go_on()
-    assert tool.do("go on") == "done"
-    if "logging is suspended" in second.said:
-        second.do_until("train 1", lambda _: "logging resumed" in second.said)
-    last = int(second.do("train 1"))
-    second.end()
-    assert_recovers(run, last)
-
-
 # A monitor.
 
 

@@ -161,7 +161,6 @@ def train(job: Job, *, kind: str = "ddp", odd: str = "") -> None:
             kept: gradients stay where they are, as zeros.
             own: each rank has parameters for itself.
             settles: checkpoints are there before training goes on.
-            started: the script loads weights.
             stores: what is logged is shipped before a rank dies.
             thawed: a layer, of which DistributedDataParallel does not know, trains from some step on.
             tight: each step has a file of the log, so that the log behind an old checkpoint goes with it.
@@ -178,9 +177,6 @@ def train(job: Job, *, kind: str = "ddp", odd: str = "") -> None:
     seed()
     model: Any = KINDS[kind]()
     inside: Any = getattr(model, "module", model)
-    if "started" in words:
-        seed(77)
-        inside.load_state_dict(Net().state_dict())
     if "thawed" in words:
         inside.into.requires_grad_(False)
         model = DistributedDataParallel(inside)

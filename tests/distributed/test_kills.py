@@ -20,9 +20,8 @@ from tests.support import campaign
 pytestmark = pytest.mark.crash
 
 SCRIPTS: dict[str, tuple[int, Script]] = {
-    "ddp": (3 if campaign.is_soak() else 2, partial(scripts.train)),
+    "accumulation, own parameters": (3 if campaign.is_soak() else 2, partial(scripts.train, odd="accumulates own")),
     "fsdp": (2, partial(scripts.train, kind="fsdp")),
-    "accumulation": (2, partial(scripts.train, odd="accumulates")),
 }
 
 
@@ -36,23 +35,15 @@ def test_a_group_that_is_killed_anywhere_ends_with_the_bits_of_its_twin(name: st
 @pytest.mark.parametrize(
     ("world", "kind", "odd"),
     [
-        campaign.in_soak(3, "ddp", ""),  # killed anywhere above
-        (2, "ddp", "accumulates own"),
         (2, "ddp", "thawed"),
         (2, "fsdp", ""),
         (4, "hsdp", ""),
-        campaign.in_soak(2, "ddp", "accumulates"),
-        campaign.in_soak(2, "ddp", "undivided"),  # ranks that differ later, below, log all of their own, too
-        campaign.in_soak(2, "ddp", "own"),
-        campaign.in_soak(2, "tp", ""),  # test_world kills such a group, too
-        campaign.in_soak(4, "fsdp tp", ""),  # as is this
         campaign.in_soak(4, "ddp buckets", ""),
         campaign.in_soak(3, "ddp static", ""),
         campaign.in_soak(3, "ddp static", "frozen"),
         campaign.in_soak(3, "ddp unused", ""),
         campaign.in_soak(3, "ddp views", ""),
         campaign.in_soak(3, "ddp", "hook"),
-        campaign.in_soak(3, "ddp", "started"),
         campaign.in_soak(3, "fsdp mixed", ""),
         campaign.in_soak(2, "fsdp", "accumulates"),
     ],

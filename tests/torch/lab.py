@@ -6,7 +6,6 @@ unlogged and uninterrupted for what is right, and logged in forked children that
 
 from __future__ import annotations
 
-import copy
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -106,8 +105,3 @@ def prove_exact(
         report = last.final_report()
         assert report.exact is is_exact, report
     return last
-
-
-def copied(outcome: Any) -> Any:
-    """A copy that later training does not change."""
-    return copy.deepcopy(outcome)

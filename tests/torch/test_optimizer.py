@@ -162,35 +162,6 @@ def hooked(attempt: Attempt, *, when: str) -> None:
         handle.remove()
 
 
-class Sloppy(torch.optim.Optimizer):
-    """Takes a closure and does not call it, moves the weights anyway, and keeps state under keys of its own."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {"lr": 0.1})
-        self.state["rounds"] = 0
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        self.state["rounds"] += 1
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.data.sub_(group["lr"] * 0.01 * self.state["rounds"])
-
-
-def sloppy(attempt: Attempt) -> None:
-    model = small()
-    optimizer = attempt.wrap(Sloppy(model.parameters()), model)
-    attempt.start(optimizer)
-    for number in optimizer.steps(7, stateless=True):
-        if number == 3:
-            model[0].weight.data.mul_(0.5)
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step(lambda: torch.zeros(()))
-        optimizer.zero_grad()
-        attempt.tick()
-    attempt.keep(model=model, rounds=optimizer.state["rounds"])
-    optimizer.close()
-
-
 def scaled(attempt: Attempt) -> None:
     """float16-like training on the CPU: steps are skipped for infinite gradients; old ones lie about at the boundary."""
     model = small()
@@ -279,7 +250,6 @@ def clipped_crosswise(attempt: Attempt) -> None:
     [
         pytest.param(partial(hooked, when="early"), (5,), id="hooks"),
         pytest.param(partial(hooked, when="late"), (7,), id="hooks registered right before a step"),
-        pytest.param(sloppy, (5,), id="sloppy"),
         pytest.param(scaled, (12, 5), id="scaler, killed where steps are skipped"),
         pytest.param(with_arguments, (9,), id="arguments of a step"),
     ],

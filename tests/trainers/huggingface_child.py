@@ -139,17 +139,14 @@ def made(
     run: str | None,
     *,
     patience: int = 0,
-    masks: bool = True,
-    layers: int = 1,
     kind: str = "Trainer",
     counts: str = "",
-    settings: dict[str, Any] | None = None,
     **arguments: Any,
 ) -> tuple[Trainer, Any]:
     """A trainer, and the callback that logs it."""
     warnings.simplefilter("ignore")
     transformers.set_seed(1)
-    config = GPT2Config(n_layer=layers, n_embd=16, n_head=2, vocab_size=128, n_positions=WIDTH, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=128, n_positions=WIDTH, bos_token_id=0, eos_token_id=0)
     args = TrainingArguments(
         folder,
         report_to=[],
@@ -177,7 +174,7 @@ def made(
     if run is not None:
         from tranlogs_torch.trainers.huggingface import TranLogsTrainerCallback
 
-        options = {"checkpoint_every": 5, "durability": "process", "segment_bytes": 1 << 20} | (settings or {})
+        options = {"checkpoint_every": 5, "durability": "process", "segment_bytes": 1 << 20}
         callback = TranLogsTrainerCallback(run, **options)
         callbacks.append(callback)
     trainer = globals()[kind](
@@ -186,7 +183,7 @@ def made(
         train_dataset=Windows(0, SAMPLES),
         eval_dataset=Windows(SAMPLES, 9),
         callbacks=callbacks,
-        data_collator=noisy if masks else None,
+        data_collator=noisy,
     )
     return trainer, callback
 

@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, GradientAccumul
 from lightning.pytorch.loggers import CSVLogger
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.trainers.common import Killer, plain, randomness, tensors
 
@@ -27,27 +27,12 @@ KEPT = {"seen", "curve", "training_step_outputs", "_newest", "_of_digit", "mean"
 BATCHES = 7  # an epoch, on each process
 
 
-class Stream(IterableDataset[Any]):
-    """Samples without a length."""
-
-    def __init__(self, samples: TensorDataset) -> None:
-        self._samples = samples
-
-    def __iter__(self) -> Any:
-        for i in range(len(self._samples)):
-            yield self._samples[i]
-
-
 def loaders(kind: str = "shuffled", world: int = 1) -> tuple[Any, Any]:
     digits = load_digits()
     x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
     count = 6 * BATCHES * world
     train, test = TensorDataset(x[:count], y[:count]), TensorDataset(x[count : count + 20], y[count : count + 20])
-    first = (
-        DataLoader(Stream(train), batch_size=6)
-        if kind == "stream"
-        else DataLoader(train, batch_size=6, shuffle=True, collate_fn=noisy if kind == "noisy" else None)
-    )
+    first = DataLoader(train, batch_size=6, shuffle=True, collate_fn=noisy if kind == "noisy" else None)
     return first, DataLoader(test, batch_size=10)
 
 
@@ -205,7 +190,6 @@ def train(
     keeps: bool = False,
     counts: bool = False,
     kind: str = "Digits",
-    settings: dict[str, Any] | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
     """Train to the end; what came out."""
@@ -230,9 +214,7 @@ def train(
     if run is not None:
         from tranlogs_torch.trainers.lightning import TranLogsLightningCallback
 
-        callback = TranLogsLightningCallback(
-            run, **({"checkpoint_every": 5, "durability": "process", "segment_bytes": 1 << 20} | (settings or {}))
-        )
+        callback = TranLogsLightningCallback(run, checkpoint_every=5, durability="process", segment_bytes=1 << 20)
         callbacks.append(callback)
     trainer = pl.Trainer(
         accelerator="cpu",

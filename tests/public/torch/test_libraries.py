@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import logging
 import pickle
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -154,34 +153,6 @@ def test_other_loaders_are_refused_with_the_way_that_works(use: str, tmp_path: P
         with pytest.raises(UsageError, match=r"got .*OtherLoader.*of its dataset"):
             USES[use](optimizer, OtherLoader([1, 2]))
         assert optimizer.recover().step == 0
-
-
-def scaled(attempt: Attempt) -> None:
-    seed()
-    model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
-    loader = PrefetchLoader(torch_loader()).loader  # as the refusal of the other one says
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    optimizer = attempt.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model)
-    attempt.start(optimizer, loader=loader, scaler=scaler)
-    for (x,) in optimizer.batches(loader, until=12):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", enabled=False):
-            loss = model(x).square().mean()
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        attempt.tick()
-        scaler.step(optimizer)
-        scaler.update()
-    attempt.keep(model=model, optimizer=optimizer)
-    optimizer.close()
-
-
-def test_a_disabled_scaler_is_no_obstacle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "tranlogs"):
-        last = prove_exact(scaled, tmp_path / "run", (4, 6))
-    assert [record.getMessage() for record in caplog.records] == []
-    assert not last.final_report().notes
 
 
 def run_once(run: Path, *, enabled: bool, steps: int) -> LoggedOptimizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.torch.lab import Attempt, copied, differences, prove_exact, uninterrupted
+from tests.torch.lab import Attempt, differences, prove_exact, uninterrupted
 from tests.torch.nets import seed
 from tests.torch.scripts import simple
 from tranlogs_torch.state import state_watch
@@ -54,7 +55,7 @@ def state_replaced(model: nn.Module, optimizer: Any) -> None:
 
 
 def state_loaded(model: nn.Module, optimizer: Any) -> None:
-    content = copied(optimizer.state_dict())
+    content = copy.deepcopy(optimizer.state_dict())
     for state in content["state"].values():
         state["exp_avg"] *= 0.5
     optimizer.load_state_dict(content)

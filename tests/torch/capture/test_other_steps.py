@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -202,32 +201,6 @@ def test_step_is_redone_from_gradients_only_where_they_tell_it(
     assert last.reports[0].step == last.reports[0].batch, "each step is logged once"
     assert caplog.text.count(FOUND_OUT) == (1 if words else 0)
     assert words in caplog.text
-
-
-class Hiding(Counting):
-    """Counts where nobody can store it."""
-
-    def __init__(self, parameters: Any, rounds: int = 0) -> None:
-        self.__dict__["hidden"] = SimpleNamespace(rounds=rounds)
-        super().__init__(parameters, rounds)
-
-    @property
-    def rounds(self) -> int:  # type: ignore[override]
-        return int(self.hidden.rounds)
-
-    @rounds.setter
-    def rounds(self, value: int) -> None:
-        self.hidden.rounds = value
-
-
-def test_what_shows_too_late_is_never_called_exact(tmp_path: Path) -> None:
-    """Rehearsal finds nothing, replay does: the count began elsewhere."""
-    first, again = (Attempt(tmp_path / "run", checkpoint_every=1000, recheck=False) for _ in range(2))
-    simple(first, optimizer_of=Hiding, batches=2)
-    simple(again, optimizer_of=partial(Hiding, rounds=1), batches=2)
-    (report,) = again.reports
-    assert (report.exact, report.first_divergent_step) == (False, 2)
-    assert any("self.hidden" in note for note in report.notes)
 
 
 # ScheduleFree and SAM

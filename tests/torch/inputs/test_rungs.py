@@ -146,31 +146,6 @@ def test_a_kill_in_any_phase_leaves_no_trace(
 
 @pytest.mark.crash
 @pytest.mark.usefixtures("short")
-def test_steps_outside_of_loops_are_logged_whatever_they_cost(tmp_path: Path) -> None:
-    def mixed(attempt: Attempt) -> None:
-        model, optimizer, loader = scripts.begin(attempt)
-        attempt.start(optimizer)
-        for batch in optimizer.batches(loader, until=9):
-            scripts.step(attempt, model, optimizer, batch)
-        state = attempt.run and optimizer.report.step
-        for batch in scripts.loader_of() if not state or state < 10 else ():
-            scripts.step(attempt, model, optimizer, batch)
-        attempt.keep(model=model, optimizer=optimizer)
-        optimizer.close()
-
-    options: dict[str, Any] = {"log": "auto", "overhead": 1e-9, "checkpoint_every": 1000}
-    right = uninterrupted(mixed)
-    whole = Attempt(tmp_path / "whole", **options)
-    mixed(whole)
-    assert not differences(whole.outcome(), right.outcome())
-    assert in_child(lambda: mixed(Attempt(tmp_path / "killed", 13, **options))) == -signal.SIGKILL
-    last = Attempt(tmp_path / "killed", **options)
-    mixed(last)
-    assert last.reports[0].step >= 11, "the steps outside were logged with their gradients"
-
-
-@pytest.mark.crash
-@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize(("ticks", "left_after"), [((10,), 8), ((11, 3), 60)], ids=str)
 def test_steps_outside_draw_what_they_drew(ticks: tuple[int, ...], left_after: int, tmp_path: Path) -> None:
     """The first one is found out in its middle, when it has drawn: its loop's end, or a break, is where a resume begins."""

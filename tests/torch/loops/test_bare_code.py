@@ -113,7 +113,7 @@ def calls_of(script: Script, run: Path) -> int:
 def test_keyboard_interrupt_at_any_moment_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupts strike in the user's code, in torch's, and in the middle of ours."""
     ignore_dropped_interrupts(monkeypatch)
-    script, times = partial(accumulating, batches=10), 6
+    script, times = partial(accumulating, batches=10), 4
     moments = campaign.dice("interrupts")
     calls = calls_of(script, tmp_path / "counted")
     right = uninterrupted(script)

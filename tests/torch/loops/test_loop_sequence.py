@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -89,59 +88,6 @@ def mixed(attempt: Attempt) -> None:
     optimizer.close()
 
 
-class Counting(torch.optim.SGD):
-    """Counts its steps in an attribute of its own."""
-
-    def __init__(self, parameters: Any, lr: float) -> None:
-        super().__init__(parameters, lr)
-        self.count = 0
-
-    def step(self, closure: Any = None) -> Any:
-        self.count += 1
-        return super().step(closure)
-
-
-class Noise(torch.nn.Module):
-    """Adds what `get_extra_state` has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.level = 0.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.level += 0.125
-        return x + self.level
-
-    def get_extra_state(self) -> dict[str, float]:
-        return {"level": self.level}
-
-    def set_extra_state(self, state: dict[str, float]) -> None:
-        self.level = state["level"]
-
-
-def state_of_its_own(attempt: Attempt) -> None:
-    """Code between loops changes what optimizer and module keep by themselves. Ticks: 6 in the first loop, 1, 3, 1, 3."""
-    torch.manual_seed(0)
-    noise = Noise()
-    model = torch.nn.Sequential(torch.nn.Linear(4, 3), noise, torch.nn.Linear(3, 1))
-    loader = torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=4, shuffle=True)
-    inner = Counting(model.parameters(), lr=0.1)
-    optimizer = attempt.wrap(inner, model)
-    attempt.start(optimizer, loader=loader)
-    for count in (2, 1, 1):
-        for epoch in optimizer.epochs(count, loader):
-            for batch in epoch:
-                model(batch).square().sum().backward()
-                attempt.tick()
-                optimizer.step()
-                optimizer.zero_grad()
-        inner.count += 2
-        noise.level += 1
-        attempt.tick()
-    attempt.keep(model=model, count=inner.count, level=noise.level)
-    optimizer.close()
-
-
 def left_by_chance(attempt: Attempt, *, leaves: bool) -> None:
     """The first loop is left at a batch that only this process knows of; ticks: 2, 1 between, 3."""
     _, loader, optimizer, train = begin(attempt)
@@ -168,7 +114,7 @@ def test_a_loop_that_had_been_left_ends_where_the_log_has_the_next_one(tmp_path:
     assert any("was computed again, and" in note for note in report.notes)
 
 
-SEQUENCES = {"two phases": two_phases, "of different kinds": mixed, "state of their own": state_of_its_own}
+SEQUENCES = {"two phases": two_phases, "of different kinds": mixed}
 
 
 @pytest.mark.crash
@@ -178,7 +124,6 @@ SEQUENCES = {"two phases": two_phases, "of different kinds": mixed, "state of th
         ("two phases", (6, 3, 2)),
         ("two phases", (8, 9)),
         ("of different kinds", (4, 5, 3, 4, 9)),
-        ("state of their own", (9, 2, 4)),
     ],
 )
 def test_loops_and_the_code_between_them_come_back(name: str, die_at: tuple[int, ...], tmp_path: Path) -> None:
@@ -210,18 +155,6 @@ def test_finished_run_trains_nothing_and_a_longer_last_loop_goes_on(tmp_path: Pa
     assert two_loops(Attempt(tmp_path / "run"), 4) == [2, 3]
 
 
-def test_a_last_loop_may_become_shorter_while_something_is_left(tmp_path: Path) -> None:
-    assert in_child(partial(two_loops, Attempt(tmp_path / "run", 15), 5)) == -signal.SIGKILL
-    shutil.copytree(tmp_path / "run", tmp_path / "other")
-    _, loader, optimizer, train = begin(Attempt(tmp_path / "other"))
-    list(train_epochs(optimizer, loader, train, 2))
-    assert list(train_epochs(optimizer, loader, train, 1)) == []
-    optimizer.close()
-    told = [note for note in optimizer.report.notes if "had 5 epochs, and now has 1, of which nothing is left" in note]
-    assert len(told) == 1
-    assert two_loops(Attempt(tmp_path / "run"), 3) == [2]
-
-
 @pytest.mark.parametrize(("die_at", "last"), [(10, "in which the run stood"), (15, "which is finished, too")])
 def test_step_between_two_loops_is_refused_after_a_crash_in_the_second_or_behind(
     tmp_path: Path, die_at: int, last: str
@@ -240,14 +173,6 @@ def test_step_between_two_loops_is_refused_after_a_crash_in_the_second_or_behind
     assert in_child(partial(warmed_up, Attempt(tmp_path / "run", die_at))) == -signal.SIGKILL
     with pytest.raises(UsageError, match=rf"before loop 2, {last}. It was taken before the crash"):
         warmed_up(Attempt(tmp_path / "run"))
-
-
-def test_loop_inside_another_is_refused(tmp_path: Path) -> None:
-    _, loader, optimizer, _ = begin(Attempt(tmp_path / "run"))
-    for _ in optimizer.batches(loader, 2):
-        with pytest.raises(UsageError, match="one loop of LoggedOptimizer runs inside another"):
-            next(optimizer.batches(loader, 2))
-    optimizer.close()
 
 
 def test_script_that_does_not_come_to_the_loop_in_which_the_run_stood_is_warned(tmp_path: Path) -> None:

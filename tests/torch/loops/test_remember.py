@@ -345,17 +345,15 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_stored_is_refused_by_its_path_when_it_is_given_and_when_it_is_assigned(
-    name: str, tmp_path: Path
-) -> None:
-    make, text = REFUSED[name]
+def test_what_cannot_be_stored_is_refused_by_its_path_when_it_is_given_and_when_it_is_assigned(tmp_path: Path) -> None:
     optimizer, model = logged(tmp_path / "run")
-    with pytest.raises(UnencodableState, match=text):
-        optimizer.remember(best=0.0, x=make())
+    for make, text in REFUSED.values():
+        with pytest.raises(UnencodableState, match=text):
+            optimizer.remember(best=0.0, x=make())
     state = optimizer.remember(best=0.0)
-    with pytest.raises(UnencodableState, match=text):
-        state.x = make()
+    for make, text in REFUSED.values():
+        with pytest.raises(UnencodableState, match=text):
+            state.x = make()
     assert vars(state) == {"best": 0.0}
     optimizer.recover()
     train(optimizer, model, 2)

@@ -109,6 +109,10 @@ def write_past_the_counter(it: SimpleNamespace) -> None:
     it.model[4].weight.data[0, 3] = 0.5
 
 
+def add_group(it: SimpleNamespace) -> None:
+    it.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], "lr": 0.01})
+
+
 def write_moment(it: SimpleNamespace) -> None:
     next(iter(it.optimizer.state.values()))["exp_avg"].data[0] = 1.0
 
@@ -118,6 +122,7 @@ CHANGES: dict[str, tuple[Change, list[str]]] = {
     "modes": (freeze, ["training mode of module 1", "requires_grad of 0.weight"]),
     "all together": (set_many, ["weight_decay of parameter group 0", "state.phase", "base_lrs", "buffer 1.running_mean"]),
     "a rate": (halve_rate, ["lr of parameter group 0 of optimizer 'main'"]),
+    "a group": (add_group, ["the number of parameter groups of optimizer 'main'"]),
     "a generator": (draw, ["the tracked 'generator'"]),
     "a row": (write_row, ["weight 0.weight"]),
     "one weight": (write_past_the_counter, ["weight 4.weight"]),
@@ -288,44 +293,3 @@ def test_an_attribute_remembered_after_recover_is_kept_too(changes: bool, tmp_pa
     report = attempt.final_report()
     assert (attempt.kept["phase"], report.recheck) == ((5.0, "") if changes else (1.0, "equal")), report
     assert any("state.phase was changed" in note for note in report.notes) is changes
-
-
-def growing(attempt: Attempt, *, grows: bool = True) -> None:
-    """Train a layer; the other one joins after `recover()`, unless it has, and in the twin before the turn of the landing."""
-    scripts.seed()
-    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-    optimizer = attempt.wrap(torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9), model)
-    state = optimizer.remember(turn=0)
-    attempt.start(optimizer)
-
-    def grow() -> None:
-        if len(optimizer.param_groups) == 1:
-            optimizer.add_param_group({"params": model[2].parameters(), "lr": 0.01})
-
-    if grows and attempt.run is not None:
-        grow()
-    for batch in optimizer.batches(scripts.loader_of(), until=scripts.TURNS):
-        if grows and attempt.run is None and state.turn == STEP - 1:
-            grow()
-        scripts.step(attempt, model, optimizer, batch)
-        state.turn += 1
-    attempt.keep(model=model, optimizer=optimizer)
-    optimizer.close()
-
-
-def test_a_group_that_is_added_after_recover_at_each_start_trains_on(tmp_path: Path) -> None:
-    run, wanted = tmp_path / "run", Attempt()
-    growing(wanted)
-    assert in_child(lambda: growing(Attempt(run, KILLED_AT), grows=False)) == -signal.SIGKILL
-    for at, landed, proof in ((None, STEP - 1, ("", None)), (2, STEP, ("", None)), (3, STEP + 1, ("equal", True))):
-        if at is not None:
-            assert in_child(lambda at=at: growing(Attempt(run, at))) == -signal.SIGKILL
-        copy = tmp_path / f"copy {at}"
-        shutil.copytree(run, copy)
-        found = Attempt(copy)
-        growing(found)
-        report = found.final_report()
-        assert (report.step, report.recheck, report.exact) == (landed, *proof), report
-        is_named = any("the number of parameter groups of optimizer 'main' was changed" in note for note in report.notes)
-        assert is_named is (landed == STEP - 1), report.notes
-        assert differences(found.outcome(), wanted.outcome()) == []

@@ -8,7 +8,6 @@ import json
 import random
 import signal
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -136,16 +135,6 @@ class Stopping:
         self.best, self.counter = (loss, 0) if loss < self.best else (self.best, self.counter + 1)
 
 
-class KeptStopping(Stopping):
-    """The same with a state."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-
-
 class Counting(torch.utils.data.Dataset[Any]):
     """Gives what depends on how much it has given."""
 
@@ -160,64 +149,39 @@ class Counting(torch.utils.data.Dataset[Any]):
         return (self.rows[index] * (1 + self.served / 100),)
 
 
-class Saver:
-    """Has the count of a dataset in its own state."""
-
-    def __init__(self, data: Counting) -> None:
-        self.data = data
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"served": self.data.served}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.data.served = state["served"]
-
-
-def reached(job: Job, *, keeps: bool) -> None:
+def reached(job: Job) -> None:
     """A dataset behind a subset, an object in a list, an object that stops, an iterator and the number of a batch."""
     model, _, optimizer = built(job)
     data = Counting()
     loader = DataLoader(torch.utils.data.Subset(data, range(36)), 4, shuffle=True)
     stoppers, stopper, counter = [Stopping()], Stopping(), itertools.count()
-    if keeps:
-        stoppers, stopper = [KeptStopping()], KeptStopping()
-        job.start(optimizer, loader=loader, saver=Saver(data), first=stoppers[0], stopper=stopper)
-    else:
-        job.start(optimizer, loader=loader)
+    job.start(optimizer, loader=loader)
     for epoch in optimizer.epochs(3, loader):
-        for i, (rows,) in epoch.enumerate() if keeps else enumerate(epoch):
+        for i, (rows,) in enumerate(epoch):
             if i == 8:
                 break
             loss = stepped(job, model, optimizer, rows)
             for each in (*stoppers, stopper):
                 each(loss)
-            if not keeps:
-                next(counter)
-    job.keep(model=model, best=stopper.best, served=data.served)
+            next(counter)
     optimizer.close()
 
 
 def test_what_a_loop_reaches_through_others_is_named_with_lines_that_keep_it(tmp_path: Path) -> None:
     """The data depend on the count here, so that the unit that is computed again differs."""
-    for keeps in (False, True):
-        script, folder = partial(reached, keeps=keeps), tmp_path / str(keeps)
-        twin = finished(script, folder / "twin")
-        assert killed(script, folder, Death("batch", number=12)) == -signal.SIGKILL
-        last = finished(script, folder, folder / "run")
-        if keeps:
-            assert (last.differences(twin), last.exact, last.notes) == ([], True, [])
-            continue
-        assert last.exact is False
-        for text in (
-            "counter starts over",
-            "stoppers[0] (Stopping) starts over",
-            "data (Counting) starts over at each start: training changes served",
-            "optimizer.remember(counter=0)",
-            "stoppers_0=stoppers[0]",
-            "stopper=stopper",
-            "data=data",
-        ):
-            assert any(text in note for note in last.notes), (text, last.notes)
+    assert killed(reached, tmp_path, Death("batch", number=12)) == -signal.SIGKILL
+    last = finished(reached, tmp_path, tmp_path / "run")
+    assert last.exact is False
+    for text in (
+        "counter starts over",
+        "stoppers[0] (Stopping) starts over",
+        "data (Counting) starts over at each start: training changes served",
+        "optimizer.remember(counter=0)",
+        "stoppers_0=stoppers[0]",
+        "stopper=stopper",
+        "data=data",
+    ):
+        assert any(text in note for note in last.notes), (text, last.notes)
 
 
 def outside(job: Job) -> None:
@@ -242,44 +206,6 @@ def test_a_variable_of_a_loop_of_the_script_s_own_is_named(tmp_path: Path) -> No
 
 
 # Objects, modules and generators, in runs that nobody kills.
-
-
-class Meter:
-    """A mean of an epoch."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self.sum, self.count = 0.0, 0
-
-    def update(self, value: float) -> None:
-        self.sum, self.count = self.sum + value, self.count + 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-
-
-def summed(job: Job) -> None:
-    """Sum up the losses of an epoch, in a function that evaluates, too."""
-    model, loader, optimizer = built(job)
-    job.start(optimizer, loader=loader)
-    best = 1e9
-    for epoch in optimizer.epochs(4, loader):
-        model.train()
-        total, meter = 0.0, Meter()
-        for (rows,) in epoch:
-            loss = stepped(job, model, optimizer, rows)
-            total += loss
-            meter.update(loss)
-        model.eval()
-        best = min(best, loss)
-        job.print(f"epoch {int(epoch)}: {total}, {meter.sum / meter.count}")
-    job.keep(model=model, optimizer=optimizer)
-    optimizer.close()
 
 
 class Slotted:
@@ -341,12 +267,12 @@ class Averaged:
             mean.lerp_(value, 0.1)
 
 
-def other_modules(job: Job, *, tracks: bool) -> None:
+def other_modules(job: Job) -> None:
     """Average the weights in three ways beside the model, and have one that does not change."""
     model, loader, optimizer = built(job)
     ema, swa = Averaged(model), torch.optim.swa_utils.AveragedModel(model)
     target, teacher, alias = copy.deepcopy(model), copy.deepcopy(model), [model]
-    job.start(optimizer, loader=loader, **({"net": ema.net, "swa": swa, "target": target} if tracks else {}))
+    job.start(optimizer, loader=loader)
     for epoch in optimizer.epochs(4, loader):
         for (rows,) in epoch:
             stepped(job, model, optimizer, rows)
@@ -357,21 +283,6 @@ def other_modules(job: Job, *, tracks: bool) -> None:
                 target.weight.lerp_(model.weight, 0.2)
     job.keep(model=model, optimizer=optimizer, ema=ema.net, swa=swa, target=target)
     optimizer.close()
-
-
-@pytest.mark.parametrize("tracks", [False, True])
-def test_modules_beside_the_model_are_named_with_the_line_that_keeps_them(tracks: bool, tmp_path: Path) -> None:
-    script = partial(other_modules, tracks=tracks)
-    twin = finished(script, tmp_path / "twin")
-    whole = finished(script, tmp_path / "whole", tmp_path / "whole" / "run")
-    line = "optimizer.track(swa=swa, target=target, net=ema.net) before recover()"
-    assert any(line in text for text in whole.heard.warnings) is not tracks, whole.heard.warnings
-    assert "teacher" not in " ".join(whole.heard.warnings)
-    assert killed(script, tmp_path / "killed", Death("batch", number=13)) == -signal.SIGKILL
-    last = finished(script, tmp_path / "killed", tmp_path / "killed" / "run")
-    assert last.exact is True
-    assert [line in note for note in last.notes if "over at each start" in note] == [True] * (not tracks)
-    assert (last.differences(twin) == []) is tracks
 
 
 class Row:
@@ -489,14 +400,10 @@ SAID: dict[str, tuple[Script, tuple[str, ...], tuple[str, ...]]] = {  # what is 
         ),
         ("samples", "words"),
     ),
-    "sums of an epoch": (
-        summed,
-        (
-            "optimizer.remember(total=0.0) before recover(), and state.total in the loop, with state.total = 0.0 where the",
-            "meter (Meter) misses, in the epoch of a crash, the batches before it",
-            "best starts over at each start",
-        ),
-        (),
+    "modules beside the model": (
+        other_modules,
+        ("optimizer.track(swa=swa, target=target, net=ema.net) before recover()",),
+        ("teacher",),
     ),
     "hidden by other values": (
         hidden,

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 from tests.support import campaign
 from tests.torch.lab import Attempt, differences, prove_exact
 from tests.torch.nets import Mixed, loss_of, seed, tokens
-from tests.torch.scripts import Make, accumulating, adversarial, numbered, ordinary, simple, split
+from tests.torch.scripts import Make, accumulating, adversarial, numbered, ordinary, split
 from tranlogs_torch.replay import gradient_reader
 
 BATCHES = 9
@@ -182,22 +182,6 @@ def growing(attempt: Attempt) -> None:
     optimizer.close()
 
 
-def of_a_part_called_module(attempt: Attempt) -> None:
-    """The prefix that wrappers add is no prefix here: both layers would have one name without it."""
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bn, self.module = nn.BatchNorm1d(4), nn.ModuleDict({"bn": nn.BatchNorm1d(4)})
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.module["bn"](self.bn(x + torch.randn(3, 4)).exp())
-
-    seed()
-    model = Net()
-    simple(attempt, model, torch.optim.SGD(model.parameters(), lr=0.01), width=4)
-
-
 def adam_of_tensors(model: nn.Module) -> torch.optim.Optimizer:
     betas = (torch.tensor(0.9), torch.tensor(0.99))
     return torch.optim.Adam(split(model), lr=torch.tensor(0.01), betas=betas, foreach=False)
@@ -224,7 +208,6 @@ CASES: dict[str, tuple[Callable[[Attempt], None], tuple[int, ...]]] = {
     # With set_to_none=False a parameter without a gradient decays on; after recovery, too.
     "gradients of zero are not none": (partial(ordinary, optimizer_of=of_table("Adam", "single"), set_to_none=False), DIE_AT),
     "several optimizers": (adversarial, (15, 17)),
-    "a part called module": (of_a_part_called_module, (4,)),
 }
 
 

@@ -161,7 +161,10 @@ def test_a_scheduler_that_is_not_tracked_is_named(make: Callable[[LoggedOptimize
     report = resumed_report(tmp_path / "run", make)
     assert report.exact is None
     assert any("a scheduler was created" in note for note in report.notes), report.notes
-    assert resumed_report(tmp_path / "tracked", make, tracks=True).exact is True
+
+
+def test_a_scheduler_that_is_tracked_is_none_that_is_missing(tmp_path: Path) -> None:
+    assert resumed_report(tmp_path / "run", lambda optimizer: StepLR(Prepared(optimizer), 2), tracks=True).exact is True
 
 
 def test_learning_rates_that_are_computed_by_hand_are_no_scheduler(tmp_path: Path) -> None:
