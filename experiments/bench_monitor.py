@@ -1,9 +1,7 @@
-"""What the monitor costs: beside a training run, beside nothing, for very long runs, and while it prunes.
+"""What the monitor costs beside a training run, and beside nothing.
 
     slowdown    a training step with `tranlogs monitor` beside it over one without, also with --store
     idle        CPU seconds an hour and memory of a daemon whose run nobody trains
-    evaluation  seconds of one evaluation of 100,000 segments
-    pruning     bytes a second that go
 
 Slow-downs are taken within one training process: it trains in blocks of some seconds, in which the daemon runs or is stopped
 (SIGSTOP), in turn. What is behind when it goes on is caught up with between blocks, so that a block pays for its own steps.
@@ -11,222 +9,251 @@ Slow-downs are taken within one training process: it trains in blocks of some se
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import bench_storage
-from harness import Circumstances, command_line, measured_folder, quartiles, shown, write_results
-from monitored_trainer import GPT_BATCH, Daemon, Trainer
-from support import open_toy
+from harness import Child, measured_folder, take
+from paired_timing import spread
 
 from tranlogs import EverySteps
-from tranlogs.base.clock import Clock
 from tranlogs.base.config import MIB, JournalConfig
-from tranlogs.catalog import Catalog, SegmentRow, segment_key
-from tranlogs.journal import JournalPaths
-from tranlogs.retention import KeepAll
-from tranlogs.retention.prune import Budget
-from tranlogs_monitor.settings import DaemonSettings
-from tranlogs_monitor.watching.watch import JournalWatch
+from tranlogs.retention.evaluations import read_evaluations
 
-_SEGMENTS = 100_000
-_MODELS = {"gpt": f"GPT, 10.7 M parameters, batch {GPT_BATCH}", "small": "perceptron, 0.1 M parameters"}
-_MODELS_QUICK = {"gpt-quick": f"GPT, 0.1 M parameters, batch {GPT_BATCH}", "small": _MODELS["small"]}
+sys.path.insert(0, str(Path(__file__).parents[1]))  # a script that runs alone has only its own folder there
+from tests.support.toy import open_toy
+
+_BATCH = 4  # windows of a GPT
+_TICK = os.sysconf("SC_CLK_TCK")
+_SECONDS_MAX = 120.0  # for a daemon to be there
+_QUIET_SECONDS, _QUIET_SHARE = 0.7, 0.1  # so long, a daemon took less of a processor: there is nothing to do
+
+
+class Daemon:
+    """`tranlogs monitor` on a run, that has evaluated it once."""
+
+    def __init__(self, run: Path, *options: str) -> None:
+        self._folder = run / "rank0"
+        before = self._evaluations()
+        command = [sys.executable, "-m", "tranlogs", "monitor", str(run), *options]
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + _SECONDS_MAX
+        while self._evaluations() == before:
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self._process.kill()
+                raise SystemExit(f"the monitor does not begin: {self._process.communicate()[1][-3000:]}")
+            time.sleep(0.05)
+
+    def _evaluations(self) -> list[int]:
+        return [row.number for row in read_evaluations(self._folder)]
+
+    def send(self, number: int) -> None:
+        """Send it and its children a signal."""
+        for pid in self._pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def wait_quiet(self) -> None:
+        """Wait until it has caught up with what there was to do."""
+        last = self.cpu_seconds()
+        for _ in range(20):
+            time.sleep(_QUIET_SECONDS)
+            now = self.cpu_seconds()
+            if now - last < _QUIET_SHARE * _QUIET_SECONDS:
+                return
+            last = now
+
+    def cpu_seconds(self) -> float:
+        """Return what it and its children have taken so far."""
+        return sum(_cpu_seconds(pid) for pid in self._pids())
+
+    def memory_bytes(self) -> int:
+        """Return its resident memory."""
+        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
+
+    def close(self) -> None:
+        """End it."""
+        self.send(signal.SIGCONT)
+        self._process.terminate()
+        _, said = self._process.communicate()
+        if self._process.returncode:
+            raise SystemExit(f"the monitor ended with {self._process.returncode}: {said[-3000:]}")
+
+    def _pids(self) -> list[int]:
+        """Return it and the processes that it has started."""
+        found = [self._process.pid]
+        for task in Path(f"/proc/{self._process.pid}/task").glob("*/children"):
+            with suppress(OSError):
+                found += [int(pid) for pid in task.read_text().split()]
+        return found
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Return the time of a process and of those of its children that have ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0  # it has ended, and its parent has its time
+    return sum(int(ticks) for ticks in fields[11:15]) / _TICK
 
 
 # Beside a training run.
 
 
-def slowdown(*, quick: bool) -> dict[str, Any]:
-    """Step time with the daemon over that without, block by block."""
+def slowdown(quick: bool) -> dict[str, Any]:
+    """Return step time with the daemon over that without, block by block."""
+    models: dict[str, tuple[Callable[..., Any], int, float]] = {  # pairs of blocks, seconds of a block
+        f"GPT, 10.7 M parameters, batch {_BATCH}": (_gpt, 6, 3.0),
+        "perceptron, 0.1 M parameters": (_small, 12, 1.0),
+    }
     found: dict[str, Any] = {}
-    for model, title in (_MODELS_QUICK if quick else _MODELS).items():
-        pairs, seconds = (1, 1.0) if quick else (12, 1.0) if model == "small" else (6, 3.0)
-        print(f"{title}; ratio of step time to that without a daemon, median [quartiles] over {pairs} pairs of blocks")
-        with measured_folder() as place, Trainer(model, Path(place) / "run", "24") as trainer:
-            store = f"file://{place}/store"
+    for title, (make, pairs, length) in models.items():
+        with measured_folder() as place:
+            run = Path(place) / "run"
+            trainer = Child(_train, make, run, quick)
+            daemons = {"daemon": (), "daemon, --store": ("--store", f"file://{place}/store")}
             found[title] = {
-                name: _compared(name, trainer, options, pairs, seconds)
-                for name, options in (
-                    ("no daemon, again (noise)", None),
-                    ("daemon", []),
-                    ("daemon, --store", ["--store", store]),
-                )
+                name: _compared(f"{title}, {name}", trainer, run, options, 1 if quick else pairs, 1.0 if quick else length)
+                for name, options in daemons.items()
             }
+            trainer.pipe.send(None)
+            trainer.join()
     return found
 
 
-def _compared(name: str, trainer: Trainer, options: list[str] | None, pairs: int, seconds: float) -> dict[str, Any]:
-    """Blocks of steps without and with a daemon, in turn; which comes first changes from pair to pair."""
-    ratios, steps_without = [], []
-    cpu = wall = 0.0  # that the daemon took, in the blocks that it ran in
-    daemon = None if options is None else Daemon(trainer.run, ["--budget", "4GiB", "--interval", "1s", *options])
+def _compared(name: str, trainer: Child, run: Path, options: tuple[str, ...], pairs: int, length: float) -> dict[str, float]:
+    """Train in blocks without and with a daemon, in turn; which comes first changes from pair to pair."""
+
+    def block(length: float) -> float:
+        trainer.pipe.send(length)
+        return float(trainer.receive())
+
+    ratios = []
+    block(length / 3)
+    daemon = Daemon(run, "--budget", "4GiB", "--interval", "1s", *options)
     try:
-        trainer.train(seconds / 3)
         for i in range(pairs):
             step = {}
             for is_beside in (False, True) if i % 2 else (True, False):
-                if daemon is not None and is_beside:
-                    daemon.go_on()
+                if is_beside:
+                    daemon.send(signal.SIGCONT)
                     daemon.wait_quiet()
-                before, start = daemon.cpu_seconds() if daemon else 0.0, time.perf_counter()
-                step[is_beside] = trainer.train(seconds)
-                if daemon is not None and is_beside:
-                    cpu, wall = cpu + daemon.cpu_seconds() - before, wall + time.perf_counter() - start
-                    daemon.pause()
+                step[is_beside] = block(length)
+                daemon.send(signal.SIGSTOP)
             ratios.append(step[True] / step[False])
-            steps_without.append(step[False])
     finally:
-        if daemon is not None:
-            daemon.close()
-    low, middle, high = quartiles(ratios)
-    share = cpu / wall if wall else None
-    told = "" if share is None else f"   {share:.3f} of a processor"
-    print(f"  {name:26s} {shown(ratios)}   step {quartiles(steps_without)[1] * 1e3:.1f} ms{told}", flush=True)
-    return {"median": middle, "q25": low, "q75": high, "seconds": quartiles(steps_without)[1], "cpu_share": share}
+        daemon.close()
+    middle, low, high = spread(ratios)
+    print(f"  {name:60s} {middle:.3f} [{low:.3f}-{high:.3f}]", flush=True)
+    return {"median": middle, "q25": low, "q75": high}
+
+
+def _train(pipe: Any, make: Callable[..., Any], run: Path, quick: bool) -> None:
+    """Train for as many seconds as is asked for; answer how long a step took. What is still to be synced is not counted."""
+    os.environ["OMP_WAIT_POLICY"] = "passive"  # a busy machine waits by sleeping; read as torch is imported
+    import torch
+
+    from tranlogs_torch import LoggedOptimizer
+
+    torch.set_num_threads(2)
+    model, backward = make(quick)
+    inner = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    optimizer = LoggedOptimizer(inner, run, model, log="gradients", keep=1, fingerprint="full", checkpoint_every=24)
+    optimizer.recover()
+    turns = optimizer.steps(10**9)
+    next(turns)
+    while (length := pipe.recv()) is not None:
+        steps, start = 0, time.perf_counter()
+        while time.perf_counter() - start < length or steps < 2:
+            backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            next(turns)
+            steps += 1
+        taken = time.perf_counter() - start
+        optimizer.training_run.journal.wait_synced()
+        optimizer.training_run.journal.wait_checkpoint()
+        pipe.send(taken / steps)
+    optimizer.close()
+
+
+def _gpt(quick: bool) -> tuple[Any, Callable[[], None]]:
+    from training_cases import batches, model_and_text
+
+    model, windows = model_and_text(quick=quick)
+    texts = batches(windows)
+
+    def backward() -> None:
+        text, following = next(texts)
+        model.loss(text[:_BATCH], following[:_BATCH]).backward()
+
+    return model, backward
+
+
+def _small(quick: bool) -> tuple[Any, Callable[[], None]]:
+    """What is measured with it is what a step costs whatever its size."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    samples = itertools.cycle([(torch.randn(256, 64), torch.randint(0, 10, (256,))) for _ in range(16)])
+
+    def backward() -> None:
+        x, y = next(samples)
+        nn.functional.cross_entropy(model(x), y).backward()
+
+    return model, backward
 
 
 # Beside nothing.
 
 
-class Idle:
-    """Two daemons on runs that nobody trains, while something else is done."""
-
-    def __init__(self, *, quick: bool) -> None:
-        self._seconds, self._place = (10.0 if quick else 60.0), measured_folder()
-        self._daemons = {interval: self._started(interval) for interval in ("1s", "10s")}
-        self._since = time.monotonic()
-        self._before = {interval: daemon.cpu_seconds() for interval, daemon in self._daemons.items()}
-
-    def _started(self, interval: str) -> Daemon:
-        run = Path(self._place.name) / interval
-        trainer = open_toy(run, config=JournalConfig(segment_bytes=MIB), policy=EverySteps(50))
-        trainer.recover()
-        trainer.train(200)
-        trainer.journal.close()
-        return Daemon(run, ["--budget", "1GiB", "--interval", interval])
-
-    def result(self) -> dict[str, Any]:
-        """When a minute is over."""
-        time.sleep(max(0.0, self._since + self._seconds - time.monotonic()))
-        found = {}
-        for interval, daemon in self._daemons.items():
-            taken, memory = daemon.cpu_seconds() - self._before[interval], daemon.memory_bytes()
-            hour = taken / (time.monotonic() - self._since) * 3600
-            found[interval] = {"cpu_seconds_an_hour": hour, "memory_bytes": memory}
-            print(f"  --interval {interval:4s} {hour:.1f} CPU seconds an hour, {memory / 1e6:.0f} MB resident", flush=True)
-            daemon.close()
-        self._place.cleanup()
-        return found
-
-
-# A very long run.
-
-
-def evaluation(*, quick: bool) -> dict[str, Any]:
-    """The first evaluation decodes every row; the ones after it those that changed."""
-    with measured_folder() as place:
-        paths = _long_run(Path(place) / "run", _SEGMENTS // 10 if quick else _SEGMENTS)
-        watch = JournalWatch(paths, DaemonSettings(Budget(1 << 60)), Clock())
-        wall, cpu = [], []
-        for _ in range(4 if quick else 13):
-            begun, used = time.perf_counter(), time.process_time()
-            seen = watch.evaluate()
-            wall.append(time.perf_counter() - begun)
-            cpu.append(time.process_time() - used)
-        watch.close()
-    count = len(seen.worth.ordinals)
-    print(
-        f"  {count:,} segments: first {wall[0]:.2f} s ({cpu[0]:.2f} s of CPU), following {shown(wall[1:], 2)} s "
-        f"({shown(cpu[1:], 2)} s of CPU)",
-        flush=True,
-    )
-    return {
-        "segments": count,
-        "first": {"seconds": wall[0], "cpu": cpu[0]},
-        "following": {"seconds": quartiles(wall[1:]), "cpu": quartiles(cpu[1:])},
-    }
-
-
-def _long_run(run: Path, count: int) -> JournalPaths:
-    """A catalog with sealed segments, half of them behind a checkpoint that is sound; there are no files."""
-    trainer = open_toy(run, policy=EverySteps(10**9))
-    trainer.recover()
-    paths = trainer.journal.paths
-    trainer.journal.close()
-    catalog, now = Catalog.open(paths.folder, writable=True), time.time()
-    (checkpoint,) = catalog.checkpoints()
-    with catalog.transaction() as tables:
-        for i in range(10, 10 + count):
-            name, at = f"{i:016x}", now - 60 * (10 + count - i)
-            tables.put(
-                segment_key(i),
-                SegmentRow(
-                    i, name, f"{i:010d}-{name}.seg", 64 * MIB, "sealed", 1, 2 * i, i, 2 * i + 1, i, 63 * MIB, at, at - 60
-                ),
-            )
-        tables.put(f"checkpoint/{checkpoint.name}", replace(checkpoint, sequence=count, step=count // 2))
-    catalog.close()
-    return paths
-
-
-# Pruning.
-
-
-def pruning(*, quick: bool) -> dict[str, Any]:
-    """Evaluations of a run that is far above its budget, until it is within: with all transactions, syncs and deletions."""
-    rates, counts = [], []
-    for _ in range(1 if quick else 3):
-        with measured_folder() as place:
-            config = JournalConfig(segment_bytes=16 * MIB)
-            trainer = open_toy(
-                Path(place) / "run", sizes=(1_000_000,), config=config, policy=EverySteps(10), retention=KeepAll()
-            )
+def idle(quick: bool) -> dict[str, Any]:
+    """Return what two daemons take on runs that nobody trains."""
+    found = {}
+    with measured_folder() as place, ExitStack() as stack:
+        daemons = {}
+        for interval in ("1s", "10s"):
+            run = Path(place) / interval
+            trainer = open_toy(run, config=JournalConfig(segment_bytes=MIB), policy=EverySteps(50))
             trainer.recover()
-            trainer.train(20 if quick else 50)
-            paths = trainer.journal.paths
+            trainer.train(200)
             trainer.journal.close()
-            watch = JournalWatch(paths, DaemonSettings(Budget(48 * MIB)), Clock())
-            before, start = bench_storage.bytes_below(paths.folder), time.perf_counter()
-            seen = watch.evaluate()
-            seconds = time.perf_counter() - start
-            gone = before - bench_storage.bytes_below(paths.folder)
-            watch.close()
-        assert gone > before / 2, "the run is above its budget"
-        rates.append(gone / seconds)
-        counts.append(len(seen.pruning.segments) / seconds)
-    print(f"  {shown([rate / 1e6 for rate in rates], 0)} MB a second, in {shown(counts, 0)} segments", flush=True)
-    return {"bytes_a_second": quartiles(rates), "segments_a_second": quartiles(counts)}
+            daemons[interval] = Daemon(run, "--budget", "1GiB", "--interval", interval)
+            stack.callback(daemons[interval].close)
+        since, before = time.monotonic(), [daemon.cpu_seconds() for daemon in daemons.values()]
+        time.sleep(10.0 if quick else 60.0)
+        for (interval, daemon), at_first in zip(daemons.items(), before, strict=True):
+            hour = (daemon.cpu_seconds() - at_first) / (time.monotonic() - since) * 3600
+            found[interval] = {"cpu_seconds_an_hour": hour, "memory_bytes": daemon.memory_bytes()}
+    print(f"  {found}", flush=True)
+    return found
 
 
-PARTS: dict[str, Callable[..., dict[str, Any]]] = {
-    "slowdown": slowdown,
-    "evaluation": evaluation,
-    "pruning": pruning,
-}
+def bytes_below(run: Path) -> int:
+    """Return what the segments and checkpoints of a run take on disk."""
+    total = 0
+    for kind in ("log", "checkpoints"):
+        for place, _, names in os.walk(run / "rank0" / kind):
+            for name in names:
+                with suppress(FileNotFoundError):  # it has just gone
+                    total += os.stat(os.path.join(place, name)).st_blocks * 512
+    return total
 
 
-def main() -> None:
-    parser = command_line(__doc__, "few rounds: checks the script, not the claim", out="bench_monitor")
-    parser.add_argument("parts", nargs="*", choices=[[], "idle", *PARTS], help="which parts (default: all)")
-    arguments = parser.parse_args()
-    wanted = arguments.parts or [*PARTS, "idle"]
-    begun = Circumstances()
-    results: dict[str, Any] = {}
-    idle = None
-    for part in (part for part in PARTS if part in wanted):
-        if part != "slowdown" and idle is None and "idle" in wanted:
-            idle = Idle(quick=arguments.quick)  # meanwhile
-        print(f"== {part}", flush=True)
-        results[part] = PARTS[part](quick=arguments.quick)
-    if "idle" in wanted:
-        print("== idle", flush=True)
-        results["idle"] = (idle or Idle(quick=arguments.quick)).result()
-    write_results(arguments.out, results, begun)
+def measure(*, quick: bool) -> dict[str, Any]:
+    """Take both parts."""
+    return {"slowdown": slowdown(quick), "idle": idle(quick)}
 
 
 if __name__ == "__main__":
-    main()
+    take(__doc__, "bench_monitor", measure)

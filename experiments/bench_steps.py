@@ -3,13 +3,13 @@
 Arms train the same model on the same data in one process and take turns in blocks of steps. Before that a run logs until
 checkpoints have let go of several log files, which are used again: steady state. Checkpoints are taken between blocks, and what
 was not synced yet is waited for there, so that no arm pays for another; what a checkpoint costs is measured by
-bench_checkpoint.py. One arm is as TranLogs comes: it has found out what gradients cost before the turns begin. One arm is the
+bench_space.py. One arm is as TranLogs comes: it has found out what gradients cost before the turns begin. One arm is the
 floor: the least that any log of gradients costs here (cost_floor.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import torch
 from cost_floor import FloorLog
-from harness import command_line, measured_folder
-from paired_timing import AUTO, FLOOR, MACHINE, PLAIN, compare, take_turns, tell
+from harness import measured_folder
+from paired_timing import AUTO, FLOOR, MACHINE, PLAIN, Block, compare, take_turns, tell
 from torch.optim import Optimizer
 from training_cases import CASES, Case, Work, gradients_given, shortened
 
@@ -152,18 +152,15 @@ class Floor(Plain):
         self._log.close()
 
 
-def measure(*, quick: bool = False) -> dict[str, Any]:
+def steps(*, quick: bool) -> dict[str, Any]:
     """Time all arms of all cases."""
-    cases = list(shortened(CASES)) if quick else CASES
     found: dict[str, Any] = {"cases": []}
-    threads_before = torch.get_num_threads()
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        for case in cases:
+        for case in shortened(CASES) if quick else CASES:
             told = _case(case, threads)
             found["cases"].append(told)
             tell(f"{case.name}, {threads} threads", told["steady"])
-    torch.set_num_threads(threads_before)
     return found
 
 
@@ -175,21 +172,14 @@ def _case(case: Case, threads: int) -> dict[str, Any]:
         auto = Logged(case.make(), Path(folder) / "auto", case.segment_bytes, log="auto")
         auto.decide()
         floor = Floor(case.make(), Path(folder) / "floor")
-        blocks = {
-            name: partial(arm.block, case.steps, case.seconds_max / 8)
-            for name, arm in {PLAIN: plain, MACHINE: logged, AUTO: auto, FLOOR: floor}.items()
-        }
-        times = take_turns(blocks, case.rounds, seconds_max=case.seconds_max)
+        arms: dict[str, Plain] = {PLAIN: plain, MACHINE: logged, AUTO: auto, FLOOR: floor}
+        times = take_turns(blocks_of(arms, case), case.rounds, seconds_max=case.seconds_max)
         logged.close()
         auto.close()
         floor.close()
-    return {
-        "case": case.name,
-        "threads": threads,
-        "parameters": sum(p.numel() for p in plain.work.model.parameters()),
-        "steady": {name: compare(times, name) for name in times},
-    }
+    return {"case": case.name, "threads": threads, "steady": {name: compare(times, name) for name in times}}
 
 
-if __name__ == "__main__":
-    measure(quick=command_line(__doc__).parse_args().quick)
+def blocks_of(arms: Mapping[str, Plain], case: Case) -> dict[str, Block]:
+    """Return the blocks of a case, by arm."""
+    return {name: partial(arm.block, case.steps, case.seconds_max / 8) for name, arm in arms.items()}

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,7 +28,8 @@ from urllib.parse import urlsplit
 
 import alluxio
 import torch
-from harness import Circumstances, command_line, measured_folder, quartiles, seconds, write_results
+from harness import Circumstances, command_line, measured_folder, write_results
+from paired_timing import seconds, spread
 from workloads import NAMES, Workload, loss_of, optimizer_of, workload
 
 from tranlogs.base.clock import Clock
@@ -37,7 +39,8 @@ from tranlogs.stores import Content, Store, TimeoutStore, open_store
 from tranlogs.stores.alluxio import AlluxioStore
 from tranlogs_torch import LoggedOptimizer
 
-OBJECT_BYTES, OBJECTS = 16 << 20, 16
+OBJECT_BYTES = 16 << 20
+_ROOT = f"bench-{secrets.token_hex(4)}"
 ROOT = Path(__file__).resolve().parent.parent
 WRITE_TYPES = ("ASYNC_THROUGH", "CACHE_THROUGH", "THROUGH")
 PLAIN, FOLDER = "no store", "folder"
@@ -52,7 +55,7 @@ def measure_objects(url: str, folder: Path, *, quick: bool) -> list[dict[str, An
     for name, make in stores(url, folder):
         with make() as store:
             _turns(store, 2 if quick else 12)  # servers that compile as they run
-            rows.append({"store": name, "bytes": OBJECT_BYTES, **_turns(store, 2 if quick else OBJECTS)})
+            rows.append({"store": name, "bytes": OBJECT_BYTES, **_turns(store, 2 if quick else 16)})
             times = ", ".join(f"{what} {rows[-1][what]['median'] * 1e3:.0f} ms" for what in ("put", "get", "durable"))
             print(f"  {name:32s} {times}", flush=True)
     return rows
@@ -61,25 +64,27 @@ def measure_objects(url: str, folder: Path, *, quick: bool) -> list[dict[str, An
 def stores(url: str, folder: Path) -> Iterator[tuple[str, Callable[[], Store]]]:
     """What is compared."""
     yield "folder", lambda: open_store(folder / "objects")
-    parts = urlsplit(url)
-    host, port, root = parts.hostname or "", parts.port or 0, f"{parts.path}/bench-{secrets.token_hex(4)}"
     for kind in WRITE_TYPES:
-        yield f"alluxio {kind}", lambda kind=kind: AlluxioStore(host, port, root, write_type=kind)
-    yield "alluxio ASYNC_THROUGH, 2 copies", lambda: AlluxioStore(host, port, root, copies=2)
+        yield f"alluxio {kind}", partial(_alluxio, url, "objects", write_type=kind)
+    yield "alluxio ASYNC_THROUGH, 2 copies", partial(_alluxio, url, "objects", copies=2)
+
+
+def _alluxio(url: str, place: str, **options: Any) -> AlluxioStore:
+    parts = urlsplit(url)
+    return AlluxioStore(parts.hostname or "", parts.port or 0, f"{parts.path.rstrip('/')}/{_ROOT}/{place}", **options)
 
 
 def _turns(store: Store, count: int) -> dict[str, Any]:
     content = os.urandom(OBJECT_BYTES)
     taken: dict[str, list[float]] = {"put": [], "get": [], "durable": []}
     for _ in range(count):
-        name = f"{secrets.token_hex(8)}"
-        taken["put"].append(seconds(lambda name=name: store.put(name, Content.of(content))))
-        taken["durable"].append(seconds(lambda name=name: _wait_durable(store, name)))
-        into = io.BytesIO()
-        taken["get"].append(seconds(lambda name=name, into=into: store.get(name, into)))
+        name, into = secrets.token_hex(8), io.BytesIO()
+        taken["put"].append(seconds(partial(store.put, name, Content.of(content))))
+        taken["durable"].append(seconds(partial(_wait_durable, store, name)))
+        taken["get"].append(seconds(partial(store.get, name, into)))
         assert into.getvalue() == content
         store.delete(name)
-    return {name: _spread(values) for name, values in taken.items()}
+    return {name: {"median": median(values)} for name, values in taken.items()}
 
 
 def _wait_durable(store: Store, name: str) -> None:
@@ -101,7 +106,6 @@ class Training:
         self.work, self.run, self.store = workload(name, small=True), run, store and TimeoutStore(store, _STALL_SECONDS)
         self.place = f"{run.name}/rank0"
         self._model, self.optimizer = _logged(self.work, run)
-        self.parameters = sum(p.numel() for p in self._model.parameters())
         self.optimizer.recover()
         self.journal = self.optimizer.training_run.journal
         self._stream, self._turns = self.work.stream(), self.optimizer.steps(10**9)
@@ -134,46 +138,37 @@ class Training:
 
 
 def measure_training(url: str, folder: Path, *, quick: bool) -> dict[str, Any]:
-    """By model: step time over that without a store, by store; how long recovery takes from here, from memory, and from the
-    under-store."""
+    """Return by model the step time over that without a store, and recovery from memory and under-store over that from here."""
     found: dict[str, Any] = {}
-    parts = urlsplit(url)
-    host, port, root = parts.hostname or "", parts.port or 0, f"{parts.path.rstrip('/')}/bench-{secrets.token_hex(4)}"
+    client = alluxio.Client(urlsplit(url).hostname, urlsplit(url).port, timeout=60)
     for name in NAMES[:1] if quick else NAMES:
         runs = {
             PLAIN: Training(name, folder / name / "plain" / "run", None),
             FOLDER: Training(name, folder / name / "folder" / "run", open_store(folder / name / "store")),
         }
         for kind in WRITE_TYPES:
-            store = AlluxioStore(host, port, f"{root}/{name}/{kind}", write_type=kind)
-            runs[kind] = Training(name, folder / name / kind / "run", store)
-        found[name] = {"parameters": runs[PLAIN].parameters, "stores": _blocks(runs, 2 if quick else 12)}
+            runs[kind] = Training(name, folder / name / kind / "run", _alluxio(url, f"{name}/{kind}", write_type=kind))
+        found[name] = {"stores": _blocks(runs, 2 if quick else 12)}
         for run in runs.values():
             run.close()
-        client = alluxio.Client(host, port, timeout=60)
         found[name]["recovery"] = _recoveries(runs[WRITE_TYPES[0]], client, folder / "back", 1 if quick else 5)
-        _show(name, found[name])
+        for part, ratios in found[name].items():
+            print(f"  {name}, {part}: {ratios}", flush=True)
         shutil.rmtree(folder / name)
     return found
 
 
 def _blocks(runs: Mapping[str, Training], rounds: int) -> dict[str, Any]:
     """Blocks of steps in turn; what a block left to be shipped is waited for before the next, so that none pays for another."""
-    steps: dict[str, list[list[float]]] = {name: [] for name in runs}
+    steps: dict[str, list[float]] = {name: [] for name in runs}  # medians of blocks
     names = list(runs)
     for number in range(rounds + 1):  # in the first, servers compile as they run
         for name in names[number % len(names) :] + names[: number % len(names)]:
             taken = [seconds(runs[name].step) for _ in range(_STEPS)]
             runs[name].drain()
             if number:
-                steps[name].append(taken[1:])
-    return {
-        name: {
-            "step_seconds": _spread([s for block in steps[name] for s in block]),
-            "ratio": _spread([median(mine) / median(plain) for mine, plain in zip(steps[name], steps[PLAIN], strict=True)]),
-        }
-        for name in names
-    }
+                steps[name].append(median(taken[1:]))
+    return {name: {"ratio": _spread(steps[name], steps[PLAIN])} for name in names}
 
 
 def _recoveries(run: Training, client: Any, target: Path, rounds: int) -> dict[str, Any]:
@@ -189,11 +184,7 @@ def _recoveries(run: Training, client: Any, target: Path, rounds: int) -> dict[s
             pull(run.store, run.place, target / run.place)
             taken[name].append(time.perf_counter() - start + _recovered(run.work, target / "run"))
             shutil.rmtree(target)
-    local = taken["local disk"]
-    return {
-        name: {"seconds": _spread(values), "ratio": _spread([one / other for one, other in zip(values, local, strict=True)])}
-        for name, values in taken.items()
-    }
+    return {name: {"ratio": _spread(values, taken["local disk"])} for name, values in taken.items()}
 
 
 def _logged(work: Workload, run: Path) -> tuple[torch.nn.Module, LoggedOptimizer]:
@@ -219,21 +210,14 @@ def _forget(client: Any, store: Store) -> None:
         time.sleep(0.1)
 
 
-def _spread(values: list[float]) -> dict[str, float]:
-    return dict(zip(("q25", "median", "q75"), quartiles(values), strict=True))
-
-
-def _show(name: str, found: dict[str, Any]) -> None:
-    print(f"{name}, {found['parameters'] / 1e6:.2f} M parameters", flush=True)
-    for part in ("stores", "recovery"):
-        for place, one in found[part].items():
-            low, middle, high = one["ratio"].values()
-            print(f"  {part}: {place:16s} {middle:.2f} [{low:.2f}-{high:.2f}]", flush=True)
+def _spread(values: list[float], others: list[float]) -> dict[str, float]:
+    ratios = [one / other for one, other in zip(values, others, strict=True)]
+    return dict(zip(("median", "q25", "q75"), spread(ratios), strict=True))
 
 
 @contextmanager
 def cluster() -> Iterator[str]:
-    """A cluster of this script's own; its URL."""
+    """Run a cluster of this script's own; yield its URL."""
     command = [sys.executable, "-m", "tests.alluxio.cluster", "--free-ports"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -244,13 +228,12 @@ def cluster() -> Iterator[str]:
 
 
 def main() -> None:
-    parser = command_line(__doc__, "few rounds: checks the script, not the claim", out="store")
+    parser = command_line(__doc__, "store")
     parser.add_argument("--url", help="of a cluster that runs")
     arguments = parser.parse_args()
     begun = Circumstances()
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
-    place = measured_folder()
-    with place as folder, nullcontext(arguments.url) if arguments.url else cluster() as url:
+    torch.set_num_threads(2)
+    with measured_folder() as folder, nullcontext(arguments.url) if arguments.url else cluster() as url:
         results = {
             "objects": measure_objects(url, Path(folder), quick=arguments.quick),
             "training": measure_training(url, Path(folder), quick=arguments.quick),

@@ -1,14 +1,22 @@
-"""What a log costs a step of Hugging Face Trainer and of Lightning.
+"""What a log costs a step of Hugging Face Trainer, of Lightning and of Keras' `fit`.
 
-An arm is a whole fit of the same small model on the same random data; fits take turns in one process. A step's time goes from
-its beginning to that of the next one, taken by a small callback that all arms have. The first steps of a fit do not count:
-there the trainer warms up and the log fills fresh files; then checkpoints let go of log files, which are used again. One arm is
-the floor: the least that any log of gradients costs here (cost_floor.py).
+An arm is a whole fit of the same small model on the same data; fits take turns in one process. The first steps of a fit do not
+count: there the trainer warms up and the log fills fresh files; then checkpoints let go of log files, which are used again. One
+arm is the floor: the least that any log of gradients costs here (cost_floor.py).
+
+A step of the Trainer and of Lightning goes from its beginning to that of the next one. Of Keras, epochs are timed: a callback
+with a hook of batches may write to the model, and TranLogs looks before each batch whether it did. Keras chooses its backend as
+it is imported, so each backend has a process. One arm is as TranLogs comes: its first epoch finds out what gradients cost. The
+floor is less than elsewhere: as many bytes as the gradients have are hashed and written behind each step, and as many as the
+variables have are hashed, but they are not taken from the step.
 """
 
 from __future__ import annotations
 
 import gc
+import logging
+import math
+import os
 import shutil
 import tempfile
 import warnings
@@ -20,90 +28,107 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
-from cost_floor import FLOOR_BYTES, FloorLog
-from harness import command_line, measured_folder
-from paired_timing import FLOOR, MACHINE, PLAIN, Block, compare, take_turns, tell
-from training_cases import layers
+import numpy as np
+from cost_floor import FloorFile, FloorLog
+from harness import ask_child, measured_folder
+from paired_timing import AUTO, FLOOR, MACHINE, PLAIN, compare, take_turns, tell
 
-Fit = Callable[[int, "list[Any]"], "list[float]"]
-"""Trains some steps with some callbacks; returns when each step began."""
-
-_LOG: dict[str, Any] = {
-    "log": "gradients",
-    "checkpoint_every": 25,
-    "keep": 1,
-    "segment_bytes": 16 << 20,
-    "verbose": False,
-    "on_signal": None,
-}
+_FLOOR_BYTES = 32 << 20
+_LOG: dict[str, Any] = {"log": "gradients", "keep": 1, "verbose": False, "on_signal": None}
 _VOCABULARY, _LENGTH, _BATCH = 512, 48, 8
+_BACKENDS = {  # backend, jit_compile
+    "TensorFlow graph": ("tensorflow", False),
+    "TensorFlow XLA": ("tensorflow", True),
+    "torch": ("torch", False),
+    "JAX": ("jax", True),
+}
+_KERAS_BATCH = 64
 
 
-def measure(*, quick: bool = False) -> dict[str, Any]:
-    """Logged over plain steps, by trainer."""
+def trainers(*, quick: bool) -> dict[str, Any]:
+    """Return logged over plain steps, by trainer; one that is not installed is left out."""
+    kinds = {
+        "Hugging Face Trainer, GPT-2 of 0.5 M": ("transformers", _huggingface),
+        "Lightning, MLP of 0.8 M": ("lightning", _lightning),
+    }
     found: dict[str, Any] = {"cases": []}
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    for name, (package, fit, callback, floor) in _TRAINERS.items():
-        if find_spec(package) is None:
-            print(f"  {name}: left out, {package} is not installed", flush=True)
-            continue
-        steps, dropped = (12, 6) if quick else (120, 60)
-        with measured_folder() as folder, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            run = Path(folder) / "run"
-            makers = {MACHINE: partial(callback(), run, **_LOG), FLOOR: partial(floor(), Path(folder) / "floor")}
-            fits = partial(_block, partial(fit(), steps))
-            blocks = {arm: partial(fits, makers.get(arm), run, dropped) for arm in (PLAIN, MACHINE, FLOOR)}
-            told = _compared(blocks, rounds=1 if quick else 6, seconds_max=45.0)
-        found["cases"].append({"case": name, "arms": told})
-        tell(name, told)
-    torch.set_num_threads(threads_before)
+    for name, (package, take_all) in kinds.items():
+        if find_spec(package) is not None:
+            arms = ask_child(take_all, quick)
+            found["cases"].append({"case": name, "arms": arms})
+            tell(name, arms)
     return found
 
 
-def _compared(blocks: dict[str, Block], *, rounds: int, seconds_max: float) -> dict[str, Any]:
-    blocks[PLAIN]()  # what is imported and made once
-    times = take_turns(blocks, rounds, seconds_max=seconds_max)
+def keras(*, quick: bool) -> dict[str, Any]:
+    """Return logged over plain steps, by backend."""
+    found: dict[str, Any] = {"cases": []}
+    for name in ("JAX",) if quick else _BACKENDS:  # each costs ten seconds of imports
+        case = f"Keras on {name}, MLP of 0.5 M"
+        arms = ask_child(_keras, *_BACKENDS[name], quick)
+        found["cases"].append({"case": case, "arms": arms})
+        tell(case, arms)
+    return found
+
+
+def _compare_fits(fit: Callable[[list[Any]], list[float]], callbacks: dict[str, Any], run: Path, quick: bool) -> dict[str, Any]:
+    """Compare arms: `fit` trains with some callbacks and returns the seconds of steps that count; an arm has a callback."""
+
+    def block(make_callback: Callable[[], Any] | None) -> list[float]:
+        gc.collect()
+        seconds = fit([] if make_callback is None else [make_callback()])
+        shutil.rmtree(run, ignore_errors=True)
+        return seconds
+
+    arms = {arm: partial(block, make) for arm, make in {PLAIN: None, **callbacks}.items()}
+    arms[PLAIN]()  # what is imported and made once
+    times = take_turns(arms, 1 if quick else 6, seconds_max=45.0)
     return {arm: compare(times, arm) for arm in times}
 
 
-def _block(
-    fit: Callable[[list[Any]], list[float]],
-    make_callback: Callable[[], Any] | None,
-    run: Path,
-    dropped: int,
-) -> list[float]:
-    gc.collect()
-    begun = fit([] if make_callback is None else [make_callback()])
-    shutil.rmtree(run, ignore_errors=True)
-    return [after - before for before, after in pairwise(begun)][dropped:]
+def _steps(begun: list[float], quick: bool) -> list[float]:
+    return [after - before for before, after in pairwise(begun)][6 if quick else 60 :]
 
 
-def _huggingface() -> Fit:
+def _huggingface(quick: bool) -> dict[str, Any]:
+    import torch
     import transformers
 
-    class Clock(transformers.TrainerCallback):  # type: ignore[misc]
+    from tranlogs_torch.trainers.huggingface import TranLogsTrainerCallback
+
+    class Clock(transformers.TrainerCallback):
         def __init__(self) -> None:
             self.begun: list[float] = []
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.begun.append(perf_counter())
 
+    class Floor(transformers.TrainerCallback):
+        def __init__(self, path: Path) -> None:
+            self._path = path
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            optimizer = kwargs["optimizer"]
+            self._log = FloorLog(self._path, [getattr(optimizer, "optimizer", optimizer)], _FLOOR_BYTES)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self._log.close()
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
     transformers.utils.logging.set_verbosity_error()
     chance = torch.Generator().manual_seed(1)
     texts = torch.randint(0, _VOCABULARY, (256, _LENGTH), generator=chance)
     data = [{"input_ids": text, "labels": text} for text in texts]
 
-    def fit(steps: int, callbacks: list[Any]) -> list[float]:
+    def fit(callbacks: list[Any]) -> list[float]:
         transformers.set_seed(0)
         config = transformers.GPT2Config(vocab_size=_VOCABULARY, n_positions=_LENGTH, n_embd=128, n_layer=2, n_head=4)
         clock = Clock()
         with tempfile.TemporaryDirectory() as folder:
             arguments = transformers.TrainingArguments(
                 folder,
-                max_steps=steps,
+                max_steps=12 if quick else 120,
                 per_device_train_batch_size=_BATCH,
                 report_to=[],
                 save_strategy="no",
@@ -115,21 +140,21 @@ def _huggingface() -> Fit:
             trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[clock, *callbacks])
             trainer.remove_callback(transformers.PrinterCallback)
             trainer.train()
-        return clock.begun
+        return _steps(clock.begun, quick)
 
-    return fit
+    with measured_folder() as folder:
+        run, options = Path(folder) / "run", {**_LOG, "checkpoint_every": 25, "segment_bytes": 16 << 20}
+        callbacks = {MACHINE: partial(TranLogsTrainerCallback, run, **options), FLOOR: partial(Floor, Path(folder) / "floor")}
+        return _compare_fits(fit, callbacks, run, quick)
 
 
-def _lightning() -> Fit:
-    import logging
-
+def _lightning(quick: bool) -> dict[str, Any]:
     import lightning.pytorch as pl
+    import torch
     from torch.utils.data import DataLoader, TensorDataset
+    from training_cases import layers
 
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    chance = torch.Generator().manual_seed(1)
-    count = 64 * 128
-    data = TensorDataset(torch.randn(count, 256, generator=chance), torch.randint(0, 10, (count,), generator=chance))
+    from tranlogs_torch.trainers.lightning import TranLogsLightningCallback
 
     class Perceptron(pl.LightningModule):
         def __init__(self) -> None:
@@ -149,11 +174,31 @@ def _lightning() -> Fit:
         def on_train_batch_start(self, *given: Any) -> None:
             self.begun.append(perf_counter())
 
-    def fit(steps: int, callbacks: list[Any]) -> list[float]:
+    class Floor(pl.Callback):
+        def __init__(self, path: Path) -> None:
+            self._path = path
+
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            self._log = FloorLog(self._path, trainer.optimizers, _FLOOR_BYTES)
+
+        def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+            self._log.before(optimizer)
+
+        def on_train_end(self, trainer: Any, module: Any) -> None:
+            self._log.close()
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    chance = torch.Generator().manual_seed(1)
+    count = 64 * 128
+    data = TensorDataset(torch.randn(count, 256, generator=chance), torch.randint(0, 10, (count,), generator=chance))
+
+    def fit(callbacks: list[Any]) -> list[float]:
         pl.seed_everything(0, verbose=False)
         clock = Clock()
         trainer = pl.Trainer(
-            max_steps=steps,
+            max_steps=12 if quick else 120,
             accelerator="cpu",
             logger=False,
             enable_checkpointing=False,
@@ -162,66 +207,71 @@ def _lightning() -> Fit:
             enable_model_summary=False,
         )
         trainer.fit(Perceptron(), DataLoader(data, batch_size=64, shuffle=True))
-        return clock.begun
+        return _steps(clock.begun, quick)
 
-    return fit
-
-
-def _huggingface_callback() -> Any:
-    from tranlogs_torch.trainers.huggingface import TranLogsTrainerCallback
-
-    return TranLogsTrainerCallback
+    with measured_folder() as folder:
+        run, options = Path(folder) / "run", {**_LOG, "checkpoint_every": 25, "segment_bytes": 16 << 20}
+        callbacks = {MACHINE: partial(TranLogsLightningCallback, run, **options), FLOOR: partial(Floor, Path(folder) / "floor")}
+        return _compare_fits(fit, callbacks, run, quick)
 
 
-def _lightning_callback() -> Any:
-    from tranlogs_torch.trainers.lightning import TranLogsLightningCallback
+def _keras(backend: str, jit: bool, quick: bool) -> dict[str, Any]:
+    os.environ |= {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    import keras
 
-    return TranLogsLightningCallback
+    from tranlogs_keras import TranLogsCallback
 
+    if backend == "torch":
+        import torch
 
-def _huggingface_floor() -> Any:
-    import transformers
+        torch.set_num_threads(1)
 
-    class Floor(transformers.TrainerCallback):  # type: ignore[misc]
+    class Floor(keras.callbacks.Callback):
         def __init__(self, path: Path) -> None:
+            super().__init__()
             self._path = path
-            self._logs: list[FloorLog] = []
 
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            optimizer = kwargs["optimizer"]
-            self._logs = [FloorLog(self._path, [getattr(optimizer, "optimizer", optimizer)], FLOOR_BYTES)]
+        def on_train_begin(self, logs: Any = None) -> None:
+            self._file = FloorFile(self._path, _FLOOR_BYTES)
+            zeros = [np.zeros(math.prod(variable.shape) * 4, np.uint8) for variable in self.model.trainable_variables]
+            self._views = [each.data for each in zeros]
 
-        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self._logs.pop().close()
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self._file.wait()
+            self._file.finish(self._views)
+            self._file.begin(self._views)
 
-    return Floor
+        def on_train_end(self, logs: Any = None) -> None:
+            self._file.close()
 
+    steps, epochs = (5, 2) if quick else (60, 4)
+    chance = np.random.default_rng(0)
+    x = chance.standard_normal((steps * _KERAS_BATCH, 784), np.float32)
+    y = chance.integers(0, 10, steps * _KERAS_BATCH)
 
-def _lightning_floor() -> Any:
-    import lightning.pytorch as pl
+    def fit(callbacks: list[Any]) -> list[float]:
+        """Fit a fresh model; return the seconds of a step in each epoch but the first, in the mean."""
+        keras.utils.set_random_seed(0)
+        dense = keras.layers.Dense
+        model = keras.Sequential([keras.Input((784,)), dense(512, activation="relu"), dense(256, activation="relu"), dense(10)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adamw", loss, metrics=["accuracy"], jit_compile=jit)
+        begun: list[float] = []
+        ended: list[float] = []
+        clock = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: begun.append(perf_counter()),
+            on_epoch_end=lambda epoch, logs: ended.append(perf_counter()),
+        )
+        model.fit(x, y, batch_size=_KERAS_BATCH, epochs=epochs, verbose=0, callbacks=[clock, *callbacks])
+        del model
+        keras.utils.clear_session()
+        return [(end - begin) / steps for begin, end in zip(begun[1:], ended[1:], strict=True)]
 
-    class Floor(pl.Callback):
-        def __init__(self, path: Path) -> None:
-            self._path = path
-            self._logs: list[FloorLog] = []
-
-        def on_train_start(self, trainer: Any, module: Any) -> None:
-            self._logs = [FloorLog(self._path, trainer.optimizers, FLOOR_BYTES)]
-
-        def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
-            self._logs[0].before(optimizer)
-
-        def on_train_end(self, trainer: Any, module: Any) -> None:
-            self._logs.pop().close()
-
-    return Floor
-
-
-_TRAINERS: dict[str, tuple[str, Callable[[], Fit], Callable[[], Any], Callable[[], Any]]] = {
-    "Hugging Face Trainer, GPT-2 of 0.5 M": ("transformers", _huggingface, _huggingface_callback, _huggingface_floor),
-    "Lightning, MLP of 0.8 M": ("lightning", _lightning, _lightning_callback, _lightning_floor),
-}
-
-
-if __name__ == "__main__":
-    measure(quick=command_line(__doc__).parse_args().quick)
+    with measured_folder() as folder:
+        run, options = Path(folder) / "run", {**_LOG, "checkpoint_every": 30, "segment_bytes": 32 << 20}
+        callbacks = {
+            MACHINE: partial(TranLogsCallback, run, **options),
+            AUTO: partial(TranLogsCallback, run, **options | {"log": "auto"}),
+            FLOOR: partial(Floor, Path(folder) / "floor"),
+        }
+        return _compare_fits(fit, callbacks, run, quick)

@@ -25,7 +25,6 @@ _INLINE_BYTES = 1 << 20  # So many bytes are written on the training thread: wak
 _FLUSH_SECONDS = 0.010
 _DESCRIPTION = bytes(512)
 _BUFFERS_MAX = 512  # in one system call
-FLOOR_BYTES = 32 << 20  # of the file, under a trainer
 
 
 class FloorFile:

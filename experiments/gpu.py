@@ -8,10 +8,10 @@ The machine needs a GPU, Python 3.12, torch, numpy and xxhash. The parts run one
 each, so that a run that is cut off has what was measured until then:
 
     resume      a GPT-2 of 124 M is killed by SIGKILL at three steps and must end with the bits of a run that was never killed
-    repeats     the same steps twice, and a resume, without deterministic kernels: does the arithmetic here repeat itself?
+    repeats     the same steps twice, with deterministic kernels and without: does the arithmetic here repeat itself?
     cost        step time of each kind of log beside plain training, arms in turns in one process: median, mean, p99
     checkpoint  the stall of a step that takes a checkpoint, and the time until the checkpoint is published
-    recovery    seconds of a recovery, by part, and a redone step over the optimizer's bare step
+    recovery    seconds of a recovery, and of a redone step
     tests       tests/torch/test_cuda.py
 
 `--cpu --quick` tries the kit itself on a machine without a GPU.
@@ -31,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,10 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic mat
 
 import numpy as np
 import torch
-from paired_timing import AGAIN, PLAIN, Block, compare, take_turns
+from paired_timing import PLAIN, Block, compare, seconds, take_turns
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tranlogs.base.errors import UsageError
 from tranlogs_demo.training import GPT, GPTConfig, read_topics
 from tranlogs_torch import LoggedOptimizer
 
@@ -55,12 +54,11 @@ MODELS = {
 }
 """By name: the model, the size of its alphabet, and a batch's samples."""
 LARGE, MIDDLE, TINY = MODELS
-_SECONDS_MAX = {"resume": 110.0, "repeats": 50.0, "cost": 100.0, "checkpoint": 40.0, "recovery": 50.0, "tests": 100.0}
-_CHECKPOINT_SECONDS_MAX = 30.0
+PARTS = ("machine", "resume", "repeats", "cost", "checkpoint", "recovery", "tests")
+_COST_SECONDS_MAX, _CHECKPOINT_SECONDS_MAX, _TESTS_SECONDS_MAX = 100.0, 30.0, 100.0
 _NEVER = 10**9
 _BLOCK_BYTES = 3 << 30  # of gradients that a block of steps logs: what a log leaves must find room
-# The kinds of log that are measured, by the setting `log`. What this version does not know is said to be unknown.
-RUNGS = ("gradients", "weights", "inputs", "auto")
+_KINDS = [(log, durability) for log in ("gradients", "weights") for durability in ("machine", "process")]
 
 
 class Training:
@@ -145,7 +143,7 @@ def train(job: dict[str, Any]) -> None:
     start = time.perf_counter()
     report = logged.track(loader=training.loader).recover()
     took = time.perf_counter() - start
-    say(report=str(report), step=report.step, replayed=report.replayed, seconds_replay=report.seconds_replay, took=took)
+    say(replayed=report.replayed, seconds_replay=report.seconds_replay, took=took)
     for number, (batch,) in logged.batches(training.loader, until=steps, enumerate=True):
         state.losses.append(training.compute(batch, logged).item())
         say(done=number)
@@ -195,7 +193,7 @@ class Kit:
             for _ in range(1 if self.is_quick else 8):
                 file.write(block.data)
             os.fdatasync(file.fileno())
-        seconds = time.perf_counter() - start
+        taken = time.perf_counter() - start
         nbytes = probe.stat().st_size
         probe.unlink()
         return {
@@ -203,7 +201,7 @@ class Kit:
             "torch": torch.__version__,
             "python": platform.python_version(),
             "cores": os.cpu_count(),
-            "disk_mb_per_s": nbytes / seconds / 1e6,
+            "disk_mb_per_s": nbytes / taken / 1e6,
             "at": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
         }
 
@@ -217,90 +215,56 @@ class Kit:
         plain = lead(self._job(None, steps))
         run = self.folder / "resume"
         kills = sorted(chance.sample(range(3, steps - 2), 3))
-        lives = [lead(self._job(run, steps), kill) for kill in kills]
+        for kill in kills:
+            lead(self._job(run, steps), kill)
         last = lead(self._job(run, steps))
         return {
             "is_equal": last["digest"] == plain["digest"],
             "losses_equal": last["losses"] == plain["losses"],
-            "exact": last["exact"],
-            "notes": last["notes"],
             "killed_behind": kills,
-            "landed": [life["step"] for life in [*lives[1:], last]],
-            "recover_seconds": [life["took"] for life in [*lives[1:], last]],
-            "report": last["report"],
+            "notes": last["notes"],
         }
 
     def repeats(self) -> dict[str, Any]:
-        """Return whether the same steps come out the same, with deterministic kernels and without, and what a resume says."""
+        """Return whether the same steps come out the same, with deterministic kernels and without."""
         found: dict[str, Any] = {}
         for deterministic in (True, False):
             digests = {lead(self._job(None, 6, deterministic=deterministic))["digest"] for _ in range(2)}
             found["deterministic kernels" if deterministic else "default kernels"] = len(digests) == 1
-        run = self.folder / "repeats"
-        lead(self._job(run, 12, deterministic=False), kill_behind=5)
-        last = lead(self._job(run, 12, deterministic=False))
-        return found | {f"resumed with default kernels: {key}": last[key] for key in ("step", "exact", "notes")}
+        return found
 
     def cost(self) -> dict[str, Any]:
         """Return step times of each kind of log beside plain: one log at a time, in turns with plain training, by model."""
         found: dict[str, Any] = {}
         for model in (TINY,) if self.is_quick else (LARGE, MIDDLE):
             training = Training(self.device, model)
-            parameters = sum(p.numel() for p in training.model.parameters())
-            steps = max(min(20, _BLOCK_BYTES // (4 * parameters)), 3)
-            plain = self._plain(training, steps)
-            found[model] = {"parameters": parameters}
-            for rung in RUNGS:
-                for durability in ("machine", "process"):
-                    name = f"{rung}, {durability}"
-                    try:
-                        found[f"{model}: {name}"] = self._cost_of(rung, durability, model, plain, steps)
-                    except (UsageError, ValueError) as error:
-                        found[f"{model}: {name}"] = {"unknown": str(error)[:200]}
-                        break
+            nbytes = sum(p.nbytes for p in training.model.parameters())
+            steps = max(min(20, _BLOCK_BYTES // nbytes), 3)
+            plain = self._block(lambda training=training: training.step(training.optimizer), steps)
+            for log, durability in _KINDS:
+                found[f"{model}: {log}, {durability}"] = self._cost_of(log, durability, model, plain, steps)
         return found
 
-    def _cost_of(self, rung: str, durability: str, model: str, plain: Block, steps: int) -> dict[str, Any]:
-        own, run = Training(self.device, model), self.folder / "cost"
-        options: dict[str, Any] = {"log": rung, "durability": durability, "checkpoint_every": _NEVER, "on_signal": None}
-        optimizer = LoggedOptimizer(own.optimizer, run, own.model, **options)
-        try:
-            optimizer.recover()
-            arms = {PLAIN: plain, AGAIN: plain, rung: self._in_loop(own, optimizer, steps)}
-            times = take_turns(arms, 6, seconds_max=_SECONDS_MAX["cost"] / 8, rounds_min=3)
-        finally:
-            optimizer.close()
-            shutil.rmtree(run)
-        return compare(times, rung) | {"noise": compare(times, AGAIN)["median"]}
-
-    @staticmethod
-    def _plain(training: Training, steps: int) -> Block:
-        def block() -> list[float]:
-            training.step(training.optimizer)
-            seconds = []
-            for _ in range(steps):
-                start = time.perf_counter()
-                training.step(training.optimizer)
-                seconds.append(time.perf_counter() - start)
-            return seconds
-
-        return block
-
-    def _in_loop(self, training: Training, optimizer: LoggedOptimizer, steps: int) -> Block:
+    def _cost_of(self, log: Any, durability: Any, model: str, plain: Block, steps: int) -> dict[str, Any]:
+        training, run = Training(self.device, model), self.folder / "cost"
+        options: dict[str, Any] = {"log": log, "durability": durability, "checkpoint_every": _NEVER, "on_signal": None}
+        optimizer = LoggedOptimizer(training.optimizer, run, training.model, **options)
+        optimizer.recover()
         turns = optimizer.steps(until=_NEVER, stateless=True)
 
-        def block() -> list[float]:
-            next(turns)
+        def step() -> None:
+            next(turns)  # commits the step before
             training.step(optimizer)
-            seconds = []
-            for _ in range(steps):
-                start = time.perf_counter()
-                next(turns)  # commits the step before
-                training.step(optimizer)
-                seconds.append(time.perf_counter() - start)
-            return seconds
 
-        return block
+        times = take_turns({PLAIN: plain, log: self._block(step, steps)}, 6, seconds_max=_COST_SECONDS_MAX / 8, rounds_min=3)
+        optimizer.close()
+        shutil.rmtree(run)
+        return compare(times, log)
+
+    @staticmethod
+    def _block(step: Callable[[], None], steps: int) -> Block:
+        """Return a block of steps, of which the first does not count."""
+        return lambda: [seconds(step) for _ in range(1 + steps)][1:]
 
     def checkpoint(self) -> dict[str, Any]:
         """Return the stall of steps that take a checkpoint, beside the median step."""
@@ -323,11 +287,8 @@ class Kit:
             training.step(optimizer)
         optimizer.close()
         middle = float(np.median(without))
-        return {
-            "median_step_ms": middle * 1e3,
-            "stall_ms": [1e3 * (seconds - middle) for seconds in with_checkpoint],
-            "published_after_seconds": until_published,
-        }
+        stalls = [1e3 * (taken - middle) for taken in with_checkpoint]
+        return {"stall_ms": stalls, "published_after_seconds": until_published}
 
     @staticmethod
     def _wait_for_checkpoint(run: Path, step: int) -> float:
@@ -339,27 +300,11 @@ class Kit:
         return time.perf_counter() - start
 
     def recovery(self) -> dict[str, Any]:
-        """Return the seconds of a recovery by part, and a redone step over the bare step of the optimizer."""
+        """Return the seconds of a recovery, and of those the ones that redo steps."""
         run, steps = self.folder / "recovery", 12 if self.is_quick else 30
         lead(self._job(run, _NEVER, checkpoint_every=_NEVER), kill_behind=steps)
-        training = Training(self.device, self.model)
-        training.step(training.optimizer)
-        bare = []
-        for _ in range(20):
-            training.wait()
-            start = time.perf_counter()
-            training.optimizer.step()
-            training.wait()
-            bare.append(time.perf_counter() - start)
         last = lead(self._job(run, steps + 2))
-        replayed, seconds = last["replayed"], last["seconds_replay"]
-        return {
-            "took": last["took"],
-            "seconds_replay": seconds,
-            "replayed": replayed,
-            "redone_over_bare_step": seconds / replayed / float(np.median(bare)),
-            "exact": last["exact"],
-        }
+        return {key: last[key] for key in ("took", "seconds_replay", "replayed", "exact")}
 
     def tests(self) -> dict[str, Any]:
         """Run the tests that need a GPU."""
@@ -368,26 +313,11 @@ class Kit:
         plugins = ["-p", "no:cacheprovider", "-p", "no:benchmark"]
         command = [sys.executable, "-m", "pytest", "-q", "-n", "8", *plugins, "tests/torch/test_cuda.py"]
         try:
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_SECONDS_MAX["tests"])
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_TESTS_SECONDS_MAX)
         except subprocess.TimeoutExpired as error:
             return {"summary": "timed out", "output": str(error.stdout or b"")[-2000:]}
         said = done.stdout.strip()
         return {"status": done.returncode, "summary": said.rpartition("\n")[2], "output": said[-8000:]}
-
-
-PARTS = ("machine", *_SECONDS_MAX)
-
-
-def show(name: str, found: dict[str, Any]) -> None:
-    """Print a part's figures."""
-    print(f"== {name}")
-    for key, value in found.items():
-        if isinstance(value, dict) and "median" in value:
-            text = ", ".join(f"{what} {value[what][0]:.3f}" for what in ("median", "mean", "p99", "added_ms"))
-            print(f"  {key:24} {text} ({value['ms']:.2f} ms, {value['rounds']} rounds)")
-        else:
-            print(f"  {key:24} {value}")
-    sys.stdout.flush()
 
 
 def main() -> None:
@@ -411,15 +341,13 @@ def main() -> None:
     failed = False
     try:
         for name in given.parts:
-            start = time.perf_counter()
             try:
-                found = getattr(kit, name)()
+                results[name] = getattr(kit, name)()
             except Exception as error:  # the parts that follow are worth the machine's time all the same
-                found, failed = {"failed": repr(error)}, True
+                results[name], failed = {"failed": repr(error)}, True
             for left in folder.iterdir():  # a gigabyte every other step
                 shutil.rmtree(left)
-            results[name] = found | {"part_seconds": time.perf_counter() - start}
-            show(name, results[name])
+            print(f"== {name}", *(f"  {key}: {value}" for key, value in results[name].items()), sep="\n", flush=True)
             given.out.write_text(json.dumps(results, indent=1))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

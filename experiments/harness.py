@@ -1,4 +1,4 @@
-"""What all experiments share: command line, folder, children that tell JSON, and results with their circumstances.
+"""What all experiments share: command line, folder, child processes, and results with their circumstances.
 
 The circumstances of results are machine, versions, commit, and how busy others kept the machine meanwhile.
 """
@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
-import statistics
+import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 import tranlogs
 
@@ -39,20 +37,15 @@ class Circumstances:
 
     def __init__(self) -> None:
         self._at, self._commit = datetime.now(timezone.utc), _commit()
-        self._load, self._start, self._others = os.getloadavg()[0], time.monotonic(), _others_seconds()
+        self._start, self._others = time.monotonic(), _others_seconds()
 
     def as_dict(self) -> dict[str, Any]:
-        """For the JSON.
-
-        `load` is the system's load average over a minute, before and after, this experiment's own processes included;
-        `others_busy` is how many processors others kept busy in the mean, and a hypervisor withheld.
-        """
+        """Return them for the JSON; `others_busy`: processors that others kept busy in the mean, or a hypervisor withheld."""
         seconds = time.monotonic() - self._start
         return {
             "at": self._at.isoformat(timespec="seconds"),
             "seconds": round(seconds, 1),
             "commit": self._commit,
-            "load": [round(self._load, 1), round(os.getloadavg()[0], 1)],
             "others_busy": round(max(0.0, _others_seconds() - self._others) / seconds, 2),
             "machine": {
                 "processor": _processor(),
@@ -64,30 +57,22 @@ class Circumstances:
         }
 
 
-def command_line(
-    about: str | None, quick: str = "checks the script, not the claims", *, out: str = ""
-) -> argparse.ArgumentParser:
-    """Return a parser that knows `--quick` and, if results are written, `--out`.
+def command_line(about: str | None, out: str) -> argparse.ArgumentParser:
+    """Return a parser that knows `--quick` and `--out`.
 
     Args:
         about: docstring of the script.
-        quick: what `--quick` does.
         out: name of the results.
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help=quick)
-    if out:
-        parser.add_argument("--out", type=Path, default=RESULTS / f"{out}.json")
+    parser.add_argument("--quick", action="store_true", help="small and short: checks the script, not the claims")
+    parser.add_argument("--out", type=Path, default=RESULTS / f"{out}.json")
     return parser
 
 
-def take(
-    parser: argparse.ArgumentParser,
-    measure: Callable[..., dict[str, Any]],
-    draw: Callable[[Path, dict[str, Any]], None] | None = None,
-) -> None:
+def take(about: str | None, out: str, measure: Callable[..., dict[str, Any]], draw: Callable[..., None] | None = None) -> None:
     """Take a whole experiment as the command line says: `measure(quick=...)`, its results, and a picture of them."""
-    arguments = parser.parse_args()
+    arguments = command_line(about, out).parse_args()
     begun = Circumstances()
     results = measure(quick=arguments.quick)
     write_results(arguments.out, results, begun)
@@ -100,13 +85,49 @@ def measured_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(dir=os.environ.get("TRANLOGS_BENCH_DIR"))
 
 
-def ask_child(script: str, *words: object, environment: Mapping[str, str] | None = None) -> Any:
-    """Run a script in a process of its own; return what its last line says in JSON, or None if it died by a signal."""
-    command = [sys.executable, script, *map(str, words)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode > 0:
-        raise SystemExit(f"{' '.join(command)}: {done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
+class Child:
+    """A process of its own that runs a function.
+
+    Attributes:
+        process: the process.
+        pipe: a connection to the function.
+
+    Args:
+        work: the function. It is given the other end of the pipe, and `given`.
+        is_fork: fork this process, which must have one thread, instead of starting Python anew and importing again.
+    """
+
+    def __init__(self, work: Callable[..., None], *given: Any, is_fork: bool = False) -> None:
+        context: Any = multiprocessing.get_context("fork" if is_fork else "spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=work, args=(theirs, *given))
+        self.process.start()
+        theirs.close()
+
+    def receive(self) -> Any:
+        """Return what the function sends next; None if the process ends before."""
+        try:
+            return self.pipe.recv()
+        except EOFError:
+            return None
+
+    def join(self) -> None:
+        """Wait until the process has ended, by itself or by SIGKILL."""
+        self.process.join()
+        if self.process.exitcode not in (0, -signal.SIGKILL):
+            raise SystemExit(f"a child process ended with {self.process.exitcode}")
+
+
+def ask_child(work: Callable[..., Any], *given: Any, is_fork: bool = False) -> Any:
+    """Call a function in a process of its own; return what it returns, or None if it died by SIGKILL."""
+    child = Child(_answer, work, given, is_fork=is_fork)
+    answer = child.receive()
+    child.join()
+    return answer
+
+
+def _answer(pipe: Any, work: Callable[..., Any], given: tuple[Any, ...]) -> None:
+    pipe.send(work(*given))
 
 
 def write_results(out: Path, results: dict[str, Any], begun: Circumstances) -> None:
@@ -144,60 +165,7 @@ def _commit() -> str:
     def git(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True)
 
-    try:
-        head = git("rev-parse", "--short=10", "HEAD")
-    except FileNotFoundError:
-        return "unknown"
+    head = git("rev-parse", "--short=10", "HEAD")
     if head.returncode:
         return "unknown"
     return head.stdout.strip() + ("+" if git("diff", "--quiet", "HEAD", "--", ":/*.py").returncode else "")
-
-
-# Numbers.
-
-_RESAMPLES = 2000
-
-
-def quartiles(values: list[float]) -> tuple[float, float, float]:
-    """25 %, median, 75 %."""
-    if len(values) < 2:
-        return values[0], values[0], values[0]
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, middle, high
-
-
-def shown(values: list[float], digits: int = 3) -> str:
-    """Median and quartiles as text."""
-    low, middle, high = quartiles(values)
-    return f"{middle:.{digits}f} [{low:.{digits}f}-{high:.{digits}f}]"
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """How long a call takes."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-@contextmanager
-def timed(into: list[float]) -> Iterator[None]:
-    """Append the seconds that the block takes."""
-    start = time.perf_counter()
-    yield
-    into.append(time.perf_counter() - start)
-
-
-def bootstrap(samples: Sequence[Any], statistic: Callable[[Any], Any]) -> list[Any]:
-    """A statistic of the samples, and the bounds of its 95 % interval by resampling them with replacement.
-
-    Args:
-        samples: what varies independently: where neighbours in time are alike, their blocks.
-        statistic: of an array of samples; a number, or an array of them.
-
-    Returns:
-        Its value, low, high: numbers, or lists of them.
-    """
-    given, chance = np.asarray(samples), np.random.default_rng(0)
-    drawn = [statistic(given[chance.integers(0, len(given), len(given))]) for _ in range(_RESAMPLES)]
-    low, high = np.percentile(np.array(drawn), (2.5, 97.5), axis=0)
-    return [np.asarray(found).tolist() for found in (statistic(given), low, high)]

@@ -1,4 +1,4 @@
-"""Paired measurement: arms take turns in one process, block by block, and are compared round by round.
+"""Times and their statistics. Arms take turns in one process, block by block, and are compared round by round.
 
 An arm is a callable that does one block of steps and returns the seconds of each step that counts. A round is one block of
 each arm. Load that comes and goes falls on all arms of a round alike, so arms are compared round by round.
@@ -7,7 +7,7 @@ each arm. Load that comes and goes falls on all arms of a round alike, so arms a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ Block = Callable[[], list[float]]
 Times = dict[str, list[list[float]]]
 """Seconds of steps: by arm, by round."""
 
-PLAIN, AGAIN, MACHINE, AUTO = "plain", "plain again (noise)", "logged, machine", 'as it comes, log="auto"'
+PLAIN, MACHINE, AUTO = "plain", "logged, machine", 'as it comes, log="auto"'
 FLOOR = "floor: written and hashed, no log"
 _RESAMPLES = 1000
 
@@ -48,27 +48,33 @@ def compare(times: Times, arm: str, plain: str = PLAIN) -> dict[str, Any]:
         quartiles, so that load which comes and goes falls out.
         `mean` and `p99`: ratios of the means and of the 99th percentiles of all steps, with the quartiles of a bootstrap
         over the rounds, since what is rare is in few of them.
-        `ms`: the arm's median step. `plain_p99`: the plain p99 over the plain median. `rounds`, `steps`: how many.
+        `ms`: the arm's median step. `rounds`, `steps`: how many.
     """
     mine, base = ([np.array(block) for block in times[name]] for name in (arm, plain))
     middle, middle_base = (np.array([np.median(block) for block in blocks]) for blocks in (mine, base))
-    every, every_base = np.concatenate(mine), np.concatenate(base)
+    every = np.concatenate(mine)
     return {
         "median": spread(middle / middle_base),
         "mean": _resampled(mine, base, lambda a, b: np.mean(a) / np.mean(b)),
-        "p99": _resampled(mine, base, lambda a, b: p99(a) / p99(b)),
+        "p99": _resampled(mine, base, lambda a, b: np.quantile(a, 0.99) / np.quantile(b, 0.99)),
         "added_ms": spread(1e3 * (middle - middle_base)),
         "ms": float(np.median(every) * 1e3),
-        "plain_p99": float(p99(every_base) / np.median(every_base)),
         "rounds": len(mine),
         "steps": len(every),
     }
 
 
-def over(work: list[float], unit: list[float], statistic: Callable[[Any], Any] = np.median) -> tuple[float, float, float]:
-    """Return a statistic of `work` over the median of `unit`, with the quartiles of a bootstrap over the pairs."""
-    pairs = ([np.array([seconds]) for seconds in values] for values in (work, unit))
-    return _resampled(*pairs, lambda a, b: statistic(a) / np.median(b))
+def over(work: list[float], unit: list[float]) -> tuple[float, float, float]:
+    """Return the median of `work` over that of `unit`, with the quartiles of a bootstrap over the pairs."""
+    pairs = ([np.array([value]) for value in values] for values in (work, unit))
+    return _resampled(*pairs, lambda a, b: np.median(a) / np.median(b))
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return how long a call takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
 
 
 def spread(values: Any) -> tuple[float, float, float]:
@@ -77,9 +83,20 @@ def spread(values: Any) -> tuple[float, float, float]:
     return float(middle), float(low), float(high)
 
 
-def p99(values: Any) -> Any:
-    """Return the 99th percentile."""
-    return np.quantile(values, 0.99)
+def bootstrap(samples: Sequence[Any], statistic: Callable[[Any], Any]) -> list[Any]:
+    """Return a statistic of the samples, and the bounds of its 95 % interval by resampling them with replacement.
+
+    Args:
+        samples: what varies independently: where neighbours in time are alike, their blocks.
+        statistic: of an array of samples; a number, or an array of them.
+
+    Returns:
+        Its value, low, high: numbers, or lists of them.
+    """
+    given, chance = np.asarray(samples), np.random.default_rng(0)
+    drawn = [statistic(given[chance.integers(0, len(given), len(given))]) for _ in range(2 * _RESAMPLES)]
+    low, high = np.percentile(np.array(drawn), (2.5, 97.5), axis=0)
+    return [np.asarray(found).tolist() for found in (statistic(given), low, high)]
 
 
 def _resampled(mine: list[Any], base: list[Any], statistic: Callable[[Any, Any], Any]) -> tuple[float, float, float]:

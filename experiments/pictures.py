@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peer.waste import ways_of
+from peer.adapters import PEERS
+from peer.cost import ways_of
+
+from tranlogs.base.config import MIB
+from tranlogs.retention.prune import Budget
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,6 +140,33 @@ def draw_reduced(path: Path, results: dict[str, Any]) -> None:
     figure.savefig(path)
 
 
+def draw_storage(path: Path, results: dict[str, Any]) -> None:
+    """Bytes on disk under each budget, between its watermarks; below, values of segments under the middle one."""
+    title = "One training under three budgets: what lies on disk, and what segments are worth"
+    figure, (space, values) = new_figure(title, (9, 6.4), (2, 1), sharex=True, height_ratios=(3, 2))
+    shares, courses = Budget(), {name: found for name, found in results.items() if name != "circumstances"}
+    for (name, course), shade in zip(courses.items(), SHADES[1:], strict=True):
+        budget, end = int(name.partition(" ")[0]), course["seconds"][-1]
+        space.plot(course["seconds"], [n / MIB for n in course["bytes"]], color=shade, lw=1.6)
+        space.axhspan(shares.low * budget, shares.high * budget, color=shade, alpha=0.1, lw=0)
+        for share, word in ((shares.high, "high"), (shares.low, "low")):
+            space.axhline(share * budget, color=shade, lw=0.8, ls=(0, (4, 3)))
+            space.text(end, share * budget, f" {word}", color=shade, fontsize=8, va="center")
+        middle = budget * (shares.high + shares.low) / 2
+        space.text(end * 1.04, middle, name, color=shade, fontsize=9, va="center")
+        space.set_xlim(0, end * 1.1)
+    space.set_ylim(bottom=0)
+    space.set_ylabel("MiB of segments and checkpoints", color=INK)
+    name, course = list(courses.items())[1]
+    for curve in course["values"]:
+        values.plot(curve["seconds"], curve["values"], color=INK, lw=1.2)
+        values.plot(curve["seconds"][-1], curve["values"][-1], color=INK, marker="x", ms=5)
+    values.set_ylim(0, 1.02)
+    values.set_ylabel("value", color=INK)
+    values.set_xlabel(f"seconds; below, some segments under {name} until they are pruned (x)", color=INK)
+    figure.savefig(path)
+
+
 def new_figure(title: str, size: tuple[float, float], shape: tuple[int, int], **options: Any) -> tuple[Figure, Any]:
     from matplotlib.figure import Figure  # without pyplot: no screen, no global state
 
@@ -168,7 +199,7 @@ def draw_policies(path: Path, results: dict[str, Any]) -> None:
 def draw_peers(path: Path, results: dict[str, Any]) -> None:
     """Left mean step times by interval, right the share of time that is lost."""
     figure, (costs, waste) = new_figure("Saving, crashing, coming back: the same job, the same machine", (12, 5), (1, 2))
-    peers = [peer for peer in results["peers"].values() if any("error" not in one for one in peer.get("cost", {}).values())]
+    peers = [peer for name, peer in results["peers"].items() if name in PEERS and "cost" in peer]
     assert len(peers) <= len(_COLOURS), "each system has a colour of its own"
     for colour, peer in zip(_COLOURS, peers, strict=False):
         _draw_costs(costs, peer, colour)
@@ -177,8 +208,7 @@ def draw_peers(path: Path, results: dict[str, Any]) -> None:
     costs.set_xlabel("steps between saves", color=INK)
     costs.set_ylabel("mean step time over no saving", color=INK)
     costs.axhline(1, color=INK, lw=0.6)
-    if peers:
-        costs.legend(frameon=False, fontsize=8)
+    costs.legend(frameon=False, fontsize=8)
     waste.set(xscale="log", yscale="log")
     waste.set_xlabel("failures a day", color=INK)
     waste.set_ylabel("share of time lost, best interval", color=INK)
@@ -186,7 +216,7 @@ def draw_peers(path: Path, results: dict[str, Any]) -> None:
 
 
 def _draw_costs(axes: Axes, peer: dict[str, Any], colour: str) -> None:
-    found = {int(every): one["mean"] for every, one in peer["cost"].items() if "error" not in one}
+    found = {int(every): one["mean"] for every, one in peer["cost"].items()}
     if peer["logs_steps"]:
         found = dict.fromkeys((1, 10, 100), next(iter(found.values())))
     axes.plot(

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from harness import command_line, take
+from harness import take
 from pictures import draw_policies
 
 DAY, HOUR = 86_400.0, 3_600.0
@@ -33,44 +33,29 @@ _STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the policy that learns: factors of an 
 _INTERVAL_MIN = COST  # a checkpoint that costs more than what it saves is taken by nobody
 
 
-class Policy(Protocol):
-    """Chooses the work between two checkpoints, in seconds."""
-
-    def interval(self, age: float) -> float:
-        """Return it; the last failure, or the beginning, was `age` seconds ago."""
-        ...
-
-    def note_failure(self, gap: float) -> None:
-        """Note a failure, so many seconds after the one before."""
-        ...
-
-    def note_outcome(self, work: float, wasted: float) -> None:
-        """Note how much new work was done since the last choice, and how much time was lost."""
-        ...
-
-
 def young_daly(mean_gap: float, share: float) -> float:
     """Return the interval with the least waste: the root of twice cost times mean gap, by the share of work to redo."""
     return max(math.sqrt(2 * COST * mean_gap / share), _INTERVAL_MIN)
 
 
-class Fixed:
-    """A fixed interval."""
+class Policy:
+    """Chooses the work between two checkpoints, in seconds: a fixed interval."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
     def interval(self, age: float) -> float:
+        """Return it; the last failure, or the beginning, was `age` seconds ago."""
         return self._seconds
 
     def note_failure(self, gap: float) -> None:
-        pass
+        """Note a failure, so many seconds after the one before."""
 
     def note_outcome(self, work: float, wasted: float) -> None:
-        pass
+        """Note how much new work was done since the last choice, and how much time was lost."""
 
 
-class Observed(Fixed):
+class Observed(Policy):
     """Young/Daly with the mean time between failures as observed, an hour before any: `checkpoint_every="auto"`."""
 
     def __init__(self, share: float) -> None:
@@ -120,7 +105,7 @@ class ByProbability(Recent):
             self._law = shape, math.exp(float(logs.mean()) + 0.5772 / shape)
 
 
-class Learning(Fixed):
+class Learning(Policy):
     """Learns which factor of an hour's Young/Daly interval wastes least, trying others now and then (after DACM)."""
 
     def __init__(self, share: float, chance: np.random.Generator) -> None:
@@ -141,9 +126,9 @@ class Learning(Fixed):
 
 
 POLICIES: dict[str, Callable[[float, float, np.random.Generator], Policy]] = {
-    "best: Young/Daly, mean known": lambda share, mean, chance: Fixed(young_daly(mean, share)),
-    "every hour": lambda share, mean, chance: Fixed(HOUR),
-    "every ten minutes": lambda share, mean, chance: Fixed(HOUR / 6),
+    "best: Young/Daly, mean known": lambda share, mean, chance: Policy(young_daly(mean, share)),
+    "every hour": lambda share, mean, chance: Policy(HOUR),
+    "every ten minutes": lambda share, mean, chance: Policy(HOUR / 6),
     'observed: checkpoint_every="auto"': lambda share, mean, chance: Observed(share),
     "recent rate (Zhuang)": lambda share, mean, chance: Recent(share),
     "probability (Akber)": lambda share, mean, chance: ByProbability(share),
@@ -176,8 +161,8 @@ def simulate(policy: Policy, gaps: np.ndarray[Any, Any], share: float) -> float:
     return 1 - min(useful / now, 1.0)
 
 
-def measure(*, quick: bool = False) -> dict[str, Any]:
-    """All policies, laws, shares and sizes; the mean of some jobs."""
+def measure(*, quick: bool) -> dict[str, Any]:
+    """Simulate all policies, laws, shares and sizes; the mean of some jobs."""
     jobs, nodes = (1, NODES[2::2]) if quick else (20, NODES)
     found: dict[str, Any] = {}
     for law, shape in SHAPES.items():
@@ -197,4 +182,4 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    take(command_line(__doc__, out="policies"), measure, draw_policies)
+    take(__doc__, "policies", measure, draw_policies)

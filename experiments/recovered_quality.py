@@ -11,17 +11,15 @@ brings back differs from it in one bit.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from harness import command_line, measured_folder, take
+from harness import ask_child, measured_folder, take
 from pictures import draw_recovered_quality
 from torch import Tensor, nn
 from workloads import NAMES, Workload, loss_of, optimizer_of, workload
@@ -31,7 +29,6 @@ from tranlogs_torch import LoggedOptimizer
 
 PLACES = ("in the forward pass", "behind the backward pass", "behind the optimizer's step")
 _SEED = 0
-_FORK = multiprocessing.get_context("fork")  # what is imported need not be imported again; with one thread there is no pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,7 @@ class Size:
     interval: int
     intervals: tuple[int, ...]
     into: tuple[int, ...]
-    names: Sequence[str]
+    names: tuple[str, ...]
     look: int
 
     @property
@@ -54,95 +51,68 @@ FULL = Size(interval=40, intervals=(1, 3), into=tuple(range(40)), names=NAMES, l
 QUICK = Size(interval=4, intervals=(1,), into=(1, 3), names=NAMES[:1], look=2)
 
 
-def measure(*, quick: bool = False) -> dict[str, Any]:
-    """All models, crash by crash."""
+def measure(*, quick: bool) -> dict[str, Any]:
+    """Kill all models at all points."""
     size, models = QUICK if quick else FULL, {}
     with measured_folder() as folder:
         for name in size.names:
             work = workload(name, small=True)
-            reference = Reference(work, size)
+            curve, states = _train_plain(work, size)
             points = []
             for i, step in enumerate(size.points):
                 with tempfile.TemporaryDirectory(dir=folder) as place:
-                    points.append(_crash(work, size, reference, step, i % len(PLACES), Path(place)))
-            parameters = sum(value.numel() for value in reference.states[size.points[0]].values())
-            models[name] = {"data": work.data, "parameters": parameters, "curve": reference.curve, "points": points}
-    return {"interval": size.interval, "intervals": size.intervals, "places": PLACES, "models": models}
+                    points.append(_crash(work, size, curve, states[step], step, i % len(PLACES), Path(place)))
+            models[name] = {"curve": curve, "points": points}
+    return {"interval": size.interval, "intervals": size.intervals, "models": models}
 
 
-class Reference:
-    """The uninterrupted run.
-
-    Attributes:
-        curve: its quality at some steps.
-        states: of the model, at the points where others are killed.
-    """
-
-    def __init__(self, work: Workload, size: Size) -> None:
-        self.curve: list[dict[str, float]] = []
-        self.states: dict[int, dict[str, Tensor]] = {}
-        model = work.model(_SEED)
-        optimizer = optimizer_of(model)
-        for step, (x, y) in enumerate(plain_batches(work.loader(), max(size.points) + 1)):
-            if step in size.points or (step % size.look == 0 and step >= size.interval * size.intervals[0]):
-                self.curve.append({"step": step, **work.quality(model)})
-            if step in size.points:
-                self.states[step] = {name: value.clone() for name, value in model.state_dict().items()}
-            loss_of(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    def quality(self, step: int) -> dict[str, float]:
-        """At a step that was looked at."""
-        return next(seen for seen in self.curve if seen["step"] == step)
+def _train_plain(work: Workload, size: Size) -> tuple[list[dict[str, float]], dict[int, dict[str, Tensor]]]:
+    """Train without interruption; return the quality at some steps, and the states at which others are killed."""
+    curve: list[dict[str, float]] = []
+    states: dict[int, dict[str, Tensor]] = {}
+    model = work.model(_SEED)
+    optimizer = optimizer_of(model)
+    for step, (x, y) in enumerate(plain_batches(work.loader(), max(size.points) + 1)):
+        if step in size.points or (step % size.look == 0 and step >= size.interval * size.intervals[0]):
+            curve.append({"step": step, **work.quality(model)})
+        if step in size.points:
+            states[step] = {name: value.clone() for name, value in model.state_dict().items()}
+        loss_of(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return curve, states
 
 
-def _crash(work: Workload, size: Size, reference: Reference, step: int, place: int, folder: Path) -> dict[str, Any]:
+def _crash(
+    work: Workload, size: Size, curve: list[dict[str, float]], state: dict[str, Tensor], step: int, place: int, folder: Path
+) -> dict[str, Any]:
     """Kill a process in the batch behind `step`, and bring back what there is of it in both ways."""
-    process = _FORK.Process(target=train, args=(work, folder, size.interval, step, place))
-    process.start()
-    process.join()
-    if process.exitcode != -signal.SIGKILL:
-        raise SystemExit(
-            f"{work.name}: the process that trains until step {step} ended with {process.exitcode}, not by SIGKILL"
-        )
-    ours, report = _from_log(work, reference, step, folder)
-    model = work.model(_SEED + 1)
-    checkpoint = torch.load(folder / "state.pt", weights_only=True)
-    model.load_state_dict(checkpoint["model"])
-    theirs = work.quality(model)
-    lost = step - checkpoint["step"]
-    print(
-        f"  {work.name:5s} killed {lost:2d} steps behind the checkpoint, {PLACES[place]:27s} loss {ours['loss']:.4f} "
-        f"(checkpoint {theirs['loss']:.4f}), accuracy {ours['accuracy']:.1%} ({theirs['accuracy']:.1%})",
-        flush=True,
-    )
-    return {
-        "step": step,
-        "place": place,
-        "tranlogs": {"step": report.step, "replayed": report.replayed, **ours},
-        "checkpoint": {"step": checkpoint["step"], **theirs},
-        "uninterrupted": reference.quality(step),
-    }
-
-
-def _from_log(work: Workload, reference: Reference, step: int, folder: Path) -> tuple[dict[str, float], Any]:
-    """TranLogs' recovery, which must be the uninterrupted run at that step."""
+    if ask_child(_train, work, folder, size.interval, step, place, is_fork=True) is not None:
+        raise SystemExit(f"{work.name}: the process that trains until step {step} did not die by SIGKILL")
+    uninterrupted = next(seen for seen in curve if seen["step"] == step)
     model = work.model(_SEED + 1)
     with LoggedOptimizer(optimizer_of(model), folder / "run", model, log="gradients") as optimizer:
         report = optimizer.track(loader=work.loader()).recover()
-    differing = [name for name, value in model.state_dict().items() if not torch.equal(value, reference.states[step][name])]
-    quality = work.quality(model)
-    same = {"step": report.step, **quality} == reference.quality(step)
-    if differing or not same or report.exact is not True:
-        raise SystemExit(f"{work.name}: not the uninterrupted run at step {step}: {differing}, {quality}, {report}")
-    return quality, report
+    differing = [name for name, value in model.state_dict().items() if not torch.equal(value, state[name])]
+    ours = {"step": report.step, **work.quality(model)}
+    if differing or ours != uninterrupted or report.exact is not True:
+        raise SystemExit(f"{work.name}: not the uninterrupted run at step {step}: {differing}, {ours}, {report}")
+    checkpoint = torch.load(folder / "state.pt", weights_only=True)
+    model.load_state_dict(checkpoint["model"])
+    theirs = {"step": checkpoint["step"], **work.quality(model)}
+    print(f"  {work.name}, killed {PLACES[place]} of step {step + 1}: {ours}, checkpoint {theirs}", flush=True)
+    return {
+        "step": step,
+        "tranlogs": {"replayed": report.replayed, **ours},
+        "checkpoint": theirs,
+        "uninterrupted": uninterrupted,
+    }
 
 
 # The process that is killed.
 
 
-def train(work: Workload, folder: Path, interval: int, at: int, place: int) -> None:
+def _train(work: Workload, folder: Path, interval: int, at: int, place: int) -> bool:
     """Train until `at` steps are done, and die in the next batch."""
     model = work.model(_SEED)
     loader = work.loader()
@@ -159,6 +129,7 @@ def train(work: Workload, folder: Path, interval: int, at: int, place: int) -> N
         optimizer.zero_grad()
         if (step + 1) % interval == 0:
             _save(folder / "state.pt", model, optimizer, step + 1)
+    return True
 
 
 def _die(now: bool) -> None:
@@ -167,7 +138,7 @@ def _die(now: bool) -> None:
 
 
 def _save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """A checkpoint as one writes it oneself."""
+    """Write a checkpoint as one writes it oneself."""
     with open(path.with_suffix(".tmp"), "wb") as file:
         torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
         file.flush()
@@ -175,11 +146,6 @@ def _save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: 
     os.replace(path.with_suffix(".tmp"), path)
 
 
-def main() -> None:
-    parser = command_line(__doc__, "one model, two crashes: checks the script, not the claim", out="recovered_quality")
-    torch.set_num_threads(1)  # with more, products may round otherwise from process to process
-    take(parser, measure, draw_recovered_quality)
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)  # with more, products may round otherwise from process to process, and a fork has no pool
+    take(__doc__, "recovered_quality", measure, draw_recovered_quality)

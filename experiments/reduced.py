@@ -12,13 +12,12 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from bench_steps import Logged, Plain
-from harness import command_line, measured_folder, take
+from bench_steps import Logged, blocks_of
+from harness import measured_folder, take
 from paired_timing import compare, take_turns
 from pictures import draw_reduced
 from training_cases import CASES, shortened
@@ -43,7 +42,7 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
                 curves[log].append(list(_train(work, seed, log, steps)))
                 print(f"  {name}, seed {seed}, {log}: loss {curves[log][-1][-1]:.4f}", flush=True)
         at = [steps * (i + 1) // _LOOKS for i in range(_LOOKS)]
-        models[name] = {"data": work.data, "steps": at, "curves": curves, "verdict": _compare(curves)}
+        models[name] = {"steps": at, "curves": curves, "verdict": _compare(curves)}
     return {"models": models, "times": list(_time(quick=quick))}
 
 
@@ -65,15 +64,10 @@ def _train(work: Workload, seed: int, log: LogKind, steps: int) -> Iterator[floa
 
 
 def _compare(curves: dict[str, list[list[float]]]) -> dict[str, Any]:
-    """Return the last losses: of each log the mean, and its distance from that without rounding; and the seeds' spread."""
+    """Return the last losses: of each log the mean, and the seeds' spread without rounding."""
     last = {log: [curve[-1] for curve in found] for log, found in curves.items()}
-    exact = statistics.mean(last["gradients"])
     means = {log: statistics.mean(values) for log, values in last.items()}
-    return {
-        "means": means,
-        "distances": {log: mean - exact for log, mean in means.items() if log != "gradients"},
-        "spread": statistics.stdev(last["gradients"]),
-    }
+    return {"means": means, "spread": statistics.stdev(last["gradients"])}
 
 
 def _time(*, quick: bool) -> Iterator[dict[str, Any]]:
@@ -82,36 +76,22 @@ def _time(*, quick: bool) -> Iterator[dict[str, Any]]:
         torch.set_num_threads(threads)
         for case in cases:
             with measured_folder() as folder:
-                arms: dict[str, Plain] = {"plain": Plain(case.make())}
-                logged = {log: Logged(case.make(), Path(folder) / log, case.segment_bytes, log=log) for log in LOGS}
-                for arm in logged.values():
+                arms = {log: Logged(case.make(), Path(folder) / log, case.segment_bytes, log=log) for log in LOGS}
+                for arm in arms.values():
                     arm.warm()
-                blocks = {n: partial(a.block, case.steps, case.seconds_max / 8) for n, a in {**arms, **logged}.items()}
-                times = take_turns(blocks, case.rounds, seconds_max=case.seconds_max)
+                times = take_turns(blocks_of(arms, case), case.rounds, seconds_max=case.seconds_max)
                 nbytes = {}
-                for log, arm in logged.items():
+                for log, arm in arms.items():
                     journal = arm.logged.training_run.journal
                     start, step = journal.log_bytes, journal.step
                     arm.block(case.steps, case.seconds_max)
                     nbytes[log] = (journal.log_bytes - start) / (journal.step - step)
                     arm.close()
-            found = {
-                "case": case.name,
-                "threads": threads,
-                "bytes": nbytes,
-                "over_plain": {log: compare(times, log)["median"] for log in LOGS},
-                "over_gradients": {log: compare(times, log, "gradients")["median"] for log in LOGS[1:]},
-                "ms": {name: compare(times, name)["ms"] for name in times},
-            }
-            print(f"  {case.name}, {threads} threads: {found['over_plain']}, {found['over_gradients']}, {nbytes}", flush=True)
-            yield found
-
-
-def main() -> None:
-    parser = command_line(__doc__, "one model, two seeds, small cases: checks the script, not the claim", out="reduced")
-    torch.set_num_threads(1)
-    take(parser, measure, draw_reduced)
+            ratios = {log: compare(times, log, "gradients")["median"] for log in LOGS[1:]}
+            print(f"  {case.name}, {threads} threads: {ratios}, {nbytes}", flush=True)
+            yield {"case": case.name, "threads": threads, "bytes": nbytes, "over_gradients": ratios}
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    take(__doc__, "reduced", measure, draw_reduced)

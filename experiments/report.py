@@ -30,23 +30,19 @@ class Experiment:
         title: in the report.
         script: that takes it, a file beside this one; it knows --quick and --out.
         tell: makes Markdown of its JSON.
-        arguments: of the script, beside those.
-        needs: programs or packages that must be there, in words.
-        programs, packages: their names.
+        needs: programs and packages that must be there.
     """
 
     name: str
     title: str
     script: str
     tell: Callable[[dict[str, Any]], list[str]]
-    arguments: tuple[str, ...] = ()
-    needs: str = ""
-    programs: tuple[str, ...] = ()
-    packages: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
 
-    def is_possible(self) -> bool:
-        """Whether all that it needs is here."""
-        return all(shutil.which(program) for program in self.programs) and all(map(find_spec, self.packages))
+    @property
+    def missing(self) -> list[str]:
+        """What it needs and is not here."""
+        return [name for name in self.needs if not shutil.which(name) and not find_spec(name)]
 
 
 HEADINGS: dict[str, tuple[Experiment, ...]] = {
@@ -54,29 +50,15 @@ HEADINGS: dict[str, tuple[Experiment, ...]] = {
         Experiment("step_time", "Where a training step's time goes, and what replay saves", "step_time.py", tables.step_time),
         Experiment("recovered_quality", "Recovered quality", "recovered_quality.py", tables.recovered_quality),
         Experiment("storage", "Storage under thresholds", "bench_storage.py", tables.storage),
-        Experiment(
-            "store",
-            "Asynchronous persistence",
-            "bench_store.py",
-            tables.store,
-            needs="JDK 17 and Maven, for a cluster",
-            programs=("java", "mvn"),
-        ),
+        Experiment("store", "Asynchronous persistence", "bench_store.py", tables.store, needs=("java", "mvn")),
     ),
     "Other systems, same work, same machine, one run": (
         Experiment("peers", "What saves a training loop", "peers.py", tables.peers),
-        Experiment(
-            "trainers",
-            "Keras, by its own checkpoints",
-            "keras_own.py",
-            tables.keras_own,
-            needs="Keras and a backend of it",
-            packages=("keras",),
-        ),
+        Experiment("trainers", "Keras, by its own checkpoints", "keras_own.py", tables.keras_own, needs=("keras",)),
     ),
     "What TranLogs costs": (
         Experiment("bench", "Steps, log, replay, recovery, disk", "bench.py", tables.bench),
-        Experiment("gpu", "On a GPU", "gpu.py", tables.gpu, needs="a CUDA GPU", programs=("nvidia-smi",)),
+        Experiment("gpu", "On a GPU", "gpu.py", tables.gpu, needs=("nvidia-smi",)),
         Experiment("bench_monitor", "The monitor", "bench_monitor.py", tables.bench_monitor),
         Experiment("reduced", "Rounded gradients", "reduced.py", tables.reduced),
         Experiment("policies", "When to take a checkpoint", "policies.py", tables.policies),
@@ -115,7 +97,7 @@ def write_report(results: Path, document: Path) -> None:
 
 
 def _not_taken(experiment: Experiment) -> Lines:
-    needs = f" It needs {experiment.needs}." if experiment.needs else ""
+    needs = f" It needs {' and '.join(experiment.needs)}." if experiment.needs else ""
     return [f'Not taken yet: `make experiments EXPERIMENTS="{experiment.name}"`.{needs}', ""]
 
 
@@ -145,24 +127,21 @@ def _circumstances(found: dict[str, dict[str, Any]]) -> Lines:
     return [line for told in (*machines, *versions) for line in prose(f"{told}.")]
 
 
-def _when(experiment: Experiment, found: dict[str, Any]) -> str:
-    """Return when an experiment was taken and at which commit; of parts that were taken anew, too."""
-    taken = dict(_taken(experiment.name, found))
-    return "; ".join(
-        f"{name.partition(': ')[2]} {about['at'][:10]}, `{about['commit']}`{_busy(about['others_busy'])}".strip()
-        for name, about in taken.items()
-    )
-
-
-def _busy(processors: float) -> str:
-    return f" ({processors:.1f} processors kept busy by others)" if processors >= 0.3 else ""
-
-
 def _machine(about: dict[str, Any]) -> str:
     return (
         f"{about['processor']}, {about['cpus']} processors, {about['memory_bytes'] / (1 << 30):.0f} GiB of memory, "
         f"{about['system'].partition('-')[0]}, no GPU used"
     )
+
+
+def _when(experiment: Experiment, found: dict[str, Any]) -> str:
+    """Return when an experiment was taken and at which commit; of parts that were taken anew, too."""
+    told = []
+    for name, about in _taken(experiment.name, found):
+        others = about["others_busy"]
+        busy = f" ({others:.1f} processors kept busy by others)" if others >= 0.3 else ""
+        told.append(f"{name.partition(': ')[2]} {about['at'][:10]}, `{about['commit']}`{busy}".strip())
+    return "; ".join(told)
 
 
 if __name__ == "__main__":

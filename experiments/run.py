@@ -11,25 +11,9 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from report import DOCUMENT, EXPERIMENTS, HERE, RESULTS, Experiment, write_report
-
-
-def take(experiment: Experiment, results: Path, parts: Sequence[str], *, quick: bool) -> bool:
-    """Run its script; whether it did what it should."""
-    command = [
-        sys.executable,
-        str(HERE / experiment.script),
-        *experiment.arguments,
-        *parts,
-        *(["--quick"] if quick else []),
-        "--out",
-        str(results / f"{experiment.name}.json"),
-    ]
-    print(f"==== {experiment.name}: {experiment.title}", flush=True)
-    return subprocess.run(command).returncode == 0
+from report import DOCUMENT, EXPERIMENTS, HERE, RESULTS, write_report
 
 
 def main() -> int:
@@ -43,9 +27,12 @@ def main() -> int:
     results, document = (RESULTS, DOCUMENT) if into is None else (into, into / "results.md")
     failed = []
     for experiment in [EXPERIMENTS[name] for name in arguments.names] or EXPERIMENTS.values():
-        if not arguments.names and not experiment.is_possible():
-            print(f"==== {experiment.name}: left out, it needs {experiment.needs}", flush=True)
-        elif not take(experiment, results, arguments.parts, quick=arguments.quick):
+        if not arguments.names and experiment.missing:
+            print(f"==== {experiment.name}: left out, it needs {' and '.join(experiment.missing)}", flush=True)
+            continue
+        print(f"==== {experiment.name}: {experiment.title}", flush=True)
+        command = [sys.executable, str(HERE / experiment.script), *arguments.parts, *["--quick"] * arguments.quick]
+        if subprocess.run([*command, "--out", str(results / f"{experiment.name}.json")]).returncode:
             failed.append(experiment.name)
     write_report(results, document)
     if failed:

@@ -27,7 +27,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import bootstrap, command_line, measured_folder, take
+from harness import measured_folder, take
+from paired_timing import bootstrap
 from pictures import draw_step_time
 from torch import Tensor
 from workloads import NAMES, Workload, loss_of, optimizer_of, workload
@@ -41,18 +42,6 @@ _LOGS: dict[str, dict[str, Any]] = {
     "weights without optimizer state": {"log": "weights", "optimizer_state": False},
 }
 _WARM_UP = 3  # steps: memory is touched for the first time, and the optimizer's state is made
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """How much is measured: rounds, plain steps in each, steps in a log behind its checkpoint."""
-
-    rounds: int
-    steps: int
-    logged: int
-
-
-FULL, QUICK = Size(rounds=12, steps=8, logged=32), Size(rounds=2, steps=2, logged=2)
 
 
 @dataclass(slots=True)
@@ -121,11 +110,11 @@ def _processor_clock() -> Iterator[None]:
     """Recovery takes its times by the processor's clock."""
     recovery = import_module("tranlogs.recovery.recover")
     before = recovery.time
-    recovery.time = SimpleNamespace(monotonic=time.thread_time)  # type: ignore[attr-defined]
+    recovery.time = SimpleNamespace(monotonic=time.thread_time)
     try:
         yield
     finally:
-        recovery.time = before  # type: ignore[attr-defined]
+        recovery.time = before
 
 
 def _copy(model: Any) -> dict[str, Tensor]:
@@ -135,25 +124,24 @@ def _copy(model: Any) -> dict[str, Tensor]:
 class Course:
     """One model through all rounds: phases of its plain steps, and recoveries of its runs."""
 
-    def __init__(self, work: Workload, folder: Path, size: Size) -> None:
-        self.work, self.size = work, size
+    def __init__(self, work: Workload, folder: Path, logged: int) -> None:
+        self.work, self._logged = work, logged
         self.model = work.model(seed=0)
-        self.parameters = sum(p.numel() for p in self.model.parameters())
         self._optimizer, self._stream = optimizer_of(self.model), work.stream()
-        self.phases: list[Any] = []  # of each round: (steps, phases) in seconds
+        self._phases: list[Any] = []  # of each round: (steps, phases) in seconds
         self.logs = {name: Logged(folder / name.replace(" ", "-"), settings) for name, settings in _LOGS.items()}
         for log in self.logs.values():
-            log.train(work, size.logged)
+            log.train(work, logged)
         for _ in range(_WARM_UP):
             self._step()
 
-    def round(self) -> None:
-        """Some plain steps, and recoveries."""
+    def round(self, steps: int) -> None:
+        """Take some plain steps, and recoveries."""
         self._step()  # puts its own memory into the caches again; not counted
-        self.phases.append(np.array([self._step() for _ in range(self.size.steps)]))
+        self._phases.append(np.array([self._step() for _ in range(steps)]))
         for log in self.logs.values():
             log.one.append(log.recover(self.work, 1))
-            log.many.append(log.recover(self.work, self.size.logged) / self.size.logged)
+            log.many.append(log.recover(self.work, self._logged) / self._logged)
 
     def _step(self) -> list[float]:
         """A plain step; seconds of its phases."""
@@ -171,8 +159,8 @@ class Course:
 
     def result(self) -> dict[str, Any]:
         """For the JSON."""
-        totals = [block.sum(0) for block in self.phases]
-        steps = np.array([np.median(block.sum(1)) for block in self.phases])
+        totals = [block.sum(0) for block in self._phases]
+        steps = np.array([np.median(block.sum(1)) for block in self._phases])
         shares = bootstrap(totals, lambda blocks: blocks.sum(0) / blocks.sum())
         rest = bootstrap(totals, lambda blocks: 1 - blocks.sum(0)[-1] / blocks.sum())
         logs: dict[str, Any] = {}
@@ -182,9 +170,7 @@ class Course:
             }
             logs[name] = {"bytes_per_step": log.bytes_per_step, "saved": saved}
         return {
-            "data": self.work.data,
-            "batch": self.work.batch,
-            "parameters": self.parameters,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
             "seconds": bootstrap(steps, np.median),
             "shares": shares,
             "without_optimizer": rest,
@@ -192,38 +178,24 @@ class Course:
         }
 
 
-def measure(*, quick: bool = False) -> dict[str, Any]:
-    """All models, round by round."""
-    size = QUICK if quick else FULL
-    names = NAMES[:1] if quick else NAMES
+def measure(*, quick: bool) -> dict[str, Any]:
+    """Take all models, round by round."""
+    names, rounds, steps, logged = (NAMES[:1], 2, 2, 2) if quick else (NAMES, 12, 8, 32)
     with measured_folder() as folder:
-        courses = [Course(workload(name, small=quick), Path(folder) / name, size) for name in names]
-        for i in range(size.rounds):
+        courses = [Course(workload(name, small=quick), Path(folder) / name, logged) for name in names]
+        for i in range(rounds):
             for course in courses:
-                course.round()
-            print(f"  round {i + 1} of {size.rounds}", flush=True)
+                course.round(steps)
+            print(f"  round {i + 1} of {rounds}", flush=True)
     models = {course.work.name: course.result() for course in courses}
     for name, found in models.items():
-        _tell(name, found)
-    return {"phases": PHASES, "rounds": size.rounds, "steps": size.steps, "logged": size.logged, "models": models}
-
-
-def _tell(name: str, found: dict[str, Any]) -> None:
-    shares = ", ".join(f"{phase} {share:.1%}" for phase, share in zip(PHASES, found["shares"][0], strict=True))
-    print(f"  {name:5s} {found['parameters'] / 1e6:.1f} M parameters, step {found['seconds'][0] * 1e3:.1f} ms: {shares}")
-    for log, about in found["logs"].items():
-        one, low, high = about["saved"]["one"]
-        print(
-            f"    {log:32s} {about['bytes_per_step'] / 1e6:6.2f} MB a step; saved of a step, redone alone: {one:.1%} "
-            f"[{low:.1%}, {high:.1%}], among others: {about['saved']['many'][0]:.1%}"
-        )
-
-
-def main() -> None:
-    parser = command_line(__doc__, "one model, few rounds: checks the script, not the claim", out="step_time")
-    torch.set_num_threads(1)
-    take(parser, measure, draw_step_time)
+        shares = ", ".join(f"{phase} {share:.1%}" for phase, share in zip(PHASES, found["shares"][0], strict=True))
+        print(f"  {name}, step {found['seconds'][0] * 1e3:.1f} ms: {shares}")
+        for log, about in found["logs"].items():
+            print(f"    {log}: saved {about['saved']}")
+    return {"phases": PHASES, "logged": logged, "models": models}
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    take(__doc__, "step_time", measure, draw_step_time)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from paired_timing import AUTO, FLOOR, MACHINE, PLAIN
-from peer.registry import PEERS
-from peer.waste import ways_of
+from peer.adapters import PEERS
+from peer.cost import ways_of
 from pictures import TALK
 
 Lines = list[str]
@@ -31,19 +31,11 @@ def _row(cells: Sequence[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _spread(found: Mapping[str, float], digits: int = 2) -> str:
-    """Median and quartiles of a ratio."""
-    return f"{found['median']:.{digits}f} [{found['q25']:.{digits}f}-{found['q75']:.{digits}f}]"
-
-
-def _quartiles(found: Sequence[float], digits: int = 2) -> str:
-    """A value and its quartiles."""
-    value, low, high = (f"{number:.{digits}f}" for number in found)
+def _quartiles(found: Sequence[float] | Mapping[str, float], digits: int = 2) -> str:
+    """Return a value and its quartiles."""
+    numbers = [found[key] for key in ("median", "q25", "q75")] if isinstance(found, Mapping) else found
+    value, low, high = (f"{number:.{digits}f}" for number in numbers)
     return f"{value} [{low}-{high}]"
-
-
-def _parts(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return ((name, found) for name, found in results.items() if name != "circumstances")
 
 
 def policies(results: dict[str, Any]) -> Lines:
@@ -135,7 +127,8 @@ def storage(results: dict[str, Any]) -> Lines:
     lines = prose("A toy that logs 1 MB a second, with a monitor beside it that looks twice a second.")
     rows = (
         [budget, *(f"{found[key] / (1 << 20):.1f} MiB" for key in ("most_bytes", "last_bytes"))]
-        for budget, found in _parts(results)
+        for budget, found in results.items()
+        if budget != "circumstances"
     )
     return lines + table(["budget", "on disk at most", "in the end"], rows)
 
@@ -147,7 +140,7 @@ def store(results: dict[str, Any]) -> Lines:
         the store calls it so. Medians for an object of 16 MiB; all processes on one machine.""")
     rows = (
         [row["store"], *(f"{row[what]['median'] * 1e3:.0f}" for what in ("put", "get", "durable"))]
-        for row in results.get("objects", [])
+        for row in results["objects"]
         if row["bytes"] == 16 << 20
     )
     lines += table(["store", "put, ms", "get, ms", "durable, ms"], rows)
@@ -156,14 +149,11 @@ def store(results: dict[str, Any]) -> Lines:
 
 
 def _by_model(results: dict[str, Any], part: str, about: str) -> Lines:
-    found = results.get("training", {})
-    places = list(dict.fromkeys(name for one in found.values() for name in one[part] if name not in _WITHOUT_STORE))
+    found = results["training"]
+    places = list(dict.fromkeys(name for one in found.values() for name in one[part] if not name.startswith("no store")))
     digits = 1 if part == "recovery" else 2
-    rows = ([model, *(_spread(one[part][place]["ratio"], digits) for place in places)] for model, one in found.items())
+    rows = ([model, *(_quartiles(one[part][place]["ratio"], digits) for place in places)] for model, one in found.items())
     return prose(about) + table(["model", *places], rows)
-
-
-_WITHOUT_STORE = ("no store", "no store, again (noise)")
 
 
 # Other systems.
@@ -171,7 +161,7 @@ _WITHOUT_STORE = ("no store", "no store, again (noise)")
 
 def peers(results: dict[str, Any]) -> Lines:
     """Costs, crashes, faults, T_wasted."""
-    found = {name: peer for name, peer in results["peers"].items() if name in PEERS}
+    found = [peer for name, peer in results["peers"].items() if name in PEERS]
     lines = prose(f"""
         An MLP of {results["parameters"] / 1e6:.1f} M parameters, AdamW, a schedule, shuffled batches, one thread: a job whose
         steps are short for its size, which is hard for a log. All systems are handed weights, optimizer, schedule, random
@@ -181,22 +171,9 @@ def peers(results: dict[str, Any]) -> Lines:
         again. Wasted: the share of time that does not go into new steps if there is a failure an hour, T_wasted = t_ckpt +
         1/(2f) + t_rtvl (Gemini, SOSP'23), at the best of the intervals of 1, 10 and 100 steps where nothing wrong came back;
         the picture has other rates. [How each system is used](../experiments/README.md).""")
-    rows = (
-        [peer["title"], *_costs(peer), *_kills(peer), *_faults(peer), _wasted(peer)]
-        for peer in found.values()
-        if "cost" in peer
-    )
-    head = [
-        "system",
-        "step time",
-        "MB a step",
-        "steps lost",
-        "back, s",
-        "a bit of the newest save flips",
-        "disk full",
-        "wasted",
-    ]
-    return lines + table(head, rows)
+    rows = ([peer["title"], *_costs(peer), *_kills(peer), *_faults(peer), _wasted(peer)] for peer in found if "cost" in peer)
+    costs = ["step time", "MB a step", "steps lost", "back, s"]
+    return lines + table(["system", *costs, "a bit of the newest save flips", "disk full", "wasted"], rows)
 
 
 def _wasted(peer: dict[str, Any]) -> str:
@@ -207,8 +184,7 @@ def _wasted(peer: dict[str, Any]) -> str:
 def _at(peer: dict[str, Any], part: str) -> dict[str, Any] | None:
     """Return what a peer has at the interval: one that logs each step has the same at all."""
     by_interval: dict[str, Any] = peer.get(part, {})
-    one = by_interval.get(_EVERY, next(iter(by_interval.values())) if peer.get("logs_steps") and by_interval else None)
-    return None if one is None or "error" in one else one
+    return by_interval.get(_EVERY, next(iter(by_interval.values())) if peer["logs_steps"] and by_interval else None)
 
 
 def _costs(peer: dict[str, Any]) -> list[str]:
@@ -289,14 +265,12 @@ def _step(case: str, arms: dict[str, Any]) -> Sequence[object]:
 
 def _replay(found: dict[str, Any]) -> Lines:
     lines = prose("A step that recovery redoes from the log, over the optimizer's step alone and over the computed step:")
+    ratios = ("over_bare", "over_computed")
     rows = (
-        [f"{one['case']}, {one['form']} AdamW", f"{one['redone_ms']:.1f}", *(f"{one[key][0]:.2f}" for key in _REDONE)]
+        [f"{one['case']}, {one['form']} AdamW", f"{one['redone_ms']:.1f}", *(f"{one[key][0]:.2f}" for key in ratios)]
         for one in found["replays"]
     )
     return lines + table(["model", "redone, ms", "over the optimizer's step", "over the computed step"], rows)
-
-
-_REDONE = ("over_bare", "over_computed")
 
 
 def _recovery(found: dict[str, Any]) -> Lines:
@@ -345,38 +319,24 @@ def gpu(results: dict[str, Any]) -> Lines:
     lines += prose("""
         Step time over plain training, medians in turns [quartiles over the rounds]. A step of this GPU takes less time than the
         disk needs for the gradients of 124 M parameters, so that training waits for the disk.""")
-    models = [name for name in results["cost"] if f"{name}: {_RUNGS[0]}" in results["cost"]]
-    return lines + table(
-        ["log, durability", *models],
-        ([rung, *(_gpu_cost(results["cost"].get(f"{model}: {rung}", {})) for model in models)] for rung in _RUNGS),
+    cost = {tuple(name.split(": ")): found for name, found in results["cost"].items() if ": " in name and "ms" in found}
+    models, logs = dict.fromkeys(model for model, _ in cost), dict.fromkeys(log for _, log in cost)
+    rows = (
+        [log, *(f"{_quartiles(found['median'])}, +{found['added_ms'][0]:.0f} ms" for found in (cost[m, log] for m in models))]
+        for log in logs
     )
-
-
-_RUNGS = tuple(f"{rung}, {durability}" for rung in ("gradients", "weights") for durability in ("machine", "process"))
-
-
-def _gpu_cost(found: dict[str, Any]) -> str:
-    return "not taken" if "median" not in found else f"{_quartiles(found['median'])}, +{found['added_ms'][0]:.0f} ms"
+    return lines + table(["log, durability", *models], rows)
 
 
 def bench_monitor(results: dict[str, Any]) -> Lines:
-    """Its parts."""
+    """Beside a training run, and beside nothing."""
     rows = [
-        [f"step time of a {model}, {name}", _spread(ratio)]
-        for model, found in results.get("slowdown", {}).items()
+        [f"step time of a {model}, {name}", _quartiles(ratio)]
+        for model, found in results["slowdown"].items()
         for name, ratio in found.items()
         if "noise" not in name
     ]
-    rows += [
-        [
-            f"idle, --interval {interval}",
-            f"{found['cpu_seconds_an_hour']:.1f} CPU seconds an hour, {found['memory_bytes'] / 1e6:.0f} MB",
-        ]
-        for interval, found in results.get("idle", {}).items()
-    ]
-    if "evaluation" in results:
-        found = results["evaluation"]
-        rows.append([f"an evaluation of {found['segments']:,} segments", f"{found['following']['seconds'][1]:.2f} s"])
-    if "pruning" in results:
-        rows.append(["pruning", f"{results['pruning']['bytes_a_second'][1] / 1e6:.0f} MB a second"])
-    return table(["the monitor", "measured"], rows) if rows else []
+    for interval, found in results["idle"].items():
+        hour, memory = found["cpu_seconds_an_hour"], found["memory_bytes"] / 1e6
+        rows.append([f"idle, --interval {interval}", f"{hour:.1f} CPU seconds an hour, {memory:.0f} MB"])
+    return table(["the monitor", "measured"], rows)

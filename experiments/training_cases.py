@@ -104,7 +104,7 @@ def gpt() -> Work:
 
     def compute(optimizers: list[Optimizer]) -> None:
         text, following = next(stream)
-        model.loss(text[:8], following[:8]).backward()  # type: ignore[operator]
+        model.loss(text[:8], following[:8]).backward()
         _step(optimizers[0])
 
     return Work(model, [AdamW(model.parameters(), lr=3e-4)], compute)
@@ -186,8 +186,3 @@ def gradients_given(work: Work) -> None:
     parameters: list[Any] = list(work.model.parameters())
     for p in parameters:
         p.grad = torch.randn_like(p) * 1e-3
-
-
-def parameters_of(work: Work) -> list[Tensor]:
-    """Copies of all parameters."""
-    return [p.detach().clone() for p in work.model.parameters()]

@@ -28,7 +28,6 @@ class Workload:
 
     Attributes:
         name: one of NAMES.
-        data: what that is, in words.
         build: makes the model; its first weights depend on torch's global random state alone.
         samples: to train on.
         held: samples and classes that it is never trained on.
@@ -36,7 +35,6 @@ class Workload:
     """
 
     name: str
-    data: str
     build: Callable[[], nn.Module]
     samples: Dataset[Any]
     held: tuple[Tensor, Tensor]
@@ -96,7 +94,7 @@ def _digits(name: str, build: Callable[[], nn.Module]) -> Workload:
     images, classes = torch.from_numpy(found.images).float() / 16, torch.from_numpy(found.target)
     is_held = torch.arange(len(images)) % 5 == 4
     train = TensorDataset(images[~is_held], classes[~is_held])
-    return Workload(name, "handwritten digits, 8 x 8", build, train, (images[is_held], classes[is_held]), batch=64)
+    return Workload(name, build, train, (images[is_held], classes[is_held]), batch=64)
 
 
 def _text(name: str, build: Callable[[], nn.Module], windows: TextWindows) -> Workload:
@@ -104,7 +102,7 @@ def _text(name: str, build: Callable[[], nn.Module], windows: TextWindows) -> Wo
     cut = len(windows) * 9 // 10
     texts, following = zip(*(windows[i] for i in range(cut, cut + _HELD_TEXTS)), strict=True)
     held = torch.stack(texts), torch.stack(following)
-    return Workload(name, "Python's language reference", build, Subset(windows, range(cut)), held, batch=16)
+    return Workload(name, build, Subset(windows, range(cut)), held, batch=16)
 
 
 def mlp(width: int) -> nn.Module:

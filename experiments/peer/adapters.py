@@ -1,4 +1,7 @@
-"""How each system saves the job, and brings it back, as its own documentation says. A system is imported when it is used."""
+"""How each system saves the job and brings it back, as its own documentation says: PEERS, with a class for each of them.
+
+A system is imported when it is used.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import shutil
 import time
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import Future
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +19,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import xxhash
+from peer.job import Batch, Job, Position
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
-from peer.job import Batch, Job, Position
 from tranlogs.catalog import Catalog
 from tranlogs.catalog.rows import CheckpointRow, SegmentRow
 from tranlogs_torch import LoggedOptimizer
@@ -33,11 +37,7 @@ _WAIT_SECONDS = 60
 
 
 class Adapter:
-    """Base of those that save a state when they are told to; this one saves nothing.
-
-    Everything a careful user of such a system hands to it is in `state`: weights, optimizer, schedule, torch's random numbers
-    and the place in the data.
-    """
+    """Base of those that save a state when they are told to; this one saves nothing."""
 
     kinds = ("save",)  # of files that `newest` names
     steps_ahead = 5  # trained before costs are measured
@@ -46,38 +46,35 @@ class Adapter:
         self.folder, self.every = folder, every
         self.job = Job(width, self.wrap)
         self.position = Position(self.job.loader)
-        self.step = 0
 
     def wrap(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
-        """The optimizer that the loop uses."""
+        """Return the optimizer that the loop uses."""
         return optimizer
 
     def open(self) -> int:
-        """Start whatever it needs, and bring back the newest save; the step that is done then."""
+        """Start whatever it needs, and bring back the newest save; return the step that is done then."""
         return 0
 
     def batches(self, until: int) -> Iterator[Batch]:
-        """Those that are to be trained, from there on."""
+        """Return those that are to be trained, from there on."""
         return self.position.batches()
 
     def save(self, step: int) -> None:
         """Save the state after so many steps; it may still be being written."""
 
     def wait(self) -> None:
-        """Until what was saved is there."""
+        """Wait until what was saved is there."""
 
     def close(self) -> None:
-        """The training is over."""
+        """End the training."""
 
     @staticmethod
     def newest(folder: Path) -> list[Path]:
-        """The file of each kind that holds the numbers saved last, for one who damages it; empty if there is none on disk."""
+        """Return the file of each kind that holds the numbers saved last; empty if there is none on disk."""
         return []
 
-    # For those that keep dictionaries.
-
     def state(self, step: int) -> dict[str, Any]:
-        """All of it."""
+        """Return what a careful user hands to a system that keeps dictionaries."""
         job = self.job
         return {
             "step": step,
@@ -88,7 +85,7 @@ class Adapter:
         }
 
     def set_state(self, state: dict[str, Any]) -> int:
-        """Set all of it; the step that it is of."""
+        """Set it; return the step that it is of."""
         job = self.job
         job.model.load_state_dict(state["model"])
         job.optimizer.load_state_dict(state["optimizer"])
@@ -98,7 +95,7 @@ class Adapter:
 
 
 def saves(folder: Path, complete: str = "") -> list[Path]:
-    """What lies there by the name step-NUMBER, oldest first; only folders that hold the file `complete`, if one is named."""
+    """Return what lies there by the name step-NUMBER, oldest first; only folders with the file `complete`, if one is named."""
     found = [path for path in folder.glob("step-*") if path.suffix != ".tmp" and (not complete or (path / complete).exists())]
     return sorted(found, key=lambda path: int(path.stem.removeprefix("step-")))
 
@@ -110,7 +107,7 @@ def keep_newest(folder: Path, complete: str = "") -> None:
 
 
 def largest(files: list[Path]) -> list[Path]:
-    """The largest of them, if there are any."""
+    """Return the largest of them, if there are any."""
     return sorted((path for path in files if path.is_file()), key=lambda path: path.stat().st_size)[-1:]
 
 
@@ -122,9 +119,8 @@ class TranLogs(Adapter):
     _logged: LoggedOptimizer
 
     def wrap(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
-        self._logged = LoggedOptimizer(
-            optimizer, self.folder / "run", model, checkpoint_every=self.every, durability=self.durability
-        )
+        settings: dict[str, Any] = {"checkpoint_every": self.every, "durability": self.durability}
+        self._logged = LoggedOptimizer(optimizer, self.folder / "run", model, log="gradients", **settings)
         return self._logged
 
     def open(self) -> int:
@@ -142,7 +138,7 @@ class TranLogs(Adapter):
 
     @staticmethod
     def newest(folder: Path) -> list[Path]:
-        """The newest checkpoint, and the log file that is being written."""
+        """Return the newest checkpoint, and the log file that is being written."""
         run = folder / "run" / "rank0"
         catalog = Catalog.open(run)
         checkpoints, segments = catalog.read(
@@ -234,10 +230,6 @@ class DcpSave(Adapter):
         dcp.save({"app": _App(self, step)}, checkpoint_id=self.folder / f"step-{step}")
         keep_newest(self.folder, _DCP_COMPLETE)
 
-    def close(self) -> None:
-        self.wait()
-        dist.destroy_process_group()
-
     @staticmethod
     def newest(folder: Path) -> list[Path]:
         found = saves(folder, _DCP_COMPLETE)
@@ -248,13 +240,13 @@ class DcpThread(DcpSave):
     """Asynchronous: one save at a time, the one before is waited for."""
 
     way = AsyncCheckpointerType.THREAD
-    _pending: Future[Any] | None = None
+    _pending: Any = None
 
     def save(self, step: int) -> None:
         self.wait()
         self._pending = dcp.async_save(
             {"app": _App(self, step)}, checkpoint_id=self.folder / f"step-{step}", async_checkpointer_type=self.way
-        )  # type: ignore[assignment]
+        )
 
     def wait(self) -> None:
         if self._pending is not None:
@@ -270,7 +262,7 @@ class DcpProcess(DcpThread):
 
 
 def begin_group(folder: Path) -> None:
-    """A process group of one; a rendezvous file serves once."""
+    """Begin a process group of one; a rendezvous file serves once."""
     place = folder / f"group-{len(list(folder.glob('group-*')))}"
     dist.init_process_group("gloo", init_method=f"file://{place}", rank=0, world_size=1)
 
@@ -306,21 +298,12 @@ class SnapshotAsync(Adapter):
             self._pending = None
             keep_newest(self.folder, _SNAPSHOT_COMPLETE)
 
-    def close(self) -> None:
-        self.wait()
-        dist.destroy_process_group()
-
     def _app(self, progress: Any) -> dict[str, Any]:
         from torchsnapshot import RNGState
 
         job = self.job
-        return {
-            "model": job.model,
-            "optimizer": job.optimizer,
-            "scheduler": job.scheduler,
-            "progress": progress,
-            "random": RNGState(),
-        }
+        kept = {"model": job.model, "optimizer": job.optimizer, "scheduler": job.scheduler}
+        return {**kept, "progress": progress, "random": RNGState()}
 
     @staticmethod
     def newest(folder: Path) -> list[Path]:
@@ -375,7 +358,7 @@ class FlashDisk(FlashMemory):
 
 
 def run_id(folder: Path) -> str:
-    """Names sockets and shared memory of a run, which outlive it: no other run is ever to have the same."""
+    """Name the sockets and the shared memory of a run, which outlive it: no other run is ever to have the same."""
     return f"{folder.name}-{xxhash.xxh3_64_hexdigest(str(folder).encode())[:8]}"
 
 
@@ -409,3 +392,48 @@ class GradientDesc(Adapter):
     def newest(folder: Path) -> list[Path]:
         found = folder.glob("work/job/ckpt_*.pt")
         return sorted(found, key=lambda path: int(path.stem.rpartition("_s")[2]))[-1:]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A system that saves the job.
+
+    Attributes:
+        title: in tables.
+        adapter: the class that saves.
+        package: distributions that must be there; empty: none but torch.
+        is_variant: it only costs otherwise than the one above; no faults are tried on it.
+        logs_steps: it saves each step whatever the interval, which is that of its checkpoints.
+    """
+
+    title: str
+    adapter: type[Adapter]
+    package: tuple[str, ...] = ()
+    is_variant: bool = False
+    logs_steps: bool = False
+
+    @property
+    def is_here(self) -> bool:
+        """True if all that it needs is installed."""
+        try:
+            return all(metadata.version(package) for package in self.package)
+        except metadata.PackageNotFoundError:
+            return False
+
+
+_DLROVER = ("dlrover", "grpcio", "kubernetes", "tornado")  # and what it forgets to ask for
+
+PEERS: dict[str, Peer] = {
+    "tranlogs": Peer("TranLogs", TranLogs, logs_steps=True),
+    "tranlogs-process": Peer('TranLogs, `durability="process"`', TranLogsProcess, is_variant=True, logs_steps=True),
+    "tranlogs-later": Peer("TranLogs, its log files used again", TranLogsLater, is_variant=True, logs_steps=True),
+    "torch-save": Peer("torch.save, rename", TorchSave),
+    "torch-save-synced": Peer("torch.save, fsync, rename", TorchSaveSynced, is_variant=True),
+    "dcp": Peer("DCP save", DcpSave),
+    "dcp-thread": Peer("DCP async_save, thread", DcpThread),
+    "torchsnapshot": Peer("torchsnapshot async_take", SnapshotAsync, ("torchsnapshot-nightly",)),
+    "flash-memory": Peer("Flash Checkpoint, memory (disk each tenth)", FlashMemory, _DLROVER),
+    "flash-disk": Peer("Flash Checkpoint, disk", FlashDisk, _DLROVER),
+    "gradient-desc": Peer("gradient-desc", GradientDesc, ("gradient-desc",)),
+    "dcp-process": Peer("DCP async_save, process", DcpProcess),
+}

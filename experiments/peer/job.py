@@ -20,7 +20,7 @@ BATCH = 64  # samples
 
 @cache
 def digits() -> TensorDataset:
-    """Handwritten digits, 8 x 8; 22 whole batches of them."""
+    """Return handwritten digits, 8 x 8; 22 whole batches of them."""
     from sklearn.datasets import load_digits
 
     found, count = load_digits(), 22 * BATCH
@@ -58,18 +58,15 @@ class Job:
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 10_000)
         self.loader: DataLoader[Any] = DataLoader(digits(), BATCH, shuffle=True)
 
-    def backward(self, x: Tensor, y: Tensor) -> None:
-        """All of a step that comes before the optimizer."""
+    def step(self, x: Tensor, y: Tensor) -> None:
+        """Take a step on a batch."""
         nn.functional.cross_entropy(self.model(x), y).backward()
-
-    def update(self) -> None:
-        """The rest of it."""
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()
 
     def digest(self, batch: Batch) -> str:
-        """Of all that the rest of the training depends on, with a batch in hand that is about to be trained."""
+        """Return a digest of all that the rest of the training depends on, with a batch in hand that is about to be trained."""
         found = xxhash.xxh3_64()
         state = [value for p in self.model.parameters() for value in self.inner.state[p].values()]
         for tensor in [*self.model.state_dict().values(), *state, torch.get_rng_state(), *batch]:
@@ -85,7 +82,7 @@ class Position:
         self._loader, self._taken, self._begun_with = loader, 0, torch.get_rng_state()
 
     def state_dict(self) -> dict[str, Any]:
-        """With torch's random state as it is now."""
+        """Return it, with torch's random state as it is now."""
         return {"taken": self._taken, "begun_with": self._begun_with, "random": torch.get_rng_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -94,7 +91,7 @@ class Position:
         torch.set_rng_state(state["random"].clone())
 
     def batches(self) -> Iterator[Batch]:
-        """From this place on."""
+        """Yield batches from this place on."""
         while True:
             now = torch.get_rng_state()
             if self._taken == 0:

@@ -74,7 +74,7 @@ def test_the_benchmark_has_figures_and_the_page_its_models_and_runs(timing: Any,
         assert found[part]["cases"], part
         for case in found[part]["cases"]:
             arms = case["steady"] if part == "steps" else case["arms"]
-            assert set(arms) == {timing.PLAIN, timing.MACHINE, timing.FLOOR}
+            assert set(arms) - {timing.AUTO} == {timing.PLAIN, timing.MACHINE, timing.FLOOR}
             for _, low, high in (arms[timing.MACHINE][key] for key in ("median", "mean", "p99", "added_ms")):
                 assert low <= high, case
     for one in found["disk"]["young"]:
@@ -138,10 +138,9 @@ def test_the_comparison_with_other_systems_tells_costs_crashes_and_faults(tmp_pa
     """Its short form: torch.save alone, real kills, and what is told of them."""
     run(tmp_path, "peers")
     page, found = (tmp_path / "results.md").read_text(), read(tmp_path, "peers")["peers"]["torch-save"]
-    assert page.count("| torch.save, rename |") == 2
+    assert page.count("| torch.save, rename |") == 1
     assert "| wrong, 2 lost |" in page
-    [between], [flip] = found["faults"]["between"], found["faults"]["flip"]
-    assert [between[key] for key in ("finished", "resumed", "lost", "verdict", "orphans")] == [14, 12, 2, "exact", 0]
-    assert (flip["verdict"], flip["lost"]) == ("wrong", 2)
+    [flip] = found["faults"]["flip"]
+    assert [flip[key] for key in ("finished", "resumed", "lost", "verdict")] == [14, 12, 2, "wrong"]
     assert (found["crash"]["1"]["verdict"], found["crash"]["1"]["lost"]) == ("exact", 0)
     assert found["kills"]["1"]["verdicts"] == {"exact": 1}
