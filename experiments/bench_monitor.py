@@ -25,7 +25,7 @@ from paired_timing import spread
 
 from tranlogs import EverySteps
 from tranlogs.base.config import MIB, JournalConfig
-from tranlogs.retention.evaluations import read_evaluations
+from tranlogs.retention.value_decay import read_evaluations
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a script that runs alone has only its own folder there
 from tests.support.toy import open_toy
