@@ -166,7 +166,7 @@ class LoggedOptimizer(Optimizer):
             raise
 
     def _join(self, optimizer: Optimizer, training_run: TrainingRun, name: str, log: LogKind, optimizer_state: bool) -> None:
-        hooks = OptimizerHooks(training_run.logged_steps, name, optimizer, log, optimizer_state=optimizer_state)
+        hooks = OptimizerHooks(training_run.logged, name, optimizer, log, optimizer_state=optimizer_state)
         self.__dict__.update(inner=optimizer, training_run=training_run, hooks=hooks)
         training_run.add(hooks)
         hooks.shell = self
@@ -190,8 +190,6 @@ class LoggedOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Take a step of the inner optimizer, which is logged; it gets all of the arguments."""
-        if self.training_run.journal.is_closed:
-            self.training_run.logged_steps.report_unlogged()
         self.hooks.order_hooks()
         given = () if closure is None and not args else (closure, *args)
         return self.inner.step(*given, **kwargs)

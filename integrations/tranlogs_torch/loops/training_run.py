@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
+import weakref
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -14,7 +16,6 @@ from torch.utils.data import DataLoader
 from tranlogs.base.errors import UsageError
 from tranlogs.training import (
     LiveReport,
-    LoopRecord,
     Progress,
     RecoveryReport,
     Restarts,
@@ -25,8 +26,8 @@ from tranlogs.training import (
     name_loop,
 )
 
-from ..capture.foreign_writes import ForeignWriteDetector
 from ..capture.forward_hook import ForwardHook
+from ..capture.logged_run import LoggedRun
 from ..capture.optimizer_hooks import OptimizerHooks
 from ..capture.staging import Staging
 from ..data.position.epoch import Epoch
@@ -37,11 +38,10 @@ from ..state import naming
 from ..state.auxiliary.auxiliary import Auxiliary
 from ..state.auxiliary.loader_positions import LoaderPositions
 from ..tensors import arrays
-from .after_images import WriteLog
 from .boundaries import Boundaries
 from .companions import Companions
-from .logged_steps import LoggedSteps
 from .loops import Loops
+from .phases import Closed, Forked, Fresh, Landed
 from .ranks.coordinator_choice import make_coordinator
 from .recovery.recovery import Recovery
 from .run_parts import RunParts
@@ -71,7 +71,7 @@ class TrainingRun:
         auxiliary: what boundaries commit besides.
         coordinator: connects the processes that train together.
         journal: of this process.
-        logged_steps: takes the steps from the hooks of optimizers.
+        logged: the run as the hooks of its optimizers use it, with its phase.
         tracking: takes what the script and its trainer declare.
     """
 
@@ -95,17 +95,15 @@ class TrainingRun:
         self.state = LiveState(modules, {}, lambda body: self._recovery.set_auxiliary(body), fingerprint=settings.fingerprint)
         self._recovery: Recovery
         self._loops: Loops
-        self._boundaries: Boundaries
         self._companions: Companions
         positions = LoaderPositions(
-            self.boundary,
+            lambda position: self.logged.phase.boundary(position),
             lambda position: self._loops.opening(position),
             report.warn,
             lambda position: self._companions.adopt(position),
             worker_seeds,
         )
         self.auxiliary = Auxiliary(self.state, positions, report.warn)
-        self._write_log = WriteLog(self.run)
         hooks: dict[str, OptimizerHooks] = {}
         environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
         self.coordinator = make_coordinator(self.state, settings.policy, rank, copies)
@@ -131,30 +129,35 @@ class TrainingRun:
         staging = Staging() if self._resources.config.writer == "thread" else None
         if staging is not None:
             self.state.convert = staging.to_array
+        rung = rung if self.coordinator.is_single else Rung(logs_tensors=True)
+        self.logged = LoggedRun(self.run, self.journal, self.state, self.auxiliary, self.coordinator, staging, rung)
         self._parts = RunParts(
             settings,
             self._resources,
             modules,
             self.state,
             hooks,
-            ForeignWriteDetector(self.state, hooks, self._write_log.note_late_write),
+            self.logged,
             self.auxiliary,
             self.coordinator,
             environment,
             ScalarHistory(),
             report,
             Restarts(report, make_framework(modules, hooks, self.auxiliary)),
-            rung if self.coordinator.is_single else Rung(logs_tensors=True),
+            rung,
         )
-        self._write_log.attach(self._parts, staging)
-        self._recovery = Recovery(self._parts, lambda: self._boundaries.landed(), lambda: self._boundaries.set_back())
-        self._loops = Loops(self._parts, self)
-        self._companions = Companions(self._parts, self._recovery, self._loops)
-        self._boundaries = Boundaries(self._parts, self._recovery, self._loops, self._companions, self._write_log)
-        self.logged_steps = LoggedSteps(self._parts, staging, self._recovery, self._loops, self._boundaries, self._write_log)
+        rung.on_change = self._parts.install_hooks
+        self._recovery = Recovery(self._parts, self._land, self._note_landed, self._note_set_back)
+        self._unit = Boundaries(self._parts, self._recovery)
+        self._loops = Loops(self._parts, self._unit, self._recovery)
+        self._companions = Companions(self._parts, self._loops, self._unit.running)
         self.tracking = Tracking(self._parts, self._recovery)
-        self._forward_hooks = [ForwardHook(module, self._boundaries.before_forward) for module in modules.values()]
+        self.logged.phase = Fresh(self._parts, self._unit, self._recovery, self._loops)
+        self._unit.forward_hooks = [
+            ForwardHook(module, lambda: self.logged.phase.before_forward()) for module in modules.values()
+        ]
         atexit.register(self._at_exit)
+        _runs.add(self)
 
     # The parts of the run.
 
@@ -193,16 +196,11 @@ class TrainingRun:
         """The environment on which rounding depends, as it is now."""
         return self._parts.environment
 
-    @property
-    def steps_since_boundary(self) -> int:
-        """Number of steps and after-images since the last boundary."""
-        return self._boundaries.steps_since_boundary
-
     # Putting the run together.
 
     def add(self, hooks: OptimizerHooks) -> None:
         """Add an optimizer under its name."""
-        if self._recovery.has_begun:
+        if self.logged.phase.has_begun:
             raise UsageError(f"optimizer {hooks.name!r}: add it before recover() and before the first step")
         if hooks.name in self.hooks:
             raise UsageError(f"the run already has an optimizer {hooks.name!r}; use another name")
@@ -219,6 +217,7 @@ class TrainingRun:
                 f'optimizer {hooks.name!r}: log="{hooks.setting}" is for a process that trains alone. Use log="gradients"'
             )
         self.hooks[hooks.name] = hooks
+        self._parts.writes.watches[hooks.name] = hooks.watch
         self.state.optimizers[hooks.name] = hooks.inner
         self.state.named.refresh()
         self._parts.describe_environment()
@@ -235,9 +234,9 @@ class TrainingRun:
         Raises:
             UsageError: training has begun.
         """
-        if self._recovery.has_begun:
+        if self.logged.phase.has_begun:
             report = self.report.current
-            if report is not None and self.steps_since_boundary == 0 and self.journal.step == report.step:
+            if report is not None and self._unit.steps_since_boundary == 0 and self.journal.step == report.step:
                 return report  # a notebook cell run twice
             raise UsageError("recover() must come before the first step")
         self._parts.restarts.note_start()
@@ -245,59 +244,35 @@ class TrainingRun:
         self._loops.note_start()
         return report
 
-    def begin(self) -> None:
-        """Begin a fresh run with a checkpoint of what was built, unless training has begun."""
-        self._recovery.begin()
+    def _land(self) -> None:
+        self.logged.phase = Landed(self._parts, self._unit, self._recovery, self._loops)
 
-    def settle_script_changes(self, opens: Literal["own", "next", ""]) -> bool:
-        """Let what the script has changed since the recovery stand; return False if no unit is to be computed again."""
-        return self._recovery.settle_script_changes(opens)
+    def _note_landed(self) -> None:
+        self._unit.landed()
+        self._land()
 
-    def note_own_loop(self) -> None:
-        """Note that a loop of `LoggedOptimizer` begins."""
-        self._recovery.report.note_own_loop()
-
-    def commit_implicit(self) -> None:
-        """Commit the last step outside of all loops, which takes no part in a unit of a loop."""
-        self._boundaries.commit_implicit(is_before_forward=True)
+    def _note_set_back(self) -> None:
+        """Go on in the running loop with the state that recovery has set back."""
+        self._companions.rejoin()
+        self.auxiliary.go_on()
+        self._loops.note_set_back()
+        self._note_landed()
 
     # State.
 
     @property
-    def is_closed(self) -> bool:
-        """True if `close` was called in this process."""
-        return self.journal.is_closed
-
-    @property
-    def is_active(self) -> bool:
-        """True if steps of this process are to be logged."""
-        return self.journal.is_writer
-
-    @property
     def is_logging(self) -> bool:
         """True if training has begun in this process, and the run is open."""
-        return self._recovery.has_begun and self.is_active
+        return self.logged.phase.is_logging
 
     def request_checkpoint(self) -> bool:
         """Ask for a checkpoint at the next boundary; False if logging is suspended."""
-        self._write_log.wants_checkpoint = True
+        self._parts.writes.wants_checkpoint = True
         return not self.journal.is_suspended
-
-    def note_writes(self) -> None:
-        """Log writes that no step made, as a part of the running unit."""
-        self._boundaries.note_writes()
 
     def expect_end(self) -> None:
         """Note that a loop ends with the next boundary."""
-        self._boundaries.expect_end()
-
-    def leave_loop(self) -> None:
-        """Note that a loop was left."""
-        self._boundaries.leave_loop()
-
-    def boundary(self, asking: object = None) -> None:
-        """Commit what came since the last boundary: the loop `asking` (None: whichever runs) wants its next batch."""
-        self._boundaries.boundary(asking)
+        self._unit.expect_end()
 
     # Loops.
 
@@ -313,35 +288,29 @@ class TrainingRun:
         """Yield the epochs that are left."""
         return self._loops.epochs(count, loader, name_loop("epochs", function))
 
-    def read_newest_loop(self) -> LoopRecord:
-        """Return the loop of the newest boundary of the log, if the unit before it is computed again; else an empty record."""
-        return self._recovery.read_newest_loop()
-
     @property
     def runs_again(self) -> bool:
         """True while the script's code before the loop in which the run stood runs once more."""
         return self._loops.runs_again
 
-    def is_as_recovered(self) -> bool:
-        """Return True if the run was recovered, and nothing was logged since."""
-        return self._boundaries.is_as_recovered()
-
-    def find_other_writes(self) -> list[str]:
-        """Return the names of optimizers whose state or groups something other than a step has written."""
-        return self._write_log.find_other_writes()
-
     # The end.
+
+    def enter_child(self) -> None:
+        """Log nothing in a child that this process has forked."""
+        self.logged.phase = Forked(self._parts)
+        for hooks in self.hooks.values():
+            hooks.switch_off()
 
     def close(self) -> None:
         """Commit what is complete, seal the log, release the run."""
         error = sys.exc_info()[1]
-        is_complete = self._loops.end == "complete" and not self._loops.running and not self.steps_since_boundary
-        self._close(is_orderly=error is None or is_complete or id(error) == self._boundaries.errors_at_step[0])
+        is_complete = self._loops.end == "complete" and not self._unit.running and not self._unit.steps_since_boundary
+        self._close(is_orderly=error is None or is_complete or id(error) == self._unit.errors_at_step[0])
 
     def _at_exit(self) -> None:
         error = getattr(sys, "last_value", None)
         if hasattr(sys, "ps1"):  # an interactive session, which an error does not end
-            is_orderly = not self.steps_since_boundary or id(error) == self._boundaries.errors_at_step[1]
+            is_orderly = not self._unit.steps_since_boundary or id(error) == self._unit.errors_at_step[1]
         else:
             is_orderly = error is None
         self._close(is_orderly=is_orderly)
@@ -349,14 +318,14 @@ class TrainingRun:
     def _close(self, *, is_orderly: bool) -> None:
         atexit.unregister(self._at_exit)
         self.coordinator.leave()
-        if self.is_active and self._recovery.has_begun:
+        if self.is_logging:
             if is_orderly:
                 self._parts.restarts.close()
-                self._boundaries.commit_implicit(is_before_forward=True)
+                self._unit.where.commit()
                 self._loops.note_unreached()
                 self._recovery.report.note_end()
                 self._recovery.recheck.note_end()
-            if self.steps_since_boundary:
+            if self._unit.steps_since_boundary:
                 _log.log(
                     logging.INFO if is_orderly else logging.WARNING,  # a loop that ends by `break` loses nothing
                     "%s: the loop was left in the middle of a batch (break, or an exception). The log ends at step %d, and "
@@ -366,9 +335,22 @@ class TrainingRun:
                 )
         for hooks in self.hooks.values():
             hooks.release()
-        for hook in self._forward_hooks:
+        for hook in self._unit.forward_hooks:
             hook.release()
-        if is_orderly and not self._loops.running and self.report.recheck != "pending":
+        self.logged.phase = Closed(self._parts)
+        _runs.discard(self)
+        if is_orderly and not self._unit.running and not self._recovery.recheck.is_pending:
             self.journal.note_finished(self._loops.end)
         self._companions.release()
         self._resources.close(None if is_orderly else self._parts.settings.grace_seconds)
+
+
+_runs: weakref.WeakSet[TrainingRun] = weakref.WeakSet()  # that are open
+
+
+def _enter_child() -> None:
+    for run in _runs:
+        run.enter_child()
+
+
+os.register_at_fork(after_in_child=_enter_child)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from tranlogs.training import CAUSES, Face
 
-Case = Literal["gradients", "weights", "settings", "state", "order", "loaded", "generator", "scaler"]
+Case = Literal["gradients", "weights", "settings", "state", "order", "loaded", "generator"]
 
 _KEEP = "keep it in a callback with state_dict() and load_state_dict(), or in a buffer of the model"
 _SCRIPT: dict[Case, str] = {
@@ -18,7 +18,6 @@ _SCRIPT: dict[Case, str] = {
     "loaded": "A start_epoch from that file is older than what the log has: take the epochs from optimizer.epochs(...)",
     "generator": "Give optimizer.track({key}={path}), in the names of the script, before recover(), or let the dataset draw "
     "from the global generators",
-    "scaler": "Without optimizer.track(scaler=...) its scale starts over after a crash, so different steps may be skipped",
 }
 _CALLBACK: dict[Case, str] = {
     "gradients": "The trainer had other data or another state (a counter or a random generator that the dataset, its collate "
@@ -29,7 +28,6 @@ _CALLBACK: dict[Case, str] = {
     "order": f"A callback, or the model, decides by something that starts anew: {_KEEP}",
     "loaded": "Start the trainer without a checkpoint of its own: the log has the newer state",
     "generator": "Let the dataset draw from the global generators",
-    "scaler": "Its scale starts over after a crash, so different steps may be skipped",
 }
 
 

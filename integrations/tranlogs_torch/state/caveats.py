@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -75,22 +74,15 @@ def untracked_scheduler(optimizers: Iterable[torch.optim.Optimizer], tracked: It
     """Return a caveat if a scheduler was made for one of the optimizers, and none is tracked.
 
     A scheduler writes `initial_lr` into the groups of its optimizer, and wraps its `step`. Scripts that compute learning rates
-    by hand write `initial_lr` as well; they wrap nothing.
+    by hand write `initial_lr` as well; they wrap nothing. One that was made for an optimizer around these is named once it has
+    stepped, like other objects that start over.
     """
     if any(map(is_scheduler, tracked)):
         return []
-    scheduled = [o for o in optimizers if any("initial_lr" in group for group in o.param_groups)]
-    if not any(hasattr(o.step, "_wrapped_by_lr_sched") for o in [*scheduled, *_wrappers(scheduled)]):
+    scheduled = (o for o in optimizers if any("initial_lr" in group for group in o.param_groups))
+    if not any(hasattr(o.step, "_wrapped_by_lr_sched") for o in scheduled):
         return []
     return ["a scheduler was created for an optimizer, but none is tracked: without track(scheduler=...) it starts over"]
-
-
-def _wrappers(optimizers: list[torch.optim.Optimizer]) -> Iterator[torch.optim.Optimizer]:
-    """Yield optimizers that keep one of these as an attribute, as accelerate's does."""
-    for owner in gc.get_referrers(*optimizers) if optimizers else ():
-        for found in [owner, *(gc.get_referrers(owner) if isinstance(owner, dict) else ())]:
-            if issubclass(type(found), torch.optim.Optimizer):
-                yield found
 
 
 def lost_attributes(state: TorchState) -> list[str]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ...ddp.gradient_ranges import Named, Portion, digest, shares
 from ...ddp.reducer import Reducer
 from ...distributed.process_group import Group
-
-if TYPE_CHECKING:
-    from ...capture.logged_run import HookedOptimizer
 
 
 class GradientDivision:
@@ -37,18 +34,18 @@ class GradientDivision:
         # By optimizer: the sizes of its groups, and the parameters that belong to no reducer.
         self._unreduced: dict[str, tuple[list[int], list[torch.Tensor]]] = {}
 
-    def share(self, hooks: HookedOptimizer, named: Sequence[Named]) -> list[Portion] | None:
+    def share(self, name: str, optimizer: torch.optim.Optimizer, named: Sequence[Named]) -> list[Portion] | None:
         """Return the portions of a step's gradients that this rank logs; None for all of them."""
         if not self.is_active:
             return None
-        if not self.is_reduced((hooks.name, hooks.inner)):  # a group was added, or a parameter trains that was frozen
+        if not self.is_reduced((name, optimizer)):  # a group was added, or a parameter trains that was frozen
             self._on_unequal(
-                f"optimizer {hooks.name!r} trains parameters whose gradients no DistributedDataParallel sums (it sums only "
+                f"optimizer {name!r} trains parameters whose gradients no DistributedDataParallel sums (it sums only "
                 "parameters that it had, and that required gradients, when it was created)"
             )
             return None
-        if hooks.name not in self._checked:
-            self._checked.add(hooks.name)
+        if name not in self._checked:
+            self._checked.add(name)
             digests = self._group.gather(digest(named))
             if len(set(digests)) > 1:
                 self._on_unequal(f"the gradients of rank {first_other(digests)} differ from those of rank 0")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 import xxhash
 
 from tranlogs.base.errors import UnencodableState, UsageError
@@ -31,15 +32,12 @@ from ...ddp.reducer import Reducer, reducers_in
 from ...distributed.process_group import Group, warn_of_restarts
 from ...elastic import lost_rank_state
 from ...elastic.neighbour_copies import NeighbourCopies, check_copies
+from ...elastic.recoverable_state import RecoverableState
 from ...elastic.world_size import demand_unused
 from ...sharding import fsdp
 from ...sharding.shards import describe as describe_shards
 from .gradient_shares import GradientDivision, first_other
 from .group_checkpoints import CheckpointNotes, GroupCheckpoints
-
-if TYPE_CHECKING:
-    from ...capture.logged_run import HookedOptimizer
-    from ...elastic.recoverable_state import RecoverableState
 
 _log = logging.getLogger("tranlogs")
 
@@ -135,9 +133,9 @@ class GroupCoordinator:
         """Number of journals in which each gradient is logged."""
         return self._division.copies
 
-    def share(self, hooks: HookedOptimizer, named: Sequence[Named]) -> list[Portion] | None:
+    def share(self, name: str, optimizer: torch.optim.Optimizer, named: Sequence[Named]) -> list[Portion] | None:
         """Return the portions of a step's gradients that this rank logs; None for all of them."""
-        return self._division.share(hooks, named) if self._is_lockstep() else None
+        return self._division.share(name, optimizer, named) if self._is_lockstep() else None
 
     def _fall_back(self, why: str) -> None:
         """Stop dividing the log, and take a checkpoint, since recovery reads shares up to it."""

@@ -10,7 +10,6 @@ import torch
 from tranlogs.ranks import FindObstacle, GroupRecovered, ReplacementSource
 from tranlogs.training import Journal, Progress
 
-from ...capture.logged_run import HookedOptimizer
 from ...ddp.gradient_ranges import Portion
 
 
@@ -55,7 +54,9 @@ class RankCoordinator(Protocol):
 
     # Training.
 
-    def share(self, hooks: HookedOptimizer, named: Sequence[tuple[str, torch.Tensor]]) -> list[Portion] | None:
+    def share(
+        self, name: str, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]]
+    ) -> list[Portion] | None:
         """Return the portions of a step's gradients that this rank logs; None for all of them."""
         ...
 

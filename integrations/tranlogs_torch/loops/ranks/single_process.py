@@ -10,7 +10,6 @@ import torch
 from tranlogs.ranks import FindObstacle, GroupRecovered, ReplacementSource
 from tranlogs.training import Journal, Progress
 
-from ...capture.logged_run import HookedOptimizer
 from ...ddp.gradient_ranges import Portion
 from ...elastic.recoverable_state import RecoverableState
 from ...elastic.world_size import is_of_many, recover_alone
@@ -38,7 +37,9 @@ class SingleProcess:
     def find_caveats(self) -> list[str]:
         return []
 
-    def share(self, hooks: HookedOptimizer, named: Sequence[tuple[str, torch.Tensor]]) -> list[Portion] | None:
+    def share(
+        self, name: str, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]]
+    ) -> list[Portion] | None:
         return None
 
     def at_boundary(

@@ -49,20 +49,25 @@ class Recovery:
 
     Args:
         parts: of the run.
-        on_landed: called when the state is that of a boundary after the first step.
+        on_begun: called when a fresh run begins.
+        on_landed: called when the state is that of a boundary.
         on_set_back: called when the recorded state was set back in the middle of a loop.
 
     Attributes:
-        has_begun: True once steps are logged.
         recheck: compares the unit that is computed again.
         report: the report of the recovery.
     """
 
-    def __init__(self, parts: RunParts, on_landed: Callable[[], None], on_set_back: Callable[[], None]) -> None:
-        self._parts, self._on_landed = parts, on_landed
+    def __init__(
+        self,
+        parts: RunParts,
+        on_begun: Callable[[], None],
+        on_landed: Callable[[], None],
+        on_set_back: Callable[[], None],
+    ) -> None:
+        self._parts, self._on_begun, self._on_landed = parts, on_begun, on_landed
         self.recheck = UnitRecheck(parts, self._recover_end, on_set_back)
         self.report = ResumeReport(parts, self.recheck)
-        self.has_begun = False
         self._landed: dict[str, Any] = {}  # the boundary that recovery landed on
         self._landed_state: LandedState | None = None  # what recovery has restored, until the loop begins
         self._suspects: list[
@@ -290,7 +295,6 @@ class Recovery:
         if parts.auxiliary.deviation is not None:
             parts.rung.settle()
         parts.scalars.extend(found.scalars)
-        self.has_begun = True
         parts.state.named.refresh()
         parts.writes.remember(journal.step)
         for hooks in parts.hooks.values() if found.position.step else ():
@@ -384,14 +388,12 @@ class Recovery:
             NotRecovered: the run is not fresh, and `recover()` was not called.
         """
         parts, journal, state, coordinator = self._parts, self._parts.journal, self._parts.state, self._parts.coordinator
-        if self.has_begun or not journal.is_writer:
-            return
         run = parts.settings.run
         if not journal.is_fresh:
             raise NotRecovered(run, journal.catalog.watermarks().committed)
         demand_group(run, was_alone=coordinator.is_single)
         self._require_same_settings()
-        self.has_begun = True
+        self._on_begun()
         parts.describe_environment()
         state.named.refresh()
         if not state.given.by_optimizer:

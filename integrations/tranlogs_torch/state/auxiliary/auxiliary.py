@@ -74,6 +74,11 @@ class Auxiliary:
         return self._tracked.objects
 
     @property
+    def scalers(self) -> list[torch.amp.GradScaler]:
+        """The tracked GradScalers that are enabled."""
+        return self._tracked.scalers
+
+    @property
     def built(self) -> Settings:
         """The settings with which the script has created the tracked schedulers, by name."""
         return self._tracked.built

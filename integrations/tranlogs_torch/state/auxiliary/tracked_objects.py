@@ -31,12 +31,14 @@ class TrackedObjects:
 
     Attributes:
         objects: by name.
+        scalers: the GradScalers among them that are enabled.
         built: the settings with which the script has created the tracked schedulers, by name.
     """
 
     def __init__(self, on_doubt: Callable[[str, bool], None]) -> None:
         self._on_doubt = on_doubt
         self.objects: dict[str, Any] = {}
+        self.scalers: list[torch.amp.GradScaler] = []
         self.built: Settings = {}
         self._base_rates: dict[str, list[Any]] = {}  # of tracked LambdaLRs, as recovery has set them
         self._loop_state: LoopState | None = None
@@ -68,6 +70,7 @@ class TrackedObjects:
         if content == {} and not is_disabled:
             _log.warning("track(%s=...): its state_dict is empty, so nothing of it is recovered", name)
         self.objects[name] = thing
+        self.scalers = [one for one in self.objects.values() if isinstance(one, torch.amp.GradScaler) and one.is_enabled()]
         if recorded is None and (settings := describe_scheduler(thing)):
             self.built[name] = settings
         return self.load((name,), recorded or {})
