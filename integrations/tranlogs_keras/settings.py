@@ -15,7 +15,6 @@ from tranlogs.training import (
     Progress,
     RetentionPolicy,
     Rung,
-    RunOptions,
     RunSettings,
     as_retention,
     choose_rung,
@@ -76,13 +75,13 @@ class LoopSettings:
 
     @staticmethod
     def checked(run: Any, *, log: Any, overhead: Any, checkpoint_every: Any, seed: Any, **shared: Any) -> LoopSettings:
-        """Return the settings that a user has written; `shared` are further ones of `RunOptions`.
+        """Return the settings that a user has written; `shared` are further ones of `RunSettings.of`.
 
         Args:
             run: folder of the run.
             log: see the attributes, like the next one.
             overhead: what logged tensors may cost.
-            checkpoint_every: "epoch", or what `RunOptions` takes.
+            checkpoint_every: "epoch", or what `RunSettings.of` takes.
             seed: see the attributes.
 
         Raises:
@@ -90,7 +89,7 @@ class LoopSettings:
         """
         every_epoch = checkpoint_every == "epoch"
         policy = EVERY_EPOCH if every_epoch else checkpoint_every
-        common = RunSettings.of(RunOptions(run=run, checkpoint_every=policy, **shared))
+        common = RunSettings.of(run=run, checkpoint_every=policy, **shared)
         share = parse_overhead(overhead)
         if log not in ("auto", *get_args(LogKind)):
             raise UsageError(f'log={log!r}: use "auto", "gradients", "weights" or "inputs"')

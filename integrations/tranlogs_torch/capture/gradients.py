@@ -17,8 +17,7 @@ from ..sharding.shards import place_of, placed, settled, spec_of
 from ..state.extra_state import is_torchs
 from ..state.fingerprint import version_of, versions
 from ..tensors import arrays
-from ..tensors.arrays import NAMES, memory_order, odd_strides, to_array
-from ..tensors.placement import local
+from ..tensors.arrays import NAMES, local, memory_order, odd_strides, to_array
 from .logged_run import LoggedRun
 from .reduced_gradients import ReducedGradients, Reduction
 

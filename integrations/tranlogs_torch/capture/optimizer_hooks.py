@@ -22,13 +22,11 @@ from ..sharding.shards import array_of, is_by_element, is_part, settled
 from ..state.auxiliary.pending_gradients import mark_used
 from ..state.group_values import GroupValues
 from ..state.state_watch import StateWatch
-from ..tensors.arrays import adapt
-from ..tensors.placement import local
+from ..tensors.arrays import adapt, local
 from .gradients import CapturedGradients, Clipping, GradientPayloads
 from .logged_run import LoggedRun
 from .reduced_gradients import Reduction
-from .replay_check import StepRehearsal
-from .single_step import can_nest, is_nested
+from .single_step import StepRehearsal, can_nest, is_nested
 
 _log = logging.getLogger("tranlogs")
 
@@ -288,14 +286,16 @@ class OptimizerHooks:
         self._is_clean = False
         run = self.run
         run.phase.before_step()
+        parameters = self.parameters()
         if not self._step.is_reduced:  # also where an image is logged: what is trained must not depend on what is logged
-            self._payloads.reduce(self.parameters(), run.journal.step)
             self._step.is_reduced = True
+            if self.reduction is not None:
+                self._payloads.reduce(parameters, run.journal.step)
         self._step.is_image = self.log == "weights" or self._has_foreign_strides()
         if self._step.is_image:
             return
         try:
-            payload = self._payloads.payload(self.parameters())
+            payload = self._payloads.payload(parameters)
         except LogUnavailable as error:  # a full ring whose writer hangs
             run.journal.suspend(error)
             return

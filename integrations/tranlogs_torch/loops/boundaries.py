@@ -17,16 +17,15 @@ import torch
 
 from tranlogs.base.config import OUTSIDE_UNITS_MAX
 from tranlogs.records import Snapshot
-from tranlogs.training import UNKNOWN_DATA, BoundaryLog, Place
+from tranlogs.training import UNKNOWN_DATA, BoundaryLog, Place, TurnData
 
 from ..capture.forward_hook import ForwardHook
 from ..state import naming
 from ..state.caveats import IMPLICIT
 from ..state.state_digest import digest_state
-from ..tensors.placement import local
-from .recovery.recovery import Recovery
+from ..tensors.arrays import local
+from .recovery import Recovery
 from .run_parts import RunParts
-from .steps_loop import Turns
 
 _log = logging.getLogger("tranlogs")
 
@@ -42,7 +41,7 @@ class Boundaries:
 
     Attributes:
         running: loops of `LoggedOptimizer` that are running, the outermost first.
-        where: whether the script is in one of them, behind it, or in a loop of its own.
+        outside: how the script stands outside of these loops; None in one of them.
         steps_since_boundary: number of steps and after-images of the running unit.
         log: records boundaries.
         errors_at_step: ids of the exceptions that were being handled, and that the interpreter had last reported, when the
@@ -53,10 +52,11 @@ class Boundaries:
 
     def __init__(self, parts: RunParts, recovery: Recovery) -> None:
         self._parts, self._recovery, self._writes = parts, recovery, parts.writes
+        self._logged = parts.logged
         self._journal, self._state, self._auxiliary = parts.journal, parts.state, parts.auxiliary
         self.running: list[object] = []
         self.forward_hooks: list[ForwardHook] = []
-        self.where: BehindLoop = BehindLoop(self, parts)
+        self.outside: BehindLoop | None = BehindLoop(self, parts)
         self.steps_since_boundary = 0
         self._steps_by_optimizer: dict[str, int] = {}  # of the running unit
         self.log = BoundaryLog(
@@ -81,7 +81,7 @@ class Boundaries:
     def enter(self, loop: object) -> None:
         """Note that a loop of `LoggedOptimizer` runs."""
         self.running.append(loop)
-        self._stand(InLoop(self, self._parts))
+        self._stand(None)
 
     def leave(self, loop: object) -> None:
         """Note that a loop has ended, or was left."""
@@ -89,8 +89,8 @@ class Boundaries:
         if not self.running:
             self._stand(BehindLoop(self, self._parts))
 
-    def _stand(self, where: BehindLoop) -> None:
-        self.where = where
+    def _stand(self, outside: BehindLoop | None) -> None:
+        self.outside = outside
         for hook in self.forward_hooks:
             hook.is_needed = not self.running
         self.capture_next_steps()
@@ -108,7 +108,8 @@ class Boundaries:
         if not self._has_reserved:  # optimizer state is there from the first step on
             self._has_reserved = True
             self._journal.checkpoints.expect_snapshot(self._state.nbytes())
-        self.where.after_step()
+        if self.outside is not None:
+            self.outside.after_step()
 
     def note_writes(self, place: Place | None = None) -> None:
         """Log writes that no step made, as a part of the running unit."""
@@ -124,10 +125,11 @@ class Boundaries:
         if asking is not None and outermost is not asking:
             self._say_nested()
             return
-        self.where.forget()
+        if self.outside is not None:
+            self.outside.forget()
         self._outside_units = 0
         if self._parts.rung.logs_tensors:
-            self._parts.logged.phase.note_writes("at a boundary")
+            self._logged.phase.note_writes("at a boundary")
         taken = self._auxiliary.taken()
         if not self.steps_since_boundary and taken != self._taken_at_boundary and self._is_amid(taken, asking):
             return
@@ -190,13 +192,14 @@ class Boundaries:
         return self._auxiliary.gradients.are_waiting() and not self._auxiliary.has_skipped_step()
 
     def _commit(self, body: dict[str, Any]) -> None:
-        self.capture_next_steps()
+        if not self._parts.rung.logs_tensors:
+            self.capture_next_steps()
         now = time.perf_counter()
         if self.steps_since_boundary and self._parts.rung.logs_tensors:
             fingerprint = self._state.named.fingerprint
             fingerprint.fit_budget((now - self._boundary_at) / self.steps_since_boundary)
             if fingerprint.kind == "sample":
-                self._parts.writes.remember(self._journal.step)
+                self._writes.remember(self._journal.step)
         self._boundary_at = now
         noted = self._count_unit()
         wanted: bool | None = self._writes.wants_checkpoint or None
@@ -217,7 +220,7 @@ class Boundaries:
         self._writes.wants_checkpoint = is_late
         if is_logged:
             self._auxiliary.has_script_changes = False
-        self._parts.logged.phase.note_commit()
+        self._logged.phase.note_commit()
 
     def _remember(self) -> None:
         self._state.named.refresh()
@@ -231,7 +234,7 @@ class Boundaries:
         else:
             self._steps_by_optimizer.clear()
         if self._parts.rung.logs_tensors:
-            self._parts.writes.looks.count_unit()
+            self._writes.looks.count_unit()
         return self._parts.scalars.commit(self._journal.step)
 
     def _note_companion_steps(self) -> None:
@@ -274,7 +277,7 @@ class BehindLoop:
         if not self._parts.rung.logs_tensors and self._parts.report.face == "script":
             self._unit.log_tensors()
         self._open()
-        self._unit.where = OutsideLoops(self._unit, self._parts)
+        self._unit.outside = OutsideLoops(self._unit, self._parts)
 
     def after_step(self) -> None:
         """Note that a step was taken."""
@@ -294,13 +297,6 @@ class BehindLoop:
 
     def forget(self) -> None:
         """Note that a boundary comes, which ends the unit."""
-
-
-class InLoop(BehindLoop):
-    """The script is in a loop of `LoggedOptimizer`, which asks for a boundary. No hook sees a forward pass."""
-
-    def before_step(self) -> None:
-        """Do nothing: the loop has done it."""
 
 
 class OutsideLoops(BehindLoop):
@@ -341,3 +337,30 @@ class OutsideLoops(BehindLoop):
 
     def forget(self) -> None:
         self._has_stepped = False
+
+
+class Turns:
+    """The turns of one loop over `steps()`.
+
+    Args:
+        parts: of the run.
+        stateless: whether the script declares that a turn depends on nothing but what the run has.
+    """
+
+    def __init__(self, parts: RunParts, *, stateless: bool) -> None:
+        self._auxiliary, self._is_stateless = parts.auxiliary, stateless
+        self._passed = self._count_passed()
+        self._is_known = not (self._auxiliary.has_landed and self._auxiliary.turns == "unknown")
+
+    def basis(self) -> TurnData:
+        """Return what the data of the turns until now came from, as a boundary records it. Call it once a turn."""
+        if self._is_stateless:
+            return "stateless"
+        passed = self._count_passed()
+        if passed <= self._passed:  # a turn without a batch of a tracked loader: its data came from somewhere else
+            self._is_known = False
+        self._passed = passed
+        return "tracked" if self._is_known else "unknown"
+
+    def _count_passed(self) -> int:
+        return sum(position.passed for position in self._auxiliary.loaders.values())

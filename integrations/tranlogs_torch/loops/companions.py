@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from ..data.loader_class import iterating
-from ..data.position.loader_iteration import END, LoaderIteration
-from ..data.position.loader_position import LoaderPosition
+from ..data.loader_iteration import END, LoaderIteration
+from ..data.loader_position import LoaderPosition
 from ..data.rng import get_rng, set_rng
 from .loops import Loops
 from .run_parts import RunParts

@@ -14,14 +14,13 @@ from tranlogs.base.errors import UsageError
 from tranlogs.training import LoopDecision, describe_weights_read
 
 from ..capture.forward_hook import ReadHook
-from ..data.position.epoch import Epoch
-from ..data.position.loader_position import LoaderPosition
+from ..data.epoch import Epoch
+from ..data.loader_position import LoaderPosition
 from ..data.rng import get_rng
 from ..state.rollback_copy import StateBackup
-from .boundaries import Boundaries
-from .recovery.recovery import Recovery
+from .boundaries import Boundaries, Turns
+from .recovery import Recovery
 from .run_parts import RunParts
-from .steps_loop import Turns
 
 
 class Loops:

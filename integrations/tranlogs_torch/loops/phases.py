@@ -18,7 +18,7 @@ from tranlogs.training import Place, describe_script_change
 from ..capture.logged_run import Phase
 from .boundaries import Boundaries
 from .loops import Loops
-from .recovery.recovery import Recovery
+from .recovery import Recovery
 from .run_parts import RunParts
 
 
@@ -33,30 +33,34 @@ class Live(Phase):
 
     def __init__(self, parts: RunParts, unit: Boundaries, recovery: Recovery) -> None:
         self._parts, self._unit, self._recovery = parts, unit, recovery
+        self._journal, self._rung = parts.journal, parts.rung
 
     def before_step(self) -> None:
-        self._unit.where.before_step()
-        if self._parts.rung.logs_tensors:
+        if self._unit.outside is not None:
+            self._unit.outside.before_step()
+        if self._rung.logs_tensors:
             self.note_writes("before a step")
 
     def after_step(self, optimizer: str) -> None:
         self._unit.after_step(optimizer)
 
     def before_forward(self) -> None:
-        self._unit.where.before_forward()
+        if self._unit.outside is not None:
+            self._unit.outside.before_forward()
 
     def note_writes(self, place: Place | None = None) -> None:
         self._unit.note_writes(place)
 
     def open_loop(self) -> None:
         self._recovery.report.note_own_loop()
-        self._unit.where.commit()
+        if self._unit.outside is not None:
+            self._unit.outside.commit()
 
     def boundary(self, asking: object = None) -> None:
         self._unit.boundary(asking)
 
     def note_commit(self) -> None:
-        if self._parts.journal.is_suspended:
+        if self._journal.log.suspension is not None:
             self._follow(Suspended)
             self._parts.auxiliary.drop_unstorable()
 
@@ -78,10 +82,10 @@ class Suspended(Live):
 
     def note_writes(self, place: Place | None = None) -> None:
         self._parts.state.named.refresh()
-        self._parts.writes.remember(self._parts.journal.step)
+        self._parts.writes.remember(self._journal.step)
 
     def note_commit(self) -> None:
-        if self._parts.journal.is_suspended:
+        if self._journal.log.suspension is not None:
             self._parts.auxiliary.drop_unstorable()
         else:
             self._follow(Live)
@@ -99,16 +103,16 @@ class Landed(Live):
         self._loops = loops
 
     def before_step(self) -> None:
-        auxiliary, where = self._parts.auxiliary, self._unit.where
-        where.before_step()
-        if not self._unit.running:
+        auxiliary, outside = self._parts.auxiliary, self._unit.outside
+        if outside is not None:
+            outside.before_step()
             auxiliary.sequence.demand_no_step_between()
             self._loops.unwatch_reads()
             if auxiliary.is_waiting:  # no loop was opened, which would have compared them
                 self.note_early_writes(opens_loop=False)
         self._recovery.recheck.name_strangers()
         self._follow(Proving if self._recovery.recheck.is_pending else Live)
-        if self._parts.rung.logs_tensors:
+        if self._rung.logs_tensors:
             self.note_writes("before a step")
 
     def open_loop(self) -> None:

@@ -12,11 +12,11 @@ from tranlogs.training import Journal, LiveReport, Restarts, Rung, RunResources,
 from ..capture.foreign_writes import ForeignWrites
 from ..capture.logged_run import LoggedRun
 from ..capture.optimizer_hooks import OptimizerHooks
-from ..offline.live_state import LiveState
+from ..offline.recorded_state import LiveState
 from ..state import environment
 from ..state.auxiliary.auxiliary import Auxiliary
 from ..state.compatibility import describe_modules
-from .ranks.rank_coordinator import RankCoordinator
+from .rank_coordinator import RankCoordinator
 
 
 @dataclass(frozen=True, slots=True)

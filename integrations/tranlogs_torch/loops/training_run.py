@@ -18,35 +18,37 @@ from tranlogs.training import (
     LiveReport,
     Progress,
     RecoveryReport,
+    Remembered,
     Restarts,
     Rung,
     RunResources,
     RunSettings,
     ScalarHistory,
     name_loop,
+    path_of_remembered,
 )
 
 from ..capture.forward_hook import ForwardHook
 from ..capture.logged_run import LoggedRun
 from ..capture.optimizer_hooks import OptimizerHooks
 from ..capture.staging import Staging
-from ..data.position.epoch import Epoch
+from ..data.epoch import Epoch
 from ..distributed.process_group import demand_group
-from ..offline.live_state import LiveState
-from ..sharding.unsupported import demand_known_modules
+from ..offline.recorded_state import LiveState
+from ..sharding.shards import demand_known_modules
 from ..state import naming
 from ..state.auxiliary.auxiliary import Auxiliary
 from ..state.auxiliary.loader_positions import LoaderPositions
+from ..state.auxiliary.tracked_objects import REMEMBERED
 from ..tensors import arrays
 from .boundaries import Boundaries
 from .companions import Companions
+from .group_coordinator import make_coordinator
 from .loops import Loops
 from .phases import Closed, Forked, Fresh, Landed
-from .ranks.coordinator_choice import make_coordinator
-from .recovery.recovery import Recovery
+from .recovery import Recovery
 from .run_parts import RunParts
 from .script_values import make_framework
-from .tracking import Tracking
 
 _log = logging.getLogger("tranlogs")
 
@@ -67,12 +69,17 @@ class TrainingRun:
 
     Attributes:
         run: folder of the run.
+        modules: that are trained, by prefix.
+        hooks: of the optimizers, by name.
+        environment: on which rounding depends, as it is now.
+        scalars: that the loop has logged.
+        report: of the recovery.
+        restarts: names values of the script that start over.
         state: parameters, optimizers and buffers.
         auxiliary: what boundaries commit besides.
         coordinator: connects the processes that train together.
         journal: of this process.
         logged: the run as the hooks of its optimizers use it, with its phase.
-        tracking: takes what the script and its trainer declare.
     """
 
     def __init__(
@@ -89,9 +96,9 @@ class TrainingRun:
     ) -> None:
         self.run = settings.run
         demand_group(self.run)  # before a journal is opened: all would open that of rank 0
-        modules = naming.as_modules(models)
+        self.modules = modules = naming.as_modules(models)
         demand_known_modules(modules)
-        report = LiveReport(self.run)
+        self.report = report = LiveReport(self.run)
         self.state = LiveState(modules, {}, lambda body: self._recovery.set_auxiliary(body), fingerprint=settings.fingerprint)
         self._recovery: Recovery
         self._loops: Loops
@@ -104,8 +111,8 @@ class TrainingRun:
             worker_seeds,
         )
         self.auxiliary = Auxiliary(self.state, positions, report.warn)
-        hooks: dict[str, OptimizerHooks] = {}
-        environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
+        self.hooks = hooks = dict[str, OptimizerHooks]()
+        self.environment = environment = dict[str, Any]()  # filled with the optimizers, before anything is written
         self.coordinator = make_coordinator(self.state, settings.policy, rank, copies)
         rung = rung or Rung(logs_tensors=True)
         if not (rung.logs_tensors or self.coordinator.is_single):
@@ -131,6 +138,7 @@ class TrainingRun:
             self.state.convert = staging.to_array
         rung = rung if self.coordinator.is_single else Rung(logs_tensors=True)
         self.logged = LoggedRun(self.run, self.journal, self.state, self.auxiliary, self.coordinator, staging, rung)
+        self.scalars, self.restarts = ScalarHistory(), Restarts(report, make_framework(modules, hooks, self.auxiliary))
         self._parts = RunParts(
             settings,
             self._resources,
@@ -141,9 +149,9 @@ class TrainingRun:
             self.auxiliary,
             self.coordinator,
             environment,
-            ScalarHistory(),
+            self.scalars,
             report,
-            Restarts(report, make_framework(modules, hooks, self.auxiliary)),
+            self.restarts,
             rung,
         )
         rung.on_change = self._parts.install_hooks
@@ -151,7 +159,6 @@ class TrainingRun:
         self._unit = Boundaries(self._parts, self._recovery)
         self._loops = Loops(self._parts, self._unit, self._recovery)
         self._companions = Companions(self._parts, self._loops, self._unit.running)
-        self.tracking = Tracking(self._parts, self._recovery)
         self.logged.phase = Fresh(self._parts, self._unit, self._recovery, self._loops)
         self._unit.forward_hooks = [
             ForwardHook(module, lambda: self.logged.phase.before_forward()) for module in modules.values()
@@ -159,42 +166,10 @@ class TrainingRun:
         atexit.register(self._at_exit)
         _runs.add(self)
 
-    # The parts of the run.
-
-    @property
-    def modules(self) -> dict[str, torch.nn.Module]:
-        """The modules that are trained, by prefix."""
-        return self._parts.modules
-
-    @property
-    def hooks(self) -> dict[str, OptimizerHooks]:
-        """The hooks of the optimizers, by name."""
-        return self._parts.hooks
-
     @property
     def run_id(self) -> str:
         """The id of the run, which all ranks share."""
         return self._recovery.run_id
-
-    @property
-    def report(self) -> LiveReport:
-        """The report of the recovery."""
-        return self._parts.report
-
-    @property
-    def restarts(self) -> Restarts:
-        """What names values of the script that start over."""
-        return self._parts.restarts
-
-    @property
-    def scalars(self) -> ScalarHistory:
-        """The scalars that the loop has logged."""
-        return self._parts.scalars
-
-    @property
-    def environment(self) -> dict[str, Any]:
-        """The environment on which rounding depends, as it is now."""
-        return self._parts.environment
 
     # Putting the run together.
 
@@ -221,6 +196,35 @@ class TrainingRun:
         self.state.optimizers[hooks.name] = hooks.inner
         self.state.named.refresh()
         self._parts.describe_environment()
+
+    # What the script and its trainer declare.
+
+    def track(self, **things: Any) -> None:
+        """Track loaders and anything with state_dict / load_state_dict; refuse what cannot be stored."""
+        auxiliary = self.auxiliary
+        for name, thing in things.items():
+            auxiliary.track(name, thing)
+        self._recovery.note_tracked(auxiliary.tracked.keys() & things.keys())
+        self._recovery.report.refresh()
+
+    def remember_values(self, values: dict[str, Any]) -> Remembered:
+        """Remember attributes of the loop's namespace; refuse what cannot be stored."""
+        found = self.auxiliary.remember(values)
+        self._recovery.note_tracked([REMEMBERED])
+        self._recovery.report.refresh()
+        return found
+
+    def remember_times(self, values: dict[str, Any]) -> Remembered:
+        """Remember attributes that are times which the script measures: no unit that is computed again has them equal."""
+        self._recovery.recheck.times += values
+        for name in values:
+            self.ignore_in_recheck(path_of_remembered(name))
+        return self.remember_values(values)
+
+    def ignore_in_recheck(self, path: str) -> None:
+        """Leave a value of boundaries ("tracked.learning") out when a unit is computed again: it holds wall-clock times."""
+        self._recovery.recheck.ignored.add(path)
+        self._recovery.recheck.ignore(path)  # also where the script calls this after recover()
 
     # Recovery.
 
@@ -321,7 +325,8 @@ class TrainingRun:
         if self.is_logging:
             if is_orderly:
                 self._parts.restarts.close()
-                self._unit.where.commit()
+                if self._unit.outside is not None:
+                    self._unit.outside.commit()
                 self._loops.note_unreached()
                 self._recovery.report.note_end()
                 self._recovery.recheck.note_end()

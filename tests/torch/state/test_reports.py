@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from tranlogs.base.errors import UsageError
 from tranlogs.training import Face
 from tranlogs_torch import LoggedOptimizer
-from tranlogs_torch.state.advice import Case, advise
+from tranlogs_torch.state.caveats import Case, advise
 
 Change = Callable[[LoggedOptimizer, Any], None]
 

@@ -30,16 +30,16 @@ from tranlogs.training import (
     recover,
 )
 
-from ...distributed.process_group import demand_group
-from ...elastic.world_size import settle_in
-from ...sharding import fsdp
-from ...state.caveats import has_steps
-from ...state.compatibility import compare_modules, compare_schedulers, describe_modules
-from ..run_parts import RunParts
-from ..write_forecast import forecast
+from ..distributed.process_group import demand_group
+from ..elastic.world_size import settle_in
+from ..sharding import fsdp
+from ..state.caveats import has_steps
+from ..state.compatibility import compare_modules, compare_schedulers, describe_modules
 from .landed_state import LandedState, show
 from .resume_report import ResumeReport
+from .run_parts import RunParts
 from .unit_recheck import OUTSIDE, UnitRecheck
+from .write_forecast import forecast
 
 _log = logging.getLogger("tranlogs")
 
