@@ -13,7 +13,6 @@ from tranlogs.training import (
     Automatic,
     RetentionPolicy,
     Rung,
-    RunOptions,
     RunSettings,
     as_retention,
     choose_rung,
@@ -92,7 +91,7 @@ class Settings:
         accept_changes: bool = False,
         **shared: Any,
     ) -> Settings:
-        """Return the settings that a user has written; `shared` are further ones of `RunOptions`.
+        """Return the settings that a user has written; `shared` are further ones of `RunSettings.of`.
 
         Raises:
             UsageError: one of the settings is wrong; the message names it.
@@ -100,7 +99,7 @@ class Settings:
         every_epoch = checkpoint_every == "epoch"
         policy = EVERY_EPOCH if every_epoch else checkpoint_every
         retention = KeepEnds(as_retention(keep))
-        common = RunSettings.of(RunOptions(run=run, checkpoint_every=policy, keep=retention, **shared))
+        common = RunSettings.of(run=run, checkpoint_every=policy, keep=retention, **shared)
         share = parse_overhead(overhead)
         if log not in ("auto", *get_args(LogKind)):
             raise UsageError(f'log={log!r}: use "auto", "gradients", "weights" or "inputs"')

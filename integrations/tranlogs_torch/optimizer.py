@@ -23,7 +23,6 @@ from tranlogs.training import (
     OnSignal,
     RecoveryReport,
     Remembered,
-    RunOptions,
     RunSettings,
     check_epochs,
     choose_rung,
@@ -31,12 +30,12 @@ from tranlogs.training import (
 )
 
 from .capture.optimizer_hooks import LogKind, OptimizerHooks
-from .capture.replay_check import nested
-from .data.position.epoch import Epoch
+from .capture.single_step import nested
+from .data.epoch import Epoch
 from .distributed.process_group import local_world
-from .loops.log_sizes import fit_segment
 from .loops.training_run import TrainingRun
-from .sharding.unsupported import demand_known_optimizer
+from .loops.write_forecast import fit_segment
+from .sharding.shards import demand_known_optimizer
 from .state.auxiliary.pending_gradients import mark_zero
 from .state.fingerprint import Mode
 from .state.naming import Models
@@ -128,7 +127,7 @@ class LoggedOptimizer(Optimizer):
         rung = choose_rung(log, parse_overhead(overhead))
         kind: LogKind = "gradients" if log == "auto" else log
         _check(optimizer, kind)
-        options = RunOptions(
+        settings = RunSettings.of(
             run=run,
             checkpoint_every=checkpoint_every,
             keep=keep,
@@ -142,8 +141,8 @@ class LoggedOptimizer(Optimizer):
             on_signal=on_signal,
             grace_seconds=grace_seconds,
             recheck=recheck,
+            processes=local_world(),
         )
-        settings = RunSettings.of(options, processes=local_world())
         if log == "inputs":
             settings.demand_without_tensors()
         if worker_seeds not in (None, "batch"):
@@ -166,7 +165,7 @@ class LoggedOptimizer(Optimizer):
             raise
 
     def _join(self, optimizer: Optimizer, training_run: TrainingRun, name: str, log: LogKind, optimizer_state: bool) -> None:
-        hooks = OptimizerHooks(training_run.logged_steps, name, optimizer, log, optimizer_state=optimizer_state)
+        hooks = OptimizerHooks(training_run.logged, name, optimizer, log, optimizer_state=optimizer_state)
         self.__dict__.update(inner=optimizer, training_run=training_run, hooks=hooks)
         training_run.add(hooks)
         hooks.shell = self
@@ -190,8 +189,6 @@ class LoggedOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Take a step of the inner optimizer, which is logged; it gets all of the arguments."""
-        if self.training_run.journal.is_closed:
-            self.training_run.logged_steps.report_unlogged()
         self.hooks.order_hooks()
         given = () if closure is None and not args else (closure, *args)
         return self.inner.step(*given, **kwargs)
@@ -244,7 +241,7 @@ class LoggedOptimizer(Optimizer):
         Raises:
             UnencodableState: a state_dict holds something that cannot be stored safely; the error has its path.
         """
-        self.training_run.tracking.track(**things)
+        self.training_run.track(**things)
         return self
 
     def remember(self, **values: Any) -> Remembered:
@@ -256,11 +253,11 @@ class LoggedOptimizer(Optimizer):
         Raises:
             UnencodableState: a value cannot be stored, is too large, or contains itself; the error has its path.
         """
-        return self.training_run.tracking.remember_values(values)
+        return self.training_run.remember_values(values)
 
     def remember_times(self, **values: Any) -> Remembered:
         """Remember times that the script measures: attributes of the same namespace, which the proof of a resume leaves out."""
-        return self.training_run.tracking.remember_times(values)
+        return self.training_run.remember_times(values)
 
     def recover(self, step: int | None = None) -> RecoveryReport:
         """Bring model, optimizers and all that is tracked back to the newest boundary, or to `step`.

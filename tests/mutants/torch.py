@@ -28,7 +28,7 @@ CAPTURE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a sparse momentum is digested like a dense one",
-        "integrations/tranlogs_torch/loops/recovery/landed_state.py",
+        "integrations/tranlogs_torch/loops/landed_state.py",
         "isinstance(value, torch.Tensor) and value.layout is torch.strided:",
         "isinstance(value, torch.Tensor):",
         ("tests/torch/replay/test_exact_matrix.py::test_sparse_momentum_comes_back_to_the_bit",),
@@ -74,7 +74,7 @@ CAPTURE: tuple[Mutant, ...] = (
 LOOPS: tuple[Mutant, ...] = (
     Mutant(
         "an iteration that was begun before a loop begins anew where a resume asks for its first batch",
-        "integrations/tranlogs_torch/data/position/loader_position.py",
+        "integrations/tranlogs_torch/data/loader_position.py",
         "return self.is_in_pass and not self.iteration.batch and self.iteration.opened is not None",
         "return False",
         ("tests/torch/loops/test_loops.py::test_a_killed_loop_comes_back_to_the_bit[second source]",),
@@ -88,14 +88,14 @@ LOOPS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a learning rate that the script sets after recover() is not looked at when the loop opens",
-        "integrations/tranlogs_torch/loops/recovery/recovery.py",
+        "integrations/tranlogs_torch/loops/recovery.py",
         "show(tensors + hyper + landed.find_other_changes(",
         "show(tensors + landed.find_other_changes(",
         ("tests/torch/loops/test_script_changes.py::test_it_stands_and_the_newest_unit_is_trained_again_with_it",),
     ),
     Mutant(
         "what the script sets after recover() supersedes a unit at each start",
-        "integrations/tranlogs_torch/loops/recovery/recovery.py",
+        "integrations/tranlogs_torch/loops/recovery.py",
         "parts.auxiliary.has_script_changes = None, True",
         "parts.auxiliary.has_script_changes = None, False",
         ("tests/torch/loops/test_script_changes.py::test_a_script_that_changes_something_anew_at_each_start_makes_progress",),

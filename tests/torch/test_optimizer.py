@@ -305,7 +305,7 @@ def test_scaler_that_nobody_tracks_is_named(begins: int, tmp_path: Path) -> None
                 scaler.scale(loss).backward()
                 scaler.step(optimizer)
                 scaler.update()
-        assert sum("GradScaler that steps an optimizer is not tracked" in note for note in optimizer.report.notes) == 1
+        assert sum("optimizer.track(scaler=scaler) before recover()" in note for note in optimizer.report.notes) == 1
 
 
 @pytest.mark.parametrize(("fused", "unscales_inner"), campaign.each_once([False, True], [False, True]))

@@ -14,7 +14,6 @@ from ..recovery.state_protocol import Divergence
 from ..retention import Automatic, CheckpointPolicy, EverySteps, Monitor, RetentionPolicy, as_retention
 from ..retention.keep_policy import when_full
 from .boundary_log import BoundaryLog
-from .environment import compare_environments
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, some_bytes, window_of
 from .gradient_layout import GradientLayout
 from .live_report import UNKNOWN_DATA, Face, LiveReport, TurnData, announce, describe_end
@@ -41,7 +40,7 @@ from .recheck import (
 )
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
-from .resources import RunResources, prepare_run_id
+from .resources import RunResources, compare_environments, prepare_run_id
 from .restarts import Framework, Restarts, describe_unset, describe_weights_read
 from .rng import (
     HostRng,
@@ -57,7 +56,7 @@ from .rng import (
 )
 from .rungs import Rung, choose_rung, parse_overhead
 from .scalars import Curve, ScalarHistory
-from .settings import RunOptions, RunSettings, check_epochs
+from .settings import RunSettings, check_epochs
 from .write_forecast import FIRST_UNITS, ExpectedWrites, Place, ScanSchedule, forecast_inputs, forecast_writes
 
 __all__ = [
@@ -106,7 +105,6 @@ __all__ = [
     "ReplayCheck",
     "Restarts",
     "RetentionPolicy",
-    "RunOptions",
     "RunResources",
     "RunSettings",
     "Rung",

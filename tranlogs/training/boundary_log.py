@@ -77,8 +77,9 @@ class BoundaryLog:
 
     def read(self) -> dict[str, Any]:
         """Return what a boundary holds besides the state: how many came before it since the newest step, where that counts."""
-        is_counted = not self._rung.logs_tensors or self._recheck.is_covered
-        return {PASSES: self._passes} if self._passes and is_counted else {}
+        if not self._passes or (self._rung.logs_tensors and not self._recheck.is_covered):
+            return {}
+        return {PASSES: self._passes}
 
     def commit(
         self,
@@ -105,14 +106,15 @@ class BoundaryLog:
         if has_script_changes and is_logged and not logs_tensors:
             journal.wait_checkpoint()
             wants_checkpoint = True
-        is_covered = recheck.is_covered
+        is_pending = recheck.is_pending
+        is_covered = is_pending and recheck.is_covered
         digests = self._digest_state() if journal.uncovered or is_covered else b""
         commit = partial(journal.boundary, body, snapshot, scalars=scalars, digests=digests)
         commit(checkpoint=rung.wants_checkpoint or wants_checkpoint)
         if digests and (equal := recheck.find_equal(journal.step)) is not None:
             journal.checkpoint_recomputed(equal, snapshot)
         is_late = False
-        if recheck.is_pending and settle():
+        if is_pending and settle():
             if journal.uncovered:  # training goes on from what the loop has computed
                 rung.note_difference()
                 journal.wait_checkpoint()

@@ -1,7 +1,11 @@
-"""Resources that a run keeps open while it trains: its journal, a monitor, shipping to a store, and the signal handler."""
+"""Resources that a run keeps open while it trains: its journal, a monitor, shipping to a store, and the signal handler.
+
+The environment in which a run was recorded is compared here with the present one: library versions, flags, devices.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..base.config import SEGMENT_BYTES_MIN, JournalConfig
@@ -145,3 +149,19 @@ def prepare_run_id(settings: RunSettings, *, framework: str) -> str:
         known = journal.run.run_id
         journal.close()
     return known
+
+
+def compare_environments(recorded: Mapping[str, Any], now: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
+    """Return the differences that can change rounding, one sentence each.
+
+    Args:
+        recorded: environment that the run recorded.
+        now: environment of this process.
+        labels: keys to compare, each with its name in a message.
+    """
+    return [
+        f"{label} differs: the run was recorded with {recorded.get(key)!r}, now it is {now.get(key)!r}; "
+        "what is computed from here on can round differently"
+        for key, label in labels.items()
+        if recorded.get(key) != now.get(key)
+    ]

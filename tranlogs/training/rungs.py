@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from typing import Literal
 
 from ..base.errors import UsageError
@@ -49,6 +50,7 @@ class Rung:
         phase: see the table of the module.
         overhead: what the log of gradients may cost at most, as a share of a unit without it; None for no bound.
         cost: what it cost in the last trial; None before the first.
+        on_change: called when the phase changes.
     """
 
     is_measured = is_timing = wants_checkpoint = is_settled = False
@@ -56,6 +58,7 @@ class Rung:
     phase: Phase
     overhead: float | None = None
     cost: float | None = None
+    on_change: Callable[[], None] | None = None
 
     def __init__(self, logs_tensors: bool) -> None:
         self.logs_tensors = logs_tensors
@@ -107,6 +110,8 @@ class MeasuredRung(Rung):
         self.phase = phase
         self.logs_tensors, self.is_timing = phase in ("trial", "gradients"), phase in ("trial", "plain")
         self.wants_checkpoint = phase == "awaiting"
+        if self.on_change is not None:
+            self.on_change()
 
     def begin_fit(self) -> None:
         """Note that another loop begins, with a checkpoint: what is being measured begins anew."""

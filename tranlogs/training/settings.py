@@ -20,28 +20,9 @@ from .rehearsed_process import current
 RECHECK_VARIABLE = "TRANLOGS_RECHECK"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """The options of a run as a user writes them, whatever the framework. Each integration's documentation describes them."""
-
-    run: Any
-    checkpoint_every: Any
-    keep: Any
-    durability: Any
-    fingerprint: Any
-    segment_bytes: int | None
-    writer: Any
-    monitor: Any
-    budget: Any
-    store: Any
-    on_signal: Any
-    grace_seconds: Any
-    recheck: bool | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """The settings of a run: the options of a user, validated.
+    """The settings of a run: the options of a user, validated. They are the same for all frameworks.
 
     Attributes:
         run: folder of the run.
@@ -72,35 +53,50 @@ class RunSettings:
     rechecks: bool
 
     @classmethod
-    def of(cls, options: RunOptions, processes: int = 1) -> RunSettings:
-        """Validate the options of a user, and return the settings.
+    def of(
+        cls,
+        *,
+        run: Any,
+        checkpoint_every: Any,
+        keep: Any,
+        durability: Any,
+        fingerprint: Any,
+        segment_bytes: int | None,
+        writer: Any,
+        monitor: Any,
+        budget: Any,
+        store: Any,
+        on_signal: Any,
+        grace_seconds: Any,
+        recheck: bool | None = None,
+        processes: int = 1,
+    ) -> RunSettings:
+        """Validate the options as a user has written them, and return the settings. Each integration's page describes them.
 
         Args:
-            options: the options.
             processes: number of the run's processes on this machine, which share the budget.
 
         Raises:
             UsageError: an option is wrong; the message names it.
         """
-        run, monitor = options.run, options.monitor
         if not isinstance(run, (str, os.PathLike)) or not os.fspath(run):
             raise UsageError(f"run must be the folder of the run, got {run!r}")
-        _check_choice("durability", options.durability, ("machine", "process"))
-        _check_choice("fingerprint", options.fingerprint, get_args(Mode))
-        _check_choice("writer", options.writer, ("direct", "thread", None))
+        _check_choice("durability", durability, ("machine", "process"))
+        _check_choice("fingerprint", fingerprint, get_args(Mode))
+        _check_choice("writer", writer, ("direct", "thread", None))
         settings = cls(
             run=Path(run),
-            policy=as_policy(options.checkpoint_every),
-            retention=as_retention(options.keep),
-            durability=options.durability,
-            fingerprint=options.fingerprint,
-            segment_bytes=options.segment_bytes,
-            writer=options.writer,
-            monitor=parse_monitor(monitor, options.budget, options.store, budget_sharers=processes),
-            store=options.store,
-            on_signal=options.on_signal,
-            grace_seconds=check_shutdown_settings(options.on_signal, options.grace_seconds),
-            rechecks=_is_recheck_wanted(options.recheck),
+            policy=as_policy(checkpoint_every),
+            retention=as_retention(keep),
+            durability=durability,
+            fingerprint=fingerprint,
+            segment_bytes=segment_bytes,
+            writer=writer,
+            monitor=parse_monitor(monitor, budget, store, budget_sharers=processes),
+            store=store,
+            on_signal=on_signal,
+            grace_seconds=check_shutdown_settings(on_signal, grace_seconds),
+            rechecks=_is_recheck_wanted(recheck),
         )
         return settings._rehearsed()
 

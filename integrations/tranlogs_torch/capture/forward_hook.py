@@ -22,18 +22,22 @@ class ForwardHook:
 
     Args:
         module: the user's.
-        call: called with the module before each forward pass, but not while it is traced for compilation.
+        call: called before each training forward pass, but not while it is traced for compilation.
+
+    Attributes:
+        is_needed: False while nobody asks for forward passes.
     """
 
-    def __init__(self, module: nn.Module, call: Callable[[nn.Module], None]) -> None:
+    def __init__(self, module: nn.Module, call: Callable[[], None]) -> None:
         self._call, self._kind = call, type(module)
+        self.is_needed = True
         self._handle = module.register_forward_pre_hook(self)
         if copyreg.dispatch_table.setdefault(self._kind, _reduce_without_hook) is _reduce_without_hook:
             _hooked[self._kind] += 1
 
     def __call__(self, module: nn.Module, arguments: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._call(module)
+        if self.is_needed and not torch.compiler.is_compiling() and module.training and torch.is_grad_enabled():
+            self._call()
 
     def release(self) -> None:
         """Take the hook off the module. Calling it again does nothing."""

@@ -17,9 +17,8 @@ from ..sharding.shards import place_of, placed, settled, spec_of
 from ..state.extra_state import is_torchs
 from ..state.fingerprint import version_of, versions
 from ..tensors import arrays
-from ..tensors.arrays import NAMES, memory_order, odd_strides, to_array
-from ..tensors.placement import local
-from .logged_run import HookedOptimizer, LoggedRun
+from ..tensors.arrays import NAMES, local, memory_order, odd_strides, to_array
+from .logged_run import LoggedRun
 from .reduced_gradients import ReducedGradients, Reduction
 
 _PLANS_MAX = 16
@@ -200,7 +199,8 @@ class GradientPayloads:
 
     Args:
         run: to which steps are logged.
-        hooks: of the optimizer.
+        name: of the optimizer in the run.
+        inner: the optimizer.
         reduction: to what gradients are rounded; None if they stay as they are.
 
     Attributes:
@@ -208,8 +208,8 @@ class GradientPayloads:
         share: the portions of the gradients that this rank logs; None if it logs all of them.
     """
 
-    def __init__(self, run: LoggedRun, hooks: HookedOptimizer, reduction: Reduction | None) -> None:
-        self._run, self._hooks = run, hooks
+    def __init__(self, run: LoggedRun, name: str, inner: torch.optim.Optimizer, reduction: Reduction | None) -> None:
+        self._run, self._name, self._inner = run, name, inner
         self._plans = GradientPlans()
         self._names: list[str] = []
         self._reducer = None if reduction is None else ReducedGradients(reduction)
@@ -253,7 +253,7 @@ class GradientPayloads:
         run = self._run
         present = [(n, p) for n, p in zip(self._names, self.owners, strict=True) if settled(p) is not None]
         found = [(name, local(p.grad)) for name, p in present if p.grad is not None]
-        self.share = run.coordinator.share(self._hooks, found)
+        self.share = run.coordinator.share(self._name, self._inner, found)
         if self.share is not None:
             found = [(portion.name, portion.tensor) for portion in self.share]
         if run.staging is not None:

@@ -1,33 +1,60 @@
-"""What the hooks of an optimizer need of the run that they log."""
+"""A run as the hooks of its optimizers and modules use it: its parts, and the phase that it is in."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from tranlogs.records import Payload, Tensor
-from tranlogs.training import Journal, Rung
+from tranlogs.training import Journal, Place, Rung
 
 from ..ddp.gradient_ranges import Portion
 from ..state.auxiliary.auxiliary import Auxiliary
-from ..state.fingerprint import Digests
 from ..state.state import TorchState
+from .foreign_writes import ForeignWrites
 from .staging import Staging
 
 
-class HookedOptimizer(Protocol):
-    """An optimizer of the run.
+class Phase(ABC):
+    """A phase of a run: what its hooks and loops do there. A run is in one phase, and the next one replaces it.
 
     Attributes:
-        name: in the run.
-        inner: the optimizer.
+        has_begun: True once steps are logged in this process.
+        is_logging: True while they are.
     """
 
-    name: str
-    inner: torch.optim.Optimizer
+    has_begun = is_logging = True
+
+    @abstractmethod
+    def before_step(self) -> None:
+        """Log what something else than a step has written, before an optimizer's gradients are captured."""
+
+    @abstractmethod
+    def after_step(self, optimizer: str) -> None:
+        """Count a step of an optimizer."""
+
+    @abstractmethod
+    def before_forward(self) -> None:
+        """Note that a forward pass begins with which a unit outside of all loops ends."""
+
+    @abstractmethod
+    def note_writes(self, place: Place | None = None) -> None:
+        """Log writes that no step made, as a part of the running unit."""
+
+    @abstractmethod
+    def open_loop(self) -> None:
+        """Note that the script enters a loop of `LoggedOptimizer`."""
+
+    @abstractmethod
+    def boundary(self, asking: object = None) -> None:
+        """Commit the unit, because the loop `asking` (None: whichever runs) wants its next batch."""
+
+    @abstractmethod
+    def note_commit(self) -> None:
+        """Note that a unit was committed, after which another phase may follow."""
 
 
 class GradientDivider(Protocol):
@@ -52,12 +79,14 @@ class GradientDivider(Protocol):
     @property
     def copies(self) -> int: ...
 
-    def share(self, hooks: HookedOptimizer, named: Sequence[tuple[str, torch.Tensor]]) -> list[Portion] | None:
+    def share(
+        self, name: str, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]]
+    ) -> list[Portion] | None:
         """Return the portions of a step's gradients that this rank logs; None for all of them."""
         ...
 
 
-class LoggedRun(Protocol):
+class LoggedRun:
     """A run to which steps are logged.
 
     Attributes:
@@ -65,60 +94,25 @@ class LoggedRun(Protocol):
         journal: takes the records.
         state: the parameters and optimizers.
         auxiliary: what boundaries commit besides.
+        coordinator: connects the processes that train together.
         staging: brings gradients of a GPU to the host; None where all tensors are on the CPU.
+        writes: finds and logs writes that no step made.
         rung: tells whether steps are logged with their tensors.
-        running: loops of `LoggedOptimizer` that are running.
-        counting: names of optimizers of which a step was only counted since the newest record.
+        phase: of the run.
     """
 
-    run: Path
-    journal: Journal
-    auxiliary: Auxiliary
-    staging: Staging | None
-    rung: Rung
-    running: list[object]
-    counting: set[str]
+    phase: Phase
 
-    @property
-    def modules(self) -> dict[str, torch.nn.Module]:
-        """The modules that are trained, by prefix."""
-        ...
-
-    @property
-    def state(self) -> TorchState:
-        """The parameters and optimizers."""
-        ...
-
-    @property
-    def coordinator(self) -> GradientDivider:
-        """The coordinator of the processes that train together."""
-        ...
-
-    @property
-    def is_active(self) -> bool:
-        """True if steps of this process are logged."""
-        ...
-
-    def before_step(self) -> None:
-        """Log what something wrote to the state since the last look."""
-        ...
-
-    def after_step(self, optimizer: str) -> None:
-        """Count a step of an optimizer that was logged."""
-        ...
-
-    def digests(self) -> Digests:
-        """Return the fingerprint of the parameters after the step that is being logged."""
-        ...
-
-    def has_changed(self) -> bool:
-        """Return True if something wrote to the state since the last look."""
-        ...
-
-    def saw_scaler(self, scaler: object) -> None:
-        """Note that a GradScaler calls the optimizer's step."""
-        ...
-
-    def after_image(self, tensors: list[Tensor], *, every_step: bool) -> Payload | None:
-        """Return the payload of an after-image; None if it cannot be brought from a device."""
-        ...
+    def __init__(
+        self,
+        run: Path,
+        journal: Journal,
+        state: TorchState,
+        auxiliary: Auxiliary,
+        coordinator: GradientDivider,
+        staging: Staging | None,
+        rung: Rung,
+    ) -> None:
+        self.run, self.journal, self.state, self.auxiliary = run, journal, state, auxiliary
+        self.coordinator, self.staging, self.rung = coordinator, staging, rung
+        self.writes = ForeignWrites(run, journal, state, staging)

@@ -22,14 +22,11 @@ from ..sharding.shards import array_of, is_by_element, is_part, settled
 from ..state.auxiliary.pending_gradients import mark_used
 from ..state.group_values import GroupValues
 from ..state.state_watch import StateWatch
-from ..tensors.arrays import adapt
-from ..tensors.placement import local
-from .grad_scaler import ScalerWatch
+from ..tensors.arrays import adapt, local
 from .gradients import CapturedGradients, Clipping, GradientPayloads
 from .logged_run import LoggedRun
 from .reduced_gradients import Reduction
-from .replay_check import StepRehearsal
-from .single_step import can_nest, is_nested
+from .single_step import StepRehearsal, can_nest, is_nested
 
 _log = logging.getLogger("tranlogs")
 
@@ -37,6 +34,8 @@ _log = logging.getLogger("tranlogs")
 _get_compiler = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: False)
 
 _KNOWN = frozenset({"closure", "grad_scaler"})  # arguments of a step that redo has, or does without
+
+Hook = Callable[..., Any]  # of an optimizer: it takes the optimizer, and the arguments of the step
 
 LogKind = Literal["gradients", "weights", "inputs", "gradients:bf16", "gradients:int8"]
 
@@ -79,6 +78,9 @@ class OptimizerHooks:
         with_state: True if an after-image includes the optimizer's state.
         watch: sees writes to the optimizer's state between steps.
         recorder: writes the records of the steps.
+        before, after: what the hooks call now; see `install`.
+        is_capturing: True if the steps are captured.
+        is_counted: True if a step was only counted since the newest record, so that the next one is like it.
     """
 
     def __init__(self, run: LoggedRun, name: str, inner: torch.optim.Optimizer, log: LogKind, *, optimizer_state: bool) -> None:
@@ -105,28 +107,50 @@ class OptimizerHooks:
         self.with_state = optimizer_state or self.log == "gradients"
         self.watch = StateWatch(inner)
         self.recorder = StepRecorder(run.journal)
-        self._payloads = GradientPayloads(run, self, self.reduction)
+        self._payloads = GradientPayloads(run, name, inner, self.reduction)
         self._gradients = CapturedGradients(inner)
         self._clipping = Clipping()
         self._step = _RunningStep()
         self._rehearsal = StepRehearsal(inner)
         self._can_nest = can_nest(inner)
-        self._scaler = ScalerWatch()
         self._is_clean = True  # nothing is noted of a step that has not come to its end
-        self._pre = inner.register_step_pre_hook(_uncompiled(self._before_step, asks=True))
-        self._post = inner.register_step_post_hook(_uncompiled(self._after_step))
+        self.is_counted = self._has_reported = False
+        self.before: Hook = self._before_step
+        self.after: Hook = self._after_step
+        self.install()
+        self._pre = inner.register_step_pre_hook(_uncompiled(self, "before", asks=True))
+        self._post = inner.register_step_post_hook(_uncompiled(self, "after"))
         self.order_hooks()
+
+    def install(self) -> None:
+        """Capture the steps that come, or only count them, as the run logs them with their tensors or without."""
+        self.is_counted, self.is_capturing = False, self.run.rung.logs_tensors
+        if self.is_capturing:
+            self.before, self.after = self._before_step, self._after_step
+        else:
+            self.before, self.after = self._before_counted, self._after_counted
+
+    def switch_off(self) -> None:
+        """Neither capture nor count steps from now on."""
+        self.is_capturing, self.before, self.after = False, _ignore, _ignore
 
     def order_hooks(self) -> None:
         """Keep the pre-hook last and the post-hook first, even if the script has registered hooks since."""
         before: Any = self.inner._optimizer_step_pre_hooks
-        if self._pre.id not in before:  # released
+        if self._pre.id not in before:
+            self._report_unlogged()
             return
         if next(reversed(before)) != self._pre.id:
             before.move_to_end(self._pre.id)
         after: Any = self.inner._optimizer_step_post_hooks
         if next(iter(after)) != self._post.id:
             after.move_to_end(self._post.id, last=False)
+
+    def _report_unlogged(self) -> None:
+        """Warn once that steps on a closed run are not logged."""
+        if not self._has_reported:
+            self._has_reported = True
+            _log.warning("%s: the run is closed: this step and later steps are not logged", self.run.run)
 
     def mark_called(self) -> None:
         """Tell learning-rate schedulers, which may hold the wrapper, that the optimizer stepped."""
@@ -152,7 +176,7 @@ class OptimizerHooks:
         gradients = [p.grad for p in parameters if p.grad is not None]
         norm: Any = torch.nn.utils.get_total_norm(gradients, norm_type, error_if_nonfinite, foreach)
         norm = norm.full_tensor() if is_part(norm) else norm  # of shards it is a sum that is not taken yet
-        if self.run.is_active and self.log == "gradients" and self.reduction is None and self.run.rung.logs_tensors:
+        if self.is_capturing and self.log == "gradients" and self.reduction is None:
             self._begin()
             self.recorder.wait()  # the gradients are about to be clipped in place
             self._clipping.begin(max_norm, norm, foreach)
@@ -176,23 +200,14 @@ class OptimizerHooks:
     # The step.
 
     def _before_step(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_compiled: bool = False) -> Any:
-        if self.name in self.run.counting and self.run.running:  # all is as it was at the step before
+        if self._can_nest and is_nested(self.inner):
             return None
-        if not self.run.journal.is_writer or (self._can_nest and is_nested(self.inner)):
-            return None
-        if self._scaler.scaler is None and self._scaler.look():
-            self.run.saw_scaler(self._scaler.scaler)
-        if not self.run.rung.logs_tensors:
-            self.run.before_step()  # which may begin to log tensors
-            if not self.run.rung.logs_tensors:
-                self.run.auxiliary.gradients.before_step(self.name)
-                return None
         if is_compiled:
             self._log_weights("its compiled step rounds differently from the step that redo executes")
         if len(args) > 2 or not kwargs.keys() <= _KNOWN:  # args[0] is the optimizer itself, then comes the closure
             self._log_weights("its step is given arguments, which redo does not have")
-        if self._scaler.scaler is not None:
-            self._scaler.check(self.inner, self.shell)
+        for scaler in self.run.auxiliary.scalers:
+            self._demand_one_id(scaler)
         self._step.captures, self._step.is_reduced = 0, False
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer itself
         if closure is None and next(reversed(inner._optimizer_step_pre_hooks)) == self._pre.id:
@@ -212,10 +227,24 @@ class OptimizerHooks:
                 self._capture()
             return loss
 
-        self.run.before_step()  # also where the optimizer never calls the closure: the outcome is logged then
+        self.run.phase.before_step()  # also where the optimizer never calls the closure: the outcome is logged then
         if len(args) > 1:
             return (args[0], closure_then_capture, *args[2:]), kwargs
         return args, {**kwargs, "closure": closure_then_capture}
+
+    def _demand_one_id(self, scaler: torch.amp.GradScaler) -> None:
+        """Refuse gradients that were unscaled under one id and are stepped under the other.
+
+        Raises:
+            UsageError: the scaler was given the wrapper once and the plain optimizer once, since its last update.
+        """
+        known = scaler._per_optimizer_states
+        if self.shell is not self.inner and id(self.inner) in known and id(self.shell) in known:
+            raise UsageError(
+                "the GradScaler received the LoggedOptimizer in one call and the wrapped optimizer in another (unscale_, "
+                "step). It treats them as two optimizers and unscales the gradients twice. Pass the LoggedOptimizer to both "
+                "calls"
+            )
 
     def _capture(self) -> None:
         """Note what the step is about to consume."""
@@ -247,7 +276,7 @@ class OptimizerHooks:
         return (
             (self._step.is_image or self.recorder.is_open)
             and self._clipping.is_current(self.parameters())
-            and not self.run.has_changed()
+            and not self.run.writes.has_changed()
         )
 
     def _begin(self) -> None:
@@ -256,15 +285,17 @@ class OptimizerHooks:
             self._drop()
         self._is_clean = False
         run = self.run
-        run.before_step()
+        run.phase.before_step()
+        parameters = self.parameters()
         if not self._step.is_reduced:  # also where an image is logged: what is trained must not depend on what is logged
-            self._payloads.reduce(self.parameters(), run.journal.step)
             self._step.is_reduced = True
+            if self.reduction is not None:
+                self._payloads.reduce(parameters, run.journal.step)
         self._step.is_image = self.log == "weights" or self._has_foreign_strides()
         if self._step.is_image:
             return
         try:
-            payload = self._payloads.payload(self.parameters())
+            payload = self._payloads.payload(parameters)
         except LogUnavailable as error:  # a full ring whose writer hangs
             run.journal.suspend(error)
             return
@@ -276,26 +307,17 @@ class OptimizerHooks:
             return
         run = self.run
         mark_used(inner)
-        if self.name not in run.counting:
-            self.mark_called()
-        if not run.rung.logs_tensors:
-            if run.journal.is_writer:
-                run.counting.add(self.name)
-                run.journal.count_step()
-                run.after_step(self.name)
-            return
+        self.mark_called()
         run.journal.checkpoints.speed.observe_step(time.perf_counter() - self._step.began)
-        if not run.journal.is_writer:
-            return
         if self._rehearsal.is_needed and (why := self._rehearsal.after_step(self._step.amp)):
             self._log_weights(why)
         if self._needs_image():
             self._drop()
             self._step.is_image = True
         body = self._body()
-        digests = run.digests().tobytes()
+        digests = run.writes.digests(run.journal.step + 1).tobytes()
         if self._step.is_image:
-            payload = run.after_image(self._image(body), every_step=self.log == "weights")
+            payload = run.writes.after_image(self._image(body), every_step=self.log == "weights")
             self.recorder.log_image(payload or NO_TENSORS, body, digests)  # without one it only counts the step
         else:
             self.recorder.commit(body, digests, is_frozen=True)
@@ -303,7 +325,27 @@ class OptimizerHooks:
         if self._clipping.recorded is not None:
             self._clipping.forget()
         self._is_clean = True
-        run.after_step(self.name)
+        run.phase.after_step(self.name)
+
+    def _before_counted(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_compiled: bool = False) -> Any:
+        if self.is_counted or (self._can_nest and is_nested(self.inner)):  # all is as it was at the step before
+            return None
+        self.run.phase.before_step()  # which may begin to log tensors
+        if self.is_capturing:
+            return self._before_step(inner, args, kwargs, is_compiled)
+        self.run.auxiliary.gradients.before_step(self.name)
+        return None
+
+    def _after_counted(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._can_nest and is_nested(self.inner):
+            return
+        run = self.run
+        mark_used(inner)
+        if not self.is_counted:
+            self.mark_called()
+        self.is_counted = True
+        run.journal.count_step()
+        run.phase.after_step(self.name)
 
     def _needs_image(self) -> bool:
         """Return True if the gradients that were captured do not tell all that the step did."""
@@ -364,19 +406,28 @@ class OptimizerHooks:
         return False
 
 
-def _uncompiled(hook: Callable[..., Any], *, asks: bool = False) -> Callable[..., Any]:
+def _ignore(inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_compiled: bool = False) -> None:
+    """Do nothing before or after a step."""
+
+
+def _uncompiled(hooks: OptimizerHooks, name: str, *, asks: bool = False) -> Hook:
     """Return a hook that torch.compile leaves alone: neither the hook nor what it calls is compiled.
 
     Args:
-        hook: the hook.
+        hooks: of the optimizer.
+        name: of the attribute that has the hook.
         asks: True if it takes one more argument: whether torch.compile traces the step. If so, the value is compiled in.
     """
-    kept_out: Any = torch.compiler.disable(hook)
+
+    def call_hook(*given: Any) -> Any:
+        return getattr(hooks, name)(*given)
+
+    kept_out: Any = torch.compiler.disable(call_hook)
 
     def call(inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.compiler.is_compiling():
             return kept_out(inner, args, kwargs, True) if asks else kept_out(inner, args, kwargs)
         # Where nothing would be compiled now, the wrapper is saved.
-        return hook(inner, args, kwargs) if _get_compiler() is None else kept_out(inner, args, kwargs)
+        return getattr(hooks, name)(inner, args, kwargs) if _get_compiler() is None else kept_out(inner, args, kwargs)
 
     return call

@@ -36,10 +36,8 @@ from tranlogs.base.types import AnyArray, Bytes, DeviceArray, SparseArray, Tenso
 from tranlogs.records import Layout, Payload
 from tranlogs.records import spec_of as array_spec_of
 
-from ..device.host_copies import Window
-from ..device.streams import Devices, cuda_device
-from ..tensors.arrays import from_array, spec_of, to_array
-from ..tensors.placement import local
+from ..device.streams import Devices, Window, cuda_device
+from ..tensors.arrays import from_array, local, spec_of, to_array
 from .staging_plan import Lane, Lease, PinnedRing, StagingLimits, StagingPlan, StagingStatistics
 
 _log = logging.getLogger("tranlogs")

@@ -15,11 +15,10 @@ from tranlogs.base.errors import UsageError
 from tranlogs.base.types import ITEMSIZE, Bytes
 from tranlogs.records import Checkpoint
 
-from ..sharding.overlap import Shape, cut
 from ..sharding.shards import has_layout
 from ..tensors import arrays
-from ..tensors.placement import Place
-from .transfer_plan import BoxPiece, StoredBox
+from ..tensors.arrays import Place
+from .transfer_plan import BoxPiece, Shape, StoredBox, cut
 
 _NOT_TAKEN = ("ddp", "beside", "waiting")  # of a boundary: state of the former reducers and neighbours, and gradients
 

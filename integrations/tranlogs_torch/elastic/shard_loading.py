@@ -20,18 +20,17 @@ from tranlogs.base.types import AnyArray, Array, Bytes
 from tranlogs.ranks import Transport
 from tranlogs.records import Checkpoint
 
-from ..sharding.overlap import Box, Shape, cut
 from ..sharding.shards import place_of, shape_of
 from ..state import environment, naming
 from ..state.compatibility import Layouts, in_later_groups, mismatches, optimizer_differences
 from ..state.plain_tensors import unwrapped
 from ..state.state import TorchState
 from ..tensors import arrays
+from ..tensors.arrays import is_dtensor, local
 from ..tensors.equality import have_same_bits
-from ..tensors.placement import is_dtensor, local
 from .former_checkpoint import FormerCheckpoint
 from .lost_rank_state import packed, unpacked
-from .transfer_plan import BoxPiece, StoredBox, bundles, common, pieces
+from .transfer_plan import Box, BoxPiece, Shape, StoredBox, bundles, common, cut, pieces
 
 T = TypeVar("T")
 

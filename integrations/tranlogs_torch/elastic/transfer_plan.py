@@ -2,6 +2,8 @@
 
 A process that cannot read a former rank's checkpoint is sent its parts. Sender and receiver compute them from the same lists:
 nothing but the numbers themselves is sent.
+
+Flat ranges of a tensor are boxes here: offset and length in each dimension.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import torch
+
 from tranlogs.base.config import MIB
 from tranlogs.base.types import ITEMSIZE
 
-from ..sharding.overlap import Box, Shape
+from ..tensors.arrays import Place
 
 _BUNDLE_BYTES = 16 * MIB
 
@@ -102,3 +106,44 @@ def _in_rows(box: StoredBox, offset: Shape, length: Shape) -> Iterator[BoxPiece]
     rows = max(1, _BUNDLE_BYTES // (math.prod(box.length[1:]) * ITEMSIZE[box.dtype]))
     for first in range(0, length[0], rows):
         yield BoxPiece(box, (offset[0] + first, *offset[1:]), (min(rows, length[0] - first), *length[1:]))
+
+
+Shape = tuple[int, ...]
+Box = tuple[Shape, Shape]  # offset and length in each dimension
+
+
+def boxes(shape: Sequence[int], first: int, end: int) -> Iterator[Box]:
+    """Cut the elements from `first` to `end`, in C order, into boxes: in that order, and as few as there can be."""
+    if first >= end or len(shape) < 2:
+        if first < end:
+            yield ((first,), (end - first,)) if shape else ((), ())
+        return
+    row = math.prod(shape[1:])
+    start, stop = -(-first // row), end // row  # rows that are whole
+    if first < start * row:
+        yield from _within(shape, start - 1, first, min(end, start * row))
+    if start < stop:
+        yield (start, *[0] * (len(shape) - 1)), (stop - start, *shape[1:])
+    if start <= stop and max(first, stop * row) < end:
+        yield from _within(shape, stop, stop * row, end)
+
+
+def _within(shape: Sequence[int], number: int, first: int, end: int) -> Iterator[Box]:
+    """Return the box of a range that lies within one row."""
+    at = number * math.prod(shape[1:])
+    for offset, length in boxes(shape[1:], first - at, end - at):
+        yield (number, *offset), (1, *length)
+
+
+def cut(tensor: torch.Tensor, place: Place | None) -> list[tuple[Shape, torch.Tensor]]:
+    """Return a part as views that are boxes, each with its offset in the whole; none for an empty range."""
+    if place is None:
+        return [((0,) * tensor.dim(), tensor)]
+    if place.piece.kind == "box":
+        return [(place.piece.offset, tensor)]
+    found, at, (first,) = [], 0, place.piece.offset
+    for offset, length in boxes(place.whole, first, first + tensor.numel()):
+        size = math.prod(length)
+        found.append((offset, tensor[at : at + size].view(length)))
+        at += size
+    return found

@@ -17,18 +17,15 @@ import torch
 
 from tranlogs.base.config import OUTSIDE_UNITS_MAX
 from tranlogs.records import Snapshot
-from tranlogs.training import UNKNOWN_DATA, BoundaryLog, Place
+from tranlogs.training import UNKNOWN_DATA, BoundaryLog, Place, TurnData
 
+from ..capture.forward_hook import ForwardHook
 from ..state import naming
 from ..state.caveats import IMPLICIT
 from ..state.state_digest import digest_state
-from ..tensors.placement import local
-from .after_images import WriteLog
-from .companions import Companions
-from .loops import Loops
-from .recovery.recovery import Recovery
+from ..tensors.arrays import local
+from .recovery import Recovery
 from .run_parts import RunParts
-from .steps_loop import Turns
 
 _log = logging.getLogger("tranlogs")
 
@@ -40,36 +37,29 @@ class Boundaries:
 
     Args:
         parts: parts of the run.
-        recovery: knows whether training has begun.
-        loops: loops of `LoggedOptimizer` that are running.
-        companions: loaders that are iterated over beside these.
-        write_log: logs writes that no step made.
+        recovery: compares what is computed again.
 
     Attributes:
+        running: loops of `LoggedOptimizer` that are running, the outermost first.
+        outside: how the script stands outside of these loops; None in one of them.
         steps_since_boundary: number of steps and after-images of the running unit.
-        units: number of units that this process has committed.
-        counting: names of optimizers of which a step was only counted since the newest record.
-        implicit: after a step in a loop of the user's own, the random state and the buffers for its boundary; else None.
+        log: records boundaries.
         errors_at_step: ids of the exceptions that were being handled, and that the interpreter had last reported, when the
             newest step was taken. They have not ended the training.
+        forward_hooks: those on the modules of the run.
+        is_forward_seen: False once a step has shown that no hook sees the forward pass.
     """
 
-    def __init__(
-        self,
-        parts: RunParts,
-        recovery: Recovery,
-        loops: Loops,
-        companions: Companions,
-        write_log: WriteLog,
-    ) -> None:
-        self._parts, self._recovery, self._loops = parts, recovery, loops
-        self._companions, self._write_log = companions, write_log
+    def __init__(self, parts: RunParts, recovery: Recovery) -> None:
+        self._parts, self._recovery, self._writes = parts, recovery, parts.writes
+        self._logged = parts.logged
         self._journal, self._state, self._auxiliary = parts.journal, parts.state, parts.auxiliary
+        self.running: list[object] = []
+        self.forward_hooks: list[ForwardHook] = []
+        self.outside: BehindLoop | None = BehindLoop(self, parts)
         self.steps_since_boundary = 0
         self._steps_by_optimizer: dict[str, int] = {}  # of the running unit
-        self.units = 0
-        self.counting: set[str] = set()
-        self._log = BoundaryLog(
+        self.log = BoundaryLog(
             parts.settings.run,
             parts.journal,
             parts.rung,
@@ -79,8 +69,7 @@ class Boundaries:
         )
         self._taken_at_boundary: dict[str, int] = {}
         self._has_reserved = self._has_said_nested = False
-        self.implicit: dict[str, Any] | None = None
-        self._is_forward_seen = True
+        self.is_forward_seen = True
         self._outside_units = 0  # in a row
         self._boundary_at = time.perf_counter()
         self.errors_at_step: tuple[int, int] = (0, 0)
@@ -89,12 +78,27 @@ class Boundaries:
         """Take the data position at which recovery ended as that of the last boundary."""
         self._taken_at_boundary = self._auxiliary.taken()
 
-    def set_back(self) -> None:
-        """Go on in the running loop with the state that recovery has set back."""
-        self._companions.rejoin()
-        self._auxiliary.go_on()
-        self._loops.note_set_back()
-        self.landed()
+    def enter(self, loop: object) -> None:
+        """Note that a loop of `LoggedOptimizer` runs."""
+        self.running.append(loop)
+        self._stand(None)
+
+    def leave(self, loop: object) -> None:
+        """Note that a loop has ended, or was left."""
+        self.running.remove(loop)
+        if not self.running:
+            self._stand(BehindLoop(self, self._parts))
+
+    def _stand(self, outside: BehindLoop | None) -> None:
+        self.outside = outside
+        for hook in self.forward_hooks:
+            hook.is_needed = not self.running
+        self.capture_next_steps()
+
+    def capture_next_steps(self) -> None:
+        """Let each optimizer look at its next step, also where steps are only counted."""
+        for hooks in self._parts.hooks.values():
+            hooks.is_counted = False
 
     def after_step(self, optimizer: str) -> None:
         """Count a step of an optimizer that was logged."""
@@ -104,14 +108,12 @@ class Boundaries:
         if not self._has_reserved:  # optimizer state is there from the first step on
             self._has_reserved = True
             self._journal.checkpoints.expect_snapshot(self._state.nbytes())
-        if not self._loops.running:
-            buffers = {} if self._is_forward_seen else naming.named_buffers(self._parts.modules)
-            kept = {name: local(b).detach().clone() for name, b in buffers.items()}
-            self.implicit = {"rng": self._auxiliary.rng_now(), "buffers": kept}
+        if self.outside is not None:
+            self.outside.after_step()
 
     def note_writes(self, place: Place | None = None) -> None:
         """Log writes that no step made, as a part of the running unit."""
-        if self._write_log.note(place):
+        if self._writes.note(place):
             self.steps_since_boundary += 1
 
     def boundary(self, asking: object = None) -> None:
@@ -119,31 +121,31 @@ class Boundaries:
 
         Only requests of the outermost loop are boundaries: an inner loop runs in the middle of the outer loop's body.
         """
-        if not self._recovery.has_begun or not self._journal.is_writer:
-            return
-        outermost = self._loops.running[0] if self._loops.running else asking
+        outermost = self.running[0] if self.running else asking
         if asking is not None and outermost is not asking:
             self._say_nested()
             return
-        self.implicit, self._outside_units = None, 0
+        if self.outside is not None:
+            self.outside.forget()
+        self._outside_units = 0
         if self._parts.rung.logs_tensors:
-            self.note_writes("at a boundary")
+            self._logged.phase.note_writes("at a boundary")
         taken = self._auxiliary.taken()
         if not self.steps_since_boundary and taken != self._taken_at_boundary and self._is_amid(taken, asking):
             return
         self._taken_at_boundary = taken
-        self._log.begin(has_steps=self.steps_since_boundary > 0)
+        self.log.begin(has_steps=self.steps_since_boundary > 0)
         self._parts.restarts.look()
-        if self._log.is_passed_over(is_needed=self._write_log.wants_checkpoint):
+        if self.log.is_passed_over(is_needed=self._writes.wants_checkpoint):
             self._count_unit()
         else:
             self._note_turns()
             self._commit(self._read())
-        self._log.end_unit()
+        self.log.end_unit()
 
     def leave_loop(self) -> None:
         """Note that a loop was left: a step outside of it would have to be logged from here on."""
-        self._log.leave_loop(self._read, has_steps=self.steps_since_boundary > 0)
+        self.log.leave_loop(self._read, has_steps=self.steps_since_boundary > 0)
 
     def log_tensors(self) -> None:
         """Log tensors from the step on that comes now, which lies outside of all loops; see `BoundaryLog.log_tensors`."""
@@ -151,20 +153,20 @@ class Boundaries:
         def commit(behind: dict[str, Any] | None) -> None:
             self._commit((behind or self._read()) | {"is_implicit": True, "turns": None})
 
-        self._log.log_tensors(commit, has_steps=self.steps_since_boundary > 0)
+        self.log.log_tensors(commit, has_steps=self.steps_since_boundary > 0)
 
     def expect_end(self) -> None:
         """Note that a loop ends with the next boundary: where no tensors are logged, only a checkpoint leads there."""
-        if self._log.expect_end():
-            self._write_log.wants_checkpoint = True
+        if self.log.expect_end():
+            self._writes.wants_checkpoint = True
 
     def _read(self) -> dict[str, Any]:
         recorded = self._parts.restarts.recorded
-        return {**self._auxiliary.read(), **({"restarts": recorded} if recorded is not None else {}), **self._log.read()}
+        return {**self._auxiliary.read(), **({"restarts": recorded} if recorded is not None else {}), **self.log.read()}
 
     def _note_turns(self) -> None:
         """Note what the data of the running loop come from, if it is one over `steps()`."""
-        outer = self._loops.running[0] if self._loops.running else None
+        outer = self.running[0] if self.running else None
         self._auxiliary.turns = outer.basis() if isinstance(outer, Turns) else None
         if self._auxiliary.turns == "unknown":
             self._parts.report.warn_of_script(UNKNOWN_DATA)
@@ -190,16 +192,17 @@ class Boundaries:
         return self._auxiliary.gradients.are_waiting() and not self._auxiliary.has_skipped_step()
 
     def _commit(self, body: dict[str, Any]) -> None:
-        self.counting.clear()
+        if not self._parts.rung.logs_tensors:
+            self.capture_next_steps()
         now = time.perf_counter()
         if self.steps_since_boundary and self._parts.rung.logs_tensors:
             fingerprint = self._state.named.fingerprint
             fingerprint.fit_budget((now - self._boundary_at) / self.steps_since_boundary)
             if fingerprint.kind == "sample":
-                self._parts.writes.remember(self._journal.step)
+                self._writes.remember(self._journal.step)
         self._boundary_at = now
         noted = self._count_unit()
-        wanted: bool | None = self._write_log.wants_checkpoint or None
+        wanted: bool | None = self._writes.wants_checkpoint or None
 
         def whole() -> dict[str, Any]:
             return {**body, "scalars": self._parts.scalars.pack()}
@@ -207,18 +210,17 @@ class Boundaries:
         def snapshot() -> Snapshot:
             return self._state.snapshot(whole())
 
-        coordinator, writes = self._parts.coordinator, self._parts.writes
+        coordinator, writes = self._parts.coordinator, self._writes
         wanted = coordinator.at_boundary(self._journal, body, whole, wanted=wanted, read_digests=lambda: writes.known)
         is_logged, has_changes = not self._journal.is_rechecking, self._auxiliary.has_script_changes
         settle = self._recovery.settle_recheck
-        is_late = self._log.commit(
+        is_late = self.log.commit(
             body, snapshot, settle, wants_checkpoint=wanted, scalars=noted, has_script_changes=has_changes
         )
-        self._write_log.wants_checkpoint = is_late
+        self._writes.wants_checkpoint = is_late
         if is_logged:
             self._auxiliary.has_script_changes = False
-        if self._journal.is_suspended:
-            self._auxiliary.drop_unstorable()
+        self._logged.phase.note_commit()
 
     def _remember(self) -> None:
         self._state.named.refresh()
@@ -231,9 +233,8 @@ class Boundaries:
             self._note_companion_steps()
         else:
             self._steps_by_optimizer.clear()
-        self.units += 1
         if self._parts.rung.logs_tensors:
-            self._parts.writes.looks.count_unit()
+            self._writes.looks.count_unit()
         return self._parts.scalars.commit(self._journal.step)
 
     def _note_companion_steps(self) -> None:
@@ -241,43 +242,125 @@ class Boundaries:
         steps, self._steps_by_optimizer = self._steps_by_optimizer, {}
         self._journal.checkpoints.schedule.companion_steps += sum(steps.values()) - min(steps.values())
 
-    def before_forward(self, module: torch.nn.Module) -> None:
-        """Note that a forward pass begins."""
-        if self.counting and self._loops.running:  # the unit before was one of the same loop
-            return
-        if not (module.training and torch.is_grad_enabled()):
-            return
-        if self._log.is_behind_loop and not self._loops.running and self._journal.is_writer:
-            self.log_tensors()
-        if self._recovery.has_begun and not self._parts.restarts.is_open:
-            self._parts.restarts.open()  # a step outside of all loops follows
-        if self.implicit is not None:
-            self.commit_implicit(is_before_forward=True)
+    def commit_outside(self, rng: Any, buffers: dict[str, torch.Tensor] | None) -> None:
+        """Commit the unit of the last step in a loop of the user's own.
 
-    def commit_implicit(self, *, is_before_forward: bool) -> None:
-        """Commit the unit of the last step in a loop of the user's own; it ends at the next training forward pass.
-
-        If no hook sees the forward pass (a compiled model), the unit ends at the next step, with the buffers as they were after
-        the last step.
+        Args:
+            rng: the random states after the step.
+            buffers: the buffers after the step; None if they are what they were then.
         """
-        implicit, self.implicit = self.implicit, None
-        if implicit is None or self._loops.running or not self._journal.is_writer:
-            return
-        if not is_before_forward and not implicit["buffers"] and naming.named_buffers(self._parts.modules):
-            self._is_forward_seen = False  # this unit merges with the next, of which the buffers will be kept
-            return
         self._outside_units += 1
         if self._outside_units == OUTSIDE_UNITS_MAX and not self._auxiliary.is_loop_remembered:
             self._parts.report.warn_of_script(IMPLICIT)
-        self.note_writes("at a boundary")
-        self._log.begin(has_steps=self.steps_since_boundary > 0)
+        self._parts.logged.phase.note_writes("at a boundary")
+        self.log.begin(has_steps=self.steps_since_boundary > 0)
         self._parts.restarts.look()
-        body = self._read() | {"rng": implicit["rng"], "is_implicit": True, "turns": None}
-        self._commit(body if is_before_forward else body | {"buffers": implicit["buffers"]})
+        body = self._read() | {"rng": rng, "is_implicit": True, "turns": None}
+        self._commit(body if buffers is None else body | {"buffers": buffers})
 
     def is_as_recovered(self) -> bool:
         """Return True if the run was recovered, and nothing was logged since."""
         report = self._parts.report.current
-        if report is None or report.checkpoint_step is None or not self._journal.is_writer:
+        if report is None or report.checkpoint_step is None:
             return False
         return not self.steps_since_boundary and self._journal.step == report.step
+
+
+class BehindLoop:
+    """The script is in no loop of `LoggedOptimizer`, and has taken no step since it was."""
+
+    def __init__(self, unit: Boundaries, parts: RunParts) -> None:
+        self._unit, self._parts = unit, parts
+
+    def before_step(self) -> None:
+        """Note that a step outside of all loops comes, whose forward pass no hook may have seen."""
+        if not self._parts.rung.logs_tensors and self._parts.report.face == "script":
+            self._unit.log_tensors()
+        self._open()
+        self._unit.outside = OutsideLoops(self._unit, self._parts)
+
+    def after_step(self) -> None:
+        """Note that a step was taken."""
+
+    def before_forward(self) -> None:
+        """Note that a forward pass begins, after which a step outside of all loops may follow."""
+        if self._unit.log.is_behind_loop:
+            self._unit.log_tensors()
+        self._open()
+
+    def _open(self) -> None:
+        if not self._parts.restarts.is_open:
+            self._parts.restarts.open()
+
+    def commit(self) -> None:
+        """Commit the last step outside of all loops, which takes no part in a unit of a loop."""
+
+    def forget(self) -> None:
+        """Note that a boundary comes, which ends the unit."""
+
+
+class OutsideLoops(BehindLoop):
+    """The script takes steps outside of all loops. The unit of such a step ends at the next training forward pass.
+
+    If no hook sees the forward pass (a compiled model), the unit ends at the next step, with the buffers as they were after
+    the last step.
+    """
+
+    def __init__(self, unit: Boundaries, parts: RunParts) -> None:
+        super().__init__(unit, parts)
+        self._has_stepped = False
+        self._rng: Any = None  # after the newest step
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def before_step(self) -> None:
+        if not self._has_stepped:
+            return
+        self._has_stepped = False
+        if not self._buffers and naming.named_buffers(self._parts.modules):
+            self._unit.is_forward_seen = False  # this unit merges with the next, of which the buffers will be kept
+            return
+        self._unit.commit_outside(self._rng, self._buffers)
+
+    def after_step(self) -> None:
+        buffers = {} if self._unit.is_forward_seen else naming.named_buffers(self._parts.modules)
+        self._buffers = {name: local(b).detach().clone() for name, b in buffers.items()}
+        self._rng, self._has_stepped = self._parts.auxiliary.rng_now(), True
+        self._unit.capture_next_steps()
+
+    def before_forward(self) -> None:
+        self.commit()
+
+    def commit(self) -> None:
+        if self._has_stepped:
+            self._has_stepped = False
+            self._unit.commit_outside(self._rng, None)
+
+    def forget(self) -> None:
+        self._has_stepped = False
+
+
+class Turns:
+    """The turns of one loop over `steps()`.
+
+    Args:
+        parts: of the run.
+        stateless: whether the script declares that a turn depends on nothing but what the run has.
+    """
+
+    def __init__(self, parts: RunParts, *, stateless: bool) -> None:
+        self._auxiliary, self._is_stateless = parts.auxiliary, stateless
+        self._passed = self._count_passed()
+        self._is_known = not (self._auxiliary.has_landed and self._auxiliary.turns == "unknown")
+
+    def basis(self) -> TurnData:
+        """Return what the data of the turns until now came from, as a boundary records it. Call it once a turn."""
+        if self._is_stateless:
+            return "stateless"
+        passed = self._count_passed()
+        if passed <= self._passed:  # a turn without a batch of a tracked loader: its data came from somewhere else
+            self._is_known = False
+        self._passed = passed
+        return "tracked" if self._is_known else "unknown"
+
+    def _count_passed(self) -> int:
+        return sum(position.passed for position in self._auxiliary.loaders.values())

@@ -21,11 +21,10 @@ from typing import Any
 import torch
 
 from ..data.loader_class import iterating
-from ..data.position.loader_iteration import END, LoaderIteration
-from ..data.position.loader_position import LoaderPosition
+from ..data.loader_iteration import END, LoaderIteration
+from ..data.loader_position import LoaderPosition
 from ..data.rng import get_rng, set_rng
 from .loops import Loops
-from .recovery.recovery import Recovery
 from .run_parts import RunParts
 
 _BEGUN_OUTSIDE = (
@@ -78,12 +77,12 @@ class Companions:
 
     Args:
         parts: of the run.
-        recovery: knows whether training has begun.
-        loops: loops of `LoggedOptimizer` that are running.
+        loops: of `LoggedOptimizer`.
+        running: those that are running.
     """
 
-    def __init__(self, parts: RunParts, recovery: Recovery, loops: Loops) -> None:
-        self._parts, self._recovery, self._loops = parts, recovery, loops
+    def __init__(self, parts: RunParts, loops: Loops, running: list[object]) -> None:
+        self._parts, self._loops, self._running = parts, loops, running
         self._positions: list[LoaderPosition] = []
         self._passes: weakref.WeakSet[LoaderPass] = weakref.WeakSet()
         self._thread = threading.get_ident()
@@ -97,7 +96,7 @@ class Companions:
 
     def release(self) -> None:
         """Give the loaders their classes back."""
-        is_over = not self._loops.running and not any(True for _ in self._under_way())
+        is_over = not self._running and not any(True for _ in self._under_way())
         for position in self._positions:
             position.release(is_over=is_over)
             if getattr(type(position.loader), "_tranlogs_companions", None) is self:
@@ -116,11 +115,10 @@ class Companions:
 
     def _iterate(self, position: LoaderPosition) -> Iterator[Any]:
         """Return what `iter(loader)` returns."""
-        is_logging = self._recovery.has_begun and self._parts.journal.is_writer
         is_here = threading.get_ident() == self._thread
-        if not is_logging or not is_here or not torch.is_grad_enabled() or position in self._loops.running:
+        if not self._parts.logged.phase.is_logging or not is_here or not torch.is_grad_enabled() or position in self._running:
             return position.source.iterate_plainly()
-        if not self._loops.running and not self._parts.restarts.is_open:
+        if not self._running and not self._parts.restarts.is_open:
             self._parts.restarts.open()  # before a plain loop, since the variables of its body do not start over
         is_unopened = self._runs_again(position)
         if not is_unopened:
@@ -133,14 +131,14 @@ class Companions:
 
     def _runs_again(self, position: LoaderPosition) -> bool:
         """Return True if the code that begins a pass may run once more after a crash."""
-        outer = self._loops.running[0] if self._loops.running else None
+        outer = self._running[0] if self._running else None
         if isinstance(outer, LoaderPosition) and outer.batch == 0:  # the code before an epoch's batches runs for the first time
             return False
         return (position.is_in_pass and position.is_pending) or self._loops.runs_again
 
     def next_batch(self, p: LoaderPass) -> Any:
         """Return the next batch of a pass, or END."""
-        position, is_looping = p.position, bool(self._loops.running)
+        position, is_looping = p.position, bool(self._running)
         if is_looping and p.was_outside:
             position.doubt(_BEGUN_OUTSIDE)
         p.was_outside |= not is_looping

@@ -5,78 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import LoopDecision, LoopRecord, describe_script_change, describe_weights_read
+from tranlogs.training import LoopDecision, describe_weights_read
 
 from ..capture.forward_hook import ReadHook
-from ..data.position.epoch import Epoch
-from ..data.position.loader_position import LoaderPosition
+from ..data.epoch import Epoch
+from ..data.loader_position import LoaderPosition
 from ..data.rng import get_rng
 from ..state.rollback_copy import StateBackup
+from .boundaries import Boundaries, Turns
+from .recovery import Recovery
 from .run_parts import RunParts
-from .steps_loop import Turns
-
-
-class UnitCommitter(Protocol):
-    """Committer of the units of a run."""
-
-    def begin(self) -> None:
-        """Begin a fresh run."""
-        ...
-
-    def note_own_loop(self) -> None:
-        """Note that a loop of `LoggedOptimizer` begins."""
-        ...
-
-    def expect_end(self) -> None:
-        """Note that a loop ends with the next boundary."""
-        ...
-
-    def leave_loop(self) -> None:
-        """Note that a loop was left."""
-        ...
-
-    def commit_implicit(self) -> None:
-        """Commit the last step outside of all loops, which takes no part in a unit of a loop."""
-        ...
-
-    def boundary(self, asking: object = None) -> None:
-        """Commit what came since the last boundary."""
-        ...
-
-    def note_writes(self) -> None:
-        """Log what was written and by no step."""
-        ...
-
-    def is_as_recovered(self) -> bool:
-        """Return True if nothing was logged since the recovery."""
-        ...
-
-    def find_other_writes(self) -> list[str]:
-        """Return the names of optimizers whose state or groups were written."""
-        ...
-
-    def refresh_report(self) -> None:
-        """Make the report of the recovery again."""
-        ...
-
-    @property
-    def steps_since_boundary(self) -> int:
-        """Number of steps of the running unit."""
-        ...
-
-    def read_newest_loop(self) -> LoopRecord:
-        """Return the loop of the newest boundary of the log, if the unit before it is computed again; else an empty record."""
-        ...
-
-    def settle_script_changes(self, opens: Literal["own", "next", ""]) -> bool:
-        """Let what the script has changed since the recovery stand; return False if no unit is to be computed again."""
-        ...
 
 
 class Loops:
@@ -87,16 +31,15 @@ class Loops:
 
     Args:
         parts: of the run.
-        boundaries: commits units.
+        unit: that is running.
+        recovery: whose unit may be computed again.
 
     Attributes:
-        running: the loops, the outermost first.
         end: "complete" if the last loop gave all that it had; else where it was left; empty if that is not known.
     """
 
-    def __init__(self, parts: RunParts, boundaries: UnitCommitter) -> None:
-        self._parts, self._boundaries = parts, boundaries
-        self.running: list[object] = []
+    def __init__(self, parts: RunParts, unit: Boundaries, recovery: Recovery) -> None:
+        self._parts, self._unit, self._recovery = parts, unit, recovery
         self.end = ""
         self._backup: StateBackup | None = None  # made before code per epoch runs again
         self._between: StateBackup | None = None  # made before code between finished loops runs again
@@ -110,20 +53,9 @@ class Loops:
         """Run a loop: what it is in the sequence of the run's loops, and what it does to the state as it begins and ends."""
         auxiliary, sequence = self._parts.auxiliary, self._parts.auxiliary.sequence
         self.unwatch_reads()
-        if self._parts.journal.is_closed:
-            raise UsageError(
-                f"{self._parts.settings.run}: the run is closed and logs nothing more. Create a new LoggedOptimizer to "
-                "continue it"
-            )
+        self._parts.logged.phase.open_loop()
         sequence.demand_none_running(name)
-        self._boundaries.begin()
-        self._boundaries.note_own_loop()
-        self._boundaries.commit_implicit()
-        if not sequence.entered:
-            self.note_early_writes(opens_loop=True)
-        newest = self._boundaries.read_newest_loop()
-        if 0 < newest.count <= sequence.entered and self._boundaries.is_as_recovered():  # that loop was left before its unit
-            self._boundaries.settle_script_changes("next")
+        newest = self._recovery.read_newest_loop()
         source, begin = auxiliary.name_of(position), partial(auxiliary.begin_loop, position)
         decision = sequence.enter(name, length, begin, source, newest=newest, done=self._count_done(name, position))
         if decision == "finished":
@@ -136,18 +68,18 @@ class Loops:
         if decision == "running":
             self._undo_code_between()
         self._parts.restarts.open(sequence.entered - 1)
-        self.running.append(loop)
+        self._unit.enter(loop)
         try:
-            if decision == "new" and sequence.entered > 1 and self._boundaries.steps_since_boundary:
-                self._boundaries.boundary()  # the loop before was left by `break` after a step
+            if decision == "new" and sequence.entered > 1 and self._unit.steps_since_boundary:
+                self._parts.logged.phase.boundary()  # the loop before was left by `break` after a step
             yield decision
         finally:
-            self.running.remove(loop)
+            self._unit.leave(loop)
             self._parts.restarts.leave()
             is_over = sequence.is_over
             sequence.leave()
             self._undo_code_of_epoch()  # of an epoch that was left in its middle again, before a batch
-            self._boundaries.leave_loop()
+            self._unit.leave_loop()
         if is_over:
             self._pass()
         else:
@@ -170,7 +102,7 @@ class Loops:
         """
         sequence = self._parts.auxiliary.sequence
         self._watch_reads()
-        stood_behind = sequence.has_finished or self._boundaries.read_newest_loop().count > 1
+        stood_behind = sequence.has_finished or self._recovery.read_newest_loop().count > 1
         if self._parts.auxiliary.is_waiting and stood_behind and not sequence.entered:
             self._between = StateBackup(self._parts.state, self._parts.auxiliary, has_optimizers=True)
 
@@ -180,7 +112,7 @@ class Loops:
         if sequence.entered == sequence.recorded.count:
             self._undo_code_between()
         elif self._parts.auxiliary.is_waiting and self._between is None:
-            self._boundaries.note_writes()
+            self._parts.logged.phase.note_writes()
             self._between = StateBackup(self._parts.state, self._parts.auxiliary, has_optimizers=True)
         self._parts.auxiliary.pass_loop()
         if self._between is not None:
@@ -231,37 +163,6 @@ class Loops:
             self._parts.auxiliary.set_positions_back()
             self._parts.writes.remember(self._parts.journal.step)
 
-    def note_early_writes(self, *, opens_loop: bool = False) -> None:
-        """Report what was written between the recovery and the first batch: the uninterrupted run wrote nothing there.
-
-        Args:
-            opens_loop: True if a loop begins, so that what was written is a change by the user. A step outside of all loops may
-                follow what the loop itself writes in each turn.
-        """
-        parts = self._parts
-        if not self._boundaries.is_as_recovered() or self.running or parts.journal.is_suspended:
-            return
-        if opens_loop and self._between is not None:  # what code around finished loops has changed is undone
-            return
-        for what in parts.auxiliary.find_overruled_rates():
-            raise UsageError(f"{parts.settings.run}: {what}")
-        if not self._boundaries.settle_script_changes("own" if opens_loop else ""):
-            texts = self._find_early_writes()
-            for text in texts:
-                parts.report.warn(describe_script_change(text), False)
-            parts.auxiliary.has_script_changes |= bool(texts)
-
-    def _find_early_writes(self) -> list[str]:
-        """Return what was written since a recovery after which no unit is computed again, in words."""
-        parts, report = self._parts, self._parts.report.current
-        changed = [
-            f"{key} of parameter group {i} of optimizer {which!r}" for which, i, key, _ in parts.auxiliary.changed_hyper()
-        ]
-        if report is None or not report.step:
-            return changed
-        written = [f"weight {name}" for name in parts.writes.parameters(parts.journal.step)]
-        return written[:1] + [f"the state of optimizer {which!r}" for which in parts.writes.optimizers()] + changed
-
     def steps(self, until: int, name: str, *, stateless: bool) -> Iterator[int]:
         """Yield the number of each turn of a loop without a loader, from 0; a boundary follows each."""
         turns, auxiliary = Turns(self._parts, stateless=stateless), self._parts.auxiliary
@@ -270,7 +171,7 @@ class Loops:
                 return
             if stateless and auxiliary.turns == "unknown":  # the process that was killed had not declared it
                 auxiliary.turns = "stateless"
-                self._boundaries.refresh_report()
+                self._recovery.report.refresh()
             start, until = auxiliary.sequence.start("turn"), auxiliary.sequence.current.length or 0
             auxiliary.open_loop()
             while auxiliary.count - start < until and not auxiliary.sequence.is_over:
@@ -279,7 +180,7 @@ class Loops:
                 yield auxiliary.count - start - 1
                 if auxiliary.count - start == until:
                     self._note_end(of_loop=True)
-                self._boundaries.boundary(turns)
+                self._parts.logged.phase.boundary(turns)
                 start = auxiliary.sequence.start("turn")
             self.end = "complete"
 
@@ -325,14 +226,14 @@ class Loops:
                     continue
                 self._leave_epoch(position, number, number - first)
                 self._note_end(of_loop=position.epoch - first >= count)
-                self._boundaries.boundary()  # the epoch's own code ran
+                self._parts.logged.phase.boundary()  # the epoch's own code ran
             self.end = "complete"
 
     def _note_end(self, *, of_loop: bool) -> None:
         """Note that an epoch ends, or the loop itself, with the next boundary."""
         self._parts.restarts.note_end(of_loop=of_loop)
         if of_loop:
-            self._boundaries.expect_end()
+            self._unit.expect_end()
 
     def _leave_epoch(self, position: LoaderPosition, number: int, number_in_loop: int) -> None:
         """End an epoch whose loop was left by `break`: the next one begins with its first batch, as without TranLogs."""
@@ -357,16 +258,23 @@ class Loops:
     def _remember(self) -> None:
         """Keep the state aside: code per epoch is about to run again, and what it does is to be undone."""
         if self._backup is None:
-            self._boundaries.note_writes()
+            self._parts.logged.phase.note_writes()
             self._backup = StateBackup(self._parts.state, self._parts.auxiliary)
 
     def opening(self, position: LoaderPosition) -> None:
         """Note that a loop over a loader is about to be opened."""
-        if self._backup is not None and (not self.running or self.running[0] is position):
+        if self._backup is not None and (not self._unit.running or self._unit.running[0] is position):
             self._go_live()
         self._parts.auxiliary.open_loop()
-        if self.running or not position.is_in_pass:  # else a pass of the script's own, which is never entered in its middle
-            self._parts.restarts.open_pass(has_epochs=bool(self.running))
+        if (
+            self._unit.running or not position.is_in_pass
+        ):  # else a pass of the script's own, which is never entered in its middle
+            self._parts.restarts.open_pass(has_epochs=bool(self._unit.running))
+
+    @property
+    def has_backup(self) -> bool:
+        """True while code around finished loops runs, which is undone."""
+        return self._between is not None
 
     @property
     def runs_again(self) -> bool:
@@ -383,7 +291,7 @@ class Loops:
         """Undo what code before the batches of an epoch did when it ran again; warn of what cannot be undone."""
         backup, self._backup = self._backup, None
         if backup is not None:
-            if self._boundaries.find_other_writes():
+            if self._parts.writes.find_other_writes():
                 self._parts.report.warn(
                     "code that runs once per epoch, before its loop, changes an optimizer's state or its groups, and it ran "
                     "again. Take the epochs from optimizer.epochs(...), which skips finished ones, and make the change "

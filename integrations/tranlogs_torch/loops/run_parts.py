@@ -9,13 +9,14 @@ import torch
 
 from tranlogs.training import Journal, LiveReport, Restarts, Rung, RunResources, RunSettings, ScalarHistory
 
-from ..capture.foreign_writes import ForeignWriteDetector
+from ..capture.foreign_writes import ForeignWrites
+from ..capture.logged_run import LoggedRun
 from ..capture.optimizer_hooks import OptimizerHooks
-from ..offline.live_state import LiveState
+from ..offline.recorded_state import LiveState
 from ..state import environment
 from ..state.auxiliary.auxiliary import Auxiliary
 from ..state.compatibility import describe_modules
-from .ranks.rank_coordinator import RankCoordinator
+from .rank_coordinator import RankCoordinator
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class RunParts:
         modules: by prefix.
         state: parameters, optimizers and buffers.
         hooks: of the optimizers, by name.
-        writes: finds writes that no step made.
+        logged: the run as these hooks use it, with its phase.
         auxiliary: what boundaries commit besides.
         coordinator: connects the processes that train together.
         environment: what rounding depends on, as it is now.
@@ -43,7 +44,7 @@ class RunParts:
     modules: dict[str, torch.nn.Module]
     state: LiveState
     hooks: dict[str, OptimizerHooks]
-    writes: ForeignWriteDetector
+    logged: LoggedRun
     auxiliary: Auxiliary
     coordinator: RankCoordinator
     environment: dict[str, Any]
@@ -56,6 +57,16 @@ class RunParts:
     def journal(self) -> Journal:
         """The journal of this process."""
         return self.resources.journal
+
+    @property
+    def writes(self) -> ForeignWrites:
+        """What finds and logs writes that no step made."""
+        return self.logged.writes
+
+    def install_hooks(self) -> None:
+        """Install the hooks of a step that is logged with its tensors, or of one that is only counted."""
+        for hooks in self.hooks.values():
+            hooks.install()
 
     def describe_environment(self) -> None:
         """Record what rounding depends on, as it is now: a script may set its threads after it made the optimizer."""

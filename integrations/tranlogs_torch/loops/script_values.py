@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from tranlogs.training import Framework, LoopState
 
@@ -51,7 +52,7 @@ def make_framework(modules: dict[str, torch.nn.Module], hooks: dict[str, Optimiz
         others = [one for thing in things for one in (thing, *getattr(thing, "__dict__", {}).values())]
         kept_modules = [m for one in (*modules.values(), *others) if isinstance(one, torch.nn.Module) for m in one.modules()]
         known.clear()
-        known.update(map(id, (*kept_modules, *tensors)))
+        known.update(map(id, (*kept_modules, *tensors, *things, *others)))
         tensors += [tensor for module in kept_modules for tensor in _tensors_of(module)]
         storages.clear()
         storages.update(map(_storage, tensors))
@@ -65,6 +66,10 @@ def make_framework(modules: dict[str, torch.nn.Module], hooks: dict[str, Optimiz
             yield from (generator for _, generator in generators_in(position.loader.dataset, ""))
 
     def read_version(value: Any) -> bytes | None:
+        if isinstance(value, torch.amp.GradScaler):
+            return b"" if id(value) in known else repr(value.state_dict()).encode()
+        if isinstance(value, LRScheduler):
+            return b"" if id(value) in known else str(value.last_epoch).encode()
         if not isinstance(value, torch.nn.Module):
             return None
         others = [tensor for module in value.modules() for tensor in _all_tensors_of(module)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
+import weakref
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -14,39 +16,39 @@ from torch.utils.data import DataLoader
 from tranlogs.base.errors import UsageError
 from tranlogs.training import (
     LiveReport,
-    LoopRecord,
     Progress,
     RecoveryReport,
+    Remembered,
     Restarts,
     Rung,
     RunResources,
     RunSettings,
     ScalarHistory,
     name_loop,
+    path_of_remembered,
 )
 
-from ..capture.foreign_writes import ForeignWriteDetector
 from ..capture.forward_hook import ForwardHook
+from ..capture.logged_run import LoggedRun
 from ..capture.optimizer_hooks import OptimizerHooks
 from ..capture.staging import Staging
-from ..data.position.epoch import Epoch
+from ..data.epoch import Epoch
 from ..distributed.process_group import demand_group
-from ..offline.live_state import LiveState
-from ..sharding.unsupported import demand_known_modules
+from ..offline.recorded_state import LiveState
+from ..sharding.shards import demand_known_modules
 from ..state import naming
 from ..state.auxiliary.auxiliary import Auxiliary
 from ..state.auxiliary.loader_positions import LoaderPositions
+from ..state.auxiliary.tracked_objects import REMEMBERED
 from ..tensors import arrays
-from .after_images import WriteLog
 from .boundaries import Boundaries
 from .companions import Companions
-from .logged_steps import LoggedSteps
+from .group_coordinator import make_coordinator
 from .loops import Loops
-from .ranks.coordinator_choice import make_coordinator
-from .recovery.recovery import Recovery
+from .phases import Closed, Forked, Fresh, Landed
+from .recovery import Recovery
 from .run_parts import RunParts
 from .script_values import make_framework
-from .tracking import Tracking
 
 _log = logging.getLogger("tranlogs")
 
@@ -67,12 +69,17 @@ class TrainingRun:
 
     Attributes:
         run: folder of the run.
+        modules: that are trained, by prefix.
+        hooks: of the optimizers, by name.
+        environment: on which rounding depends, as it is now.
+        scalars: that the loop has logged.
+        report: of the recovery.
+        restarts: names values of the script that start over.
         state: parameters, optimizers and buffers.
         auxiliary: what boundaries commit besides.
         coordinator: connects the processes that train together.
         journal: of this process.
-        logged_steps: takes the steps from the hooks of optimizers.
-        tracking: takes what the script and its trainer declare.
+        logged: the run as the hooks of its optimizers use it, with its phase.
     """
 
     def __init__(
@@ -89,25 +96,23 @@ class TrainingRun:
     ) -> None:
         self.run = settings.run
         demand_group(self.run)  # before a journal is opened: all would open that of rank 0
-        modules = naming.as_modules(models)
+        self.modules = modules = naming.as_modules(models)
         demand_known_modules(modules)
-        report = LiveReport(self.run)
+        self.report = report = LiveReport(self.run)
         self.state = LiveState(modules, {}, lambda body: self._recovery.set_auxiliary(body), fingerprint=settings.fingerprint)
         self._recovery: Recovery
         self._loops: Loops
-        self._boundaries: Boundaries
         self._companions: Companions
         positions = LoaderPositions(
-            self.boundary,
+            lambda position: self.logged.phase.boundary(position),
             lambda position: self._loops.opening(position),
             report.warn,
             lambda position: self._companions.adopt(position),
             worker_seeds,
         )
         self.auxiliary = Auxiliary(self.state, positions, report.warn)
-        self._write_log = WriteLog(self.run)
-        hooks: dict[str, OptimizerHooks] = {}
-        environment: dict[str, Any] = {}  # filled with the optimizers, before anything is written
+        self.hooks = hooks = dict[str, OptimizerHooks]()
+        self.environment = environment = dict[str, Any]()  # filled with the optimizers, before anything is written
         self.coordinator = make_coordinator(self.state, settings.policy, rank, copies)
         rung = rung or Rung(logs_tensors=True)
         if not (rung.logs_tensors or self.coordinator.is_single):
@@ -131,78 +136,46 @@ class TrainingRun:
         staging = Staging() if self._resources.config.writer == "thread" else None
         if staging is not None:
             self.state.convert = staging.to_array
+        rung = rung if self.coordinator.is_single else Rung(logs_tensors=True)
+        self.logged = LoggedRun(self.run, self.journal, self.state, self.auxiliary, self.coordinator, staging, rung)
+        self.scalars, self.restarts = ScalarHistory(), Restarts(report, make_framework(modules, hooks, self.auxiliary))
         self._parts = RunParts(
             settings,
             self._resources,
             modules,
             self.state,
             hooks,
-            ForeignWriteDetector(self.state, hooks, self._write_log.note_late_write),
+            self.logged,
             self.auxiliary,
             self.coordinator,
             environment,
-            ScalarHistory(),
+            self.scalars,
             report,
-            Restarts(report, make_framework(modules, hooks, self.auxiliary)),
-            rung if self.coordinator.is_single else Rung(logs_tensors=True),
+            self.restarts,
+            rung,
         )
-        self._write_log.attach(self._parts, staging)
-        self._recovery = Recovery(self._parts, lambda: self._boundaries.landed(), lambda: self._boundaries.set_back())
-        self._loops = Loops(self._parts, self)
-        self._companions = Companions(self._parts, self._recovery, self._loops)
-        self._boundaries = Boundaries(self._parts, self._recovery, self._loops, self._companions, self._write_log)
-        self.logged_steps = LoggedSteps(self._parts, staging, self._recovery, self._loops, self._boundaries, self._write_log)
-        self.tracking = Tracking(self._parts, self._recovery)
-        self._forward_hooks = [ForwardHook(module, self._boundaries.before_forward) for module in modules.values()]
+        rung.on_change = self._parts.install_hooks
+        self._recovery = Recovery(self._parts, self._land, self._note_landed, self._note_set_back)
+        self._unit = Boundaries(self._parts, self._recovery)
+        self._loops = Loops(self._parts, self._unit, self._recovery)
+        self._companions = Companions(self._parts, self._loops, self._unit.running)
+        self.logged.phase = Fresh(self._parts, self._unit, self._recovery, self._loops)
+        self._unit.forward_hooks = [
+            ForwardHook(module, lambda: self.logged.phase.before_forward()) for module in modules.values()
+        ]
         atexit.register(self._at_exit)
-
-    # The parts of the run.
-
-    @property
-    def modules(self) -> dict[str, torch.nn.Module]:
-        """The modules that are trained, by prefix."""
-        return self._parts.modules
-
-    @property
-    def hooks(self) -> dict[str, OptimizerHooks]:
-        """The hooks of the optimizers, by name."""
-        return self._parts.hooks
+        _runs.add(self)
 
     @property
     def run_id(self) -> str:
         """The id of the run, which all ranks share."""
         return self._recovery.run_id
 
-    @property
-    def report(self) -> LiveReport:
-        """The report of the recovery."""
-        return self._parts.report
-
-    @property
-    def restarts(self) -> Restarts:
-        """What names values of the script that start over."""
-        return self._parts.restarts
-
-    @property
-    def scalars(self) -> ScalarHistory:
-        """The scalars that the loop has logged."""
-        return self._parts.scalars
-
-    @property
-    def environment(self) -> dict[str, Any]:
-        """The environment on which rounding depends, as it is now."""
-        return self._parts.environment
-
-    @property
-    def steps_since_boundary(self) -> int:
-        """Number of steps and after-images since the last boundary."""
-        return self._boundaries.steps_since_boundary
-
     # Putting the run together.
 
     def add(self, hooks: OptimizerHooks) -> None:
         """Add an optimizer under its name."""
-        if self._recovery.has_begun:
+        if self.logged.phase.has_begun:
             raise UsageError(f"optimizer {hooks.name!r}: add it before recover() and before the first step")
         if hooks.name in self.hooks:
             raise UsageError(f"the run already has an optimizer {hooks.name!r}; use another name")
@@ -219,9 +192,39 @@ class TrainingRun:
                 f'optimizer {hooks.name!r}: log="{hooks.setting}" is for a process that trains alone. Use log="gradients"'
             )
         self.hooks[hooks.name] = hooks
+        self._parts.writes.watches[hooks.name] = hooks.watch
         self.state.optimizers[hooks.name] = hooks.inner
         self.state.named.refresh()
         self._parts.describe_environment()
+
+    # What the script and its trainer declare.
+
+    def track(self, **things: Any) -> None:
+        """Track loaders and anything with state_dict / load_state_dict; refuse what cannot be stored."""
+        auxiliary = self.auxiliary
+        for name, thing in things.items():
+            auxiliary.track(name, thing)
+        self._recovery.note_tracked(auxiliary.tracked.keys() & things.keys())
+        self._recovery.report.refresh()
+
+    def remember_values(self, values: dict[str, Any]) -> Remembered:
+        """Remember attributes of the loop's namespace; refuse what cannot be stored."""
+        found = self.auxiliary.remember(values)
+        self._recovery.note_tracked([REMEMBERED])
+        self._recovery.report.refresh()
+        return found
+
+    def remember_times(self, values: dict[str, Any]) -> Remembered:
+        """Remember attributes that are times which the script measures: no unit that is computed again has them equal."""
+        self._recovery.recheck.times += values
+        for name in values:
+            self.ignore_in_recheck(path_of_remembered(name))
+        return self.remember_values(values)
+
+    def ignore_in_recheck(self, path: str) -> None:
+        """Leave a value of boundaries ("tracked.learning") out when a unit is computed again: it holds wall-clock times."""
+        self._recovery.recheck.ignored.add(path)
+        self._recovery.recheck.ignore(path)  # also where the script calls this after recover()
 
     # Recovery.
 
@@ -235,9 +238,9 @@ class TrainingRun:
         Raises:
             UsageError: training has begun.
         """
-        if self._recovery.has_begun:
+        if self.logged.phase.has_begun:
             report = self.report.current
-            if report is not None and self.steps_since_boundary == 0 and self.journal.step == report.step:
+            if report is not None and self._unit.steps_since_boundary == 0 and self.journal.step == report.step:
                 return report  # a notebook cell run twice
             raise UsageError("recover() must come before the first step")
         self._parts.restarts.note_start()
@@ -245,59 +248,35 @@ class TrainingRun:
         self._loops.note_start()
         return report
 
-    def begin(self) -> None:
-        """Begin a fresh run with a checkpoint of what was built, unless training has begun."""
-        self._recovery.begin()
+    def _land(self) -> None:
+        self.logged.phase = Landed(self._parts, self._unit, self._recovery, self._loops)
 
-    def settle_script_changes(self, opens: Literal["own", "next", ""]) -> bool:
-        """Let what the script has changed since the recovery stand; return False if no unit is to be computed again."""
-        return self._recovery.settle_script_changes(opens)
+    def _note_landed(self) -> None:
+        self._unit.landed()
+        self._land()
 
-    def note_own_loop(self) -> None:
-        """Note that a loop of `LoggedOptimizer` begins."""
-        self._recovery.report.note_own_loop()
-
-    def commit_implicit(self) -> None:
-        """Commit the last step outside of all loops, which takes no part in a unit of a loop."""
-        self._boundaries.commit_implicit(is_before_forward=True)
+    def _note_set_back(self) -> None:
+        """Go on in the running loop with the state that recovery has set back."""
+        self._companions.rejoin()
+        self.auxiliary.go_on()
+        self._loops.note_set_back()
+        self._note_landed()
 
     # State.
 
     @property
-    def is_closed(self) -> bool:
-        """True if `close` was called in this process."""
-        return self.journal.is_closed
-
-    @property
-    def is_active(self) -> bool:
-        """True if steps of this process are to be logged."""
-        return self.journal.is_writer
-
-    @property
     def is_logging(self) -> bool:
         """True if training has begun in this process, and the run is open."""
-        return self._recovery.has_begun and self.is_active
+        return self.logged.phase.is_logging
 
     def request_checkpoint(self) -> bool:
         """Ask for a checkpoint at the next boundary; False if logging is suspended."""
-        self._write_log.wants_checkpoint = True
+        self._parts.writes.wants_checkpoint = True
         return not self.journal.is_suspended
-
-    def note_writes(self) -> None:
-        """Log writes that no step made, as a part of the running unit."""
-        self._boundaries.note_writes()
 
     def expect_end(self) -> None:
         """Note that a loop ends with the next boundary."""
-        self._boundaries.expect_end()
-
-    def leave_loop(self) -> None:
-        """Note that a loop was left."""
-        self._boundaries.leave_loop()
-
-    def boundary(self, asking: object = None) -> None:
-        """Commit what came since the last boundary: the loop `asking` (None: whichever runs) wants its next batch."""
-        self._boundaries.boundary(asking)
+        self._unit.expect_end()
 
     # Loops.
 
@@ -313,35 +292,29 @@ class TrainingRun:
         """Yield the epochs that are left."""
         return self._loops.epochs(count, loader, name_loop("epochs", function))
 
-    def read_newest_loop(self) -> LoopRecord:
-        """Return the loop of the newest boundary of the log, if the unit before it is computed again; else an empty record."""
-        return self._recovery.read_newest_loop()
-
     @property
     def runs_again(self) -> bool:
         """True while the script's code before the loop in which the run stood runs once more."""
         return self._loops.runs_again
 
-    def is_as_recovered(self) -> bool:
-        """Return True if the run was recovered, and nothing was logged since."""
-        return self._boundaries.is_as_recovered()
-
-    def find_other_writes(self) -> list[str]:
-        """Return the names of optimizers whose state or groups something other than a step has written."""
-        return self._write_log.find_other_writes()
-
     # The end.
+
+    def enter_child(self) -> None:
+        """Log nothing in a child that this process has forked."""
+        self.logged.phase = Forked(self._parts)
+        for hooks in self.hooks.values():
+            hooks.switch_off()
 
     def close(self) -> None:
         """Commit what is complete, seal the log, release the run."""
         error = sys.exc_info()[1]
-        is_complete = self._loops.end == "complete" and not self._loops.running and not self.steps_since_boundary
-        self._close(is_orderly=error is None or is_complete or id(error) == self._boundaries.errors_at_step[0])
+        is_complete = self._loops.end == "complete" and not self._unit.running and not self._unit.steps_since_boundary
+        self._close(is_orderly=error is None or is_complete or id(error) == self._unit.errors_at_step[0])
 
     def _at_exit(self) -> None:
         error = getattr(sys, "last_value", None)
         if hasattr(sys, "ps1"):  # an interactive session, which an error does not end
-            is_orderly = not self.steps_since_boundary or id(error) == self._boundaries.errors_at_step[1]
+            is_orderly = not self._unit.steps_since_boundary or id(error) == self._unit.errors_at_step[1]
         else:
             is_orderly = error is None
         self._close(is_orderly=is_orderly)
@@ -349,14 +322,15 @@ class TrainingRun:
     def _close(self, *, is_orderly: bool) -> None:
         atexit.unregister(self._at_exit)
         self.coordinator.leave()
-        if self.is_active and self._recovery.has_begun:
+        if self.is_logging:
             if is_orderly:
                 self._parts.restarts.close()
-                self._boundaries.commit_implicit(is_before_forward=True)
+                if self._unit.outside is not None:
+                    self._unit.outside.commit()
                 self._loops.note_unreached()
                 self._recovery.report.note_end()
                 self._recovery.recheck.note_end()
-            if self.steps_since_boundary:
+            if self._unit.steps_since_boundary:
                 _log.log(
                     logging.INFO if is_orderly else logging.WARNING,  # a loop that ends by `break` loses nothing
                     "%s: the loop was left in the middle of a batch (break, or an exception). The log ends at step %d, and "
@@ -366,9 +340,22 @@ class TrainingRun:
                 )
         for hooks in self.hooks.values():
             hooks.release()
-        for hook in self._forward_hooks:
+        for hook in self._unit.forward_hooks:
             hook.release()
-        if is_orderly and not self._loops.running and self.report.recheck != "pending":
+        self.logged.phase = Closed(self._parts)
+        _runs.discard(self)
+        if is_orderly and not self._unit.running and not self._recovery.recheck.is_pending:
             self.journal.note_finished(self._loops.end)
         self._companions.release()
         self._resources.close(None if is_orderly else self._parts.settings.grace_seconds)
+
+
+_runs: weakref.WeakSet[TrainingRun] = weakref.WeakSet()  # that are open
+
+
+def _enter_child() -> None:
+    for run in _runs:
+        run.enter_child()
+
+
+os.register_at_fork(after_in_child=_enter_child)

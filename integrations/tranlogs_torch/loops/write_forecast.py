@@ -1,12 +1,14 @@
-"""A forecast of how much a fresh run writes, for its report at the start."""
+"""How much a run writes: sizes of an optimizer's state and records before its first step, and the forecast at the start."""
 
 from __future__ import annotations
 
+import torch
+
+from tranlogs.base.config import fitting_segment_bytes
 from tranlogs.training import ExpectedWrites, forecast_inputs, forecast_writes
 
 from ..capture.optimizer_hooks import OptimizerHooks
-from ..tensors.placement import local
-from .log_sizes import count_kept, count_logged
+from ..tensors.arrays import local
 from .run_parts import RunParts
 
 _REDUCED = {None: 1.0, "bf16": 0.5, "int8": 0.25 + 1 / 256}  # of the bytes of float32 gradients
@@ -29,3 +31,30 @@ def forecast(parts: RunParts) -> str:
 
 def _share_logged(hooks: OptimizerHooks) -> float:
     return count_logged(hooks.inner) if hooks.log == "weights" else _REDUCED[hooks.reduction]
+
+
+_STATE = 2  # Adam, AdamW and many others keep two tensors for each parameter.
+_HISTORY_SHARE = 4  # The history of LBFGS takes a quarter of a log file, where it counts as a quarter of the usual 16 steps.
+
+
+def count_kept(optimizer: torch.optim.Optimizer) -> int:
+    """Return how many tensors an optimizer is going to keep for each parameter."""
+    if isinstance(optimizer, torch.optim.LBFGS):  # two for each entry of its history, a direction, and a gradient
+        return 2 * int(optimizer.param_groups[0]["history_size"]) + 2
+    return _STATE
+
+
+def count_logged(optimizer: torch.optim.Optimizer) -> int:
+    """Return how many tensors for each parameter a step logs whose weights and state are logged."""
+    if isinstance(optimizer, torch.optim.LBFGS):  # of its history what is new
+        group = optimizer.param_groups[0]
+        return 1 + 2 * min(int(group["max_iter"]), int(group["history_size"])) + 2
+    return 1 + _STATE
+
+
+def fit_segment(optimizer: torch.optim.Optimizer) -> int:
+    """Return the size of a log file for the steps of an optimizer; one of LBFGS begins with its whole history."""
+    trained = sum(local(p).nbytes for group in optimizer.param_groups for p in group["params"])
+    if isinstance(optimizer, torch.optim.LBFGS):
+        trained = trained * (1 + count_kept(optimizer)) // _HISTORY_SHARE
+    return fitting_segment_bytes(trained)

@@ -18,7 +18,7 @@ from tranlogs.training import Progress, Recovered
 
 from ..sharding.shards import is_alike, is_part, place_of
 from ..state.plain_tensors import exchange
-from ..tensors.placement import Place
+from ..tensors.arrays import Place
 from .recorded_state import RecordedState
 
 _ATTEMPTS_MAX = 1000

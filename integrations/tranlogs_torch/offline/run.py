@@ -15,12 +15,11 @@ from tranlogs.ranks import SingleReader, is_of_group, is_sharded, read_environme
 from tranlogs.records import Checkpoint
 from tranlogs.training import LoopRecord, OfflineReplay, Progress, Recovered, Target, recover
 
-from ..data.position.loader_iteration import find_place
+from ..data.loader_iteration import find_place
 from ..state.caveats import lost_attributes, verdict
 from . import export
 from .merged_ranks import recover_joined
-from .optimizer_classes import OptimizerClasses
-from .recorded_state import RecordedState
+from .recorded_state import OptimizerClasses, RecordedState
 
 
 class OfflineRun(OfflineReplay[RecordedState]):

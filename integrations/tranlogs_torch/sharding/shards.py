@@ -4,23 +4,26 @@ The update of a sharded parameter is taken element by element on its part, so a 
 checkpoints and redone, each with its place in the whole. Only `settled` communicates with other processes.
 
 Private name of torch that this module uses: `compute_local_shape_and_global_offset` of `torch.distributed.tensor._utils`.
+
+Other ways to shard a training are refused by name.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import nn
 
 from tranlogs.base.errors import UsageError
 from tranlogs.base.types import AnyArray, Array, Piece, TensorSpec
 
 from ..tensors import arrays
-from ..tensors.arrays import to_array
-from ..tensors.placement import Place, is_dtensor, local
+from ..tensors.arrays import Place, is_dtensor, local, to_array
 
 _PLACE = "_tranlogs_place"  # on a plain tensor that was made from a part, without its script
 _SCALARS = {"step", "eta", "mu", "mu_product"}  # state of torch's optimizers that is one number whatever the parameter is
@@ -200,3 +203,33 @@ def is_by_element(optimizer: torch.optim.Optimizer) -> bool:
     """Return True if an optimizer is of one of these classes of torch, and not of a subclass or a namesake."""
     kind = type(optimizer)
     return kind.__name__ in _BY_ELEMENT and getattr(torch.optim, kind.__name__, None) is kind
+
+
+def demand_known_modules(modules: Mapping[str, nn.Module]) -> None:
+    """Refuse modules under the wrapper class FullyShardedDataParallel.
+
+    Raises:
+        UsageError: there is one.
+    """
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # who has not imported it has none
+    kind = getattr(fsdp, "FullyShardedDataParallel", None)
+    if kind is not None and any(isinstance(m, kind) for root in modules.values() for m in root.modules()):
+        raise UsageError(
+            "FullyShardedDataParallel is not logged: it hides each parameter in a flat one. Use its successor, "
+            "torch.distributed.fsdp.fully_shard(model)"
+        )
+
+
+def demand_known_optimizer(optimizer: Any) -> None:
+    """Refuse a ZeroRedundancyOptimizer.
+
+    Raises:
+        UsageError: it is one.
+    """
+    known: Any = sys.modules.get("torch.distributed.optim")
+    kind = getattr(known, "ZeroRedundancyOptimizer", None)
+    if kind is not None and isinstance(optimizer, kind):
+        raise UsageError(
+            "ZeroRedundancyOptimizer is not logged: each rank steps only some of the parameters. Shard parameters and "
+            "optimizer with torch.distributed.fsdp.fully_shard(model), or use the plain optimizer"
+        )

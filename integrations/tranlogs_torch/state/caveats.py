@@ -1,19 +1,21 @@
-"""Reasons for which a recovery cannot be called bit-exact, as texts."""
+"""Reasons for which a recovery cannot be called bit-exact, as texts.
+
+Advice is in the words of the face through which the run is used. A script calls the optimizer itself, or what `log_prepared`
+returns (accelerate). Whoever gives a callback to a trainer has neither, and is told what can be done there.
+"""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from tranlogs.training import Face, Recovered
+from tranlogs.training import CAUSES, Face, Recovered
 from tranlogs.training import judge_exactness as compared
 
-from .advice import advise
 from .extra_state import split
 from .state import TorchState
 
@@ -75,22 +77,15 @@ def untracked_scheduler(optimizers: Iterable[torch.optim.Optimizer], tracked: It
     """Return a caveat if a scheduler was made for one of the optimizers, and none is tracked.
 
     A scheduler writes `initial_lr` into the groups of its optimizer, and wraps its `step`. Scripts that compute learning rates
-    by hand write `initial_lr` as well; they wrap nothing.
+    by hand write `initial_lr` as well; they wrap nothing. One that was made for an optimizer around these is named once it has
+    stepped, like other objects that start over.
     """
     if any(map(is_scheduler, tracked)):
         return []
-    scheduled = [o for o in optimizers if any("initial_lr" in group for group in o.param_groups)]
-    if not any(hasattr(o.step, "_wrapped_by_lr_sched") for o in [*scheduled, *_wrappers(scheduled)]):
+    scheduled = (o for o in optimizers if any("initial_lr" in group for group in o.param_groups))
+    if not any(hasattr(o.step, "_wrapped_by_lr_sched") for o in scheduled):
         return []
     return ["a scheduler was created for an optimizer, but none is tracked: without track(scheduler=...) it starts over"]
-
-
-def _wrappers(optimizers: list[torch.optim.Optimizer]) -> Iterator[torch.optim.Optimizer]:
-    """Yield optimizers that keep one of these as an attribute, as accelerate's does."""
-    for owner in gc.get_referrers(*optimizers) if optimizers else ():
-        for found in [owner, *(gc.get_referrers(owner) if isinstance(owner, dict) else ())]:
-            if issubclass(type(found), torch.optim.Optimizer):
-                yield found
 
 
 def lost_attributes(state: TorchState) -> list[str]:
@@ -120,3 +115,37 @@ def is_scheduler(thing: Any) -> bool:
         return True
     is_named = any("sched" in f"{kind.__module__}.{kind.__name__}".lower() for kind in type(thing).__mro__)
     return is_named and isinstance(getattr(thing, "optimizer", None), Optimizer)
+
+
+Case = Literal["gradients", "weights", "settings", "state", "order", "loaded", "generator"]
+
+_KEEP = "keep it in a callback with state_dict() and load_state_dict(), or in a buffer of the model"
+_SCRIPT: dict[Case, str] = {
+    **CAUSES,  # type: ignore[dict-item]
+    "loaded": "A start_epoch from that file is older than what the log has: take the epochs from optimizer.epochs(...)",
+    "generator": "Give optimizer.track({key}={path}), in the names of the script, before recover(), or let the dataset draw "
+    "from the global generators",
+}
+_CALLBACK: dict[Case, str] = {
+    "gradients": "The trainer had other data or another state (a counter or a random generator that the dataset, its collate "
+    f"function or a callback keeps to itself): {_KEEP}",
+    "weights": f"Something besides the optimizer's step writes to them, by what starts anew: {_KEEP}",
+    "settings": f"A callback sets it from something that starts anew: {_KEEP}",
+    "state": f"It depends on something that starts anew: {_KEEP}",
+    "order": f"A callback, or the model, decides by something that starts anew: {_KEEP}",
+    "loaded": "Start the trainer without a checkpoint of its own: the log has the newer state",
+    "generator": "Let the dataset draw from the global generators",
+}
+
+
+def advise(case: Case, face: Face) -> str:
+    """Return what to do in a case, for the user of a face."""
+    if face == "callback":
+        return _CALLBACK[case]
+    return _SCRIPT[case].replace("optimizer.", "log.") if face == "accelerate" else _SCRIPT[case]
+
+
+def causes(face: Face) -> dict[str, str]:
+    """Return the usual causes of a unit that differs from its record, with what to do, by kind of difference."""
+    kinds: tuple[Case, ...] = ("gradients", "weights", "settings", "state", "order")
+    return {kind: advise(kind, face) for kind in kinds}

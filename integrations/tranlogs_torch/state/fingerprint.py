@@ -14,8 +14,7 @@ from tranlogs.training import Digests, Mode, digest_of, some_bytes
 from tranlogs.training import Fingerprint as BaseFingerprint
 
 from ..device.digests import DeviceDigests
-from ..tensors.arrays import memory_order, to_array
-from ..tensors.placement import is_dtensor, local
+from ..tensors.arrays import is_dtensor, local, memory_order, to_array
 
 __all__ = ["Digests", "Fingerprint", "Mode", "memory_of", "version_of"]
 

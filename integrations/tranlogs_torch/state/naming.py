@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..sharding import fsdp
-from ..tensors.placement import local
+from ..tensors.arrays import local
 
 _WRAPPERS = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 

@@ -13,8 +13,7 @@ from tranlogs.base.types import AnyArray
 from tranlogs.records import Tensor
 
 from ..sharding.shards import array_of, is_alike
-from ..tensors.arrays import write_or_make
-from ..tensors.placement import is_dtensor
+from ..tensors.arrays import is_dtensor, write_or_make
 from .group_values import Groups
 from .named_tensors import NamedTensors
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..sharding.shards import is_alike, like
-from ..tensors.placement import is_dtensor, local
+from ..tensors.arrays import is_dtensor, local
 from .named_tensors import NamedTensors
 
 Convert = Callable[[str, str, Any], Any]  # a parameter's name, a key of its state, the value

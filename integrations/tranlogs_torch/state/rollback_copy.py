@@ -10,7 +10,7 @@ import torch
 from tranlogs.records import tree
 
 from ..tensors import arrays
-from ..tensors.placement import local
+from ..tensors.arrays import local
 from . import naming
 from .auxiliary.auxiliary import Auxiliary
 from .extra_state import set_own

@@ -23,8 +23,7 @@ from tranlogs.records import Checkpoint, Record, Snapshot, Tensor
 from ..sharding.shards import array_of, is_relaid
 from ..sharding.shards import differences as place_differences
 from ..tensors import arrays
-from ..tensors.arrays import from_array, make_array, make_extension, to_array, write_into
-from ..tensors.placement import local
+from ..tensors.arrays import from_array, local, make_array, make_extension, to_array, write_into
 from . import environment, naming
 from .compatibility import in_later_groups, mismatches, optimizer_differences
 from .extra_state import ExtraState, set_own

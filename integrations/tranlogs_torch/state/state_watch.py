@@ -14,7 +14,7 @@ import xxhash
 from tranlogs.base.types import Bytes
 from tranlogs.training import FIRST_UNITS, digest_of, some_bytes
 
-from ..tensors.placement import local
+from ..tensors.arrays import local
 from .fingerprint import memory_of, version_of
 
 _get_version = attrgetter("_version")

@@ -1,17 +1,18 @@
-"""Torch's values <-> the core's arrays: bytes in storage order, strides kept, sparse order kept."""
+"""Torch's values <-> the core's arrays: bytes in storage order, strides kept, sparse order kept.
+
+Private name of torch that this module uses: `DTensor._local_tensor`.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from tranlogs.base.types import ITEMSIZE, AnyArray, Array, Bytes, Extension, SparseArray, TensorSpec
+from tranlogs.base.types import ITEMSIZE, AnyArray, Array, Bytes, Extension, Piece, SparseArray, TensorSpec
 from tranlogs.records import to_numpy
 from tranlogs.training import join_torch, split_torch
-
-from .placement import local
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE if hasattr(torch, name)}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -199,3 +200,24 @@ def write_or_make(old: Any, array: AnyArray, device: torch.device) -> torch.Tens
     if device.type != "cpu":
         return value.to(device)
     return value.clone() if value.layout is torch.sparse_coo else value.clone(memory_format=torch.preserve_format)
+
+
+class Place(NamedTuple):
+    """Place of a part: the shape of the whole, and the part's box or flat range."""
+
+    whole: tuple[int, ...]
+    piece: Piece
+
+
+def is_dtensor(tensor: Any) -> bool:
+    """Return True for a DTensor."""
+    return hasattr(tensor, "_local_tensor")
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this process's part of a tensor, as a plain tensor that shares its memory."""
+    inner: Any = getattr(tensor, "_local_tensor", None)
+    if inner is None:
+        return tensor
+    held: torch.Tensor = inner.wait() if hasattr(inner, "wait") else inner  # a collective may be on its way
+    return held

@@ -17,8 +17,8 @@ from tranlogs.base.errors import UsageError
 from tranlogs.records import Fixed
 
 from ..data.loader_class import iterating
-from ..data.position.loader_iteration import END
-from ..data.position.loader_position import LoaderPosition
+from ..data.loader_iteration import END
+from ..data.loader_position import LoaderPosition
 from ..data.rng import KeptRng, get_rng, set_rng
 from ..distributed.process_group import size
 

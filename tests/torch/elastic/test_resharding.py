@@ -15,10 +15,8 @@ from tranlogs.log.record_format import Position
 from tranlogs.recovery.group.reshard import write_snapshot
 from tranlogs_torch.elastic.former_checkpoint import FormerCheckpoint
 from tranlogs_torch.elastic.shard_loading import Target
-from tranlogs_torch.elastic.transfer_plan import StoredBox, pieces
-from tranlogs_torch.sharding.overlap import cut
-from tranlogs_torch.tensors.arrays import adapt, to_array
-from tranlogs_torch.tensors.placement import Place
+from tranlogs_torch.elastic.transfer_plan import StoredBox, cut, pieces
+from tranlogs_torch.tensors.arrays import Place, adapt, to_array
 
 WHOLE = torch.arange(35.0).reshape(7, 5)
 

@@ -24,7 +24,7 @@ from tranlogs.catalog.rows import Watermarks
 from tranlogs.shipping import archiver as shipping_archiver
 from tranlogs.stores import ObjectStatus, local
 from tranlogs_torch import LoggedOptimizer
-from tranlogs_torch.loops.recovery import recovery
+from tranlogs_torch.loops import recovery
 
 pytestmark = pytest.mark.crash
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from tranlogs.base.errors import UsageError
 from tranlogs.training import Face
 from tranlogs_torch import LoggedOptimizer
-from tranlogs_torch.state.advice import Case, advise
+from tranlogs_torch.state.caveats import Case, advise
 
 Change = Callable[[LoggedOptimizer, Any], None]
 
@@ -133,7 +133,7 @@ def by_hand(optimizer: LoggedOptimizer) -> None:
         group["initial_lr"] = group["lr"]
 
 
-def resumed_report(run: Path, make: Callable[[LoggedOptimizer], Any], *, tracks: bool = False) -> Any:
+def resumed_report(run: Path, make: Callable[[LoggedOptimizer], Any], *, tracks: bool = False, steps: bool = False) -> Any:
     for count in (3, 4):
         parameter = torch.nn.Linear(2, 1)
         loader = DataLoader(torch.ones(4, 2))  # type: ignore[arg-type]  # a tensor has rows
@@ -143,7 +143,11 @@ def resumed_report(run: Path, make: Callable[[LoggedOptimizer], Any], *, tracks:
         report = optimizer.recover()
         for x in optimizer.batches(loader, until=count):
             parameter(x).sum().backward()
-            optimizer.step()
+            if steps:
+                made.optimizer.step()
+                made.step()
+            else:
+                optimizer.step()
         optimizer.close()
     return report
 
@@ -153,9 +157,8 @@ def resumed_report(run: Path, make: Callable[[LoggedOptimizer], Any], *, tracks:
     [
         lambda optimizer: StepLR(optimizer, 2),
         lambda optimizer: LambdaLR(optimizer.inner, lambda step: 1.0),
-        lambda optimizer: StepLR(Prepared(optimizer), 2),
     ],
-    ids=["on the wrapper", "on the inner optimizer", "on an optimizer around it"],
+    ids=["on the wrapper", "on the inner optimizer"],
 )
 def test_a_scheduler_that_is_not_tracked_is_named(make: Callable[[LoggedOptimizer], Any], tmp_path: Path) -> None:
     report = resumed_report(tmp_path / "run", make)
@@ -165,6 +168,17 @@ def test_a_scheduler_that_is_not_tracked_is_named(make: Callable[[LoggedOptimize
 
 def test_a_scheduler_that_is_tracked_is_none_that_is_missing(tmp_path: Path) -> None:
     assert resumed_report(tmp_path / "run", lambda optimizer: StepLR(Prepared(optimizer), 2), tracks=True).exact is True
+
+
+def test_a_scheduler_on_an_optimizer_around_the_logged_one_is_named_once_it_has_stepped(tmp_path: Path) -> None:
+    def make(optimizer: LoggedOptimizer) -> StepLR:
+        return StepLR(Prepared(optimizer), 2)
+
+    report = resumed_report(tmp_path / "run", make, steps=True)
+    assert any("optimizer.track(made=made)" in note for note in report.notes), report.notes
+    tracked = resumed_report(tmp_path / "tracked", make, tracks=True, steps=True)
+    assert tracked.exact is True
+    assert not tracked.notes
 
 
 def test_learning_rates_that_are_computed_by_hand_are_no_scheduler(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from .loop_state import LoopState, Remembered, demand_storable
 from .number_lists import NumberLists, restore_numbers
-from .stored_form import SCALARS, FrameworkValues, Unstorable
+from .storing import SCALARS, FrameworkValues, Unstorable
 
 __all__ = [
     "SCALARS",

@@ -12,8 +12,7 @@ from ...base.types import AnyArray
 from ...encoding import tree
 from .number_lists import NumberLists
 from .restoring import Restorer
-from .stored_form import SCALARS, FrameworkValues, Given, Unstorable
-from .storing import Storer
+from .storing import SCALARS, FrameworkValues, Given, Storer, Unstorable
 
 _LOST = "It is remembered no longer, and does not come back after a crash"
 

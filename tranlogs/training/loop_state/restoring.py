@@ -15,7 +15,7 @@ import numpy as np
 
 from ..rng import SplitPython, join_python
 from .number_lists import NUMBERS, restore_numbers
-from .stored_form import (
+from .storing import (
     BIT_GENERATORS,
     FACTORIES,
     SCALARS,

@@ -20,9 +20,8 @@ from .messages import (
     name_missing_unit,
     path_of_remembered,
 )
-from .recomputed_steps import PASSES
+from .recheck import PASSES, UnitComparison
 from .recomputed_unit import RecomputedUnit
-from .unit_comparison import UnitComparison
 
 __all__ = [
     "CAUSES",

@@ -1,22 +1,115 @@
-"""The recheck: it stands in the place of the log while training computes the newest unit before the crash again."""
+"""Comparisons of what training computes again after a crash with the log. Each stands in the place of the log meanwhile.
+
+`Recheck` compares the newest unit, of which the log has the tensors. `RecomputedSteps` compares steps of which it has none with
+their recorded boundaries.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from ...encoding import tree
 from ...journal.record_writers import RecordContent, encode_body
 from ...log.layout import Payload
-from ...log.reader import Record
-from ...log.record_format import RecordKind
-from ...recovery.history import LastUnit
-from .comparison import Difference, Kind, compare_bodies, compare_payloads
-from .recorded_unit import RecordedEntry, RecordedUnit
-from .unit_comparison import UnitComparison
+from ...log.reader import Record, SegmentReader
+from ...log.record_body import BodyEncoder
+from ...log.record_format import Position, RecordKind
+from ...recovery.history import LastUnit, Link
+from .comparison import Difference, Kind, RecordedEntry, RecordedUnit, compare_bodies, compare_payloads
+
+
+class UnitComparison(ABC):
+    """Compares what training computes again with the log. It is a writer of records that writes nothing.
+
+    Args:
+        unit: the recorded unit. Its files stay open until `close`.
+        ignored: parts of the body of a boundary, and paths in them, that are not compared, since each process has its own.
+        timed: prefix of the parts of a boundary in which numbers may be times that the script has measured.
+
+    Attributes:
+        difference: the first difference; None as long as there is none.
+        is_over: True once the unit was computed to its end, or something differed.
+        equal: position of the newest boundary that is equal; the one where recovery has landed, as long as there is none.
+        seconds: the time that the comparison took.
+    """
+
+    def __init__(self, unit: LastUnit, ignored: Collection[str] = (), timed: str | None = None) -> None:
+        self._ignored = ignored if isinstance(ignored, set) else set(ignored)  # a set may grow meanwhile
+        self.unit, self._timed = unit, timed
+        self.difference: Difference | None = None
+        self.is_over = False
+        self.equal: Position = unit.start
+        self.seconds = 0.0
+        self._encoder = BodyEncoder()
+
+    @property
+    def is_equal(self) -> bool:
+        """True if the unit was computed to its end, and equals its record."""
+        return self.is_over and self.difference is None
+
+    @property
+    @abstractmethod
+    def end(self) -> Record:
+        """The boundary that ends the recorded unit."""
+
+    @property
+    @abstractmethod
+    def compared(self) -> int:
+        """The number of steps that are equal."""
+
+    def wants(self, step: int, passes: int) -> bool:
+        """Return True if the boundary that comes now is a recorded one.
+
+        Args:
+            step: the newest step.
+            passes: number of boundaries between that step and this one.
+        """
+        return True
+
+    def read_ahead(self) -> None:  # noqa: B027
+        """Read what is compared first in another thread, while the script goes to its loop and computes."""
+
+    def ignore(self, paths: Collection[str]) -> None:
+        """Do not compare these paths in the bodies of boundaries."""
+        self._ignored.update(paths)
+
+    def read_recorded(self, part: str) -> Any:
+        """Return a part of the boundary that ends the unit; None if it has no such part."""
+        return self.end.part(part)
+
+    def fail(self, name: str, text: str) -> None:
+        """End the comparison where it is, and note how it differs from the record, unless something differed before."""
+        self.difference = self.difference or Difference(self._expected_step(), "order", name, text)
+        self.is_over = True
+
+    @abstractmethod
+    def _expected_step(self) -> int:
+        """Return the step of the record that comes next."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the files of the recorded unit."""
+
+    # The interface of a writer of records.
+
+    @abstractmethod
+    def begin(self, payload: Payload) -> Any:
+        """Take the gradients of the next step. The step may still be dropped."""
+
+    @abstractmethod
+    def commit(self, record: Any, content: RecordContent) -> None:
+        """Take the rest of a step."""
+
+    @abstractmethod
+    def append(self, payload: Payload, content: RecordContent) -> None:
+        """Take a whole record."""
+
 
 _ASIDE_BYTES = 256 << 10  # gradients of this size are compared in another thread, while the optimizer steps
 _OF_THE_LOG = ("fingerprint", "halved")  # keys of the body of a step that describe how it was taken and logged
@@ -182,3 +275,115 @@ def _compare(payload: Payload, record: RecordedEntry, kind: Kind) -> Difference 
     finally:
         if payload.release is not None:
             payload.release()
+
+
+PASSES = "passes"  # part of a boundary: number of boundaries between the newest step and this one, unless it is none
+
+
+_BEFORE_A_STEP = ("rng", "data", "count", "loop", "position")  # parts of a boundary of which another one explains other weights
+
+
+class RecomputedSteps(UnitComparison):
+    """Compares what training computes again with the recorded boundaries.
+
+    The auxiliary state at each recorded boundary is compared bit for bit, and the digest of weights and optimizer state.
+    Boundaries between them, of which the log has no record, are passed over.
+    """
+
+    def __init__(self, unit: LastUnit, ignored: Collection[str] = (), timed: str | None = None) -> None:
+        super().__init__(unit, ignored, timed)
+        self._links, self._next = list(_find_ends(unit.links)), 0
+        self._reader: SegmentReader | None = None
+
+    @property
+    def compared(self) -> int:
+        """The number of steps that were computed up to the newest boundary that is equal."""
+        return self.equal.step - self.unit.start.step
+
+    def wants(self, step: int, passes: int) -> bool:
+        """Return True if the boundary that comes now is a recorded one, or lies behind it."""
+        return not self.is_over and (step, passes) >= self._expected
+
+    @cached_property
+    def end(self) -> Record:
+        """The newest recorded boundary."""
+        return self._read(self._links[-1])
+
+    def _expected_step(self) -> int:
+        return self._links[self._next].step
+
+    def close(self) -> None:
+        """Close the file that is read."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    # The interface of a writer of records.
+
+    def begin(self, payload: Payload) -> RecheckRecord:
+        """Take the gradients of a step: there is no record to compare them with."""
+        _release(payload)
+        return RecheckRecord()
+
+    def commit(self, record: Any, content: RecordContent) -> None:
+        """Take the rest of a step."""
+        record.is_open = False
+
+    def append(self, payload: Payload, content: RecordContent) -> None:
+        """Compare a boundary that follows a step with its record."""
+        _release(payload)
+        if content.kind != RecordKind.BOUNDARY or self.is_over:
+            return
+        assert isinstance(content.body, dict)
+        start, here = time.perf_counter(), (content.step, content.body.get(PASSES, 0))
+        if here < self._expected:
+            return
+        link = self._links[self._next]
+        self.difference = self._compare(content, link, is_here=here == self._expected)
+        if self.difference is None:
+            head = link.location.head
+            self.equal = Position(head.sequence, head.step, head.digest, self.unit.end.timeline)
+            self._next += 1
+            self.__dict__.pop("_expected", None)
+        self.is_over = self.difference is not None or self._next == len(self._links)
+        self.seconds += time.perf_counter() - start
+
+    @cached_property
+    def _expected(self) -> tuple[int, int]:
+        """The step of the next recorded boundary, and the number of boundaries between both."""
+        link = self._links[self._next]
+        return link.step, self._read(link).part(PASSES) or 0
+
+    def _compare(self, content: RecordContent, link: Link, *, is_here: bool) -> Difference | None:
+        if not is_here:
+            return Difference(link.step, "order", "the loop", f"ends a batch with step {content.step} in place of this one")
+        record = RecordedEntry(self._read(link), RecordKind.BOUNDARY)
+        found = compare_bodies(encode_body(self._encoder, content), record, "state", self._ignored, self._timed)
+        digests = record.entry.digests
+        is_other = content.digests != digests and len(content.digests) == len(digests)
+        if is_other and (found is None or not found.name.startswith(_BEFORE_A_STEP)):  # the rest may follow from it
+            return Difference(link.step, "weights", "weights or optimizer state", "differ from the record after the step")
+        return found
+
+    def _read(self, link: Link) -> Record:
+        if self._reader is None or self._reader.path != link.segment.path:
+            self.close()
+            self._reader = SegmentReader(link.segment.path, link.segment.locations)
+        return self._reader.decode(link.location)
+
+
+def _find_ends(links: Iterable[Link]) -> Iterable[Link]:
+    """Yield the boundaries that follow a step."""
+    has_step = False
+    for link in links:
+        has_step |= link.kind.is_step or bool(link.covered)
+        if has_step and link.kind.is_boundary:
+            yield link
+            has_step = False
+
+
+def _release(payload: Payload) -> None:
+    if payload.wait is not None:
+        payload.wait()
+    if payload.release is not None:
+        payload.release()

@@ -14,9 +14,7 @@ from ...recovery.history import LastUnit
 from ...recovery.recover import Recovered
 from ..live_report import LiveReport
 from .messages import CHANGED_BEFORE, PENDING, describe_recomputing, describe_unfinished, find_strangers
-from .recheck import Recheck
-from .recomputed_steps import RecomputedSteps
-from .unit_comparison import UnitComparison
+from .recheck import Recheck, RecomputedSteps, UnitComparison
 
 
 class RecomputedUnit:

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader
 from tranlogs.records import Fixed
 from tranlogs.training import UNKNOWN_DATA, Face, LoopSequence, Remembered, TurnData
 
-from ...data.position.loader_position import LoaderPosition
+from ...data.loader_position import LoaderPosition
 from ...data.rng import get_rng, set_rng
-from ...tensors.placement import local
+from ...tensors.arrays import local
 from ..compatibility import Settings
 from ..extra_state import is_torchs, split
 from ..optimizer_states import write_hyper
@@ -41,6 +41,7 @@ class Auxiliary:
             wrong.
 
     Attributes:
+        scalers: tracked GradScalers that are enabled.
         gradients: those that wait for a step.
         count: turns of loops without a loader.
         sequence: the loops that the script has entered.
@@ -53,6 +54,7 @@ class Auxiliary:
     def __init__(self, state: TorchState, positions: LoaderPositions, on_doubt: Callable[[str, bool], None]) -> None:
         self._state, self._positions = state, positions
         self._tracked = TrackedObjects(on_doubt)
+        self.scalers = self._tracked.scalers
         self._steady = SteadyParts(state)
         self.gradients = Gradients(state)
         self._orphans: list[str] = []
@@ -215,7 +217,7 @@ class Auxiliary:
             "flags": self._steady.flags(flags),
             "waiting": waiting or _NOTHING,
             "training": training,
-            "rng": self.rng_now(),
+            "rng": self._steady.rng(),
             "start_rng": self._start_rng,
             **({"deviation": self.deviation} if self.deviation else {}),
             **({"script_changes": True} if self.has_script_changes else {}),

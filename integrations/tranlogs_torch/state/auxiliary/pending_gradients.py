@@ -18,7 +18,7 @@ import torch
 
 from ...sharding import fsdp
 from ...sharding.shards import like
-from ...tensors.placement import local
+from ...tensors.arrays import local
 from ..fingerprint import version_of, versions
 from ..state import TorchState
 

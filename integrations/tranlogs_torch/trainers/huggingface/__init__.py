@@ -1,5 +1,5 @@
 """TranLogs for the Trainer of Hugging Face transformers."""
 
-from .callback import TranLogsTrainerCallback
+from .loop import TranLogsTrainerCallback
 
 __all__ = ["TranLogsTrainerCallback"]

@@ -1,4 +1,4 @@
-"""Inside `Trainer.train`: six of the trainer's methods are called through ours.
+"""The callback, and inside `Trainer.train`: six of the trainer's methods are called through ours.
 
 | method | what ours does |
 |---|---|
@@ -22,14 +22,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
 from tranlogs.base.errors import UsageError
-from tranlogs.training import Framework, announce
+from tranlogs.training import Framework, RecoveryReport, announce
 
 from ...optimizer import LoggedOptimizer
 from ..accelerate_objects import check_accelerate, plain_loader, plain_optimizer
 from ..changed_attributes import CANNOT_BE_STORED
+from ..logging_callback import LoggingCallback
 from ..trainer_position import TrainerPosition
 from . import transformers_internals
 from .progress import Progress
@@ -166,7 +167,7 @@ class Loop:
         if trainer.accelerator.scaler is not None:
             logged.track(scaler=trainer.accelerator.scaler)
         training_run.restarts.framework = _with_trainer(training_run.restarts.framework, trainer)
-        training_run.tracking.ignore_in_recheck("tracked.trainer.logged")  # how long evaluations took
+        training_run.ignore_in_recheck("tracked.trainer.logged")  # how long evaluations took
         report = logged.recover()
         self.optimizer, self._is_resumed = logged, bool(report.step)
         self._turns, self._has_begun = logged.steps(until=sys.maxsize, stateless=True), False
@@ -246,3 +247,83 @@ def _with_trainer(framework: Framework, trainer: Trainer) -> Framework:
         variable="exportable",
         thing="exportable",
     )
+
+
+transformers_internals.check_transformers()
+
+
+class TranLogsTrainerCallback(LoggingCallback, TrainerCallback):  # type: ignore[misc]
+    """Logs every step of `Trainer.train`; run the same script again after a crash, and training goes on at the step.
+
+        trainer = Trainer(model, args, train_dataset=dataset, callbacks=[TranLogsTrainerCallback("runs/gpt")])
+        trainer.train()
+
+    A callback is given everything but its trainer, so it looks for the one that is being created. If there is none
+    (`trainer.add_callback(...)`), call `callback.attach(trainer)`.
+
+    Args:
+        run: folder of the run; made if there is none. One run for one training: the same script, the same data.
+        verbose: whether to print what a new run writes, and where training goes on.
+        settings: all that `LoggedOptimizer` takes besides: checkpoint_every, durability, keep, log, monitor, store, ...
+
+    Raises:
+        UsageError: a setting is wrong, or this version of transformers is not known.
+    """
+
+    def __init__(self, run: str | Path, *, verbose: bool = True, **settings: Any) -> None:
+        LoggingCallback.__init__(self, run, settings)
+        self._verbose = verbose
+        self._loop: Loop | None = None
+
+    @property
+    def optimizer(self) -> LoggedOptimizer:
+        """The logged optimizer, from the beginning of `train()` on.
+
+        Raises:
+            UsageError: nothing was trained yet.
+        """
+        self._logged = None if self._loop is None else self._loop.optimizer
+        return super().optimizer
+
+    @property
+    def report(self) -> RecoveryReport:
+        """The report of the recovery, as `LoggedOptimizer.report` has it; with a note if nothing is left to train."""
+        self._is_finished = self._loop is not None and self._loop.is_finished
+        return super().report
+
+    def attach(self, trainer: Trainer) -> TranLogsTrainerCallback:
+        """Log this trainer's training; the callback is added to it, if it is not there.
+
+        Raises:
+            UsageError: the callback logs another trainer, or the trainer has another such callback.
+        """
+        if self._loop is not None and self._loop.trainer is not trainer:
+            raise UsageError(
+                f"{self._run}: this callback already logs another trainer. Create one callback per trainer, each with a "
+                "folder of its own"
+            )
+        others = [one for one in trainer.callback_handler.callbacks if isinstance(one, TranLogsTrainerCallback)]
+        if any(one is not self for one in others):
+            raise UsageError(f"{self._run}: this trainer has two TranLogsTrainerCallbacks; keep one")
+        if self not in others:
+            trainer.add_callback(self)
+        if self._loop is None:
+            self._loop = Loop(trainer, self._run, self._settings, verbose=self._verbose)
+        return self
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer = transformers_internals.find_trainer()
+        if trainer is not None:
+            self.attach(trainer)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._loop is None:
+            raise UsageError(
+                f"{self._run}: this callback did not see its trainer being created and would log nothing. Call "
+                "callback.attach(trainer) before trainer.train()"
+            )
+        self._loop.begin()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._loop is not None:
+            self._loop.end()

@@ -86,7 +86,7 @@ class TranLogsLightningCallback(LoggingCallback, TranLogsCallback):
         progress = Progress(trainer)
         logged.track(trainer=progress)
         for path in ("count", *progress.of_each_process):
-            logged.training_run.tracking.ignore_in_recheck(path)
+            logged.training_run.ignore_in_recheck(path)
         for number, config in enumerate(trainer.lr_scheduler_configs):
             logged.track(**{f"scheduler{number or ''}": config.scheduler})
         scaler = getattr(trainer.precision_plugin, "scaler", None)

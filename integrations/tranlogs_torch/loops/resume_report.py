@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from tranlogs.training import Recovered, RecoveryReport, describe_end, describe_not_computed, make_report
 
-from ...data.position.loader_iteration import find_place
-from ...state import environment
-from ...state.caveats import IMPLICIT, caveats, loaded_before, untracked_scheduler, verdict
-from ..run_parts import RunParts
+from ..data.loader_iteration import find_place
+from ..state import environment
+from ..state.caveats import IMPLICIT, caveats, loaded_before, untracked_scheduler, verdict
+from .run_parts import RunParts
 from .unit_recheck import OUTSIDE, UnitRecheck
 
 

@@ -31,16 +31,16 @@ from tranlogs.training import (
     recover,
 )
 
-from ...distributed.process_group import demand_group
-from ...elastic.world_size import settle_in
-from ...sharding import fsdp
-from ...state.caveats import has_steps
-from ...state.compatibility import compare_modules, compare_schedulers, describe_modules
-from ..run_parts import RunParts
-from ..write_forecast import forecast
+from ..distributed.process_group import demand_group
+from ..elastic.world_size import settle_in
+from ..sharding import fsdp
+from ..state.caveats import has_steps
+from ..state.compatibility import compare_modules, compare_schedulers, describe_modules
 from .landed_state import LandedState, show
 from .resume_report import ResumeReport
+from .run_parts import RunParts
 from .unit_recheck import OUTSIDE, UnitRecheck
+from .write_forecast import forecast
 
 _log = logging.getLogger("tranlogs")
 
@@ -50,20 +50,25 @@ class Recovery:
 
     Args:
         parts: of the run.
-        on_landed: called when the state is that of a boundary after the first step.
+        on_begun: called when a fresh run begins.
+        on_landed: called when the state is that of a boundary.
         on_set_back: called when the recorded state was set back in the middle of a loop.
 
     Attributes:
-        has_begun: True once steps are logged.
         recheck: compares the unit that is computed again.
         report: the report of the recovery.
     """
 
-    def __init__(self, parts: RunParts, on_landed: Callable[[], None], on_set_back: Callable[[], None]) -> None:
-        self._parts, self._on_landed = parts, on_landed
+    def __init__(
+        self,
+        parts: RunParts,
+        on_begun: Callable[[], None],
+        on_landed: Callable[[], None],
+        on_set_back: Callable[[], None],
+    ) -> None:
+        self._parts, self._on_begun, self._on_landed = parts, on_begun, on_landed
         self.recheck = UnitRecheck(parts, self._recover_end, on_set_back)
         self.report = ResumeReport(parts, self.recheck)
-        self.has_begun = False
         self._landed: dict[str, Any] = {}  # the boundary that recovery landed on
         self._landed_state: LandedState | None = None  # what recovery has restored, until the loop begins
         self._suspects: list[
@@ -292,7 +297,6 @@ class Recovery:
         if parts.auxiliary.deviation is not None and parts.auxiliary.deviation[1]:
             parts.rung.note_difference()
         parts.scalars.extend(found.scalars)
-        self.has_begun = True
         parts.state.named.refresh()
         parts.writes.remember(journal.step)
         for hooks in parts.hooks.values() if found.position.step else ():
@@ -386,14 +390,12 @@ class Recovery:
             NotRecovered: the run is not fresh, and `recover()` was not called.
         """
         parts, journal, state, coordinator = self._parts, self._parts.journal, self._parts.state, self._parts.coordinator
-        if self.has_begun or not journal.is_writer:
-            return
         run = parts.settings.run
         if not journal.is_fresh:
             raise NotRecovered(run, journal.catalog.watermarks().committed)
         demand_group(run, was_alone=coordinator.is_single)
         self._require_same_settings()
-        self.has_begun = True
+        self._on_begun()
         parts.describe_environment()
         state.named.refresh()
         if not state.given.by_optimizer:

@@ -20,14 +20,14 @@ import torch
 import xxhash
 from torch.utils.data import DataLoader
 
-from ...distributed.process_group import size
-from ...tensors import arrays
-from ..moved_generators import DRAWS
-from ..resized_position import redivided
-from ..rng import get_rng, set_rng
-from ..sampler import Draws
-from ..worker_seeds import seeded
+from ..distributed.process_group import size
+from ..tensors import arrays
+from .generators import DRAWS
+from .loader_class import seeded
 from .loader_iteration import END, LoaderIteration
+from .resized_position import redivided
+from .rng import get_rng, set_rng
+from .sampler import Draws
 from .tracked_loader import TrackedLoader
 
 _DIGEST_BYTES = 1 << 16  # of each tensor and array

@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from tranlogs.base.errors import UsageError
 
-from ..moved_generators import MovedGenerators
-from ..resized_position import Rest, division_of, rest_of
-from ..sampler import Draws, SamplerStates, SeekableSampler, nested
-from ..worker_seeds import SeededDataset, check_workers
+from .generators import MovedGenerators
+from .loader_class import SeededDataset, check_workers
+from .resized_position import Rest, division_of, rest_of
+from .sampler import Draws, SamplerStates, SeekableSampler, nested
 
 
 class TrackedLoader:

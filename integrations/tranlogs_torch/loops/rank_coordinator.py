@@ -1,49 +1,51 @@
-"""The coordinator of the processes that train a run, as a protocol."""
+"""The coordinator of a process that trains alone, and the base of that of a group."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from tranlogs.ranks import FindObstacle, GroupRecovered, ReplacementSource
 from tranlogs.training import Journal, Progress
 
-from ...capture.logged_run import HookedOptimizer
-from ...ddp.gradient_ranges import Portion
+from ..ddp.gradient_ranges import Portion
+from ..elastic.recoverable_state import RecoverableState
+from ..elastic.world_size import is_of_many, recover_alone
 
 
-class RankCoordinator(Protocol):
-    """Connects this process with the others that train the run. `SingleProcess` is the one for a process that trains alone.
+class RankCoordinator:
+    """Connects this process with the others that train the run; here there are none. `GroupCoordinator` has others.
+
+    Args:
+        state: state of this process.
+        rank: number of the journal that this process writes.
 
     Attributes:
         is_single: True if no other process takes part, so that each step logs all gradients and recovery needs one journal.
         rank: rank of this process, from 0.
         world: number of processes.
-        copies: number of journals in which each gradient is logged.
     """
 
-    @property
-    def is_single(self) -> bool: ...
+    is_single = True
+    world = 1
+
+    def __init__(self, state: RecoverableState, rank: int) -> None:
+        self._state, self.rank = state, rank
 
     @property
-    def rank(self) -> int: ...
-
-    @property
-    def world(self) -> int: ...
-
-    @property
-    def copies(self) -> int: ...
+    def copies(self) -> int:
+        """Number of journals in which each gradient is logged."""
+        return 1
 
     @property
     def recheck_obstacle(self) -> str:
         """Why the processes cannot compute a unit again together; "" if they can."""
-        ...
+        return ""
 
     def describe(self, environment: dict[str, Any]) -> None:
         """Put what sums of gradients depend on into the run's environment."""
-        ...
 
     def find_caveats(self) -> list[str]:
         """Return what is not recovered, one sentence each.
@@ -51,13 +53,15 @@ class RankCoordinator(Protocol):
         Raises:
             UsageError: the log would be wrong.
         """
-        ...
+        return []
 
     # Training.
 
-    def share(self, hooks: HookedOptimizer, named: Sequence[tuple[str, torch.Tensor]]) -> list[Portion] | None:
+    def share(
+        self, name: str, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]]
+    ) -> list[Portion] | None:
         """Return the portions of a step's gradients that this rank logs; None for all of them."""
-        ...
+        return None
 
     def at_boundary(
         self,
@@ -77,11 +81,10 @@ class RankCoordinator(Protocol):
             wanted: whether a checkpoint was asked for.
             read_digests: returns the fingerprint of all parameters; empty if only some were compared.
         """
-        ...
+        return wanted
 
     def leave(self) -> None:
         """Stop exchanging messages: the other processes may have ended."""
-        ...
 
     # Recovery. All ranks call these in the same order.
 
@@ -91,7 +94,6 @@ class RankCoordinator(Protocol):
         Raises:
             UsageError: they differ; the message names the ranks and their values.
         """
-        ...
 
     def recover(
         self,
@@ -115,7 +117,9 @@ class RankCoordinator(Protocol):
         Returns:
             None if the run is fresh, or if one process alone has recorded it and trains it.
         """
-        ...
+        if not is_of_many(journal.paths.folder):
+            return None
+        return recover_alone(journal, self._state, step, progress, spare, find_obstacle)
 
     def find_unit_obstacle(self, read: Callable[[str], Any]) -> str:
         """Return why a unit cannot be computed again; "" if it can.
@@ -123,11 +127,10 @@ class RankCoordinator(Protocol):
         Args:
             read: returns a part of the boundary that ends the unit; None if it has no such part.
         """
-        ...
+        return ""
 
     def restore_division(self, body: dict[str, Any]) -> None:
         """Restore from a boundary whether the ranks were known to be equal, and whether they divide the log."""
-        ...
 
     def restore_reducers(self, body: dict[str, Any], step: int, checkpoint_step: int) -> list[str]:
         """Make the reducers round as those of the run did. Return where that is impossible, one sentence each.
@@ -137,24 +140,22 @@ class RankCoordinator(Protocol):
             step: step of that boundary.
             checkpoint_step: step of the checkpoint that this rank has loaded.
         """
-        ...
+        return []
 
     def stand_at(self, step: int) -> None:
         """Note the step of the boundary to which training was set back."""
-        ...
 
     def first_timeline_ids(self) -> dict[str, Any]:
         """Return the entries of the environment that identify a fresh run of several ranks."""
-        ...
+        return {}
 
     def exchange_backups(self, whole: dict[str, Any]) -> None:
         """Keep a copy of the next rank's auxiliary state, in case that rank loses its disk."""
-        ...
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return the value of each rank, by rank."""
-        ...
+        return [value]
 
     def gather_caveats(self, caveats: list[str]) -> list[str]:
         """Return this rank's caveats and those of the others. The last call before training begins."""
-        ...
+        return caveats

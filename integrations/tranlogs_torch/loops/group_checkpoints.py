@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from tranlogs.training import CheckpointPolicy, EverySteps, Journal
 
-from ...distributed.group_messages import NoteBoard
+from ..distributed.group_messages import NoteBoard
 
 _ASK_STEPS = 10  # how often ranks ask each other whether a checkpoint is due, and whether they are still equal
 

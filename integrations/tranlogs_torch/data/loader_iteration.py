@@ -8,8 +8,8 @@ from typing import Any
 
 from tranlogs.training import LoopRecord
 
-from ..resized_position import Rest
-from ..sampler import Draws
+from .resized_position import Rest
+from .sampler import Draws
 
 END = object()  # in place of a batch: the iteration has no more
 

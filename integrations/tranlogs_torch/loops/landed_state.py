@@ -13,13 +13,13 @@ from tranlogs.base.errors import UnencodableState
 from tranlogs.records import tree
 from tranlogs.training import digest_of, is_below
 
-from ...state import naming
-from ...state.auxiliary.tracked_objects import REMEMBERED
-from ...state.extra_state import split
-from ...state.fingerprint import memory_of
-from ...tensors import arrays
-from ...tensors.placement import local
-from ..run_parts import RunParts
+from ..state import naming
+from ..state.auxiliary.tracked_objects import REMEMBERED
+from ..state.extra_state import split
+from ..state.fingerprint import memory_of
+from ..tensors import arrays
+from ..tensors.arrays import local
+from .run_parts import RunParts
 
 _TRAINERS = f"{__name__.partition('.')[0]}.trainers."  # modules of objects that a trainer's callback tracks
 _SHOWN_MAX = 8  # changes that are named one by one

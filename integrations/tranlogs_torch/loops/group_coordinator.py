@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 import xxhash
 
 from tranlogs.base.errors import UnencodableState, UsageError
@@ -25,29 +26,41 @@ from tranlogs.ranks import (
 )
 from tranlogs.training import CheckpointPolicy, Journal, Progress
 
-from ...ddp.divergence_check import Likeness
-from ...ddp.gradient_ranges import Named, Portion
-from ...ddp.reducer import Reducer, reducers_in
-from ...distributed.process_group import Group, warn_of_restarts
-from ...elastic import lost_rank_state
-from ...elastic.neighbour_copies import NeighbourCopies, check_copies
-from ...elastic.world_size import demand_unused
-from ...sharding import fsdp
-from ...sharding.shards import describe as describe_shards
-from .gradient_shares import GradientDivision, first_other
+from ..ddp.divergence_check import Likeness
+from ..ddp.gradient_ranges import GradientDivision, Named, Portion, first_other
+from ..ddp.reducer import Reducer, reducers_in
+from ..distributed.process_group import Group, is_there, warn_of_restarts
+from ..elastic import lost_rank_state
+from ..elastic.neighbour_copies import NeighbourCopies, check_copies
+from ..elastic.recoverable_state import RecoverableState
+from ..elastic.world_size import demand_unused
+from ..sharding import fsdp
+from ..sharding.shards import describe as describe_shards
 from .group_checkpoints import CheckpointNotes, GroupCheckpoints
-
-if TYPE_CHECKING:
-    from ...capture.logged_run import HookedOptimizer
-    from ...elastic.recoverable_state import RecoverableState
+from .rank_coordinator import RankCoordinator
 
 _log = logging.getLogger("tranlogs")
 
 _SUM_OF_TWO = 2  # processes: whatever the order, it is the same
 
 
-class GroupCoordinator:
-    """The `RankCoordinator` of a process among several.
+def make_coordinator(state: RecoverableState, policy: CheckpointPolicy, rank: int | None, copies: int) -> RankCoordinator:
+    """Return the coordinator of this process: of a group if torch.distributed is initialized, else of a single process.
+
+    Raises:
+        UsageError: `rank` is not the rank of torch.distributed, or `copies` has no meaning.
+    """
+    if not is_there():
+        check_copies(copies, 1)
+        return RankCoordinator(state, rank or 0)
+    found = GroupCoordinator(state, policy, copies)
+    if rank not in (None, found.rank):
+        raise UsageError(f"rank={rank}, but this is rank {found.rank} of torch.distributed; leave the argument out")
+    return found
+
+
+class GroupCoordinator(RankCoordinator):
+    """The coordinator of a process among several.
 
     Its parts (division of gradients, copies, likeness, checkpoints) each have a class; what the boundaries of all ranks
     must agree on comes together here, so it has many attributes.
@@ -67,11 +80,11 @@ class GroupCoordinator:
 
     def __init__(self, state: RecoverableState, policy: CheckpointPolicy, copies: int = 1) -> None:
         self._group = Group()
-        self.rank, self.world = self._group.rank, self._group.world
+        super().__init__(state, self._group.rank)
+        self.world = self._group.world
         check_copies(copies, self.world)
         self._neighbour_copies = NeighbourCopies(self._group)
         self._likeness = Likeness(self._group.board)
-        self._state = state
         state.world = self.world
         self._reducers: list[Reducer] = reducers_in(state.modules)
         self._checkpoints = GroupCheckpoints(policy)
@@ -89,7 +102,6 @@ class GroupCoordinator:
     # What is recorded.
 
     def describe(self, environment: dict[str, Any]) -> None:
-        """Put what sums of gradients depend on into the run's environment."""
         self._division.environment = environment
         environment |= {"world": self.world, "backend": self._group.backend}
         self._sharding = describe_shards(self._state.parameters)  # those that only an optimizer knows are known by now
@@ -109,11 +121,6 @@ class GroupCoordinator:
         return any(len(mesh["ranks"]) == self.world for mesh in self._sharding.get("meshes", ()))
 
     def find_caveats(self) -> list[str]:
-        """Return what is not recovered, one sentence each.
-
-        Raises:
-            UsageError: a communication hook makes a log of gradients wrong, or there is nothing to keep copies of.
-        """
         if self.copies > 1 and not self._division.is_active:
             raise UsageError(
                 "copies=2: here each process logs all of its own gradients, so there are no shares to copy. Leave the "
@@ -132,12 +139,10 @@ class GroupCoordinator:
 
     @property
     def copies(self) -> int:
-        """Number of journals in which each gradient is logged."""
         return self._division.copies
 
-    def share(self, hooks: HookedOptimizer, named: Sequence[Named]) -> list[Portion] | None:
-        """Return the portions of a step's gradients that this rank logs; None for all of them."""
-        return self._division.share(hooks, named) if self._is_lockstep() else None
+    def share(self, name: str, optimizer: torch.optim.Optimizer, named: Sequence[Named]) -> list[Portion] | None:
+        return self._division.share(name, optimizer, named) if self._is_lockstep() else None
 
     def _fall_back(self, why: str) -> None:
         """Stop dividing the log, and take a checkpoint, since recovery reads shares up to it."""
@@ -147,7 +152,6 @@ class GroupCoordinator:
             _log.warning("%s: from this step on, each rank logs all of its gradients instead of a share", why)
 
     def restore_division(self, body: dict[str, Any]) -> None:
-        """Restore from a boundary whether the ranks were known to be equal, and whether they divide the log."""
         self._likeness.step = body.get("equal", -1)
         if not body.get("ddp", {}).get("is_divided", True):
             self._division.stop()
@@ -167,15 +171,6 @@ class GroupCoordinator:
         wanted: bool | None,
         read_digests: Callable[[], bytes],
     ) -> bool | None:
-        """Return whether to take a checkpoint at this boundary; None if the policy decides.
-
-        Args:
-            journal: of this rank.
-            body: of the boundary; this rank's part is added to it.
-            whole: gives what a checkpoint holds of the boundary.
-            wanted: whether somebody asked for a checkpoint.
-            read_digests: returns the fingerprint of all parameters; empty if only some were compared.
-        """
         self._state.mirror, digests = {}, read_digests()
         is_lockstep = self._is_lockstep()
         for reducer in self._reducers:
@@ -292,7 +287,6 @@ class GroupCoordinator:
         spare: ReplacementSource,
         find_obstacle: FindObstacle | None = None,
     ) -> GroupRecovered | None:
-        """Recover to the boundary that all ranks can reach. Return None if the run is fresh."""
         self.find_caveats()  # refuse what cannot be recovered before anything is changed
         self._state.built = read_built()
         folder, run_id = journal.paths.folder, journal.run.run_id
@@ -311,7 +305,6 @@ class GroupCoordinator:
 
     @property
     def recheck_obstacle(self) -> str:
-        """Why the processes cannot compute a unit again together; "" if they can."""
         if self._spans_all:
             return ""
         return (
@@ -320,7 +313,6 @@ class GroupCoordinator:
         )
 
     def find_unit_obstacle(self, read: Callable[[str], Any]) -> str:
-        """Return why a unit cannot be computed again; "" if it can."""
         if read("is_implicit") and (self._sharding or describe_shards(self._state.parameters)):
             return (
                 "the loop is one of the script's own, which the run sees only in the forward pass, "
@@ -329,19 +321,9 @@ class GroupCoordinator:
         return ""
 
     def stand_at(self, step: int) -> None:
-        """Note the step of the boundary to which training was set back."""
         self._stood_at = step
 
     def restore_reducers(self, body: dict[str, Any], step: int, checkpoint_step: int) -> list[str]:
-        """Make the reducers round as those of the run did. Return where that is impossible, one sentence each.
-
-        All ranks must call it.
-
-        Args:
-            body: the boundary that was landed on.
-            step: of it.
-            checkpoint_step: of the checkpoint that this rank has loaded.
-        """
         self._stood_at = step
         oldest = min(self._group.gather(checkpoint_step))  # a rank that died while it wrote may have an older one
         self._checkpoints.restart(step, oldest)
@@ -363,15 +345,12 @@ class GroupCoordinator:
         ]
 
     def first_timeline_ids(self) -> dict[str, Any]:
-        """Return the entries of the environment that identify a fresh run of several ranks. All must call it."""
         return {"past": extend_timeline_ids((), 0, self.all_gather(new_timeline_id())[0])}
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return the value of each rank, by rank. All must call it."""
         return list(self._group.gather(value))
 
     def leave(self) -> None:
-        """Stop exchanging messages: the other processes may have ended."""
         self._has_left = True
 
     def gather_caveats(self, doubts: list[str]) -> list[str]:

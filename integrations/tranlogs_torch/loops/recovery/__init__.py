@@ -1,1 +1,0 @@
-"""Recovery of a run, the newest unit that is computed again, and the report of both."""
