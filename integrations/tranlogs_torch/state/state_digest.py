@@ -13,12 +13,16 @@ from .state import TorchState
 
 
 def digest_state(state: TorchState) -> bytes:
-    """Return the digest of all weights and optimizer states, 8 bytes. How often it is taken depends on what it costs."""
+    """Return the digest of all weights and optimizer states, 8 bytes. How often it is taken depends on what it costs.
+
+    States are read in the order of the parameter groups, not in that in which they came to be, which a checkpoint does not keep.
+    """
     tensors: list[torch.Tensor] = list(state.parameters.values())
     others = list[Any]()
     for optimizer in state.optimizers.values():
-        for kept in optimizer.state.values():
-            for value in _leaves(kept):
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for key in dict.fromkeys([*parameters, *optimizer.state]):
+            for value in _leaves(optimizer.state[key]) if key in optimizer.state else ():
                 (tensors if isinstance(value, torch.Tensor) else others).append(value)
     hasher = xxhash.xxh3_64(repr(others).encode())
     for tensor in tensors:
@@ -29,7 +33,7 @@ def digest_state(state: TorchState) -> bytes:
 def _leaves(value: Any) -> Iterator[Any]:
     """Yield the tensors in a state, and plain values; what an optimizer keeps besides shows in these."""
     if isinstance(value, dict):
-        for item in value.values():
+        for _, item in sorted(value.items(), key=lambda pair: str(pair[0])):
             yield from _leaves(item)
     elif isinstance(value, (list, tuple)):
         for item in value:

@@ -76,6 +76,20 @@ def test_what_is_not_recorded_is_computed_again_all_the_same(tmp_path: Path) -> 
     assert NOTHING_RECORDED in str(last.final_report()), "behind which nothing was recorded"
 
 
+@pytest.mark.usefixtures("every")
+def test_the_order_in_which_states_came_to_be_is_no_difference(tmp_path: Path) -> None:
+    def thawing(attempt: Attempt) -> None:
+        model, optimizer, loader = scripts.begin(attempt)
+        attempt.start(optimizer)
+        for number, batch in optimizer.batches(loader, until=scripts.TURNS, enumerate=True):
+            model[0].requires_grad_(number >= 3)
+            scripts.step(attempt, model, optimizer, batch)
+        attempt.keep(model=model, optimizer=optimizer)
+        optimizer.close()
+
+    prove_exact(thawing, tmp_path / "run", (11,), log="inputs", checkpoint_every=4)
+
+
 def noisy(attempt: Attempt, *, noise: bool) -> None:
     """The gradients of the sixth batch are not those of another process."""
     model, optimizer, loader = scripts.begin(attempt)
