@@ -214,7 +214,7 @@ def test_unlisted_files_are_found_beside_a_stale_catalog(run: Path) -> None:
     trainer.journal.close()
     catalog.write_bytes(stale)
     facts = read_facts(run / "rank0")
-    assert facts.timeline == 3
+    assert facts.rows.timeline == 3
     assert any("the catalog does not list it" in note for note in facts.notes)
     goes_on(run, 64)
     assert read_catalog(run / "rank0").timelines[-1].number == 3

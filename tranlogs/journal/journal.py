@@ -21,7 +21,7 @@ from ..base.clock import Clock
 from ..base.config import JournalConfig
 from ..base.errors import SUSPENDING_ERRORS, CatalogUnavailable, LogUnavailable, NotRecovered
 from ..base.failpoints import hit
-from ..base.threads import run_uninterrupted
+from ..base.threads import ShutdownGate, gated, run_uninterrupted
 from ..catalog import CheckpointRow
 from ..checkpoints import Snapshot
 from ..encoding import tree
@@ -30,14 +30,13 @@ from ..log.record_body import Scalars
 from ..log.record_format import Position, RecordKind
 from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolicy
 from ..retention.advice import advise
+from .checkpoint_schedule import RecoverySpeed
 from .checkpointing import JournalCheckpoints
 from .journal_log import JournalLog
-from .measurements import RecoverySpeed
 from .opening import OpenedJournal, open_for_writing
 from .pruning_holds import PruningHolds
 from .record_writers import Body, RecordContent, StepRecord, Writer
 from .requests import RequestService
-from .shutdown_gate import ShutdownGate, gated
 
 _log = logging.getLogger("tranlogs")
 

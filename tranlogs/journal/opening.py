@@ -217,20 +217,14 @@ def seal_if_abandoned(paths: JournalPaths) -> int:
 
     A trainer that starts meanwhile waits until they are sealed.
     """
-    catalog = Catalog.open(paths.folder)
-    try:
+    with Catalog.open(paths.folder) as catalog:
         if owns(paths.folder) or not _find_abandoned(catalog):
             return 0
         with own_briefly(paths.folder) as is_owner:
             if not is_owner:
                 return 0
-            writable = Catalog.open(paths.folder, writable=True)
-            try:
+            with Catalog.open(paths.folder, writable=True) as writable:
                 return seal_abandoned_segments(paths, writable, sync=True)
-            finally:
-                writable.close()
-    finally:
-        catalog.close()
 
 
 def _find_abandoned(catalog: Catalog) -> list[SegmentRow]:

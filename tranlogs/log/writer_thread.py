@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
+from ..base import lazy_numpy as np
 from ..base.config import QUEUE_JOBS_MAX
 from ..base.threads import WaitableLock, start_thread
 from ..base.types import Array, Bytes
