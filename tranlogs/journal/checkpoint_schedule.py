@@ -77,9 +77,6 @@ class CheckpointSchedule:
         """Note the time and the bytes of the steps since the last checkpoint, and how far apart checkpoints are.
 
         Few steps are not as long as others, so they count only while nothing better is known.
-
-        Args:
-            is_whole: True if a checkpoint is taken now.
         """
         policy, known, seconds = self._policy, self._known.row, self._clock.monotonic() - self._start_at
         found: dict[str, Any] = {

@@ -270,11 +270,7 @@ class Journal:
 
     @gated
     def commit_step(self, record: StepRecord | None, body: Body, digests: bytes = b"") -> None:
-        """Finish the record of a step. The step counts whether or not it could be logged.
-
-        Args:
-            digests: fingerprint of the state after the step.
-        """
+        """Finish the record of a step. The step counts whether or not it could be logged."""
         self.step += 1
         if record is None or (writer := self._open_writer()) is None:
             return
@@ -402,9 +398,6 @@ class Journal:
     def checkpoint_recomputed(self, position: Position, snapshot: Callable[[], Snapshot]) -> None:
         """Take a checkpoint of a state that training has computed again, if one is due or costs little: the next start goes on
         from there. A job that is killed again and again before one is due makes progress, too.
-
-        Args:
-            position: of the boundary in the log to which the state is equal.
         """
         checkpoints = self.checkpoints
         if checkpoints.is_busy or not self.is_writer:

@@ -234,9 +234,6 @@ def _find_abandoned(catalog: Catalog) -> list[SegmentRow]:
 def seal_abandoned_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool) -> int:
     """Seal the segments that a dead process left open, so that a new writer writes into fresh files only.
 
-    Args:
-        sync: True makes the records in the segments durable.
-
     Returns:
         The number of segments that were left open.
     """

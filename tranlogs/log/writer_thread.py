@@ -68,9 +68,6 @@ class BufferPool:
 class WriterThread:
     """Runs jobs in order in one thread. After a job has failed, later ones are dropped until `reset`.
 
-    Args:
-        bytes_max: a bound on the data of queued jobs.
-
     Attributes:
         pool: buffers for the data of jobs. A job returns its buffers.
     """

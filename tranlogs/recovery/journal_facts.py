@@ -177,9 +177,6 @@ def look_up_records(
 
     A segment is left out if its records are no chain from the first one on. It is scanned instead, and so are all segments if
     the catalog cannot be read.
-
-    Args:
-        checked_max: see `read_log`.
     """
     found = dict[int, Records]()
 

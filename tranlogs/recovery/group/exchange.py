@@ -132,7 +132,6 @@ class Opening:
         summaries: the summaries of its journal, and of journals next to it whose ranks no longer exist.
         writer: the rank that wrote its journal; its own rank if the journal is empty.
         nearby: ranks of the group whose journals lie in its run folder and have a checkpoint of a step.
-        step: the step that it is asked to recover; None for the newest one.
         resharded: the first timelines of generations whose parameters are sharded in another way now.
         error: why it cannot read its journal; "" if it can.
     """

@@ -172,11 +172,7 @@ def find_obstacle(target: GroupTarget, world: int, *, is_resharded: bool) -> str
 def choose_unit_start(
     generations: Sequence[Generation], target: GroupTarget, units: Sequence[UnitSummary], damage: Damage
 ) -> tuple[GroupTarget | None, str]:
-    """Return the boundary before the unit that all ranks compute again, or None and the reason why there is no such unit.
-
-    Args:
-        target: the boundary that ends the unit.
-    """
+    """Return the boundary before the unit that all ranks compute again, or None and the reason why there is no such unit."""
     if any(not unit.kinds for unit in units):
         return None, name_rank([_NO_UNIT if not unit.kinds else "" for unit in units])
     if len({(unit.step, unit.kinds) for unit in units}) > 1:

@@ -293,7 +293,6 @@ class _Work:
     """What one rank does in one attempt to come to a boundary.
 
     Attributes:
-        way: how the rank comes there.
         donor: the rank whose journal it redoes.
     """
 
