@@ -441,8 +441,8 @@ def die_amid(job: Job, optimizer: Any) -> None:
             journal.checkpoint = lambda *_, **__: _die_when(job, lambda: set(ranks.glob("rank0/checkpoints/step-*")) > before)
         case "rewinding":  # rank 0 has begun a timeline, this rank has not
             first, mine = ranks / "rank0", ranks / f"rank{dist.get_rank()}"
-            timeline = read_facts(mine).timeline
-            journal.start = lambda *_, **__: _die_when(job, lambda: read_facts(first).timeline > timeline)
+            timeline = read_facts(mine).rows.timeline
+            journal.start = lambda *_, **__: _die_when(job, lambda: read_facts(first).rows.timeline > timeline)
         case "checkpoint":  # all have agreed on one of a step, rank 0 has it, and this rank has not committed the step
             boundary, step = journal.boundary, job.death.number
 

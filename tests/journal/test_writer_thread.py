@@ -13,9 +13,9 @@ from tests.support.bare_log import BareLog
 from tests.support.waiting import wait_until
 from tranlogs.base.config import QUEUE_JOBS_MAX
 from tranlogs.base.errors import LogUnavailable
+from tranlogs.base.threads import ShutdownGate, gated
 from tranlogs.base.types import Array, TensorSpec, dense
 from tranlogs.journal.record_writers import LogWriter, RecordContent
-from tranlogs.journal.shutdown_gate import ShutdownGate, gated
 from tranlogs.log.layout import Layout, Payload
 from tranlogs.log.record_format import RecordKind
 from tranlogs.log.writer_thread import BufferPool, WriterThread

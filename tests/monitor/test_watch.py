@@ -19,7 +19,8 @@ from tranlogs.base.errors import RecoveryError, UsageError
 from tranlogs.cli.reading.find_journals import find_journals
 from tranlogs.journal import JournalPaths, opening
 from tranlogs.journal.owner_lock import OwnerLock
-from tranlogs.recovery.recover import Recovered, Target, recover
+from tranlogs.recovery.recover import Recovered, recover
+from tranlogs.recovery.recovery_plan import Target
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 from tranlogs.retention.prune import Budget
 from tranlogs.retention.value_decay import Decay, read_evaluations, read_values

@@ -13,7 +13,7 @@ import pytest
 from tests.recovery.test_group_agreement import decided, lost, summarize
 from tranlogs.base.errors import RecoveryError, UsageError
 from tranlogs.recovery.group.decide import Damage, choose_target, group_by_generation
-from tranlogs.recovery.group.exchange import Exchange, Known, Opening, OwnJournal, Solo, decode, encode
+from tranlogs.recovery.group.exchange import Known, Opening, OwnJournal, Solo, decode, encode
 from tranlogs.recovery.group.journals import TimelineUse
 from tranlogs.recovery.group.reshard import describe_resize
 from tranlogs.recovery.group.summary import (
@@ -198,7 +198,7 @@ class Others(Solo):
 
 def opened(folder: Path, *others: Opening) -> Known:
     own = OwnJournal(folder, 0, 1 + len(others), "new0")
-    return own.open(Exchange(Others(*others)), lambda sharding: False, None)
+    return own.open(Others(*others), lambda sharding: False, None)
 
 
 def journal(folder: Path, checkpoint: str = "step-00000010-t0001") -> Path:

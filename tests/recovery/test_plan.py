@@ -14,7 +14,7 @@ from tranlogs.catalog import CheckpointRow, SegmentRow, TimelineRow
 from tranlogs.catalog.rows import is_on_lineage, trace_lineage
 from tranlogs.log.record_format import Head, Location, RecordKind, unpack_head
 from tranlogs.recovery.history import History, ScannedSegment, build_history, find_last_unit, without_unlogged_steps
-from tranlogs.recovery.recovery_plan import RecoveryPlan, plan_recovery
+from tranlogs.recovery.recovery_plan import RecoveryPlan, Target, plan_recovery
 from tranlogs.recovery.report import RecoveryReport, Restart
 
 STEP, IMAGE, BOUNDARY, UNIT = RecordKind.STEP, RecordKind.IMAGE, RecordKind.BOUNDARY, RecordKind.UNIT
@@ -143,15 +143,8 @@ class Run:
     def plan(
         self, step: int | None = None, *, broken: Sequence[str] = (), last_good: dict[int, int] | None = None
     ) -> RecoveryPlan:
-        return plan_recovery(
-            self.checkpoints,
-            self.history,
-            self.limits,
-            timeline=self.timelines[-1].number,
-            step=step,
-            broken=broken,
-            last_good=last_good,
-        )
+        known = self.checkpoints, self.history, self.limits
+        return plan_recovery(*known, Target(step), broken=broken, last_good=last_good)
 
 
 LANDINGS: dict[str, tuple[Run, int, int, bool, str]] = {

@@ -17,7 +17,8 @@ from tranlogs.journal.journal import Journal
 from tranlogs.log.layout import Payload
 from tranlogs.log.reader import Record
 from tranlogs.log.record_format import RecordKind
-from tranlogs.recovery.recover import Target, recover
+from tranlogs.recovery.recover import recover
+from tranlogs.recovery.recovery_plan import Target
 from tranlogs.recovery.report import RecoveryReport
 from tranlogs.recovery.state_protocol import Divergence, ReplacementSource
 

@@ -44,7 +44,6 @@ from tranlogs.catalog import (
     StoreRow,
     Tables,
 )
-from tranlogs.catalog.rows import trace_lineage
 from tranlogs.checkpoints.folder import MANIFEST
 from tranlogs.log import record_format
 from tranlogs.log.reader import Record, SegmentReader
@@ -178,7 +177,7 @@ class Base:
     def _map_segments(self) -> None:
         """Where the heads, payloads and frames of the entries lie that recovery can reach."""
         facts = read_facts(self.run / "rank0")
-        history = build_history(facts.segments, trace_lineage(facts.timelines, facts.timeline))
+        history = build_history(facts.segments, facts.rows.limits)
         reachable = {link.location for run in history.runs for link in run}
         for segment in facts.segments:
             with SegmentReader(segment.path) as reader:

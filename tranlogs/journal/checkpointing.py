@@ -1,4 +1,4 @@
-"""Checkpoints of a journal: when one is due, the thread that writes it, the disk space for it, and what is pruned afterwards.
+"""Checkpoints of a journal: the thread that writes them, the disk space for them, and what is pruned afterwards.
 
 A snapshot of the state is copied on the training thread (one memcpy), and written in the background.
 
@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..base.atomic_files import free_bytes, is_disk_full
+from ..base.atomic_files import is_disk_full
 from ..base.clock import Clock
-from ..base.config import CATALOG_SECONDS, MIB, RESERVE_BYTES_MIN
+from ..base.config import MIB, RESERVE_BYTES_MIN
 from ..base.errors import (
     SUSPENDING_ERRORS,
     CatalogUnavailable,
@@ -37,21 +37,16 @@ from ..checkpoints.folder import MANIFEST
 from ..encoding.tree import Adapt
 from ..log.record_format import Position
 from ..log.writer import WriteAheadLog
-from ..retention import Automatic, CheckpointFacts, CheckpointPolicy, EverySteps, RetentionPolicy
-from ..retention.checkpoint_interval import log_bytes_max
+from ..retention import CheckpointPolicy, RetentionPolicy
 from ..retention.keep_policy import when_full
 from ..retention.prune import retire
-from .measurements import Measurements, RecoverySpeed
+from .checkpoint_schedule import CheckpointSchedule, Measurements, RecoverySpeed
 from .opening import OpenedJournal
 from .pruning_holds import PruningHolds
 
 _log = logging.getLogger("tranlogs")
 
 _JOIN_SECONDS = 0.1  # between two looks at whether a foreign process holds the catalog
-_FALLBACK = EverySteps(500)
-_NO_STEP = 1 << 63
-_AFFORDABLE = 20  # A checkpoint that nobody needs may cost a twentieth of the time.
-_STEPS_MIN = 8  # whose time is measured
 _GROWTH_MAX = 4  # The first steps create the optimizer's state: Adam with amsgrad adds three times the weights.
 
 
@@ -351,129 +346,6 @@ class JournalCheckpoints:
             )
             self.has_warned_full = True
         return bool(retired)
-
-
-class CheckpointSchedule:
-    """A checkpoint policy together with the step, the time and the log size of the last checkpoint.
-
-    Attributes:
-        state_bytes: the size of a checkpoint; 0 until it is known.
-        companion_steps: steps taken in one unit with a step of another optimizer. They do not count as training steps.
-        is_recomputed: True if the log has no tensors of steps since the last checkpoint.
-        stall_seconds: the time that training stood still for the last checkpoint of this process; 0.0 before.
-        writing_seconds: the time that it took to write it.
-        budget_bytes: what a monitor allows for the journal.
-        due_step: the step from which on one is due, if the policy counts steps; else one that no run reaches.
-    """
-
-    def __init__(self, policy: CheckpointPolicy, catalog: Catalog, clock: Clock, known: Measurements) -> None:
-        self._policy, self._catalog, self._clock, self._known = policy, catalog, clock, known
-        self._request_read_at = 0.0
-        self.budget_bytes = 1 << 62
-        self.companion_steps = 0
-        self.state_bytes = 0
-        self.stall_seconds = self.writing_seconds = 0.0
-        self.note_taken(0, 0)
-
-    def note_taken(self, step: int, log_bytes: int, seconds_ago: float = 0.0) -> None:
-        """Record that a checkpoint was taken at `step`, after `log_bytes` of log."""
-        self._step, self._at, self._log_bytes = step, self._clock.monotonic() - seconds_ago, log_bytes
-        self.due_step = step + self._policy.steps if isinstance(self._policy, EverySteps) else _NO_STEP
-        self._companion_steps_before = self.companion_steps
-        self.is_recomputed = False
-        self._free_bytes = free_bytes(self._catalog.path.parent)
-        self.note_start(step)
-
-    def note_start(self, step: int) -> None:
-        """Record that the steps after `step` are taken from now on: their time is measured."""
-        self._start_step, self._start_at = step, self._clock.monotonic()
-
-    @property
-    def is_affordable(self) -> bool:
-        """True if a checkpoint now would cost at most a twentieth of the time since the last one."""
-        cost = self.stall_seconds + self.writing_seconds
-        return self._clock.monotonic() - self._at >= _AFFORDABLE * cost
-
-    def note_size(self, nbytes: int) -> None:
-        """Record the size of a checkpoint: an expected one, or one that was published. The largest counts."""
-        self.state_bytes = max(self.state_bytes, nbytes)
-
-    def measure(self, step: int, speed: RecoverySpeed, wal: WriteAheadLog, *, is_whole: bool = False) -> None:
-        """Note the time and the bytes of the steps since the last checkpoint, and how far apart checkpoints are.
-
-        Few steps are not as long as others, so they count only while nothing better is known.
-
-        Args:
-            is_whole: True if a checkpoint is taken now.
-        """
-        policy, known, seconds = self._policy, self._known.row, self._clock.monotonic() - self._start_at
-        found: dict[str, Any] = {
-            "log_bytes_max": log_bytes_max(self.state_bytes, self._free_bytes, self.budget_bytes),
-            "redo_seconds": speed.replay_seconds_per_step,
-            "is_redo_measured": speed.is_replay_measured,
-            "load_seconds": speed.load_seconds if speed.is_load_measured else 0.0,
-            "mtbf_seconds": (isinstance(policy, Automatic) and policy.mtbf_seconds) or 0.0,
-        }
-        steps = step - self._start_step
-        if steps >= _STEPS_MIN or (steps > 0 and not known.step_seconds):
-            found["step_seconds"] = seconds / steps
-        if isinstance(policy, Automatic):
-            found["interval_seconds"] = None
-        elif is_whole and steps > 0:
-            found["interval_seconds"] = seconds
-        if wal.tensor_layout is not None:
-            found["step_bytes"] = wal.tensor_bytes // wal.tensor_records
-            has_weights = any(name.startswith("param/") for name in wal.tensor_layout.names)
-            found["tensors"] = "weights" if has_weights else "gradients"
-        self._known.note(**found)
-
-    def is_due(self, step: int, log_bytes: int, speed: RecoverySpeed) -> bool:
-        """Return True if the policy wants a checkpoint at `step`, after `log_bytes` of log."""
-        redone = step - self._step
-        steps = redone - (self.companion_steps - self._companion_steps_before)
-        seconds = self._clock.monotonic() - self._at
-        redo = speed.replay_seconds_per_step * (redone / steps if steps > 0 else 1.0)
-        facts = CheckpointFacts(
-            steps,
-            seconds,
-            log_bytes - self._log_bytes,
-            seconds / steps if self.is_recomputed and steps > 0 else redo,
-            speed.load_seconds,
-            self.state_bytes,
-            self._free_bytes,
-            self.stall_seconds or self._known.row.stall_seconds,
-            self.writing_seconds or self._known.row.writing_seconds,
-            self.is_recomputed,
-            self._known.mtbf_seconds,
-            self.budget_bytes,
-        )
-        try:
-            return bool(self._policy.is_due(facts))
-        except Exception as error:  # An error in a user's policy must not end the training.
-            _log.warning(
-                "%s: the checkpoint policy failed (%s: %s); from now on a checkpoint is taken every %d steps",
-                self._catalog.path,
-                type(error).__name__,
-                error,
-                _FALLBACK.steps,
-            )
-            self._policy = _FALLBACK
-            return _FALLBACK.is_due(facts)
-
-    def is_requested(self) -> bool:
-        """Return True if a monitor has requested a checkpoint since the last one.
-
-        The catalog is read at most once in `CATALOG_SECONDS`.
-        """
-        now = self._clock.monotonic()
-        if now - self._request_read_at < CATALOG_SECONDS:
-            return False
-        self._request_read_at = now
-        try:
-            request = self._catalog.read(lambda tables: tables.request("checkpoint"))
-        except (CorruptCatalog, CatalogUnavailable):
-            return False
-        return bool(request) and request.get("step", 0) > self._step
 
 
 class DiskSpace:

@@ -21,7 +21,7 @@ from ..base.clock import Clock
 from ..base.config import JournalConfig
 from ..base.errors import SUSPENDING_ERRORS, CatalogUnavailable, LogUnavailable, NotRecovered
 from ..base.failpoints import hit
-from ..base.threads import run_uninterrupted
+from ..base.threads import ShutdownGate, gated, run_uninterrupted
 from ..catalog import CheckpointRow
 from ..checkpoints import Snapshot
 from ..encoding import tree
@@ -30,14 +30,13 @@ from ..log.record_body import Scalars
 from ..log.record_format import Position, RecordKind
 from ..retention import CheckpointPolicy, EverySteps, KeepLatest, RetentionPolicy
 from ..retention.advice import advise
+from .checkpoint_schedule import RecoverySpeed
 from .checkpointing import JournalCheckpoints
 from .journal_log import JournalLog
-from .measurements import RecoverySpeed
 from .opening import OpenedJournal, open_for_writing
 from .pruning_holds import PruningHolds
 from .record_writers import Body, RecordContent, StepRecord, Writer
 from .requests import RequestService
-from .shutdown_gate import ShutdownGate, gated
 
 _log = logging.getLogger("tranlogs")
 
@@ -271,11 +270,7 @@ class Journal:
 
     @gated
     def commit_step(self, record: StepRecord | None, body: Body, digests: bytes = b"") -> None:
-        """Finish the record of a step. The step counts whether or not it could be logged.
-
-        Args:
-            digests: fingerprint of the state after the step.
-        """
+        """Finish the record of a step. The step counts whether or not it could be logged."""
         self.step += 1
         if record is None or (writer := self._open_writer()) is None:
             return
@@ -403,9 +398,6 @@ class Journal:
     def checkpoint_recomputed(self, position: Position, snapshot: Callable[[], Snapshot]) -> None:
         """Take a checkpoint of a state that training has computed again, if one is due or costs little: the next start goes on
         from there. A job that is killed again and again before one is due makes progress, too.
-
-        Args:
-            position: of the boundary in the log to which the state is equal.
         """
         checkpoints = self.checkpoints
         if checkpoints.is_busy or not self.is_writer:

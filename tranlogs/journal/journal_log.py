@@ -85,7 +85,6 @@ class JournalLog:
 
         Args:
             damaged: names of damaged checkpoints, which are set aside when writing begins.
-            number: number of the new timeline; None for the next free number.
 
         Raises:
             RecoveryError: a monitor has pruned the journal since it was opened.
@@ -105,11 +104,7 @@ class JournalLog:
         self._committed = self._synced = position.step
 
     def fork(self, position: Position, number: int | None) -> None:
-        """Let a new timeline begin at a position before `start`: what the log holds behind it counts no more.
-
-        Args:
-            number: number of the timeline; None for the next free number.
-        """
+        """Let a new timeline begin at a position before `start`: what the log holds behind it counts no more."""
         assert self.wal is None, "a timeline begins before the first record is written"
         self._set_position(position, new_timeline=True, number=number)
 

@@ -217,20 +217,14 @@ def seal_if_abandoned(paths: JournalPaths) -> int:
 
     A trainer that starts meanwhile waits until they are sealed.
     """
-    catalog = Catalog.open(paths.folder)
-    try:
+    with Catalog.open(paths.folder) as catalog:
         if owns(paths.folder) or not _find_abandoned(catalog):
             return 0
         with own_briefly(paths.folder) as is_owner:
             if not is_owner:
                 return 0
-            writable = Catalog.open(paths.folder, writable=True)
-            try:
+            with Catalog.open(paths.folder, writable=True) as writable:
                 return seal_abandoned_segments(paths, writable, sync=True)
-            finally:
-                writable.close()
-    finally:
-        catalog.close()
 
 
 def _find_abandoned(catalog: Catalog) -> list[SegmentRow]:
@@ -239,9 +233,6 @@ def _find_abandoned(catalog: Catalog) -> list[SegmentRow]:
 
 def seal_abandoned_segments(paths: JournalPaths, catalog: Catalog, *, sync: bool) -> int:
     """Seal the segments that a dead process left open, so that a new writer writes into fresh files only.
-
-    Args:
-        sync: True makes the records in the segments durable.
 
     Returns:
         The number of segments that were left open.

@@ -83,9 +83,6 @@ class LogWriter:
 
     The body of a step is encoded at once, because the state may change before the record is closed. If the loop works for long
     between a step and its boundary, another thread closes the record before it seals the segment.
-
-    Args:
-        thread: writes the records; None for the training thread.
     """
 
     def __init__(self, log: WriteAheadLog, thread: WriterThread | None = None) -> None:

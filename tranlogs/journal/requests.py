@@ -51,22 +51,16 @@ def change_catalog(folder: Path, name: str, change: Change) -> bool:
         with own_briefly(folder) as is_owner:
             if is_owner:
                 request.unlink(missing_ok=True)
-                catalog = Catalog.open(folder, writable=True)
-                try:
+                with Catalog.open(folder, writable=True) as catalog:
                     return catalog.make(change)
-                finally:
-                    catalog.close()
         write_request(folder, name, change)
     except OSError as error:
         raise LogUnavailable(f"{request}: {error}") from error
     end = time.monotonic() + REQUEST_SECONDS
     while request.exists() and time.monotonic() < end:
         time.sleep(_POLL_SECONDS)
-    catalog = Catalog.open(folder)
-    try:
+    with Catalog.open(folder) as catalog:
         return bool(catalog.read(change.is_made))
-    finally:
-        catalog.close()
 
 
 class RequestService:

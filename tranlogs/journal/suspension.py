@@ -70,8 +70,6 @@ def end_incident(catalog: Catalog, step: int, now: float, suspension: Suspension
     """Record in the catalog that logging resumed.
 
     Args:
-        step: the step of the checkpoint from which logging resumed.
-        now: the time of day.
         suspension: the suspension that ended. It is recorded now if the catalog could not be written before. None if a dead
             process may have left an incident open.
 

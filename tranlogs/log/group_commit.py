@@ -101,11 +101,7 @@ class GroupCommit:
             )
 
     def add_record(self, record: RecordRow, boundary: Position | None) -> None:
-        """Note that a record is in its segment. Called with the lock held.
-
-        Args:
-            boundary: the position after it, if it ends a unit.
-        """
+        """Note that a record is in its segment. Called with the lock held."""
         self._records.append(record)
         if boundary is not None:
             self.boundary = boundary
@@ -166,11 +162,7 @@ class GroupCommit:
                 self._waiters -= 1
 
     def request_stop(self, *, truncates: bool) -> None:
-        """Ask the thread to finish the work that is left, and to end.
-
-        Args:
-            truncates: give back the unused part of the last segment.
-        """
+        """Ask the thread to finish the work that is left, and to end."""
         with self._lock:
             self._truncates, self._is_stopped = truncates, True
             self._lock.notify_all()

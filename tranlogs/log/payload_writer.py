@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
+from ..base import lazy_numpy as np
 from ..base.config import RECORD_SLACK_BYTES, WRITE_BYTES
 from ..base.errors import LogUnavailable, error_text
 from ..base.types import Bytes

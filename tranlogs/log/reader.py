@@ -260,11 +260,7 @@ class Record:
         return Array(spec.dtype, spec.shape, data, spec.strides)
 
     def read_all(self, out: Bytes | None = None) -> Bytes:
-        """Read the bytes of all present tensors, in the order of the layout, by one contiguous read. Compare their checksums.
-
-        Args:
-            out: memory for the bytes. If it is large enough, the result is a view of it.
-        """
+        """Read the bytes of all present tensors, in the order of the layout, by one contiguous read; into `out` if they fit."""
         size = self.raw_bytes
         data = out[:size] if out is not None and out.nbytes >= size else np.empty(size, np.uint8)
         if size:

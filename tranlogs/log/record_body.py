@@ -118,10 +118,6 @@ _nbytes_of = attrgetter("nbytes")
 def decode_part(name: str, parts: Mapping[str, tuple[bytes, Sequence[Bytes]]], **make: Any) -> Any:
     """Decode a part of a body that is not in a file, with the parts below it.
 
-    Args:
-        parts: the encoded parts and the bytes of their large arrays, by name.
-        make: the arguments `make_array` and `make_extension` of `tree.decode`.
-
     Raises:
         MalformedTree: the bytes are damaged.
     """
@@ -399,9 +395,6 @@ def merge_bodies(body: PackedBody, base: PackedBody) -> PackedBody:
 
 def merge_part(name: str, part: Any, body_at: Callable[[int], PackedBody]) -> tuple[bytes, list[Row]]:
     """Return a part's tree and the rows of its arrays.
-
-    Args:
-        body_at: returns the packed body of the record at a place.
 
     Raises:
         ValueError: a record does not hold what is referred to.

@@ -194,9 +194,7 @@ class RecordFile(ReadFile):
         """Read a large array of a body, and compare its checksum.
 
         Args:
-            name: of its part, for error messages.
             layout: an array of the same dtype, shape and strides, without data.
-            step: step of the record, for error messages.
         """
         codec = row[3]
         total = math.prod(layout.shape) * ITEMSIZE[layout.dtype]

@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
+from ..base import lazy_numpy as np
 from ..base.config import QUEUE_JOBS_MAX
 from ..base.threads import WaitableLock, start_thread
 from ..base.types import Array, Bytes
@@ -68,9 +67,6 @@ class BufferPool:
 
 class WriterThread:
     """Runs jobs in order in one thread. After a job has failed, later ones are dropped until `reset`.
-
-    Args:
-        bytes_max: a bound on the data of queued jobs.
 
     Attributes:
         pool: buffers for the data of jobs. A job returns its buffers.

@@ -87,32 +87,24 @@ class JournalRows:
 
 @dataclass(slots=True)
 class Facts:
-    """Facts from which a recovery is planned.
+    """Facts from which a recovery is planned: the rows of a journal, and what its log holds.
 
     Attributes:
-        checkpoints: the published checkpoints.
         notes: what is damaged or missing, one sentence each.
         torn_paths: files of sealed segments that miss records or hold damaged ones.
         lost_paths: files of segments in which no record can be read.
     """
 
-    checkpoints: list[CheckpointRow]
-    segments: list[ScannedSegment]
-    timelines: list[TimelineRow]
-    watermarks: Watermarks = field(default_factory=Watermarks)
+    rows: JournalRows
+    segments: list[ScannedSegment] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     torn_paths: list[Path] = field(default_factory=list)
     lost_paths: list[Path] = field(default_factory=list)
 
     @property
-    def timeline(self) -> int:
-        """The number of the newest timeline."""
-        return max((row.number for row in self.timelines), default=1)
-
-    @property
-    def limits(self) -> Limits:
-        """The lineage of the newest timeline."""
-        return trace_lineage(self.timelines, self.timeline)
+    def checkpoints(self) -> list[CheckpointRow]:
+        """The published checkpoints, oldest first."""
+        return self.rows.published
 
     @property
     def is_empty(self) -> bool:
@@ -121,7 +113,7 @@ class Facts:
 
     def build_history(self) -> History:
         """Chain the records of the newest timeline and of those that lead to it."""
-        return build_history(self.segments, self.limits)
+        return build_history(self.segments, self.rows.limits)
 
 
 def read_facts(folder: Path) -> Facts:
@@ -139,13 +131,13 @@ def read_log(folder: Path, rows: JournalRows, chosen: Collection[int] | None = N
         chosen: the ordinals of the segments to read; None for all.
         checked_max: the number of newest records that must be a chain. Older segments are taken as the catalog lists them.
     """
-    facts = Facts(rows.published, [], rows.timelines, rows.watermarks)
+    facts = Facts(rows)
     wanted = [row for row in sort_newest_first(rows.segments) if row.state != "retired"]
     wanted = [row for row in wanted if chosen is None or row.ordinal in chosen]
     records = look_up_records(folder, wanted, facts.notes, checked_max) if rows.damage is None else {}
     for row in wanted:
         path = folder / "log" / row.file
-        segment = scan_segment(path, row, facts.notes, facts.timeline, records.get(row.ordinal))
+        segment = scan_segment(path, row, facts.notes, rows.timeline, records.get(row.ordinal))
         facts.segments += [segment] if segment is not None else []
         facts.torn_paths += [path] if row.state == "sealed" and not _is_whole(segment, row) else []
         facts.lost_paths += [path] if row.state != "ready" and (segment is None or not segment.locations) else []
@@ -185,9 +177,6 @@ def look_up_records(
 
     A segment is left out if its records are no chain from the first one on. It is scanned instead, and so are all segments if
     the catalog cannot be read.
-
-    Args:
-        checked_max: see `read_log`.
     """
     found = dict[int, Records]()
 

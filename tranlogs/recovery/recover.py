@@ -24,7 +24,7 @@ from ..log.record_body import WHOLE
 from ..log.record_format import Position, RecordKind
 from .history import LastUnit, Link, build_history, find_last_unit
 from .journal_facts import Facts, read_facts, read_repaired_facts, replace_damaged
-from .recovery_plan import RecoveryPlan, has_later_boundary, plan_recovery
+from .recovery_plan import NEWEST, RecoveryPlan, Target, has_later_boundary, plan_recovery
 from .state_protocol import Divergence, Recoverable, ReplacementSource
 
 _log = logging.getLogger(__name__)
@@ -55,14 +55,14 @@ class Recovered:
 
     plan: RecoveryPlan
     position: Position
-    body: dict[str, Any]
-    replayed: int
-    seconds_load: float
-    seconds_replay: float
-    divergence: Divergence | None
-    scalars: StepScalars
-    notes: list[str]
-    log_bytes: int
+    body: dict[str, Any] = field(default_factory=dict)
+    replayed: int = 0
+    seconds_load: float = 0.0
+    seconds_replay: float = 0.0
+    divergence: Divergence | None = None
+    scalars: StepScalars = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    log_bytes: int = 0
     damaged: tuple[str, ...] = ()
     parts: dict[str, bytes] = field(default_factory=dict)
     last_unit: LastUnit | None = None
@@ -85,33 +85,6 @@ class Recovered:
             raise RecoveryError(f"the log has changed: it leads to step {end.step}, expected step {position.step}; try again")
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The place at which a recovery ends.
-
-    Attributes:
-        step: the step to end at; None for the newest boundary.
-        sequence: the number of the last record to redo; None for all.
-        checkpoint: the name of the checkpoint to start from; None for the one with the shortest replay.
-        before_last_unit: True to end one unit before the newest boundary, if the log holds that unit and leads to its begin.
-        compares: True to return the records of steps without tensors, which training computes again and compares.
-    """
-
-    step: int | None = None
-    sequence: int | None = None
-    checkpoint: str | None = None
-    before_last_unit: bool = False
-    compares: bool = False
-
-    @property
-    def is_newest(self) -> bool:
-        """True if the recovery ends as near to the newest boundary as the log leads."""
-        return self.step is None and self.sequence is None and self.checkpoint is None
-
-
-NEWEST = Target()
-
-
 def recover(
     folder: Path,
     state: Recoverable,
@@ -132,7 +105,7 @@ def recover(
             return None
         planner = _DamagePlanner(folder, facts, spare, target.checkpoint)
     for _ in range(_ATTEMPTS_MAX):
-        plan = planner.plan(target.step, target.sequence)
+        plan = planner.plan(target)
         unit: LastUnit | None = None
         if plan.recomputed:
             plan, unit = planner.with_comparison(plan) if target.compares else (plan, None)
@@ -151,7 +124,7 @@ def recover(
             continue
         recovered.damaged = tuple(planner.broken)
         recovered.has_losses = bool(planner.broken or facts.lost_paths)
-        committed, end = max(facts.watermarks.committed, planner.newest_step), max(recovered.end.step, plan.end.step)
+        committed, end = max(facts.rows.watermarks.committed, planner.newest_step), max(recovered.end.step, plan.end.step)
         if plan.recomputed and not target.compares:
             recovered.notes.append(f"the log has no tensors of {plan.recomputed_steps}: training computes them again")
         if target.is_newest and end < committed:
@@ -168,7 +141,7 @@ def require_covered(folder: Path, step: int) -> None:
     Raises:
         RecoveryError: there is no checkpoint, or `step` is not covered.
     """
-    _DamagePlanner(folder, read_facts(folder), None, None).plan(step, None)
+    _DamagePlanner(folder, read_facts(folder), None, None).plan(Target(step))
 
 
 class _DamagePlanner:
@@ -181,7 +154,7 @@ class _DamagePlanner:
     def __init__(self, folder: Path, facts: Facts, spare: ReplacementSource | None, checkpoint: str | None) -> None:
         self._folder, self._facts, self._spare = folder, facts, spare
         self._rows = [row for row in facts.checkpoints if checkpoint in (None, row.name)]
-        self._limits = facts.limits
+        self._limits = facts.rows.limits
         self._history = facts.build_history()
         self._last_good: dict[int, int] = {}  # by ordinal of a damaged segment: the last sequence number before the damage
         self._reported: set[str] = set()
@@ -189,23 +162,15 @@ class _DamagePlanner:
         self.newest_step = 0
         self.notes = list(facts.notes)
 
-    def plan(self, step: int | None, sequence: int | None) -> RecoveryPlan:
+    def plan(self, target: Target) -> RecoveryPlan:
         """Plan the next attempt.
 
         Raises:
             RecoveryError: there is no sound checkpoint, or `step` is not covered.
         """
         try:
-            return plan_recovery(
-                self._rows,
-                self._history,
-                self._limits,
-                timeline=self._facts.timeline,
-                step=step,
-                sequence=sequence,
-                broken=self.broken,
-                last_good=self._last_good,
-            )
+            known = self._rows, self._history, self._limits
+            return plan_recovery(*known, target, broken=self.broken, last_good=self._last_good)
         except RecoveryError as error:
             raise RecoveryError(f"{self._folder}: {error}") from None
 
@@ -222,7 +187,7 @@ class _DamagePlanner:
     def shorten(self, plan: RecoveryPlan, unit: LastUnit) -> tuple[RecoveryPlan, LastUnit | None]:
         """Return a plan that ends before a unit, with the unit; the given plan and None if no checkpoint leads there."""
         try:
-            shorter = self.plan(None, unit.start.sequence)
+            shorter = self.plan(Target(sequence=unit.start.sequence))
         except RecoveryError:
             return plan, None
         if shorter.position != unit.start:

@@ -29,6 +29,33 @@ _HOLES_MAX = 3  # listed one by one; a power cut can leave hundreds after what w
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """The place at which a recovery ends.
+
+    Attributes:
+        step: the step to end at; None for the newest boundary.
+        sequence: the number of the last record to redo; None for all.
+        checkpoint: the name of the checkpoint to start from; None for the one with the shortest replay.
+        before_last_unit: True to end one unit before the newest boundary, if the log holds that unit and leads to its begin.
+        compares: True to return the records of steps without tensors, which training computes again and compares.
+    """
+
+    step: int | None = None
+    sequence: int | None = None
+    checkpoint: str | None = None
+    before_last_unit: bool = False
+    compares: bool = False
+
+    @property
+    def is_newest(self) -> bool:
+        """True if the recovery ends as near to the newest boundary as the log leads."""
+        return self.step is None and self.sequence is None and self.checkpoint is None
+
+
+NEWEST = Target()
+
+
+@dataclass(frozen=True, slots=True)
 class RecoveryPlan:
     """Plan of a recovery.
 
@@ -64,22 +91,21 @@ def plan_recovery(
     checkpoints: Sequence[CheckpointRow],
     history: History,
     limits: Limits,
+    target: Target = NEWEST,
     *,
-    timeline: int,
-    step: int | None = None,
-    sequence: int | None = None,
     broken: Collection[str] = (),
     last_good: dict[int, int] | None = None,
 ) -> RecoveryPlan:
-    """Plan a recovery.
+    """Plan a recovery on the timeline that `limits` leads to, from the published checkpoints that are not `broken`.
 
     Args:
-        sequence: the number of the last record that may be redone; None for all.
         last_good: for each segment with damaged records, by ordinal, the sequence number before the first damaged one.
 
     Raises:
-        RecoveryError: there is no sound checkpoint, or `step` is not covered.
+        RecoveryError: there is no sound checkpoint, or the step of the target is not covered.
     """
+    step, sequence = target.step, target.sequence
+    timeline = next(number for number, limit in limits.items() if limit is None)
     usable = [row for row in checkpoints if is_on_lineage(row, limits) and row.name not in broken]
     notes = [f"checkpoint of step {row.step} is damaged and was passed over" for row in checkpoints if row.name in broken]
 

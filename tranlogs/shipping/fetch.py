@@ -261,7 +261,7 @@ def _publish_journal(reader: _ItemReader, manifest: Manifest, stored: Sequence[S
 def _check_recovery(target: Path, result: PullResult) -> None:
     """Plan a recovery from the fetched files, and correct the result if the recovery ends at an earlier step."""
     facts = read_facts(target)
-    plan = plan_recovery(facts.checkpoints, facts.build_history(), facts.limits, timeline=facts.timeline)
+    plan = plan_recovery(facts.checkpoints, facts.build_history(), facts.rows.limits)
     if plan.end.step < result.step:
         result.notes.append(f"expected the fetched log to end at step {result.step}, it ends at step {plan.end.step}")
         result.steps_lost += result.step - plan.end.step

@@ -58,7 +58,6 @@ class Inventory:
     `persist_seconds` is the time after which the store is asked again to make an object durable.
 
     Attributes:
-        is_attached: True once the store's manifests were read, and this journal may write to the store.
         shipped: the items that the newest manifest names, with changes that were found since.
     """
 

@@ -59,12 +59,9 @@ class AlluxioStore(Store):
     """A folder of Alluxio as a store. An object is a file below the folder.
 
     Args:
-        host: host of a proxy.
-        port: port of the proxy.
         root: the folder, with "/" between its parts.
         copies: number of workers that should hold each object in memory before a write returns (replication=N in the URL). If
             there are fewer workers, fewer copies are made, as `stat` shows.
-        answer_seconds: how long to wait for the next bytes of an answer.
         write_type: Alluxio's write type. The module's description applies to ASYNC_THROUGH only.
     """
 

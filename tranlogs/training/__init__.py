@@ -8,7 +8,8 @@ from ..journal.journal import Journal
 from ..journal.shutdown import GRACE_SECONDS, OnSignal
 from ..recovery.history import LastUnit
 from ..recovery.journal_facts import describe_replacement, read_facts
-from ..recovery.recover import Progress, Recovered, Target, recover
+from ..recovery.recover import Progress, Recovered, recover
+from ..recovery.recovery_plan import Target
 from ..recovery.report import RecoveryReport, judge_exactness, make_report, progress_bar
 from ..recovery.state_protocol import Divergence
 from ..retention import Automatic, CheckpointPolicy, EverySteps, Monitor, RetentionPolicy, as_retention

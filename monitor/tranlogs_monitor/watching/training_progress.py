@@ -65,7 +65,7 @@ class ProgressReader:
         rows = read_rows(self._folder)
         facts = read_log(self._folder, rows, self._choose(rows))
         links = [link for run in facts.build_history().runs for link in run if link.kind.is_boundary]
-        return links[-_BOUNDARIES_MAX:], facts.timeline
+        return links[-_BOUNDARIES_MAX:], rows.timeline
 
     def _choose(self, rows: JournalRows) -> set[int]:
         """Choose the newest segments, back to what was read before."""

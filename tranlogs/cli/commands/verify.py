@@ -141,7 +141,7 @@ def _replay(
 ) -> tuple[list[RecoveryReport], list[Problem]]:
     """Redo the newest timeline from its oldest checkpoint, and after a hole in the log from the next checkpoint after it."""
     facts = read_facts(paths.folder)
-    limits = facts.limits
+    limits = facts.rows.limits
     replays: list[RecoveryReport] = []
     problems = []
     for row in sorted((row for row in facts.checkpoints if is_on_lineage(row, limits)), key=lambda row: row.sequence):

@@ -41,7 +41,7 @@ def read_history(folder: Path) -> JournalRecords:
     """Find a journal's records, without decoding them."""
     rows = read_rows(folder)
     facts = read_log(folder, rows, checked_max=RECORDS_CHECKED_MAX)
-    limits, links = facts.limits, Run.join(facts.build_history().runs)
+    limits, links = rows.limits, Run.join(facts.build_history().runs)
     checkpoints = [row for row in facts.checkpoints if is_on_lineage(row, limits)]
     newest = next((link.sequence for link in reversed(links) if link.kind.is_boundary), 0)
     notes = rows.describe_files(folder) + facts.notes

@@ -280,9 +280,9 @@ def _complete_open_rows(found: Survey, scanned: Sequence[ScannedSegment]) -> Non
 
 
 def _set_plan(found: Survey, facts: Facts, broken: set[str]) -> None:
-    history, limits = facts.build_history(), facts.limits
+    history, limits = facts.build_history(), facts.rows.limits
     try:
-        found.plan = plan_recovery(found.checkpoints, history, limits, timeline=found.timeline, broken=broken)
+        found.plan = plan_recovery(found.checkpoints, history, limits, broken=broken)
     except RecoveryError as error:
         found.problems.append(str(error))
         return

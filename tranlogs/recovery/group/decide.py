@@ -123,7 +123,6 @@ class Damage:
     """Damage that attempts have met.
 
     Attributes:
-        checkpoints: damaged checkpoints, by rank and name.
         shards: gradient shards that no journal holds, by rank and step.
         states_differ: True if the ranks came to states that differ from each other.
     """

@@ -1,4 +1,4 @@
-"""The exchange between the ranks of a group: typed messages, encoded in one place.
+"""The exchange between the ranks of a group: typed messages, encoded in one place, and copies of journals.
 
 All ranks must gather the same messages in the same order:
 
@@ -11,16 +11,22 @@ All ranks must gather the same messages in the same order:
 
 `TimelineUse` precedes `Opening`, because timelines whose start a crash interrupted must be known before a journal is read.
 A process alone is a group of one, with `Solo` as its transport.
+
+A journal on another machine's disk is copied through the transport, file by file: all segments of a log, and the checkpoints
+that are needed. Segments and checkpoints describe themselves, so a copy is read like a journal whose catalog was lost. Copies
+are deleted when the recovery ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from ...base.config import MIB
 from ...base.errors import RecoveryError, UsageError, error_text
 from ...base.types import Extension
 from ...encoding import tree
@@ -32,6 +38,7 @@ from .journals import (
     TimelineUse,
     find_unused_timelines,
     get_timeline_use,
+    is_readable,
     list_journals,
     read_generations,
     read_run_row,
@@ -41,6 +48,7 @@ from .summary import CheckpointRef, JournalSummary, LogRange, keep_common_histor
 
 T = TypeVar("T")
 
+_CHUNK_BYTES = 16 * MIB  # of a copy
 _MESSAGES: dict[str, type[Any]] = {}
 
 
@@ -94,15 +102,9 @@ class Solo:
         raise AssertionError(f"rank {source} does not run")
 
 
-class Exchange:
-    """Gathers typed messages of all ranks over a transport."""
-
-    def __init__(self, transport: Transport) -> None:
-        self.transport = transport
-
-    def gather(self, value: T) -> list[T]:
-        """Return the messages of all ranks, by rank. All ranks must call it with messages of the same type."""
-        return [decode(blob) for blob in self.transport.gather(encode(value))]
+def gather(transport: Transport, value: T) -> list[T]:
+    """Return the messages of all ranks, by rank. All ranks must call it with messages of the same type."""
+    return [decode(blob) for blob in transport.gather(encode(value))]
 
 
 def encode(value: Any) -> bytes:
@@ -130,7 +132,6 @@ class Opening:
         summaries: the summaries of its journal, and of journals next to it whose ranks no longer exist.
         writer: the rank that wrote its journal; its own rank if the journal is empty.
         nearby: ranks of the group whose journals lie in its run folder and have a checkpoint of a step.
-        step: the step that it is asked to recover; None for the newest one.
         resharded: the first timelines of generations whose parameters are sharded in another way now.
         error: why it cannot read its journal; "" if it can.
     """
@@ -176,7 +177,7 @@ class OwnJournal:
     run_id: str
     spare: ReplacementSource | None = None
 
-    def open(self, exchange: Exchange, is_resharded: Callable[[Mapping[str, Any]], bool], step: int | None) -> Known:
+    def open(self, transport: Transport, is_resharded: Callable[[Mapping[str, Any]], bool], step: int | None) -> Known:
         """Read the journals and exchange their summaries. All ranks must call it at the same time.
 
         Raises:
@@ -184,7 +185,7 @@ class OwnJournal:
             UsageError: the ranks are asked for different steps.
         """
         facts: dict[Path, Facts] = {}
-        known = Known(unused_timelines=find_unused_timelines(exchange.gather(self._read_timeline_use(facts))))
+        known = Known(unused_timelines=find_unused_timelines(gather(transport, self._read_timeline_use(facts))))
         error: Exception | None = None
         own, writer = [JournalSummary(self.rank, str(self.folder.resolve()), self.run_id)], self.rank
         try:
@@ -203,7 +204,7 @@ class OwnJournal:
             new_timeline_id(),
             error_text(error) if error else "",
         )
-        answers = exchange.gather(opening)
+        answers = gather(transport, opening)
         if error is not None:
             raise error
         run = self.folder.parent
@@ -296,3 +297,120 @@ def _require_in_place(run: Path, answers: Sequence[Opening]) -> None:
 
 def _list_segments(logs: Sequence[GenerationLog]) -> list[Path]:
     return [segment.path.resolve() for segment in logs[0].facts.segments]
+
+
+# Copies of journals.
+
+
+class JournalAccess:
+    """Read access to the journals of all ranks. Use it as a context: its end deletes the copies.
+
+    All ranks must create it at the same time, because they exchange which journals each of them can read.
+
+    Attributes:
+        folders: where to read each rank's journal. Empty journals are not listed.
+        readable_by: the processes that can read each rank's journal in place.
+    """
+
+    def __init__(self, folder: Path, rank: int, summaries: Sequence[JournalSummary], transport: Transport) -> None:
+        self._rank, self._transport = rank, transport
+        self._copies = folder / "peers"
+        held = {summary.rank: summary for summary in summaries if not summary.is_empty}
+        self.folders = {owner: Path(summary.folder) for owner, summary in held.items()}
+        self._senders = {owner: owner if summary.sender < 0 else summary.sender for owner, summary in held.items()}
+        near = {owner for owner in held if self._senders[owner] == rank or is_readable(held[owner])}
+        self._unreadable = held.keys() - near
+        answers = gather(transport, tuple(sorted(near)))
+        self.readable_by = {owner: [process for process, one in enumerate(answers) if owner in one] for owner in held}
+        self._far = sorted(owner for owner in held if len(self.readable_by[owner]) < len(answers))
+        self._sent: list[int] = []  # ranks whose journals come through the group
+        self._fetched: set[tuple[int, str]] = set()
+        self._error: OSError | None = None
+
+    def __enter__(self) -> JournalAccess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._copies, ignore_errors=True)
+
+    @property
+    def scratch(self) -> Path:
+        """The folder for checkpoints that are made while the run recovers. It is deleted with the copies."""
+        return self._copies / "compacted"
+
+    def fetch_logs(self, segments: Mapping[int, Iterable[Path]]) -> None:
+        """Copy the logs that some rank cannot read, given the segments that this process can send, by rank.
+
+        All ranks must call it, and again when a segment was replaced: it deletes all earlier copies, also of checkpoints.
+        """
+        shutil.rmtree(self._copies, ignore_errors=True)
+        self._fetched.clear()
+        self._sent = self._far
+        for owner in self._sent:
+            self._transfer(owner, list(segments.get(owner, ())))
+        for rank in self._unreadable:
+            self.folders[rank] = self._copies / f"rank{rank}"
+
+    def fetch_checkpoints(self, wanted: Iterable[tuple[int, str]]) -> None:
+        """Copy checkpoints, given by rank and name, that some rank cannot read. All ranks must call it with the same ones."""
+        for owner, name in sorted(set(wanted) - self._fetched):
+            self._fetched.add((owner, name))
+            if owner in self._sent:
+                folder = self.folders[owner] / "checkpoints" / name
+                is_here = self._senders[owner] == self._rank and folder.is_dir()
+                self._transfer(owner, sorted(folder.iterdir()) if is_here else [])
+
+    def raise_error(self) -> None:
+        """Raise the first error that occurred while copies were written.
+
+        Raises:
+            RecoveryError: a copy could not be written.
+        """
+        if self._error is not None:
+            raise RecoveryError(
+                f"{self._copies}: the journals of other ranks cannot be copied into this folder ({error_text(self._error)})"
+            )
+
+    def _transfer(self, owner: int, paths: Sequence[Path]) -> None:
+        """Send files of a journal to all ranks. Those that cannot read the journal write them down."""
+        base, sender = self.folders[owner].resolve(), self._senders[owner]
+        files: list[Any] = tree.decode(self._transport.broadcast(tree.encode(_list_files(paths, base)), sender))
+        for name, nbytes in files:
+            chunks = _read_chunks(base / name, nbytes) if sender == self._rank else iter(())
+            target = self._copies / f"rank{owner}" / name if owner in self._unreadable else None
+            if target is not None:
+                self._write(target, b"", mode="wb")
+            for at in range(0, nbytes, _CHUNK_BYTES):
+                chunk = self._transport.broadcast(next(chunks, b""), sender).ljust(min(_CHUNK_BYTES, nbytes - at), b"\0")
+                if target is not None:
+                    self._write(target, chunk, mode="ab")
+
+    def _write(self, target: Path, chunk: bytes, mode: str) -> None:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with open(target, mode) as file:
+                file.write(chunk)
+        except OSError as error:  # the other ranks go on sending: `raise_error` reports it when all files are through
+            self._error = self._error or error
+
+
+def _list_files(paths: Sequence[Path], base: Path) -> list[tuple[str, int]]:
+    return [(str(path.relative_to(base)), path.stat().st_size) for path in paths if path.is_file()]
+
+
+def _read_chunks(path: Path, nbytes: int) -> Iterator[bytes]:
+    """Yield a file in parts of one size, but the last, without the zeros at the end of each.
+
+    Unreadable bytes become zeros, which checksums detect.
+    """
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(open(path, "rb"))
+        except OSError:
+            file = None
+        for at in range(0, nbytes, _CHUNK_BYTES):
+            try:
+                chunk = b"" if file is None else file.read(min(_CHUNK_BYTES, nbytes - at))
+            except OSError:
+                chunk, file = b"", None
+            yield chunk.rstrip(b"\0")

@@ -45,7 +45,7 @@ class GenerationLog:
     @classmethod
     def from_facts(cls, facts: Facts, folder: Path, limits: Limits | None = None) -> GenerationLog:
         """Return the part of the newest generation that facts show. A later generation may have limited its lineage."""
-        log = cls(facts, limits or facts.limits, History())
+        log = cls(facts, limits or facts.rows.limits, History())
         log._fill()
         log.environment = _read_checkpoint_environment(folder, [row.name for row in log.checkpoints]) or {}
         log.environment = log.environment or log._read_segment_environment()
@@ -74,7 +74,7 @@ class GenerationLog:
         """Return the summary that the other ranks need."""
         place = str(folder.resolve())
         if self.is_empty:
-            return JournalSummary(rank, place, run_id, timeline=self.facts.timeline)
+            return JournalSummary(rank, place, run_id, timeline=self.facts.rows.timeline)
         world = get_world(self.environment)
         body = self._read_newest_boundary() if world > 1 else {}
         replicated = world == 1 or is_replicated(self.environment)
@@ -89,7 +89,7 @@ class GenerationLog:
             run_id,
             world=world,
             is_replicated=replicated,
-            timeline=self.facts.timeline,
+            timeline=self.facts.rows.timeline,
             ranges=tuple(ranges),
             checkpoints=tuple(refs),
             first_timeline=self.first_timeline,
@@ -137,18 +137,19 @@ def read_generations(folder: Path, ignored: Collection[int] = (), facts: Facts |
     The facts of the first generation are those of the whole journal, which is read unless they are given.
     """
     facts = facts or read_facts(folder)
-    facts = replace(facts, timelines=[row for row in facts.timelines if row.number not in ignored])
+    timelines = [row for row in facts.rows.timelines if row.number not in ignored]
+    facts = replace(facts, rows=replace(facts.rows, timelines=timelines))
     found = [GenerationLog.from_facts(facts, folder)]
     while True:
         newest = found[-1]
         start = min(newest.limits) if newest.is_empty else newest.first_timeline
         earlier = newest.earlier_limits
-        older = [row for row in facts.timelines if row.number in earlier or (not earlier and row.number < start)]
+        older = [row for row in facts.rows.timelines if row.number in earlier or (not earlier and row.number < start)]
         if not older:
             break
         numbers = {row.number for row in older}
         segments = [segment for segment in facts.segments if segment.row.timeline in numbers]
-        facts = replace(facts, timelines=older, segments=segments)
+        facts = replace(facts, rows=replace(facts.rows, timelines=older), segments=segments)
         found.append(GenerationLog.from_facts(facts, folder, earlier))
     return found
 
@@ -164,7 +165,7 @@ def summarize_generations(
 ) -> list[JournalSummary]:
     """Return the summaries of a journal's generations, the newest first: at least one, which may be empty."""
     held = [log for log in logs if not log.is_empty] or logs[:1]
-    newest = max([logs[0].facts.timeline, *ignored])
+    newest = max([logs[0].facts.rows.timeline, *ignored])
     has_empty_timeline = bool(ignored) or (logs[0].is_empty and held[0] is not logs[0])
     summaries = [log.summarize(rank, folder, run_id) for log in held]
     return [replace(one, timeline=newest, has_empty_timeline=has_empty_timeline) for one in summaries]
@@ -182,7 +183,7 @@ def get_timeline_use(facts: Facts) -> TimelineUse:
     """Return the timelines of a journal."""
     used = {row.timeline for row in facts.checkpoints}
     used |= {segment.row.timeline for segment in facts.segments if _has_records(segment)}
-    return TimelineUse(tuple(sorted(used)), tuple(row.number for row in facts.timelines if row.number not in used))
+    return TimelineUse(tuple(sorted(used)), tuple(row.number for row in facts.rows.timelines if row.number not in used))
 
 
 def find_unused_timelines(uses: Sequence[TimelineUse]) -> frozenset[int]:

@@ -18,7 +18,7 @@ from ..history import LastUnit, Link, Run, find_last_unit
 from ..recover import DamagedRecord, EarlierNotes, Recovered, decode_chunks, require_sound
 from ..recovery_plan import RecoveryPlan, has_later_boundary, position_after
 from .decide import BaseCheckpoint, Damage, Generation, GroupTarget, choose_target
-from .exchange import Exchange, Known, OwnJournal, message
+from .exchange import Known, OwnJournal, Transport, gather, message
 from .journals import GenerationLog, enumerate_boundaries, read_generations, select_generation
 from .shards import GradientShards
 
@@ -65,7 +65,7 @@ class RankPlanner:
         row = self.read_row(base)
         source = None if base.rank == donor else self.folders[base.rank]
         links = self._select_links(log, donor, base, row)
-        position = position_after(links, Position(row.sequence, row.step, int(row.chain, 16), log.facts.timeline))
+        position = position_after(links, Position(row.sequence, row.step, int(row.chain, 16), log.facts.rows.timeline))
         has_later = has_later_boundary(log.recorded, log.checkpoints, position)
         note = f"loaded weights and optimizer state from rank {base.rank}'s checkpoint of step {row.step}"
         return RecoveryPlan(row, tuple(links), position, has_later, (note,) if source is not None else (), source)
@@ -172,11 +172,7 @@ def find_obstacle(target: GroupTarget, world: int, *, is_resharded: bool) -> str
 def choose_unit_start(
     generations: Sequence[Generation], target: GroupTarget, units: Sequence[UnitSummary], damage: Damage
 ) -> tuple[GroupTarget | None, str]:
-    """Return the boundary before the unit that all ranks compute again, or None and the reason why there is no such unit.
-
-    Args:
-        target: the boundary that ends the unit.
-    """
+    """Return the boundary before the unit that all ranks compute again, or None and the reason why there is no such unit."""
     if any(not unit.kinds for unit in units):
         return None, name_rank([_NO_UNIT if not unit.kinds else "" for unit in units])
     if len({(unit.step, unit.kinds) for unit in units}) > 1:
@@ -207,8 +203,8 @@ class CommonUnit:
         obstacle: why no unit is computed again; "" if one is, or if the run has no steps.
     """
 
-    def __init__(self, rank: int, world: int, find_obstacle: FindObstacle, exchange: Exchange) -> None:
-        self._rank, self._world, self._find_obstacle, self._exchange = rank, world, find_obstacle, exchange
+    def __init__(self, rank: int, world: int, find_obstacle: FindObstacle, transport: Transport) -> None:
+        self._rank, self._world, self._find_obstacle, self._transport = rank, world, find_obstacle, transport
         self._refusal = ""  # by a rank, in an earlier attempt
         self._found: tuple[LastUnit, RecoveryPlan] | None = None  # the unit, and the plan that leads to its end
         self.obstacle = ""
@@ -230,7 +226,7 @@ class CommonUnit:
         if self.obstacle:
             return None
         found, summary = self._find(target, planner)
-        start, self.obstacle = choose_unit_start(generations, target, self._exchange.gather(summary), damage)
+        start, self.obstacle = choose_unit_start(generations, target, gather(self._transport, summary), damage)
         self._found = found if start is not None else None
         return start
 

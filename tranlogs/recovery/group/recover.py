@@ -1,7 +1,7 @@
 """Recovery of one rank of a group that trains together: all ranks resume at the same boundary, or none continues.
 
 Each rank reads its own journal and sends its summary to the others. From the same summaries all ranks choose the same boundary,
-without a leader (decide.py). Damage that one rank finds on the way is sent to all, and they choose again. Only an `Exchange`
+without a leader (decide.py). Damage that one rank finds on the way is sent to all, and they choose again. Only a `Transport`
 connects the ranks; a process that continues a group alone, or reads its journals, is a group of one.
 
 The number of processes may have changed since the run was recorded. A journal whose rank no longer exists is then read by a
@@ -24,7 +24,6 @@ from ...base.errors import CorruptCheckpoint, MissingShard, RecoveryError, Usage
 from ...log.record_format import RecordKind
 from ..recover import DamagedRecord, Progress, Recovered, execute_plan, open_planned_checkpoint
 from ..recovery_plan import RecoveryPlan
-from .copies import JournalAccess
 from .decide import (
     Agreement,
     BaseCheckpoint,
@@ -37,7 +36,7 @@ from .decide import (
     describe_substitution,
     group_by_generation,
 )
-from .exchange import Exchange, Known, OwnJournal, Transport, message
+from .exchange import JournalAccess, Known, OwnJournal, Transport, gather, message
 from .group_state import GroupState, ReplayedState
 from .plan import CommonUnit, FindObstacle, RankPlanner
 from .reshard import Resharding, describe_resharding, describe_resize
@@ -112,7 +111,7 @@ class GroupRecovery:
     def __init__(self, own: OwnJournal, state: GroupState, transport: Transport, known: Known | None = None) -> None:
         self.rank, self.world, self.state = own.rank, own.world, state
         self._own, self._run = own, own.folder.parent
-        self._exchange = Exchange(transport)
+        self._transport = transport
         self._known = known or Known()
         self._is_known = known is not None
         self._damage = Damage()
@@ -134,10 +133,10 @@ class GroupRecovery:
             UsageError: the ranks are asked for different steps, or this number of processes cannot continue the run.
         """
         if find_obstacle is not None and step is None:
-            self._unit = CommonUnit(self.rank, self.world, find_obstacle, self._exchange)
+            self._unit = CommonUnit(self.rank, self.world, find_obstacle, self._transport)
         if not self._is_known:
-            self._known = self._own.open(self._exchange, self.state.is_resharded, step)
-        with JournalAccess(self._own.folder, self.rank, self._known.summaries, self._exchange) as access:
+            self._known = self._own.open(self._transport, self.state.is_resharded, step)
+        with JournalAccess(self._own.folder, self.rank, self._known.summaries, self._transport) as access:
             self._fetch_logs(access)
             return self._recover(access, step, progress)
 
@@ -164,7 +163,7 @@ class GroupRecovery:
                     work = _Work(self._own, self._known, self.state, access, start)
                     access.fetch_checkpoints(work.list_foreign_checkpoints())
             attempt, recovered, error = work.attempt(progress, self._unit)
-            outcomes = self._exchange.gather(attempt)
+            outcomes = gather(self._transport, attempt)
             if error is not None:
                 raise error
             if failed := [f"rank {rank}: {one.error}" for rank, one in enumerate(outcomes) if one.error]:
@@ -179,7 +178,7 @@ class GroupRecovery:
                     continue
                 if work.resharding is not None:
                     position = work.planner.new_position(work.agreement.step)
-                    recovered = work.resharding.assemble(self.state, position, self._exchange)
+                    recovered = work.resharding.assemble(self.state, position, self._transport)
                 return self._conclude(work, end, recovered, outcomes, attempt)
             elif self._replace_damaged(outcomes):
                 self._fetch_logs(access)  # the earlier copies hold the damage
@@ -227,7 +226,7 @@ class GroupRecovery:
         segments = [segment for log in self._known.logs[:1] for segment in log.facts.segments]
         paths += [one.path for one in segments if any(location.head.step in steps for location in one.locations)]
         replaced = self._own.replace_damaged(self._known, paths)
-        notes = [text for one in self._exchange.gather(tuple(replaced)) for text in one]
+        notes = [text for one in gather(self._transport, tuple(replaced)) for text in one]
         self._known.notes += notes
         return bool(notes)
 
@@ -294,7 +293,6 @@ class _Work:
     """What one rank does in one attempt to come to a boundary.
 
     Attributes:
-        way: how the rank comes there.
         donor: the rank whose journal it redoes.
     """
 
@@ -397,7 +395,7 @@ class _Work:
         is_start = not any(summary.has_stepped for summary in self.generation.summaries)
         outcome.caveats += self._state.adopt(sources, self._rank, is_start=is_start)
         position = self.planner.new_position(row.step)
-        return Recovered(RecoveryPlan(row, (), position, True, ()), position, {}, 0, 0.0, 0.0, None, [], [], 0)
+        return Recovered(RecoveryPlan(row, (), position, True, ()), position)
 
     def list_foreign_checkpoints(self) -> list[tuple[int, str]]:
         """Return the checkpoints that some rank loads and another rank wrote, by rank and name."""

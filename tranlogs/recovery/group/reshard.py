@@ -26,7 +26,7 @@ from ..recover import Recovered, open_planned_checkpoint
 from ..recovery_plan import RecoveryPlan
 from ..state_protocol import Divergence
 from .decide import Generation
-from .exchange import Exchange, message
+from .exchange import Transport, gather, message
 from .group_state import FormerState, GroupState
 
 # Entries of the manifest that the new checkpoint repeats.
@@ -47,12 +47,12 @@ class FormerRank:
 
     rank: int
     checkpoint: CheckpointRow
-    replayed: int
-    seconds_load: float
-    seconds_replay: float
-    divergence: Divergence | None
     notes: list[str]
-    log_bytes: int
+    replayed: int = 0
+    seconds_load: float = 0.0
+    seconds_replay: float = 0.0
+    divergence: Divergence | None = None
+    log_bytes: int = 0
 
 
 class Resharding:
@@ -64,7 +64,9 @@ class Resharding:
         self._rank, self._scratch = rank, scratch
         # Without shards each rank had all parameters, and state of its own.
         held = generation.held if generation.is_sharded else generation.held[:world]
-        self._owners = {one.rank: choose_owner(one.rank, readable_by[one.rank], world) for one in held}
+        # The process of the same rank compacts a rank's journal; the others, in turn those that can read it.
+        able = {one.rank: readable_by[one.rank] for one in held}
+        self._owners = {rank: rank if rank < world else able[rank][rank % len(able[rank])] for rank in able}
         self._former: dict[int, FormerRank] = {}
         self._checkpoints: dict[int, tuple[Path, dict[str, Any]]] = {}  # folder, and `FormerState.describe_replay`
 
@@ -83,7 +85,7 @@ class Resharding:
         with open_planned_checkpoint(journal, plan) as checkpoint:
             checkpoint.demand_sound()
             seconds = time.monotonic() - start
-            self._former[rank] = FormerRank(rank, plan.checkpoint, 0, seconds, 0.0, None, [*plan.notes, *notes], 0)
+            self._former[rank] = FormerRank(rank, plan.checkpoint, [*plan.notes, *notes], seconds_load=seconds)
             self._checkpoints[rank] = checkpoint.folder, {}
 
     def compact(self, rank: int, state: FormerState, recovered: Recovered, manifest: Mapping[str, Any]) -> None:
@@ -105,16 +107,16 @@ class Resharding:
         self._former[rank] = FormerRank(
             rank,
             recovered.plan.checkpoint,
+            recovered.notes,
             recovered.replayed,
             recovered.seconds_load,
             recovered.seconds_replay,
             recovered.divergence,
-            recovered.notes,
             recovered.log_bytes,
         )
         self._checkpoints[rank] = folder, state.describe_replay()
 
-    def assemble(self, state: GroupState, position: Position, exchange: Exchange) -> Recovered:
+    def assemble(self, state: GroupState, position: Position, transport: Transport) -> Recovered:
         """Set this process's state from the checkpoints of all former ranks. All processes must call it.
 
         Its journal continues at `position`.
@@ -123,10 +125,10 @@ class Resharding:
             StateMismatch: the state does not fit the run.
             UsageError: the checkpoints do not make up whole parameters.
         """
-        answers = exchange.gather(list(self._former.values()))
+        answers = gather(transport, list(self._former.values()))
         found = {one.rank: one for one in sorted((one for part in answers for one in part), key=lambda one: one.rank)}
         start = time.monotonic()
-        body: dict[str, Any] = state.assemble(self._checkpoints, self._owners, self._rank, exchange.transport)
+        body: dict[str, Any] = state.assemble(self._checkpoints, self._owners, self._rank, transport)
         seconds = time.monotonic() - start
         own = found[self._rank if self._rank in found else min(found)]
         row = own.checkpoint
@@ -141,7 +143,6 @@ class Resharding:
             divergence=min(
                 (one.divergence for one in found.values() if one.divergence), key=lambda one: one.step, default=None
             ),
-            scalars=[],  # the checkpoint of the former rank has them
             notes=[text for one in found.values() for text in one.notes],
             log_bytes=own.log_bytes,
         )
@@ -163,11 +164,6 @@ def write_snapshot(folder: Path, snapshot: Snapshot, position: Position, manifes
         "created_at": time.time(),
     }
     write_folder(folder, snapshot, described, is_synced=False)
-
-
-def choose_owner(rank: int, able: Sequence[int], world: int) -> int:
-    """Return the process that compacts a rank's journal: that of the same rank, or in turn those that can read it (`able`)."""
-    return rank if rank < world else able[rank % len(able)]
 
 
 def describe_resize(step: int, before: int, now: int) -> list[str]:

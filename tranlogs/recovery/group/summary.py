@@ -168,11 +168,7 @@ def get_first_timeline_id(environment: Mapping[str, Any]) -> str:
 
 
 def extend_timeline_ids(ids: TimelineIds, step: int, name: str = "") -> list[list[Any]]:
-    """Return the ids of a history that continues from a step, in the form in which they are recorded.
-
-    Args:
-        name: the id of the new timeline; "" if no timeline is started.
-    """
+    """Return the ids of a history that continues from a step, in the form in which they are recorded."""
     found = [*((known, start) for known, start in ids if start <= step), *([(name, step)] if name else [])]
     if len(found) > _IDS_MAX:
         found = [*UNKNOWN_IDS, *found[1 - _IDS_MAX :]]
