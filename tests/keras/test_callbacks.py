@@ -11,7 +11,7 @@ from tests.keras.lab import Lab
 from tests.keras.proof import Place, prove_exact, resume_killed, run_killed, run_whole, whole_of
 from tests.kills.judge import Expected
 from tests.support import campaign
-from tranlogs.training.recheck import name_missing_unit
+from tranlogs.training.recheck_messages import name_missing_unit
 
 pytestmark = pytest.mark.crash
 

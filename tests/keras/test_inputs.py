@@ -15,7 +15,7 @@ from tests.kills.job import Death
 from tests.kills.judge import Expected, finish, prove_deaths
 from tests.kills.launchers import Server
 from tests.support import campaign
-from tranlogs.training.recheck import NOTHING_RECORDED
+from tranlogs.training.recheck_messages import NOTHING_RECORDED
 
 pytestmark = pytest.mark.crash
 

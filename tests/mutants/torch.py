@@ -65,7 +65,7 @@ CAPTURE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a unit that is computed again is compared with the record of another optimizer",
-        "tranlogs/training/recheck/recheck.py",
+        "tranlogs/training/recheck.py",
         "if one.entry.layout.names == names), expected)",
         "), expected)",
         ("tests/torch/test_optimizer.py::test_clipping_crosswise_comes_back_to_the_bit",),
@@ -102,7 +102,7 @@ LOOPS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "the proof does not look at the arrays of a boundary",
-        "tranlogs/training/recheck/comparison.py",
+        "tranlogs/training/comparison.py",
         "    return all(np.array_equal(a.data, b.data) for a, b in zip(ours.arrays, arrays, strict=True))\n",
         "    return True\n",
         ("tests/torch/loops/test_recheck.py::test_an_array_that_alone_comes_out_otherwise_is_named",),

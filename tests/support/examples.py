@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tranlogs.training.recheck import NOTHING_RECORDED, PENDING, describe_not_computed
+from tranlogs.training.recheck_messages import NOTHING_RECORDED, PENDING, describe_not_computed
 
 UNPROVEN = describe_not_computed(NOTHING_RECORDED)  # the kill came right behind a checkpoint
 EXAMPLES = Path(__file__).parents[2] / "examples"

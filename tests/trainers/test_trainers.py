@@ -13,7 +13,7 @@ from tests.support import campaign
 from tests.support.examples import shortened
 from tests.trainers.conftest import FINISHED, Launcher
 from tranlogs.training import describe_not_computed
-from tranlogs.training.recheck import NOTHING_RECORDED
+from tranlogs.training.recheck_messages import NOTHING_RECORDED
 
 pytestmark = pytest.mark.crash
 

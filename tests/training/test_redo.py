@@ -19,7 +19,7 @@ from tranlogs.training import (
     describe_difference,
     redo_in_order,
 )
-from tranlogs.training.recheck.comparison import Difference, Kind
+from tranlogs.training.comparison import Difference, Kind
 
 
 @dataclass

@@ -15,30 +15,27 @@ from ..recovery.state_protocol import Divergence
 from ..retention import Automatic, CheckpointPolicy, EverySteps, Monitor, RetentionPolicy, as_retention
 from ..retention.keep_policy import when_full
 from .boundary_log import BoundaryLog
+from .comparison import LEFT_NOW, describe_script_change, is_below
 from .fingerprint import Digests, Fingerprint, Mode, digest_of, some_bytes, window_of
 from .gradient_layout import GradientLayout
 from .live_report import UNKNOWN_DATA, Face, LiveReport, TurnData, announce, describe_end
 from .loop_sequence import LOOP_LENGTH, LoopDecision, LoopRecord, LoopSequence, name_loop
 from .loop_state import LoopState, NumberLists, Remembered, Unstorable, demand_storable, restore_numbers
 from .offline import OfflineReplay
-from .recheck import (
+from .recheck import PASSES, UnitComparison
+from .recheck_messages import (
     CAUSES,
-    LEFT_NOW,
-    PASSES,
     REMEMBERED_NAMES,
     SHOWS_NO_TENSORS,
-    RecomputedUnit,
-    UnitComparison,
     describe_difference,
     describe_equal,
     describe_not_computed,
-    describe_script_change,
     describe_superseded,
-    is_below,
     is_rounding,
     name_missing_unit,
     path_of_remembered,
 )
+from .recomputed_unit import RecomputedUnit
 from .recorder import FixedCache, ReplayCheck, StepRecorder, is_same
 from .redo import Decoded, StateDigests, decode_entries, redo_in_order
 from .resources import RunResources, compare_environments, prepare_run_id

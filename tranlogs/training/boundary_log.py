@@ -13,7 +13,8 @@ from ..base.errors import UsageError
 from ..checkpoints import Snapshot
 from ..journal.journal import Journal
 from .cadence import Cadence
-from .recheck import PASSES, RecomputedUnit
+from .recheck import PASSES
+from .recomputed_unit import RecomputedUnit
 from .rungs import Rung
 
 _LOOPS_WITH_CHECKPOINT = 4  # at whose ends one is taken in any case where no tensors are logged; later where it costs little

@@ -99,6 +99,7 @@ class LoggedRun:
         writes: finds and logs writes that no step made.
         rung: tells whether steps are logged with their tensors.
         phase: of the run.
+        has_reported_unlogged: True once a step on the closed run was reported.
     """
 
     phase: Phase
@@ -115,4 +116,5 @@ class LoggedRun:
     ) -> None:
         self.run, self.journal, self.state, self.auxiliary = run, journal, state, auxiliary
         self.coordinator, self.staging, self.rung = coordinator, staging, rung
+        self.has_reported_unlogged = False
         self.writes = ForeignWrites(run, journal, state, staging)

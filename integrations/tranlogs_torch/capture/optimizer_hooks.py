@@ -114,7 +114,7 @@ class OptimizerHooks:
         self._rehearsal = StepRehearsal(inner)
         self._can_nest = can_nest(inner)
         self._is_clean = True  # nothing is noted of a step that has not come to its end
-        self.is_counted = self._has_reported = False
+        self.is_counted = False
         self.before: Hook = self._before_step
         self.after: Hook = self._after_step
         self.install()
@@ -148,8 +148,8 @@ class OptimizerHooks:
 
     def _report_unlogged(self) -> None:
         """Warn once that steps on a closed run are not logged."""
-        if not self._has_reported:
-            self._has_reported = True
+        if not self.run.has_reported_unlogged:
+            self.run.has_reported_unlogged = True
             _log.warning("%s: the run is closed: this step and later steps are not logged", self.run.run)
 
     def mark_called(self) -> None:

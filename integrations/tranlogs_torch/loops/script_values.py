@@ -18,6 +18,7 @@ from ..state import naming
 from ..state.auxiliary.auxiliary import Auxiliary
 
 _DEPTH_MAX = 4  # of datasets within each other
+_PARTS_MAX = 64  # of a list that a tracked object has, such as the schedulers of a SequentialLR
 _DEVICE_BYTES_MAX = 1 << 10  # of a tensor that is copied from a device
 
 
@@ -50,9 +51,10 @@ def make_framework(modules: dict[str, torch.nn.Module], hooks: dict[str, Optimiz
         tensors = [*naming.named_parameters(modules).values(), *naming.named_buffers(modules).values(), *trained]
         things = [thing for thing in auxiliary.tracked.values() if not isinstance(thing, LoopState)]
         others = [one for thing in things for one in (thing, *getattr(thing, "__dict__", {}).values())]
+        others += [one for several in others if isinstance(several, (list, tuple)) for one in several[:_PARTS_MAX]]
         kept_modules = [m for one in (*modules.values(), *others) if isinstance(one, torch.nn.Module) for m in one.modules()]
         known.clear()
-        known.update(map(id, (*kept_modules, *tensors, *things, *others)))
+        known.update(map(id, (*kept_modules, *tensors, *others)))
         tensors += [tensor for module in kept_modules for tensor in _tensors_of(module)]
         storages.clear()
         storages.update(map(_storage, tensors))

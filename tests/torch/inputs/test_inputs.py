@@ -24,7 +24,7 @@ from tests.torch.replay.test_exact_matrix import matrices
 from tranlogs.base.errors import UsageError
 from tranlogs.recovery.journal_facts import read_facts
 from tranlogs.training import cadence
-from tranlogs.training.recheck import NOTHING_RECORDED
+from tranlogs.training.recheck_messages import NOTHING_RECORDED
 from tranlogs_torch import LoggedOptimizer
 
 pytestmark = pytest.mark.crash

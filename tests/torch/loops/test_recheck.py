@@ -19,7 +19,7 @@ from tests.torch.loops.scripts import Script
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import RecordKind
 from tranlogs.recovery.journal_facts import read_facts
-from tranlogs.training.recheck import PENDING
+from tranlogs.training.recheck_messages import PENDING
 from tranlogs_torch.loops.unit_recheck import UnitOutcome, conclude
 
 pytestmark = pytest.mark.crash

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch._dynamo  # the first step imports it, which would take every life a second
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR, StepLR
 from torch.utils.data import DataLoader
 
 from tranlogs.base.errors import UsageError
@@ -179,6 +179,19 @@ def test_a_scheduler_on_an_optimizer_around_the_logged_one_is_named_once_it_has_
     tracked = resumed_report(tmp_path / "tracked", make, tracks=True, steps=True)
     assert tracked.exact is True
     assert not tracked.notes
+
+
+def test_the_parts_of_a_tracked_scheduler_are_not_named(tmp_path: Path) -> None:
+    model, loader = torch.nn.Linear(2, 1), DataLoader(torch.ones(4, 2))  # type: ignore[arg-type]  # a tensor has rows
+    with LoggedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "run", model) as optimizer:
+        first, then = StepLR(optimizer, 2), LambdaLR(optimizer, lambda step: 1.0)
+        scheduler = SequentialLR(optimizer, [first, then], milestones=[2])
+        optimizer.track(scheduler=scheduler).recover()
+        for x in optimizer.batches(loader, until=4):
+            model(x).sum().backward()
+            optimizer.step()
+            scheduler.step()
+    assert not optimizer.report.notes
 
 
 def test_learning_rates_that_are_computed_by_hand_are_no_scheduler(tmp_path: Path) -> None:

@@ -32,9 +32,12 @@ class LastingStates:
 
     def split(self, position: dict[str, Any]) -> dict[str, Any]:
         """Return a position for a boundary, with all that does not move in its head; `join_position` is the inverse."""
-        head = {name: value for name, value in position.items() if name not in _OUTSIDE}
-        head |= {name: self._fixed(name, head[name]) for name in _LASTING if head.get(name) is not None}
-        found = {name: position[name] for name in _OUTSIDE}
+        head, found = dict(position), dict[str, Any]()
+        for name in _OUTSIDE:
+            found[name] = head.pop(name)
+        for name in _LASTING:
+            if head.get(name) is not None:
+                head[name] = self._fixed(name, head[name])
         if (index := found["index"]) is not None and "first_draw" in index:
             found["index"] = index | {"first_draw": self._fixed("first_draw", index["first_draw"])}
         return found | {"head": Fixed(head)}

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...base.quantities import count
-from ...recovery.history import LastUnit
-from ..restarts import is_called_like_a_time
+from ..base.quantities import count
+from ..recovery.history import LastUnit
 from .comparison import Difference
+from .restarts import is_called_like_a_time
 
 PENDING = "the newest unit before the crash is being computed again, to prove that this script resumes exactly"
 NO_UNIT = "the log does not hold the newest one with a step, or a timeline began behind it"

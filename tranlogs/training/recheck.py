@@ -14,13 +14,13 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from ...encoding import tree
-from ...journal.record_writers import RecordContent, encode_body
-from ...log.layout import Payload
-from ...log.reader import Record, SegmentReader
-from ...log.record_body import BodyEncoder
-from ...log.record_format import Position, RecordKind
-from ...recovery.history import LastUnit, Link
+from ..encoding import tree
+from ..journal.record_writers import RecordContent, encode_body
+from ..log.layout import Payload
+from ..log.reader import Record, SegmentReader
+from ..log.record_body import BodyEncoder
+from ..log.record_format import Position, RecordKind
+from ..recovery.history import LastUnit, Link
 from .comparison import Difference, Kind, RecordedEntry, RecordedUnit, compare_bodies, compare_payloads
 
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...journal.journal import Journal
-from ...log.record_format import Position
-from ...recovery.history import LastUnit
-from ...recovery.recover import Recovered
-from ..live_report import LiveReport
-from .messages import CHANGED_BEFORE, PENDING, describe_recomputing, describe_unfinished, find_strangers
+from ..journal.journal import Journal
+from ..log.record_format import Position
+from ..recovery.history import LastUnit
+from ..recovery.recover import Recovered
+from .live_report import LiveReport
 from .recheck import Recheck, RecomputedSteps, UnitComparison
+from .recheck_messages import CHANGED_BEFORE, PENDING, describe_recomputing, describe_unfinished, find_strangers
 
 
 class RecomputedUnit:

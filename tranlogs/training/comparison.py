@@ -12,14 +12,14 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from ...base.types import Array, Bytes, Extension, SparseArray, TensorSpec
-from ...encoding import tree
-from ...log.layout import Payload
-from ...log.reader import Record, SegmentReader
-from ...log.record_body import WHOLE, EncodedBody, Part, decode_part
-from ...log.record_format import RecordKind
-from ...recovery.history import LastUnit
-from ..loop_state.number_lists import as_list
+from ..base.types import Array, Bytes, Extension, SparseArray, TensorSpec
+from ..encoding import tree
+from ..log.layout import Payload
+from ..log.reader import Record, SegmentReader
+from ..log.record_body import WHOLE, EncodedBody, Part, decode_part
+from ..log.record_format import RecordKind
+from ..recovery.history import LastUnit
+from .loop_state.number_lists import as_list
 
 _FLOATS = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
 _SHOWN_MAX = 60  # characters of a value in a message
