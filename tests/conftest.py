@@ -120,6 +120,25 @@ def _set_one_thread() -> None:
         sys.modules["torch"].set_num_threads(1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _other_tests_are_no_script(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What starts over is looked for in all modules of a script; here those are hundreds, of tests that do not run now."""
+    frames = sys.modules.get("tranlogs.training.restarts.script_frames")
+    if frames is None:
+        yield
+        return
+    is_of_script, own = frames.is_of_script, request.module.__name__
+
+    def is_of_this_test(module: str) -> bool:
+        return is_of_script(module) and (module == own or not module.rpartition(".")[2].startswith("test_"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frames, "is_of_script", is_of_this_test)
+        frames._script_modules.cache_clear()
+        yield
+    frames._script_modules.cache_clear()
+
+
 @pytest.fixture
 def memory_path(tmp_path: Path) -> Iterator[Path]:
     """A folder in memory where there is room: for tests about bytes, which need no disk and copy many files."""

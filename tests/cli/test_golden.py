@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.kills.pytorch import Death, Job, Script
+from tests.torch import scripts
 from tests.torch.lab import in_child
-from tests.torch.loops import scripts
 from tests.torch.replay.test_exact_matrix import sparse_adam
 
 from .conftest import Cli

@@ -18,10 +18,9 @@ from torch import nn
 from tests.format.format_reader import DocumentSegment
 from tests.support import campaign
 from tests.torch.lab import Attempt, differences, prove_exact
-from tests.torch.loops.scripts import mixed_precision
 from tests.torch.nets import logged, seed, small
 from tests.torch.replay.test_exact_matrix import matrices, of_table
-from tests.torch.scripts import accumulating, adversarial, ordinary, simple
+from tests.torch.scripts import accumulating, adversarial, mixed_precision, ordinary, simple
 from tranlogs.base.errors import UsageError
 from tranlogs.cli import main
 from tranlogs_torch.capture.reduced_gradients import BLOCK, ReducedGradients, Reduction

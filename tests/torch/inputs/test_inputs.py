@@ -18,8 +18,8 @@ import torch
 
 from tests.support import campaign
 from tests.support.damage import flip_bit
+from tests.torch import scripts
 from tests.torch.lab import Attempt, differences, in_child, prove_exact, uninterrupted
-from tests.torch.loops import scripts
 from tests.torch.replay.test_exact_matrix import matrices
 from tranlogs.base.errors import UsageError
 from tranlogs.recovery.journal_facts import read_facts

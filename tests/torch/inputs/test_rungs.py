@@ -12,8 +12,8 @@ import torch
 
 from tests.support import campaign
 from tests.support.rungs import shorten_trials
+from tests.torch import scripts
 from tests.torch.lab import Attempt, differences, in_child, uninterrupted
-from tests.torch.loops import scripts
 from tranlogs.base.errors import UsageError
 from tranlogs.recovery.journal_facts import read_catalog
 from tranlogs.training import parse_overhead, rungs

@@ -171,8 +171,10 @@ def test_step_between_two_loops_is_refused_after_a_crash_in_the_second_or_behind
         optimizer.close()
 
     assert in_child(partial(warmed_up, Attempt(tmp_path / "run", die_at))) == -signal.SIGKILL
+    again = Attempt(tmp_path / "run")
     with pytest.raises(UsageError, match=rf"before loop 2, {last}. It was taken before the crash"):
-        warmed_up(Attempt(tmp_path / "run"))
+        warmed_up(again)
+    again.kept["optimizer"].close()
 
 
 def test_script_that_does_not_come_to_the_loop_in_which_the_run_stood_is_warned(tmp_path: Path) -> None:

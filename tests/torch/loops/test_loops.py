@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support import campaign
 from tests.torch.lab import Attempt, differences, flatten, in_child, prove_exact, uninterrupted
-from tests.torch.loops.scripts import LOOPS, OWN_LOOPS
 from tests.torch.nets import seed, tokens
+from tests.torch.scripts import LOOPS, OWN_LOOPS
 from tests.torch.sources import SOURCES
 from tranlogs.base.errors import UsageError
 from tranlogs.training import UNKNOWN_DATA

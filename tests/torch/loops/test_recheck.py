@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from tests.support.damage import tensor_span
+from tests.torch import scripts
 from tests.torch.lab import Attempt, Outcome, differences, in_child, uninterrupted
-from tests.torch.loops import scripts
-from tests.torch.loops.scripts import Script
+from tests.torch.scripts import Script
 from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import RecordKind
 from tranlogs.recovery.journal_facts import read_facts

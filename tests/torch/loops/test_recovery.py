@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from tests.torch import scripts
 from tests.torch.lab import Attempt, contents, differences, flatten, in_child
-from tests.torch.loops import scripts
 from tests.torch.nets import Mixed, Model, everything, logged, loss_of, one_step, small, tokens
 from tranlogs.base.errors import NotRecovered, StateMismatch, UsageError
 from tranlogs_torch import LoggedOptimizer

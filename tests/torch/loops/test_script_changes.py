@@ -16,8 +16,8 @@ import torch
 
 from tests.support.campaign import is_soak
 from tests.support.verify import verify_run
+from tests.torch import scripts
 from tests.torch.lab import Attempt, differences, in_child
-from tests.torch.loops import scripts
 from tranlogs.base import failpoints
 from tranlogs.verify import Problem
 

@@ -18,16 +18,10 @@ STEPS = 24
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
-def groups(parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
-    return [{"params": parameters[:3], "lr": 0.01, "weight_decay": 0.1}, {"params": parameters[3:], "lr": 0.03}]
-
-
-OPTIMIZERS: dict[str, Make] = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
-    "adamw in groups": lambda p: torch.optim.AdamW(groups(p)),
-    "adam, amsgrad, maximize": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, maximize=True),
-    "a learning rate in a tensor": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01)),
-}
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Two groups; other optimizers are redone so in test_exact_matrix."""
+    groups = [{"params": parameters[:3], "lr": 0.01, "weight_decay": 0.1}, {"params": parameters[3:], "lr": 0.03}]
+    return torch.optim.AdamW(groups)
 
 
 class Net(nn.Module):
@@ -103,30 +97,16 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return taken
 
 
-@pytest.mark.sampled(2)  # those of test_exact_matrix are redone so, too
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_joined_parameters_come_back_to_the_bit(name: str, tmp_path: Path, joined: list[int]) -> None:
-    trained = train(tmp_path / "run", OPTIMIZERS[name])
-    found, report = recover(tmp_path / "run", OPTIMIZERS[name])
-    assert differences(flatten(trained), flatten(found)) == []
-    assert (report.replayed, report.first_divergent_step, len(joined)) == (STEPS, None, STEPS - 1)  # The last keeps gradients.
-
-
 @pytest.mark.parametrize(
     ("how", "steps"),
-    [
-        ({"clip": True}, STEPS - 1),
-        ({"sometimes": True}, 3),
-        ({"dtype": torch.bfloat16}, STEPS - 1),
-    ],
+    [({"clip": True}, STEPS - 1), ({"sometimes": True}, 3), ({"dtype": torch.bfloat16}, STEPS - 1)],  # the last keeps gradients
     ids=["clipped", "a gradient is absent now and then", "bfloat16"],
 )
-def test_other_steps_come_back_to_the_bit(how: dict[str, Any], steps: int, tmp_path: Path, joined: list[int]) -> None:
-    make = OPTIMIZERS["adamw in groups"]
-    trained = train(tmp_path / "run", make, **how)
-    found, report = recover(tmp_path / "run", make, how.get("dtype", torch.float32))
+def test_joined_parameters_come_back_to_the_bit(how: dict[str, Any], steps: int, tmp_path: Path, joined: list[int]) -> None:
+    trained = train(tmp_path / "run", adamw, **how)
+    found, report = recover(tmp_path / "run", adamw, how.get("dtype", torch.float32))
     assert differences(flatten(trained), flatten(found)) == []
-    assert (report.first_divergent_step, len(joined)) == (None, steps)
+    assert (report.replayed, report.first_divergent_step, len(joined)) == (STEPS, None, steps)
 
 
 @pytest.mark.parametrize("setting", ["foreach", "fused"])
@@ -141,8 +121,7 @@ def test_other_kernels_are_not_joined(setting: str, tmp_path: Path, joined: list
 
 
 def test_a_redo_that_differs_is_repeated_without_joining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = OPTIMIZERS["adamw in groups"]
-    trained = train(tmp_path / "run", make)
+    trained = train(tmp_path / "run", adamw)
     taken: list[int] = []
     step = joined_step.JoinedStep.step
 
@@ -153,6 +132,6 @@ def test_a_redo_that_differs_is_repeated_without_joining(tmp_path: Path, monkeyp
             self.parameters[0].data[0] += 1e-3
 
     monkeypatch.setattr(joined_step.JoinedStep, "step", rounds_otherwise)
-    found, report = recover(tmp_path / "run", make)
+    found, report = recover(tmp_path / "run", adamw)
     assert differences(flatten(trained), flatten(found)) == []
     assert (report.first_divergent_step, len(taken)) == (None, STEPS - 1)
