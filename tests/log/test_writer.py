@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from tranlogs.base.config import MIB, RECORD_SLACK_BYTES, JournalConfig
 from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.types import Bytes, TensorSpec, dense
 from tranlogs.catalog import SegmentRow, Tables
-from tranlogs.log import writer_thread
 from tranlogs.log.layout import NO_TENSORS, Layout, Payload
 from tranlogs.log.payload_writer import pieces_of
 from tranlogs.log.reader import SegmentReader
@@ -163,26 +161,12 @@ def test_pieces_are_the_bytes_however_they_lie(sizes: list[int], data: st.DataOb
     assert [piece.tobytes() for piece in found] == [raw[start:end].tobytes() for start, end in itertools.pairwise([0, *ends])]
 
 
-def test_no_thread_to_be_had_means_this_one_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def refused(*_: object) -> threading.Thread:
-        raise LogUnavailable("no thread can be started")
-
-    monkeypatch.setattr(writer_thread, "start_thread", refused)
-    values, bare = noise(2 * MIB), BareLog(tmp_path)
-    log = bare.open()
-    log.append(RecordKind.STEP, 1, Payload.of([("w", dense(values))]), log.encoder.whole({}, None))
-    log.close()
-    assert bare.contents()[0][2] == {"w": values.tobytes()}
-    bare.close()
-
-
-@pytest.mark.parametrize("nbytes", [1000, 2 * MIB])
-def test_a_payload_is_released_once_whether_it_is_committed_or_not(tmp_path: Path, nbytes: int) -> None:
+def test_a_payload_is_released_once_whether_it_is_committed_or_not(tmp_path: Path) -> None:
     released, bare = list[str](), BareLog(tmp_path)
     log = bare.open()
 
     def begun(name: str) -> Payload:
-        made = payload_of(noise(nbytes))
+        made = payload_of(noise(2 * MIB))
         made.release = lambda: released.append(name)
         return made
 
@@ -199,9 +183,8 @@ def test_a_payload_is_released_once_whether_it_is_committed_or_not(tmp_path: Pat
     bare.close()
 
 
-@pytest.mark.parametrize("segment_bytes", [MIB, 3_333_333])
-def test_segments_roll_before_they_are_full(bare: BareLog, segment_bytes: int) -> None:
-    bare.config = JournalConfig(durability="process", segment_bytes=segment_bytes)
+def test_segments_roll_before_they_are_full(bare: BareLog) -> None:
+    bare.config = JournalConfig(durability="process", segment_bytes=3_333_333)
     log, size = bare.open(), 60_000
     for step in range(1, 40):
         append_step(log, step, size)

@@ -13,7 +13,6 @@ from tests.shipping.ships import (
     assert_comes_back,
     drain,
     marks,
-    objects_named,
     ship,
     toy,
     trained,
@@ -139,17 +138,6 @@ def test_after_a_pull_that_lost_steps_what_follows_is_in_the_store(memory_path: 
     trainer = toy(third)
     assert trainer.state.everything() == state
     trainer.journal.close()
-
-
-def test_a_checkpoint_that_a_pull_found_damaged_is_no_base_any_more(store: FaultyStore, memory_path: Path) -> None:
-    damaged, new = newest_checkpoint(store), memory_path / "new/a"
-    flip(store, damaged)
-    assert pull(store, PLACE, new / "rank0").steps_lost == 0
-    trained(new, 29)
-    assert ship(new, store).archived == 29
-    assert damaged not in objects_named(store)
-    again = pull(store, PLACE, memory_path / "third/a/rank0")
-    assert (again.step, again.steps_lost, again.notes) == (29, 0, [])
 
 
 def test_a_folder_that_is_not_there_is_no_empty_store(memory_path: Path) -> None:

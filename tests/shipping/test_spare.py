@@ -11,8 +11,7 @@ import pytest
 from tests.shipping.ships import open_only, ship, trained
 from tests.support.record_rows import forget_records
 from tests.support.toy import ToyTrainer, uninterrupted
-from tests.support.verify import verify_run
-from tranlogs.base.config import MIB
+from tests.support.verify import problems_of
 from tranlogs.base.errors import StoreUnavailable
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.journal import JournalPaths
@@ -21,7 +20,6 @@ from tranlogs.recovery.journal_facts import read_facts
 from tranlogs.retention.keep_policy import KeepAll
 from tranlogs.shipping import StoreCopies
 from tranlogs.stores.local import LocalStore
-from tranlogs.verify import Problem
 
 STEPS = 27
 
@@ -44,10 +42,6 @@ def store(made: Path) -> LocalStore:
 @pytest.fixture
 def run(made: Path, memory_path: Path) -> Path:
     return Path(shutil.copytree(made / "a", memory_path / "a"))
-
-
-def problems(run: Path) -> list[Problem]:
-    return [one for one in verify_run(run) if isinstance(one, Problem)]
 
 
 def invert(path: Path, offset: int, nbytes: int = 1) -> None:
@@ -123,14 +117,14 @@ def recovered(run: Path, url: str | None = None) -> tuple[ToyTrainer, tuple[str,
 @pytest.mark.parametrize("harm", [harm_values, harm_heads, lose_segment, harm_checkpoints, lose_checkpoint])
 def test_no_step_is_lost_to_damage(run: Path, store: LocalStore, harm: Callable[[Path], str]) -> None:
     name = harm(run)
-    assert problems(run)
+    assert problems_of(run)
     trainer, notes = recovered(run)  # the catalog knows the store
     assert trainer.journal.step == STEPS
     assert any(name in note and store.url in note for note in notes), notes
     trainer.train(30)
     assert trainer.state.everything() == uninterrupted(30).everything()
     trainer.journal.close()
-    left = [str(one) for one in problems(run)]
+    left = [str(one) for one in problems_of(run)]
     assert not [text for text in left if name in text], left
 
 
@@ -142,7 +136,7 @@ def test_a_run_that_needs_no_copy_asks_no_store(
         raise AssertionError(f"{url} was opened")
 
     monkeypatch.setattr("tranlogs.shipping.fetch.open_store", refuse)
-    assert bool(harm(run)) == bool(problems(run))
+    assert bool(harm(run)) == bool(problems_of(run))
     trainer, notes = recovered(run)
     assert (trainer.journal.step, notes) == (STEPS, ())
     trainer.journal.close()
@@ -182,26 +176,6 @@ def test_without_a_copy_it_is_worked_around(
     assert any(name in text and said in text for text in caplog.messages), caplog.messages
     assert not (run / "rank0/checkpoints" / lost).exists(), "not even an empty one"
     trainer.journal.close()
-
-
-def test_the_copy_of_a_shorter_past_is_not_taken(memory_path: Path) -> None:
-    """A copy of the folder of a running trainer was shipped: its segment of the same name ends earlier."""
-    run, copy, store = memory_path / "a", memory_path / "copy/a", LocalStore(memory_path / "store")
-    trainer = open_only(run, segment_bytes=64 * MIB, every=100)
-    trainer.recover()
-    trainer.train(9)
-    shutil.copytree(run, copy)
-    elsewhere = open_only(copy, segment_bytes=64 * MIB, every=100)
-    elsewhere.recover()
-    elsewhere.train(10)  # what was copied is sealed as it is
-    elsewhere.journal.close()
-    assert ship(copy, store).archived == 10
-    trainer.train(STEPS)
-    trainer.journal.close()
-    harm_values(run)
-    again, _ = recovered(run, store.url)
-    assert again.journal.step == STEPS - 1
-    again.journal.close()
 
 
 @pytest.mark.parametrize(("failures", "step"), [(1, STEPS), (10**9, STEPS - 1)], ids=["once", "always"])
