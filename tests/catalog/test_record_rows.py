@@ -10,14 +10,13 @@ import pytest
 
 from tests.support import disks
 from tests.support.abandon import abandoned_copy
-from tests.support.record_rows import change_rows, listed_steps
+from tests.support.record_rows import change_rows
 from tests.support.toy import ToyTrainer, open_toy
 from tests.support.toy_steps import SIZES, state_at
-from tests.support.verify import problems_of
 from tranlogs.base.config import CATALOG_BYTES_RESERVED, MIB, JournalConfig
 from tranlogs.catalog import Catalog, SegmentRow, segment_key
 from tranlogs.catalog import catalog as catalog_module
-from tranlogs.log.record_format import Location, RecordKind, digest, extent_end, pack_head, unpack_head
+from tranlogs.log.record_format import Location, RecordKind, digest, extent_end, pack_head
 from tranlogs.log.record_rows import RecordRow, add_records, read_records, sweep_records
 from tranlogs.recovery.journal_facts import read_facts
 from tranlogs.retention import EverySteps, KeepLatest
@@ -160,18 +159,4 @@ CHANGES: dict[str, Callable[[str, bytes], bytes | None]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_wrong_values_in_a_sound_environment_are_not_believed(run: Path, change: str) -> None:
     change_rows(run / "rank0", CHANGES[change])
-    assert_survives(run)
-
-
-def test_rows_behind_their_segments_are_completed_from_them(run: Path) -> None:
-    """A crash came between the commit of a record and that of its row: as after each kill."""
-
-    def cut(_: str, value: bytes) -> bytes | None:
-        heads = [value[at : at + 64] for at in range(8, len(value), 64)]
-        kept = [raw for raw in heads if (head := unpack_head(raw)) is not None and head.step <= 7]
-        return value[:8] + b"".join(kept) if kept else None
-
-    change_rows(run / "rank0", cut)
-    assert listed_steps(run / "rank0") == 7
-    assert problems_of(run) == []
     assert_survives(run)

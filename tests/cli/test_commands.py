@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
@@ -11,7 +12,9 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -170,19 +173,12 @@ CASES: list[tuple[Callable[[Path], None], str, int, list[str]]] = [
 
 @pytest.mark.parametrize(("make", "line", "code", "said"), CASES, ids=[f"{make.__name__}: {line}" for make, line, *_ in CASES])
 def test_what_a_command_says(
-    cli: Cli,
-    run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    make: Callable[[Path], None],
-    line: str,
-    code: int,
-    said: list[str],
+    cli: Cli, run: Path, tmp_path: Path, make: Callable[[Path], None], line: str, code: int, said: list[str]
 ) -> None:
     make(run)
-    for folder in (tmp_path, shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name}-json"))):
+    other = tmp_path if code == 2 else shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name}-json"))
+    for folder, is_json in ((tmp_path, False), (other, "--watch" not in line)):
         words = [word.replace("RUN", str(folder / "run")).replace("FOLDER", str(folder)) for word in line.split()]
-        is_json = folder != tmp_path and "--watch" not in words
         called = cli(*words, *(["--json"] if is_json else []))
         assert called.code == code, called.out + called.err
         if code == 2:
@@ -427,3 +423,14 @@ def test_a_reader_that_goes_away_is_no_error(trained: Path) -> None:
     command = f"{sys.executable} -m tranlogs log {trained} --json | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+def test_demo_passes_its_options_and_its_exit_code(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo itself is tested where it lies."""
+    (entry,) = entry_points(group="tranlogs.demos", name="torch")
+    assert list(inspect.signature(entry.load()).parameters) == ["folder", "quick", "seed", "as_json"]
+    calls = list[object]()
+    made = SimpleNamespace(load=lambda: lambda folder, **options: calls.append((folder, *options.values())) or 1)
+    monkeypatch.setattr("tranlogs.frameworks.entry_points", lambda **_: [made])
+    assert cli("demo", "--quick", "--seed", 7, "--folder", tmp_path, "--json").code == 1
+    assert calls == [(tmp_path, True, 7, True)]

@@ -257,28 +257,6 @@ def test_an_array_out_of_line_must_have_the_layout_that_the_tree_says() -> None:
         tree.decode(blob, lambda index, layout: dense(np.zeros(5)))
 
 
-def test_a_fixed_value_with_arrays_out_of_line_refers_to_them_by_their_place_in_each_tree() -> None:
-    fixed = tree.Fixed({"large": np.arange(4096.0)})
-    for before in ([], [np.zeros(4096)]):
-        far: list[AnyArray] = []
-        blob = tree.encode([*before, fixed], out_of_line=far)
-        assert len(far) == len(before) + 1
-        decoded = tree.decode(blob, lambda i, _, far=far: far[i])
-        assert np.array_equal(decoded[-1]["large"], np.arange(4096.0))
-
-
-def test_fixed_values_are_parts_of_their_own_where_parts_are_wanted() -> None:
-    first, second = tree.Fixed({"words": [1, "two"]}), tree.Fixed(3)
-    value = {"a": first, "b": [second, first]}
-    parts: list[tree.Fixed] = []
-    blob = tree.encode(value, parts=parts)
-    assert parts == [first, second, first]
-    plain = {"a": first.value, "b": [3, first.value]}
-    assert tree.decode(blob, parts=lambda index: parts[index].value) == plain
-    assert tree.decode(blob)["b"] == [Extension("part", 1), Extension("part", 2)]
-    assert tree.decode(tree.encode(value)) == plain
-
-
 @pytest.mark.parametrize("array", [np.zeros(3), np.zeros((2, 3), np.float32).T, np.zeros((), np.int64), np.zeros(2, bool)])
 def test_a_decoded_array_can_be_written_to(array: np.ndarray[Any, Any]) -> None:
     """It becomes a part of the user's state, which goes on to count in it."""

@@ -116,3 +116,25 @@ def test_retries_become_rarer_and_go_on_for_ever(toy: Callable[..., ToyTrainer],
     assert pauses == sorted(pauses)
     assert pauses[:5] == [2, 4, 8, 16, 32]
     assert set(pauses[5:]) == {60}
+
+
+def test_trouble_that_comes_back_at_once_is_waited_for_longer(toy: Callable[..., ToyTrainer], clock: FakeClock) -> None:
+    trainer, pauses = toy(), []
+    trainer.recover()
+    train(trainer, 2)
+    for _ in range(8):
+        with failing("log.roll=eio@1"):
+            train(trainer, trainer.journal.step + 2)
+            assert trainer.journal.is_suspended
+        since = clock.now()
+        while trainer.journal.is_suspended:
+            clock.advance(1)
+            train(trainer, trainer.journal.step + 1)
+        pauses.append(clock.now() - since)
+    assert pauses == [2, 4, 8, 16, 32, 60, 60, 60]
+    clock.advance(100)
+    with failing("log.roll=eio@1"):
+        train(trainer, trainer.journal.step + 2)
+    clock.advance(2)
+    train(trainer, trainer.journal.step + 1)
+    assert not trainer.journal.is_suspended

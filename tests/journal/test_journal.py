@@ -29,12 +29,13 @@ from tranlogs.base.errors import LogUnavailable, UsageError
 from tranlogs.base.types import dense
 from tranlogs.catalog import Catalog
 from tranlogs.checkpoints import Checkpoint
+from tranlogs.journal import JournalPaths
 from tranlogs.journal.file_system import file_system_of, refuse_network_file_system
 from tranlogs.journal.journal import Journal
 from tranlogs.log.layout import Payload
 from tranlogs.log.record_format import COVERED_MAX
 from tranlogs.recovery.journal_facts import read_catalog
-from tranlogs.retention import EverySteps
+from tranlogs.retention import EverySteps, KeepAll
 
 
 @pytest.mark.parametrize("writer", ["direct", "thread"])
@@ -401,3 +402,26 @@ def test_a_process_that_did_not_come_to_its_end_is_a_failure(toy: Callable[..., 
     third = trained_for(toy(left, **options), 21, clock, 1.0)
     assert third.journal.checkpoints.measurements.row.failures == 1, "it came to its end"
     assert third.journal.checkpoints.measurements.row.trained_seconds == pytest.approx(190.0, abs=20.0)
+
+
+def test_what_a_crash_left_half_done_is_finished(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+    first = toy(retention=KeepAll())
+    first.recover()
+    first.train(4)
+    first.journal.checkpoint(first.state.snapshot(), wait=True)
+    first.train(6)
+    copy = killed(first, tmp_path / "killed")
+    paths = JournalPaths.of(copy)
+    (paths.checkpoints / ".tmp-x").mkdir()
+    (paths.log / "x.seg.template").write_bytes(b"x")
+    journal = Journal.open(copy, framework="toy")
+    (row,) = [row for row in journal.catalog.checkpoints() if row.step == 4]
+    with journal.catalog.transaction() as tables:
+        tables.delete(f"checkpoint/{row.name}")
+    journal.close()
+    second = toy(copy)
+    assert not list(paths.checkpoints.glob(".tmp-*"))
+    assert not list(paths.log.glob("*.template"))
+    assert [row.step for row in second.journal.catalog.checkpoints()] == [0, 4]
+    report = second.recover()
+    assert (report.step, report.checkpoint_step) == (6, 4)

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.faults import failing
 from tests.support.toy import ToyTrainer, open_toy
 from tranlogs.catalog import Catalog, Change, CheckpointRow, CommonRow, TimelineRow, serve_requests, write_request
 from tranlogs.catalog.requests import REQUESTS_NAME
 from tranlogs.journal import change_catalog, owner_lock, read_owner
+from tranlogs.journal.pruning_holds import PruningHolds
 
 ASKER = """
 import sys
@@ -145,3 +147,39 @@ def test_a_change_is_all_or_nothing(run: ToyTrainer) -> None:
     assert catalog.make(Change({"checkpoint/a": row}, expects={"checkpoint/b": None}))
     assert catalog.make(Change(deletes=["checkpoint/a"], expects={"checkpoint/a": row}))
     assert catalog.read(lambda tables: tables.content("checkpoint/a")) is None
+
+
+def test_newer_request_that_comes_while_the_older_one_is_served_is_served_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = Catalog.open(tmp_path, writable=True)
+    make, newer = catalog.make, Change({"request/checkpoint": {"step": 9}})
+
+    def interrupted(change: Change) -> bool:
+        monkeypatch.setattr(catalog, "make", make)
+        write_request(tmp_path, "asked", newer)
+        return make(change)
+
+    monkeypatch.setattr(catalog, "make", interrupted)
+    write_request(tmp_path, "asked", Change({"request/checkpoint": {"step": 8}}))
+    serve_requests(catalog)
+    assert catalog.read(lambda tables: tables.request("checkpoint")) == {"step": 8}
+    serve_requests(catalog)
+    assert catalog.read(lambda tables: tables.request("checkpoint")) == {"step": 9}
+    assert not list((tmp_path / REQUESTS_NAME).iterdir())
+    catalog.close()
+
+
+def test_a_common_step_that_a_full_disk_has_refused_is_written_by_the_next_call(tmp_path: Path) -> None:
+    catalog, former = Catalog.open(tmp_path, writable=True), CommonRow(3, 2)
+    with catalog.transaction() as tables:
+        tables.put("common", former)
+    holds = PruningHolds(catalog, tmp_path, 1)
+    with failing("catalog.before_commit=enospc"):
+        holds.set_common_step(7, 2)
+    holds.forget_former_group()
+    found = [catalog.read(lambda tables: tables.get("common", CommonRow))]
+    holds.set_common_step(7, 2)
+    found.append(catalog.read(lambda tables: tables.get("common", CommonRow)))
+    assert found == [former, CommonRow(7, 2)], "a process of the group keeps what the former one has left"
+    catalog.close()

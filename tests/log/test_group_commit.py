@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.bare_log import BareLog, append_step, expected
 from tests.support.clock import FakeClock
+from tests.support.waiting import wait_until
 from tranlogs.base.clock import Clock
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.errors import CatalogUnavailable
@@ -172,14 +173,6 @@ def sealed(bare: BareLog) -> int:
     return max((row.last_step for row in bare.catalog.segments() if row.state == "sealed"), default=-1)
 
 
-def wait_until(is_so) -> None:  # type: ignore[no-untyped-def]
-    for _ in range(5000):
-        if is_so():
-            return
-        threading.Event().wait(0.002)
-    raise AssertionError("it does not come")
-
-
 @contextmanager
 def sealing(log: WriteAheadLog, seal: Callable[[], None]) -> Iterator[None]:
     """Let a second thread seal at every moment."""
@@ -212,7 +205,7 @@ def test_a_step_that_waits_for_its_boundary_is_closed_and_its_segment_sealed(mem
     written.commit(record, RecordContent(RecordKind.STEP, 1, {"n": 1}))
     buffer[:] = 0  # the training goes on
     ask(bare, 0.001, Clock().now() + 60)
-    wait_until(lambda: sealed(bare) == 1)
+    wait_until(lambda: sealed(bare) == 1, "sealed")
     assert not record.is_open
     written.append(NO_TENSORS, RecordContent(RecordKind.BOUNDARY, 1, {"n": 1}))
     thread.stop()

@@ -307,3 +307,11 @@ def test_another_monitor_is_left_alone_and_one_that_fails_is_a_warning(
     start_monitor(Monitor(), run.journal.paths)
     assert "the monitor could not be started (ZeroDivisionError: a bug)" in caplog.text
     run.train(9)
+
+
+def test_a_hold_for_other_journals_is_not_weakened_by_a_rewind(folder: Path) -> None:
+    trainer = reopened(folder)
+    trainer.journal.holds.hold_during().__enter__()  # and it never leaves
+    trainer.recover(step=25)
+    trainer.journal.close()
+    assert seen_at(trainer, budget=LIMITS).did_nothing

@@ -39,7 +39,7 @@ from tranlogs.retention import (
     as_retention,
 )
 from tranlogs.retention.checkpoint_interval import observe_mtbf
-from tranlogs.retention.lost_work import estimate_lost_work, estimate_seconds_since, has_store
+from tranlogs.retention.lost_work import estimate_lost_work, estimate_seconds_since
 from tranlogs.retention.prune import is_protected, plan_retirement, retire
 
 COST = {"stall_seconds": 0.02, "writing_seconds": 0.06}
@@ -279,48 +279,59 @@ def test_rows_go_before_bytes(tmp_path: Path) -> None:
 
 
 MARKS = Watermarks(committed=100, synced=90, archived=60, persisted=40)
-
-
-def steps(marks: Watermarks, checkpoint_step: int = 0) -> list[tuple[int, int]]:
-    """The newest step that is left and how many are gone, for the process, the machine and the site."""
-    return [(one.safe_step, one.steps) for one in estimate_lost_work(marks, checkpoint_step=checkpoint_step)]
+STORE = StoreRow("file:///there", "me")
+SUSPENDED = [Incident(1, "No space left on device", 100, 0.0)]
+OVER = [Incident(1, "No space left on device", 50, 0.0, 60, 1.0)]
+HISTORY = [(0.0, 0), (10.0, 50), (20.0, 100), (500.0, 100)]  # nothing has been trained since 20
+NO_STORE, IN_MEMORY = "everything: there is no store", "everything: the run lies in memory (tmpfs)"
+AGAIN = "until training has computed them again"
 
 
 @pytest.mark.parametrize(
-    ("marks", "checkpoint_step", "expected"),
+    ("marks", "facts", "safe", "words"),
     [
-        (MARKS, 0, [(100, 0), (90, 10), (40, 60)]),
-        (MARKS, 95, [(100, 0), (95, 5), (40, 60)]),  # a checkpoint is on disk whatever was synced
-        (Watermarks(100, 0), 80, [(100, 0), (80, 20), (0, 100)]),  # durability="process"
-        (Watermarks(100, 100, 60, 0), 0, [(100, 0), (100, 0), (60, 40)]),  # the store calls nothing durable
-        (Watermarks(99, 99), 100, [(99, 0), (99, 0), (0, 99)]),  # the catalog trails the checkpoint
-        (Watermarks(), 0, [(0, 0), (0, 0), (0, 0)]),
+        (MARKS, {}, (100, 90, 40), ("no finished step", "10 steps", "60 steps")),
+        (MARKS, {"checkpoint_step": 95}, (100, 95, 40), ("no finished step", "5 steps", "60 steps")),  # it is on disk
+        (Watermarks(100, 0), {"checkpoint_step": 80}, (100, 80, 0), ("no finished step", "20 steps", NO_STORE)),
+        (Watermarks(100, 100, 60, 0), {}, (100, 100, 60), ("no finished step", "no finished step", "40 steps")),
+        (Watermarks(99, 99), {"checkpoint_step": 100}, (99, 99, 0), ("no finished step", "no finished step", NO_STORE)),
+        (
+            Watermarks(100, 99),
+            {"store": STORE},
+            (100, 99, 0),
+            ("no finished step", "1 step", "everything: the store has no step yet"),
+        ),
+        (MARKS, {"history": HISTORY}, (100, 90, 40), ("no finished step", "10 steps (about 2.0 s)", "60 steps (about 12 s)")),
+        (MARKS, {"incidents": SUSPENDED}, (100, 90, 40), ("all steps after 100", "at least 10 steps", "at least 60 steps")),
+        (MARKS, {"incidents": OVER}, (100, 90, 40), ("no finished step", "10 steps", "60 steps")),
+        (
+            Watermarks(100, 99),
+            {"checkpoint_step": 50, "in_memory": True},
+            (100, 0, 0),
+            ("no finished step", IN_MEMORY, NO_STORE),
+        ),
+        (MARKS, {"in_memory": True}, (100, 40, 40), ("no finished step", "60 steps", "60 steps")),
+        # Redo leads to a step, and training computes the rest, as far as records of it are left.
+        (
+            MARKS,
+            {"redo_step": 80, "checkpoint_step": 50},
+            (100, 90, 40),
+            (f"20 steps {AGAIN}", f"10 steps, and 10 steps {AGAIN}", "60 steps"),
+        ),
+        (MARKS, {"redo_step": 99}, (100, 90, 40), ("1 step until training has computed it again", "10 steps", "60 steps")),
+        (
+            MARKS,
+            {"redo_step": 80, "incidents": SUSPENDED},
+            (100, 90, 40),
+            (f"all steps after 100, and 20 steps {AGAIN}", f"at least 10 steps, and 10 steps {AGAIN}", "at least 60 steps"),
+        ),
     ],
 )
-def test_steps_that_would_be_lost(marks: Watermarks, checkpoint_step: int, expected: list[tuple[int, int]]) -> None:
-    assert steps(marks, checkpoint_step) == expected
-
-
-def test_without_a_store_the_site_takes_everything() -> None:
-    assert not has_store(Watermarks(100, 100))
-    assert has_store(Watermarks(100, 100, 1))
-    process, machine, site = estimate_lost_work(Watermarks(100, 99))
-    assert process.describe() == "no finished step"
-    assert machine.describe() == "1 step"
-    assert site.describe() == "everything: there is no store"
-    store = StoreRow("file:///there", "me")
-    assert has_store(Watermarks(100, 99), store)
-    assert estimate_lost_work(Watermarks(100, 99), store=store)[2].describe() == "everything: the store has no step yet"
-    assert estimate_lost_work(Watermarks(100, 99, 90, 80), store=store)[2].describe() == "20 steps"
-
-
-def test_seconds_are_of_training_and_not_of_waiting() -> None:
-    history = [(0.0, 0), (10.0, 50), (20.0, 100), (500.0, 100)]  # nothing has been trained since 20
-    _, machine, site = estimate_lost_work(MARKS, history=history)
-    assert machine.seconds == pytest.approx(2.0)
-    assert machine.describe() == "10 steps (about 2.0 s)"
-    assert site.seconds == pytest.approx(12.0)
-    assert site.describe() == "60 steps (about 12 s)"
+def test_what_would_be_lost(marks: Watermarks, facts: dict[str, Any], safe: tuple[int, ...], words: tuple[str, ...]) -> None:
+    """For the process, the machine and the site: the newest step that is left, and how many are gone."""
+    found = estimate_lost_work(marks, **{"checkpoint_step": 0, **facts})
+    assert tuple(one.describe() for one in found) == words
+    assert tuple(one.safe_step for one in found) == safe
 
 
 def test_after_a_rewind_only_what_came_since_counts() -> None:
@@ -329,27 +340,3 @@ def test_after_a_rewind_only_what_came_since_counts() -> None:
     assert estimate_seconds_since(history, 50) is None, "the history does not reach back so far on this timeline"
     assert estimate_seconds_since([], 0) is None
     assert estimate_seconds_since([(7.0, 5)], 5) == 0.0
-
-
-def test_suspended_logging_loses_more_than_can_be_counted() -> None:
-    suspended = [Incident(1, "No space left on device", 100, 0.0)]
-    process, machine, _ = estimate_lost_work(MARKS, incidents=suspended)
-    assert process.describe() == "all steps after 100"
-    assert machine.describe() == "at least 10 steps"
-    over = [Incident(1, "No space left on device", 50, 0.0, 60, 1.0)]
-    assert estimate_lost_work(MARKS, incidents=over)[0].describe() == "no finished step"
-
-
-def test_steps_without_tensors_are_lost_until_they_are_computed_again() -> None:
-    """Redo leads to step 80: training computes the rest, as far as records of it are left."""
-    process, machine, site = estimate_lost_work(MARKS, checkpoint_step=50, redo_step=80, store=StoreRow("file:///there", "me"))
-    assert [one.recomputed for one in (process, machine, site)] == [20, 10, 0]
-    assert process.describe() == "20 steps until training has computed them again"
-    assert machine.describe() == "10 steps, and 10 steps until training has computed them again"
-    assert site.describe() == "60 steps"
-    assert estimate_lost_work(MARKS, redo_step=99)[0].describe() == "1 step until training has computed it again"
-    assert estimate_lost_work(MARKS, redo_step=100)[0].describe() == "no finished step"
-    suspended = [Incident(1, "No space left on device", 100, 0.0)]
-    assert estimate_lost_work(MARKS, redo_step=80, incidents=suspended)[0].describe() == (
-        "all steps after 100, and 20 steps until training has computed them again"
-    )

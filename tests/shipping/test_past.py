@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.shipping.ships import archiver, assert_comes_back, drain, marks, ship, toy, trained, trained_otherwise
+from tests.shipping.ships import archiver, assert_comes_back, drain, marks, ship, store_row, toy, trained, trained_otherwise
 from tests.support.faulty_store import FaultyStore
 from tranlogs.base.errors import RunInUse
 from tranlogs.journal.owner_lock import OwnerLock
 from tranlogs.retention.keep_policy import KeepAll
 from tranlogs.shipping import pull, read_newest
+from tranlogs.shipping.manifest import manifest_names, parse_manifest_name
 
 
 def problem(run: Path, store: FaultyStore) -> str:
@@ -176,3 +177,26 @@ def test_one_process_ships_a_journal(memory_path: Path) -> None:
             OwnerLock(run / "rank0", "shipper")
         lock.release()
         assert drain(made).archived == 5
+
+
+def test_a_machine_that_cannot_read_a_newer_ones_manifest_yet_stays_behind(memory_path: Path) -> None:
+    old, new, store = memory_path / "a", memory_path / "new/a", FaultyStore()
+    trained(old, 12)
+    ship(old, store)
+    pull(store, "a/rank0", new / "rank0")
+    trained(new, 14)
+    with closing(archiver(new, store)) as new_one:
+        while new_one.run_once().archived < 14:
+            new_one.wait()
+        before, trunk = store_row(old), {name: store.objects[name] for name in manifest_names(store, "a/rank0")}
+        assert before is not None
+        theirs = {name for name in trunk if parse_manifest_name(name)[1] != before.writer}
+        assert trunk.keys() > theirs > set()
+        store.objects |= {name: trunk[name][:-1] for name in theirs}  # it is being written
+        trained(old, 18)
+        for _ in range(2):
+            assert "cannot be read (yet)" in problem(old, store)
+        store.objects |= trunk
+        assert "has shipped to this address since" in problem(old, store)
+        trained(new, 16)
+        assert drain(new_one).archived == 16, "it was never ousted"

@@ -12,6 +12,7 @@ from tests.shipping.ships import open_only, ship, trained
 from tests.support.record_rows import forget_records
 from tests.support.toy import ToyTrainer, uninterrupted
 from tests.support.verify import problems_of
+from tranlogs.base.config import MIB
 from tranlogs.base.errors import StoreUnavailable
 from tranlogs.checkpoints import Checkpoint
 from tranlogs.journal import JournalPaths
@@ -198,3 +199,23 @@ def test_a_store_that_fails_is_asked_again_some_times(
     assert trainer.journal.step == step
     assert failures == 1 or len(asked) == 3, "and given up for all"
     trainer.journal.close()
+
+
+def test_the_copy_of_a_shorter_past_is_not_taken(memory_path: Path) -> None:
+    """A copy of the folder of a running trainer was shipped: its segment of the same name ends earlier."""
+    run, copy, store = memory_path / "a", memory_path / "copy/a", LocalStore(memory_path / "store")
+    trainer = open_only(run, segment_bytes=64 * MIB, every=100)
+    trainer.recover()
+    trainer.train(9)
+    shutil.copytree(run, copy)
+    elsewhere = open_only(copy, segment_bytes=64 * MIB, every=100)
+    elsewhere.recover()
+    elsewhere.train(10)  # what was copied is sealed as it is
+    elsewhere.journal.close()
+    assert ship(copy, store).archived == 10
+    trainer.train(STEPS)
+    trainer.journal.close()
+    harm_values(run)
+    again, _ = recovered(run, store.url)
+    assert again.journal.step == STEPS - 1
+    again.journal.close()

@@ -119,9 +119,6 @@ def expected(steps: range, size: int = 100) -> list[object]:
     return [entry for step in steps for entry in expected_step(step, size)]
 
 
-ONES = Payload.of([("w", dense(np.ones(1000)))])
-
-
 def whole(log: WriteAheadLog, body: Any) -> EncodedBody:
     return log.encoder.whole(body, None)
 
