@@ -110,7 +110,7 @@ values = st.recursive(
         | st.dictionaries(st.text(), st.integers(), max_size=4).map(Counter)
         | st.builds(Extension, st.text(), inner)
     ),
-    max_leaves=12,
+    max_leaves=8,
 )
 
 

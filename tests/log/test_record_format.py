@@ -145,7 +145,7 @@ def test_a_malformed_tensor_description_is_refused(packed: object) -> None:
 
 
 @given(st.lists(specs(), max_size=5), st.data())
-@settings(max_examples=campaign.examples(200))
+@settings(max_examples=campaign.examples(100))
 def test_a_damaged_layout_is_refused_or_is_a_layout(tensors: list[TensorSpec], data: st.DataObject) -> None:
     raw = bytearray(pack_layout(Layout(tensors)))
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
@@ -157,7 +157,7 @@ def test_a_damaged_layout_is_refused_or_is_a_layout(tensors: list[TensorSpec], d
 
 
 @given(sizes_of_tensors)
-@settings(max_examples=campaign.examples(150))
+@settings(max_examples=campaign.examples(100))
 def test_pieces_cover_the_payload_exactly(sizes: list[int]) -> None:
     ends = cut_pieces(sizes)
     assert ends == sorted(set(ends))

@@ -59,7 +59,7 @@ def test_a_monitor_that_dies_at_a_fault_point_does_no_harm(
     run = memory_path / "run"
     said = trainers.run(run, keep=9).committed
     assert sum(path.stat().st_size for path in (run / "rank0/log").glob("*.seg")) > BUDGET, "there is something to prune"
-    for _ in range(3):  # each takes up what the one before left half done
+    for _ in range(campaign.few(3)):  # each takes up what the one before left half done
         monitors.start(run, BUDGET, failpoints=f"{point}=kill@{nth}")
         _wait_for_end_or_peace(run)
         monitors.kill()
