@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import tranlogs
-from tests.mutants.every import MUTANTS
+from tests.mutants.__main__ import MUTANTS
 from tests.mutants.mutant import ROOT, Mutant
 from tests.support import campaign
 from tests.support.faults import failing, times_hit

@@ -20,7 +20,6 @@ from tests.alluxio.test_store import demand_problem, is_durable
 from tests.shipping.ships import archiver, assert_comes_back, marks, trained
 from tests.support.stores import MIB, content_of, put, read
 from tranlogs.base.errors import CorruptObject, NotARun, StoreRefused, StoreUnavailable
-from tranlogs.retention import KeepLatest
 from tranlogs.shipping import archiver as archiver_module
 from tranlogs.shipping import pull
 from tranlogs.stores import ObjectStatus, Store, open_store
@@ -117,25 +116,6 @@ def fresh_names() -> Iterator[str]:
     return (f"segment~{number}" for number in itertools.count())
 
 
-@pytest.mark.soak  # the gate kills the master in the next test
-@pytest.mark.parametrize("victim", ["master", "proxy", "worker-0"])
-def test_a_process_is_killed_in_the_middle_of_a_write(alluxio: Cluster, store: Store, victim: str) -> None:
-    alluxio.kill("job-master")  # nothing is persisted before it is back
-    put(store, "before", CONTENT)
-    content = Interrupted(CONTENT, lambda: alluxio.kill(victim))
-    with suppress(StoreUnavailable):
-        store.put("segment", content_of(content, len(CONTENT)))
-    alluxio.restart(victim)
-    alluxio.restart("job-master")
-    alluxio.wait_ready()
-    is_sound(store, "segment")
-    name = send(alluxio, store, fresh_names())
-    for each in ("before", name):
-        assert read(store, persisted(alluxio, store, each)) == CONTENT
-    store.delete("segment")
-    assert store.stat("segment") is None
-
-
 @pytest.mark.usefixtures("no_pauses")
 def test_memory_is_lost_before_it_is_persisted(
     alluxio: Cluster, store: Store, twice: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -205,29 +185,6 @@ def test_memory_is_lost_before_it_is_persisted(
     persisted(alluxio, store, again)
 
 
-@pytest.mark.soak  # test_store.py loses the whole cluster, tests/shipping all that is not durable
-@pytest.mark.usefixtures("no_pauses")
-def test_what_the_durable_manifest_names_is_left_when_all_memory_is_lost(
-    alluxio: Cluster, store: Store, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    trained(run, 15)
-    with closing(archiver(run, store, keep=KeepLatest(1))) as made:
-        alluxio.wait(lambda: made.run_once().persisted == 15, "persisted")
-    alluxio.kill("job-master")  # nothing is persisted from now on, and all that step 15 needs is old
-    trained(run, 38)
-    with closing(archiver(run, store, keep=KeepLatest(1))) as made:
-        alluxio.wait(lambda: made.run_once().archived == 38, "archived")
-        assert made.progress().persisted == 15
-    for number in (0, 1):
-        alluxio.lose(number)
-    alluxio.mend()
-    assert_comes_back(store, "run/rank0", tmp_path / "elsewhere", 15)
-    with closing(archiver(run, store, keep=KeepLatest(1))) as made:
-        alluxio.wait(lambda: made.run_once().persisted == 38, "sent again, and persisted")
-    assert_comes_back(store, "run/rank0", tmp_path / "once more", 38)
-
-
 @pytest.mark.soak
 def test_full_memory_refuses_until_files_are_persisted(alluxio: Cluster, store: Store) -> None:
     for number in (0, 1):
@@ -254,13 +211,6 @@ def test_full_memory_refuses_until_files_are_persisted(alluxio: Cluster, store: 
     name = send(alluxio, store, (f"more~{number}" for number in itertools.count()))
     for each in (*sent, name):
         assert read(store, each) == CONTENT
-
-
-@pytest.mark.soak
-def test_a_proxy_without_rights_is_refused(alluxio: Cluster) -> None:
-    alluxio.restart("proxy", alluxio_security_login_username="nobody")
-    alluxio.wait_ready()
-    demand_problem(open_store(alluxio.url("/nothing")), "store alluxio://")
 
 
 def test_a_proxy_without_rest_api_is_refused_with_the_property_to_set(alluxio: Cluster) -> None:

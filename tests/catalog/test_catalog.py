@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.faults import failing
 from tranlogs.base.errors import CorruptCatalog, LogUnavailable
 from tranlogs.catalog import (
     CATALOG_NAME,
@@ -57,6 +56,7 @@ def ordinals(tables: Tables) -> list[int]:
 
 
 def test_rows_come_back(catalog: Catalog) -> None:
+    assert (catalog.run(), catalog.segments(), catalog.checkpoints(), catalog.incidents()) == (None, [], [], [])
     rows = {
         segment_key(3): SEGMENT,
         "checkpoint/a": CheckpointRow("a", 1, 2, "00ff", 1, 10, 3.0, 0.25),
@@ -74,20 +74,13 @@ def test_rows_come_back(catalog: Catalog) -> None:
     assert catalog.timelines() == [rows[timeline_key(2)]]
     assert catalog.incidents() == [rows["incident/000001"]]
     assert (catalog.watermarks().committed, catalog.watermarks().synced) == (5, 4)
-
-
-@pytest.mark.parametrize("error", ["enospc", "eio"])
-def test_a_failed_commit_changes_nothing_and_the_next_one_works(catalog: Catalog, error: str) -> None:
-    with (
-        failing(f"catalog.before_commit={error}@1"),
-        pytest.raises(LogUnavailable, match=CATALOG_NAME),
-        catalog.transaction() as tables,
-    ):
-        tables.put(segment_key(3), SEGMENT)
-    assert catalog.segments() == []
     with catalog.transaction() as tables:
-        tables.put(segment_key(3), SEGMENT)
-    assert catalog.segments() == [SEGMENT]
+        for ordinal in (11, 2, 100, 9):
+            tables.put(segment_key(ordinal), SegmentRow(ordinal, "0", "x", 1, "ready"))
+        for name, step, state in (("b", 9, "published"), ("c", 5, "published"), ("d", 3, "retired")):
+            tables.put(f"checkpoint/{name}", CheckpointRow(name, step, 2 * step, "0", 1, 1, 0.0, state=state))
+    assert [row.ordinal for row in catalog.segments()] == [2, 3, 9, 11, 100], "in the order of their numbers"
+    assert [row.name for row in catalog.checkpoints()] == ["a", "c", "b"], "by step, without retired ones"
 
 
 def test_a_reader_that_was_first_becomes_the_writer(memory_path: Path) -> None:
@@ -190,18 +183,6 @@ def test_rows_of_a_transaction_that_came_to_nothing_are_not_kept(catalog: Catalo
         assert ordinals(tables) == []
         tables.put(segment_key(5), replace(SEGMENT, ordinal=5))
     assert catalog.read(ordinals) == [5]
-
-
-def test_segments_are_in_the_order_of_their_numbers_and_retired_checkpoints_are_not_listed(catalog: Catalog) -> None:
-    assert (catalog.run(), catalog.segments(), catalog.checkpoints(), catalog.incidents()) == (None, [], [], [])
-    with catalog.transaction() as tables:
-        for ordinal in (11, 2, 100, 9):
-            tables.put(segment_key(ordinal), SegmentRow(ordinal, "0", "x", 1, "ready"))
-        tables.put("checkpoint/a", CheckpointRow("a", 1, 2, "0", 1, 1, 0.0, state="retired"))
-        tables.put("checkpoint/b", CheckpointRow("b", 9, 20, "0", 1, 1, 0.0))
-        tables.put("checkpoint/c", CheckpointRow("c", 5, 12, "0", 1, 1, 0.0))
-    assert [row.ordinal for row in catalog.segments()] == [2, 9, 11, 100]
-    assert [row.name for row in catalog.checkpoints()] == ["c", "b"]
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{}", b"no JSON", b"\xff"])

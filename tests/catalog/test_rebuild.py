@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.toy import ToyState, ToyTrainer, open_toy, uninterrupted
-from tests.support.verify import verify_run
+from tests.support.verify import problems_of
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import CatalogUnavailable, CorruptCatalog, UsageError
 from tranlogs.catalog import (
@@ -23,13 +23,11 @@ from tranlogs.catalog import (
     Incident,
     Tables,
 )
-from tranlogs.log.record_format import HEAD
 from tranlogs.rebuild_catalog import rebuild_catalog
-from tranlogs.recovery.journal_facts import JournalRows, read_catalog, read_facts
+from tranlogs.recovery.journal_facts import JournalRows, read_catalog
 from tranlogs.recovery.recover import recover
 from tranlogs.retention import EverySteps, KeepLatest
 from tranlogs.retention.prune import retire
-from tranlogs.verify import Problem
 
 SIZES = (7, 3000, 9000)
 
@@ -104,7 +102,7 @@ def test_rebuilt_catalog_says_what_the_lost_one_said(run: Path) -> None:
     rebuilt(run / "rank0")
     segments, *rest = listing(run / "rank0", spares)
     assert segments == set()  # nobody knows whether they are durable: open, until a writer settles them
-    assert not [finding for finding in verify_run(run) if isinstance(finding, Problem)]
+    assert not problems_of(run)
     trainer = open_run(run)
     trainer.recover()
     trainer.journal.start()
@@ -156,24 +154,6 @@ def test_rebuild_that_died_is_done_again(run: Path) -> None:
     with pytest.raises(CorruptCatalog, match="row is missing"):
         read_catalog(run / "rank0")
     goes_on(run, 66)
-
-
-@pytest.mark.parametrize("until", [66, 68])
-def test_segment_without_its_first_entry_finds_its_timeline(run: Path, until: int) -> None:
-    """By a checkpoint that was taken in it (at 60), else it is that of the segment before it."""
-    if until > 66:
-        trainer = open_run(run)
-        trainer.recover()
-        trainer.train(until)
-        trainer.journal.close()
-    newest = max(read_facts(run / "rank0").segments, key=lambda segment: segment.row.ordinal)
-    with newest.path.open("r+b") as file:
-        file.seek(newest.locations[0].offset)
-        file.write(bytes(HEAD.size))
-    os.unlink(run / "rank0" / CATALOG_NAME)
-    known = rebuilt(run / "rank0")
-    assert (known.segments[-1].file, known.segments[-1].timeline) == (newest.path.name, 2)
-    goes_on(run, until)
 
 
 def test_timeline_of_a_checkpoint_survives_the_loss_of_all_else(run: Path) -> None:
@@ -229,7 +209,7 @@ def test_a_lost_or_damaged_catalog_is_rebuilt_set_aside_and_said(run: Path, how:
     assert any(words in note for note in trainer.journal.notes), trainer.journal.notes
     trainer.journal.close()
     assert [path.read_bytes() for path in journal.glob(CATALOG_NAME + ".broken-*")] == [left] * (how != "lost")
-    assert not [finding for finding in verify_run(run) if isinstance(finding, Problem)]
+    assert not problems_of(run)
     goes_on(run, 66)
 
 
@@ -252,7 +232,7 @@ def test_a_catalog_that_does_not_fit_the_files_is_rebuilt_from_them(made: Path, 
         assert trainer.recover().step == step
         trainer.journal.close()
         assert {path.name for path in (journal / "checkpoints").iterdir()} >= before
-    problems = [finding.what for finding in verify_run(run) if isinstance(finding, Problem)]
+    problems = [finding.what for finding in problems_of(run)]
     assert problems == (["it ends at step 66, but step 140 had been committed"] if of == "a later time" else [])
     goes_on(run, step)
 
@@ -264,7 +244,7 @@ def test_a_checkpoint_of_another_run_is_named_and_not_used(made: Path, run: Path
     shutil.copytree(theirs, run / "rank0" / "checkpoints" / theirs.name)
     if is_lost:
         (run / "rank0" / CATALOG_NAME).unlink()
-    (problem,) = [found for found in verify_run(run) if isinstance(found, Problem) and found.path.name == theirs.name]
+    (problem,) = [found for found in problems_of(run) if found.path.name == theirs.name]
     assert problem.what.startswith("it belongs to run ")
     goes_on(run, 66)
     assert theirs.name not in {row.name for row in read_catalog(run / "rank0").checkpoints}

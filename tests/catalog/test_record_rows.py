@@ -10,19 +10,16 @@ import pytest
 
 from tests.support import disks
 from tests.support.abandon import abandoned_copy
-from tests.support.record_rows import change_rows, listed_steps, packed_head
+from tests.support.record_rows import change_rows, packed_head
 from tests.support.toy import ToyTrainer, open_toy
 from tests.support.toy_steps import SIZES, state_at
-from tests.support.verify import verify_run
 from tranlogs.base.config import CATALOG_BYTES_RESERVED, MIB, JournalConfig
 from tranlogs.catalog import Catalog, SegmentRow, segment_key
 from tranlogs.catalog import catalog as catalog_module
-from tranlogs.log.record_format import Location, RecordKind, digest, extent_end, unpack_head
+from tranlogs.log.record_format import Location, RecordKind, digest, extent_end
 from tranlogs.log.record_rows import RecordRow, add_records, read_records, sweep_records
-from tranlogs.log.scanner import scan
 from tranlogs.recovery.journal_facts import read_facts
 from tranlogs.retention import EverySteps, KeepLatest
-from tranlogs.verify import Problem
 
 PAYLOAD = 100
 
@@ -138,10 +135,6 @@ def run(made: Path, memory_path: Path) -> Path:
     return Path(shutil.copytree(made, memory_path / "run"))
 
 
-def problems_of(run: Path) -> list[Problem]:
-    return [finding for finding in verify_run(run) if isinstance(finding, Problem)]
-
-
 def assert_survives(run: Path) -> None:
     """Readers find everything, recovery lands exactly, and training goes on."""
     facts = read_facts(run / "rank0")
@@ -152,18 +145,6 @@ def assert_survives(run: Path) -> None:
         assert trainer.state.everything() == state_at(step)
         trainer.train(step + 5)
         trainer.journal.close()
-
-
-def test_rows_of_another_run_are_not_believed(run: Path, memory_path: Path) -> None:
-    other = open_run(memory_path / "other")
-    other.recover()
-    other.train(12)
-    other.journal.close()
-    theirs: dict[str, bytes] = {}
-    change_rows(memory_path / "other" / "rank0", lambda key, value: theirs.setdefault(key, value))
-    change_rows(run / "rank0", lambda key, value: theirs.get(key, value))
-    assert any("differs from the one in" in str(problem) for problem in problems_of(run))
-    assert_survives(run)
 
 
 CHANGES: dict[str, Callable[[str, bytes], bytes | None]] = {
@@ -179,50 +160,3 @@ CHANGES: dict[str, Callable[[str, bytes], bytes | None]] = {
 def test_wrong_values_in_a_sound_environment_are_not_believed(run: Path, change: str) -> None:
     change_rows(run / "rank0", CHANGES[change])
     assert_survives(run)
-
-
-def test_rows_behind_their_segments_are_completed_from_them(run: Path) -> None:
-    """A crash came between the commit of a record and that of its row: as after each kill."""
-
-    def cut(_: str, value: bytes) -> bytes | None:
-        heads = [value[at : at + 64] for at in range(8, len(value), 64)]
-        kept = [raw for raw in heads if (head := unpack_head(raw)) is not None and head.step <= 7]
-        return value[:8] + b"".join(kept) if kept else None
-
-    change_rows(run / "rank0", cut)
-    assert listed_steps(run / "rank0") == 7
-    assert problems_of(run) == []
-    assert_survives(run)
-
-
-def test_rows_ahead_of_their_segment_bring_back_no_step_that_they_lost(memory_path: Path) -> None:
-    """A disk that lied about a flush: the rows were committed, the segment's bytes are gone."""
-    trainer = open_run(memory_path / "run")
-    trainer.recover()
-    trainer.train(20)
-    assert trainer.journal.wait_synced()
-    assert trainer.journal.log.wal is not None
-    segment = trainer.journal.log.wal._segment
-    assert segment is not None
-    left = abandoned_copy(trainer.journal, memory_path / "left")
-    trainer.journal.close()
-    path = left / "rank0" / "log" / segment.path.name
-    lost = next(one for one in scan(path, segment.segment_id) if (one.head.kind, one.head.step) == (RecordKind.STEP, 15))
-    raw = bytearray(path.read_bytes())
-    raw[lost.offset :] = bytes(len(raw) - lost.offset)
-    path.write_bytes(raw)
-    problem, *others = problems_of(left)
-    assert all(other.what.startswith("it ends at step 14, but step ") for other in others)  # where a watermark came later
-    assert (problem.path, problem.step) == (path, 15)
-    assert f"record {lost.head.sequence} and later ones are in the catalog, but not in the file" in problem.what
-    trainer = open_run(left)
-    report = trainer.recover()
-    assert report.step == 14
-    assert trainer.state.everything() == state_at(14)
-    assert any("step 15" in note for note in report.notes)
-    trainer.train(25)
-    trainer.journal.close()
-    trainer = open_run(left)
-    assert trainer.recover().step == 25
-    assert trainer.state.everything() == state_at(25)
-    trainer.journal.close()

@@ -15,16 +15,10 @@ from hypothesis import strategies as st
 
 from tests.support import campaign
 from tests.support.faults import failing
-from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import CorruptCheckpoint, UnknownFormat
-from tranlogs.base.types import ITEMSIZE, AnyArray, Array, Piece, SparseArray, dense
+from tranlogs.base.types import ITEMSIZE, AnyArray, Array, SparseArray, dense
 from tranlogs.checkpoints import Checkpoint, Snapshot, SnapshotPool, checkpoint_name, write_checkpoint
-from tranlogs.checkpoints.folder import MANIFEST, META, STATE, TEMPORARY
-from tranlogs.journal.journal import Journal
-from tranlogs.log.layout import Payload
-from tranlogs.log.reader import SegmentReader
-from tranlogs.log.scanner import scan
-from tranlogs.log.segment_file import parse_segment_name
+from tranlogs.checkpoints.folder import MANIFEST, META, STATE
 
 ABOUT = {"step": 7, "sequence": 15, "chain": f"{0xFEED:016x}", "timeline": 2, "run_id": "r", "created_at": 1.0}
 
@@ -123,18 +117,6 @@ def test_the_safetensors_library_reads_the_same_values(tmp_path: Path) -> None:
         assert pairs.reshape(array.shape).dtype == array.dtype, name
 
 
-@given(st.data())
-@settings(max_examples=campaign.examples(40))
-def test_any_dense_permutation_comes_back(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    shape = tuple(data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=5)))
-    order = tuple(data.draw(st.permutations(range(len(shape)))))
-    dtype = data.draw(st.sampled_from(["float64", "float32", "int8", "complex128", "bool"]))
-    values = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
-    made = permuted(values, order)
-    with Checkpoint(write(tmp_path_factory.mktemp("p"), {"x": made})) as checkpoint:
-        assert same(checkpoint.read("x"), made)
-
-
 def test_the_meta_tree_keeps_its_arrays_in_tensors(tmp_path: Path) -> None:
     meta = {
         "rng": np.arange(5000),
@@ -205,58 +187,3 @@ def test_a_failed_checkpoint_publishes_nothing_and_leaves_nothing(tmp_path: Path
         write(tmp_path, SMALL)
     assert list(tmp_path.iterdir()) == []
     assert read_all(write(tmp_path, SMALL))["w"] == np.arange(300.0).tobytes()
-
-
-def test_a_temporary_folder_of_a_dead_process_is_written_over(tmp_path: Path) -> None:
-    left = tmp_path / (TEMPORARY + NAME)
-    left.mkdir()
-    (left / "junk").write_bytes(b"x")
-    folder = write(tmp_path, SMALL)
-    assert sorted(path.name for path in folder.iterdir()) == sorted([STATE, META, MANIFEST])
-    assert list(tmp_path.iterdir()) == [folder]
-
-
-WHOLE = np.arange(60, dtype=np.float32).reshape(6, 10)
-
-
-PIECES = {
-    "box": (WHOLE[2:5, 4:9], Piece("box", (2, 4), (3, 5))),
-    "flat": (WHOLE.reshape(-1)[17:40], Piece("flat", (17,), (23,))),
-    "empty": (WHOLE[6:], Piece("box", (6, 0), (0, 10))),
-}
-
-
-def piece(kind: str) -> Array:
-    values, where = PIECES[kind]
-    array = dense(values)
-    array.whole, array.piece = WHOLE.shape, where
-    return array
-
-
-@pytest.mark.parametrize(("kind", "writer"), [("box", "direct"), ("flat", "thread"), ("empty", "direct")])
-def test_a_piece_comes_back_from_log_and_checkpoint_with_its_place(tmp_path: Path, kind: str, writer: str) -> None:
-    config = JournalConfig(writer=writer)  # type: ignore[arg-type]
-    journal = Journal.open(tmp_path / "run", framework="none", config=config)
-    journal.commit_step(journal.begin_step(Payload.of([("grad/w", piece(kind))])), {})
-    journal.boundary({}, lambda: Snapshot({"param/w": piece(kind)}, {}), checkpoint=True)
-    journal.wait_checkpoint()
-    (row,) = journal.catalog.checkpoints()
-    journal.close()
-    with Checkpoint(journal.paths.checkpoints / row.name) as checkpoint:
-        assert_same(checkpoint.read("param/w"), kind)
-    (path,) = journal.paths.log.glob("*.seg")
-    name = parse_segment_name(path.name)
-    assert name is not None
-    with SegmentReader(path) as reader:
-        for location in scan(path, name[1]):
-            entry = reader.decode(location)
-            if entry.kind.is_step:
-                assert_same(entry.read("grad/w"), kind)
-                assert_same(entry.read_slot(entry.slots_of("grad/w")[0]), kind)
-
-
-def assert_same(found: object, kind: str) -> None:
-    values, where = PIECES[kind]
-    assert isinstance(found, Array)
-    assert (found.piece, found.whole, found.shape) == (where, WHOLE.shape, values.shape)
-    assert found.data.tobytes() == values.tobytes()

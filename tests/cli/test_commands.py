@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,8 +98,6 @@ CASES: list[tuple[Callable[[Path], None], str, int, list[str]]] = [
     (once_suspended, "status RUN", 0, ["No space left on device"]),
     (nothing, "status FOLDER", 0, ["run", "closed"]),
     (of_a_newer_version, "status FOLDER", 1, ["unreadable", "version 99"]),
-    (nothing, "status FOLDER --watch", 2, ["RUN"]),
-    (nothing, "status RUN --watch --interval 0", 2, ["--interval must be positive, got 0"]),
     (
         nothing,
         "advise RUN",
@@ -125,8 +124,6 @@ CASES: list[tuple[Callable[[Path], None], str, int, list[str]]] = [
     (nothing, "verify RUN", 0, ["result intact"]),
     (nothing, "verify RUN --replay", 0, ["9 steps from checkpoint 0 in"]),
     (nothing, "verify RUN --store file:///tmp", 2, ["--store requires --repair"]),
-    (nothing, "verify file:///tmp --repair", 2, ["`tranlogs pull`"]),
-    (nothing, "verify file:///tmp --replay", 2, ["`tranlogs pull`"]),
     (
         nothing,
         "replay RUN --out FOLDER/state.safetensors",
@@ -138,14 +135,8 @@ CASES: list[tuple[Callable[[Path], None], str, int, list[str]]] = [
         ],
     ),
     (nothing, f"replay RUN --step {STEPS + 5} --out FOLDER/x.pt", 1, ["is not covered", f"the nearest is {STEPS}"]),
-    (nothing, f"replay RUN --step {STEPS + 5} --format dcp --out FOLDER/x", 1, [f"the nearest is {STEPS}"]),
     (beside_a_file, "replay RUN --format pt --out FOLDER/out", 2, ["FOLDER/out exists already", "--force"]),
-    (beside_a_file, "replay RUN --format safetensors --out FOLDER/out", 2, ["FOLDER/out exists already", "--force"]),
-    (beside_a_file, "replay RUN --format dcp --out FOLDER/out --force", 2, ["FOLDER/out exists already"]),
     (nothing, "replay RUN --out FOLDER/state.weights.h5", 2, ["FOLDER/state.weights.h5: ", "this is a run of PyTorch"]),
-    (nothing, "replay RUN --out FOLDER/state.npz", 2, ["FOLDER/state.npz: "]),
-    (nothing, "replay RUN --out FOLDER/no/such/state.pt", 2, ["FOLDER/no/such/state.pt: "]),
-    (nothing, "replay RUN --format dcp --out FOLDER/no/out", 2, ["FOLDER/no"]),
     (nothing, "replay RUN --format onnx --out FOLDER/out", 2, ["can be written as dcp, pt, safetensors"]),
     (of_two_ranks, "replay RUN --out FOLDER/state.pt", 2, ["RUN/rank1"]),
     (of_two_ranks, "replay RUN/rank1 --out FOLDER/state.pt", 0, [f"step {STEPS}"]),
@@ -155,26 +146,16 @@ CASES: list[tuple[Callable[[Path], None], str, int, list[str]]] = [
             ("--once --budget much", "--budget 'much': give a size like \"512MiB\""),
             ("--interval soon", "--interval 'soon': give a time"),
             ("--once --budget 1MiB --set high=0.5 --set low=0.8", "0 < low <= high <= 1"),
-            ("--once --budget 1MiB --set high=much", "--set high 'much': give a number"),
             ("--once --set alpha_newer=7", "alpha newer must be a number from 0 to 1, got 7.0"),
             ("--once --set max_checkpoints=0", "checkpoints_max must be at least 1, got 0"),
-            ("--once --set max_checkpoints=x", "--set max_checkpoints 'x': give a number"),
             ("--once --set max_age", "--set max_age: expected NAME=VALUE with one of the names high, low, max_age,"),
-            ("--once --set speed=9", "--set speed=9: expected NAME=VALUE"),
             ("--once --set max_age=1d --set max_age=2d", "--set max_age is given twice"),
             ("--once --store FOLDER/s", "to ship a run once"),
-            ("--store FOLDER/s --set store_checkpoints=0", "--set store_checkpoints must be a number from 1 on"),
-            ("--store FOLDER/s --set max_lag=soon", "--set max_lag 'soon'"),
-            ("--store FOLDER/s --set bandwidth=much", "--set bandwidth 'much'"),
             ("--store FOLDER/s --set uploads=0", "--set uploads must be at least 1, got 0"),
             ("--store FOLDER/s --set take_over=yes", "--set take_over 'yes': give true or false"),
             # An option without effect is an error.
             ("--once --dry-run", "--once has no effect with --dry-run"),
-            ("--once --http :0", "--http has no effect with --once"),
-            ("--dry-run --interval 1s", "--interval has no effect with --dry-run"),
             ("--dry-run --store FOLDER/s", "--dry-run does not ship"),
-            ("--set low=0.5", "--set low has no effect without --budget"),
-            ("--set uploads=3", "--set uploads has no effect without --store"),
             ("--once --set wait=true", "--set wait has no effect with --once"),
             ("--dry-run --set until_closed=true", "--set until_closed has no effect with --once or --dry-run"),
         )
@@ -193,19 +174,12 @@ CASES: list[tuple[Callable[[Path], None], str, int, list[str]]] = [
 
 @pytest.mark.parametrize(("make", "line", "code", "said"), CASES, ids=[f"{make.__name__}: {line}" for make, line, *_ in CASES])
 def test_what_a_command_says(
-    cli: Cli,
-    run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    make: Callable[[Path], None],
-    line: str,
-    code: int,
-    said: list[str],
+    cli: Cli, run: Path, tmp_path: Path, make: Callable[[Path], None], line: str, code: int, said: list[str]
 ) -> None:
     make(run)
-    for folder in (tmp_path, shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name}-json"))):
+    other = tmp_path if code == 2 else shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name}-json"))
+    for folder, is_json in ((tmp_path, False), (other, "--watch" not in line)):
         words = [word.replace("RUN", str(folder / "run")).replace("FOLDER", str(folder)) for word in line.split()]
-        is_json = folder != tmp_path and "--watch" not in words
         called = cli(*words, *(["--json"] if is_json else []))
         assert called.code == code, called.out + called.err
         if code == 2:
@@ -225,12 +199,10 @@ def test_what_a_command_says(
     ("line", "said"),
     [
         ("status", "required: RUN|FOLDER|URL; see `tranlogs status --help`"),
-        ("status run other", "unrecognized arguments: other"),
         ("nothing", "no command 'nothing'; see `tranlogs --help`"),
         ("replay run", "required: --out"),
         ("log run --step x", "invalid int value: 'x'"),
         ("log run --step -1", "--step/-s: must be at least 0, got -1"),
-        ("log run --lim 3", "--lim"),
         ("push run file:///tmp --uploads", "expected one argument"),
         ("rehearse", "required: -- COMMAND"),
         ("--nothing", "unrecognized arguments: --nothing"),
@@ -308,13 +280,9 @@ def garble(path: Path) -> None:
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "catalog cut": lambda run: os.truncate(run / "rank0/catalog.lmdb", 3 * 4096),  # of what it uses
     "catalog deleted": lambda run: (run / "rank0/catalog.lmdb").unlink(),
-    "catalog garbled": lambda run: garble(run / "rank0/catalog.lmdb"),
-    "segment cut": lambda run: os.truncate(segment_files(run)[0], 20_000),
-    "segment deleted": lambda run: segment_files(run)[0].unlink(),
     "segment garbled": lambda run: garble(segment_files(run)[0]),
     "manifest": lambda run: flip(newest_checkpoint(run) / "manifest.json", 200),
     "checkpoint deleted": lambda run: shutil.rmtree(newest_checkpoint(run)),
-    "checkpoints deleted": lambda run: shutil.rmtree(run / "rank0/checkpoints"),
     "log deleted": lambda run: shutil.rmtree(run / "rank0/log"),
 }
 
@@ -441,12 +409,9 @@ def test_a_command_imports_only_what_it_needs(run: Path) -> None:
     no_store = (*FRAMEWORKS, *CLIENTS, "tranlogs.shipping")
     cases = [
         ("--help", HEAVY),
-        ("--version", HEAVY),
-        ("status --help", FRAMEWORKS),
         ("status no/such/run", no_store),
         (f"status {run}", (*no_store, *SLOW)),
         (f"log {run} --step 1", (*no_store, *SLOW)),
-        ("replay --help", no_store),
         (f"monitor {run} --once", (*FRAMEWORKS, *CLIENTS)),
     ]
     command = [sys.executable, "-c", IMPORTS, json.dumps(cases)]
@@ -465,17 +430,8 @@ def test_demo_passes_its_options_and_its_exit_code(cli: Cli, tmp_path: Path, mon
     """The demo itself is tested where it lies."""
     (entry,) = entry_points(group="tranlogs.demos", name="torch")
     assert list(inspect.signature(entry.load()).parameters) == ["folder", "quick", "seed", "as_json"]
-    calls, asked = [], []
-
-    class Entry:
-        @staticmethod
-        def load() -> Callable[..., int]:
-            return lambda folder, **options: calls.append((folder, *options.values())) or 1  # type: ignore[func-returns-value]
-
-    monkeypatch.setattr("tranlogs.frameworks.entry_points", lambda **which: asked.append(which) or [Entry])
-    assert cli("demo").code == cli("demo", "--quick", "--seed", 7, "--folder", tmp_path, "--json").code == 1
-    assert calls == [(Path("demo-run"), False, None, False), (tmp_path, True, 7, True)]
-    assert asked == [{"group": "tranlogs.demos", "name": "torch"}] * 2
-    monkeypatch.setattr("tranlogs.frameworks.entry_points", lambda **_: [])
-    called = cli("demo")
-    assert (called.code, "pip install 'tranlogs[torch]'" in called.err) == (2, True)
+    calls = list[object]()
+    made = SimpleNamespace(load=lambda: lambda folder, **options: calls.append((folder, *options.values())) or 1)
+    monkeypatch.setattr("tranlogs.frameworks.entry_points", lambda **_: [made])
+    assert cli("demo", "--quick", "--seed", 7, "--folder", tmp_path, "--json").code == 1
+    assert calls == [(tmp_path, True, 7, True)]

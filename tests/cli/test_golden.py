@@ -1,4 +1,4 @@
-"""The words of the commands, on runs of scripts that were killed: one optimizer, several, and a log of weights.
+"""The words of the commands, on the run of a public script that was killed.
 
 Numbers, sizes, times and what depends on the machine are masked, and so is the width of columns; long lines are cut.
 `TRANLOGS_GOLDEN=write` writes the files in `golden/` anew: look at the difference, since it is what users read.
@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.kills.pytorch import Death, Job, Script
-from tests.torch import scripts
+from tests.kills.pytorch import Death, Job
+from tests.public.torch.scripts import image_classifier
 from tests.torch.lab import in_child
-from tests.torch.replay.test_exact_matrix import sparse_adam
 
 from .conftest import Cli
 
@@ -75,8 +74,8 @@ def on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_commands_on_a_run_of_a_pytorch_script(cli: Cli, tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "state.pt"
-    job = Job(tmp_path / "files", run, Death("batch", after=12), checkpoint_every=1000, log="gradients")
-    assert in_child(lambda: job.live(scripts.epochs)) == -signal.SIGKILL
+    job = Job(tmp_path / "files", run, Death("batch", after=22), checkpoint_every=1000, log="gradients")
+    assert in_child(lambda: job.live(image_classifier.train)) == -signal.SIGKILL
     found = "".join(
         [
             shown(cli, "status", run),
@@ -90,25 +89,3 @@ def test_commands_on_a_run_of_a_pytorch_script(cli: Cli, tmp_path: Path) -> None
         ]
     )
     compare("torch", mask(found, (str(run), "RUN"), (str(tmp_path), "FOLDER"), (socket.gethostname(), "HOST")))
-
-
-KINDS: dict[str, tuple[Script, int, str]] = {
-    "optimizers": (sparse_adam, 23, "gradients"),
-    "weights": (scripts.averaged, 14, "weights"),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_commands_on_runs_of_other_kinds(kind: str, cli: Cli, tmp_path: Path) -> None:
-    run, out, (script, after, log) = tmp_path / "run", tmp_path / "state.pt", KINDS[kind]
-    job = Job(tmp_path / "files", run, Death("batch", after=after), checkpoint_every=1000, log=log)
-    assert in_child(lambda: job.live(script)) == -signal.SIGKILL
-    found = "".join(
-        [
-            shown(cli, "status", run),
-            shown(cli, "log", run, "-n", 6),
-            shown(cli, "verify", run, "--replay"),
-            shown(cli, "replay", run, "--out", out),
-        ]
-    )
-    compare(kind, mask(found, (str(run), "RUN"), (str(tmp_path), "FOLDER"), (socket.gethostname(), "HOST")))

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-
-from tests.kills.launchers import in_child
 
 from .conftest import STEPS, Cli, segment_files, train
 
@@ -157,35 +152,6 @@ def test_a_store_is_verified_by_a_round_trip(cli: Cli, tmp_path: Path) -> None:
     called = cli("verify", url, "--json")
     assert (called.code, called.json["is_usable"], "Not a directory" in called.json["problem"]) == (1, False, True)
     assert "problem: " in cli("verify", url).out
-
-
-def test_a_monitor_ships_what_a_killed_trainer_left(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trainer dies by SIGKILL with an open segment; the monitor seals and ships it, and another machine goes on."""
-    monkeypatch.setenv("TRANLOGS_RECHECK", "1")
-    run, store = tmp_path / "run", tmp_path / "store"
-    dies = in_child(lambda: train(run, 7, lambda step: os.kill(os.getpid(), signal.SIGKILL) if step == 6 else None))
-    assert dies == -signal.SIGKILL
-    status = cli("status", run, "--json")
-    (rank,) = status.json["ranks"]
-    assert (status.code, rank["writer"]["is_alive"], rank["watermarks"]["committed"]) == (0, False, 5)
-    command = [sys.executable, "-m", "tranlogs", "monitor", str(tmp_path), "--store", str(store)]
-    with subprocess.Popen([*command, "--interval", "50ms", "--json"], stderr=subprocess.PIPE, text=True) as daemon:
-        assert daemon.stderr is not None
-        lines = []
-        while not any("sealed" in line for line in lines):
-            lines.append(json.loads(daemon.stderr.readline())["message"])
-        for _ in range(1200):
-            marks = cli("status", run, "--json").json["ranks"][0]["watermarks"]
-            if marks["persisted"] == 5:
-                break
-            signal.sigtimedwait([], 0.05)
-        assert marks["persisted"] == marks["committed"] == 5, "step 6 had no boundary yet"
-        daemon.send_signal(signal.SIGTERM)
-        assert daemon.wait(30) == 0
-    assert cli("pull", f"{store}/run", tmp_path / "new/run").code == 0
-    expected = train(tmp_path / "never-killed", STEPS).state_dict()
-    found = train(tmp_path / "new/run", STEPS).state_dict()
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
 # `verify --repair`.

@@ -1,8 +1,7 @@
-"""`status`, `log` and `verify`: what they read from a run, dead or alive."""
+"""`status`, `log`, `verify` and `replay`: what they read from a run, dead or alive."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -17,6 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
 
 from tests.kills.launchers import forked, wait_for
 from tests.support.damage import tensor_span
@@ -134,21 +135,13 @@ def test_watch_shows_look_after_look_until_ctrl_c(cli: Cli, run: Path, monkeypat
 
     monkeypatch.setattr("tranlogs.cli.commands.status.time.sleep", nap)
     called = cli("status", run, "--watch", "--json")
-    assert (called.code, naps) == (0, [2.0] * 3)
-    decoder, text, looks = json.JSONDecoder(), called.out.strip(), 0
-    while text:
-        found, end = decoder.raw_decode(text)
-        assert found["ranks"][0]["watermarks"]["committed"] == STEPS
-        text, looks = text[end:].strip(), looks + 1
-    assert looks == 3
+    assert (called.code, naps, called.out.count(f'"committed": {STEPS}')) == (0, [2.0] * 3, 3)
     called = cli("status", run, "--watch", "--interval", "50ms")
-    assert (called.code, naps[3:]) == (0, [0.05] * 3)
-    assert called.out.count(f"step {STEPS}: survives the process") == 3
+    assert (called.code, naps[3:], called.out.count(f"step {STEPS}: survives the process")) == (0, [0.05] * 3, 3)
     assert "\x1b" not in called.out
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
-    called = cli("status", run, "--watch")
-    assert (called.code, "\x1b[1A" in called.out) == (0, True), "in a terminal, a look is written over the one before"
+    assert "\x1b[1A" in cli("status", run, "--watch").out, "in a terminal, a look is written over the one before"
 
 
 def test_status_says_no_more_than_it_knows(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,17 +257,8 @@ def _damage_tensor(run: Path, step: int, name: str) -> Path:
     raise AssertionError(f"no step {step}")
 
 
-def test_a_sound_run_is_redone_from_its_oldest_checkpoint(cli: Cli, run: Path) -> None:
-    (rank,) = cli("verify", run, "--json").json["ranks"]
-    assert (rank["records"], rank["replays"]) == (STEPS + 2, [])
-    (replay,) = cli("verify", run, "--replay", "--json").json["ranks"][0]["replays"]
-    assert (replay["checkpoint_step"], replay["step"], replay["replayed"], replay["exact"]) == (0, STEPS, STEPS, True)
-
-
-@pytest.mark.parametrize("step", [3, STEPS])
-def test_a_damaged_tensor_is_named_with_file_step_and_name_and_replay_goes_on_behind_the_hole(
-    cli: Cli, run: Path, step: int
-) -> None:
+def test_a_damaged_tensor_is_named_with_file_step_and_name_and_replay_goes_on_behind_the_hole(cli: Cli, run: Path) -> None:
+    step = 3
     path = _damage_tensor(run, step, "grad/2.weight")
     called = cli("verify", run, "--json")
     problems = {problem["tensor"]: problem for problem in called.json["problems"]}
@@ -289,24 +273,7 @@ def test_a_damaged_tensor_is_named_with_file_step_and_name_and_replay_goes_on_be
     assert {(problem["path"], problem["step"]) for problem in called.json["problems"]} == {(str(path), step)}
     replays = called.json["ranks"][0]["replays"]
     found = [(replay["checkpoint_step"], replay["step"], replay["exact"]) for replay in replays]
-    assert found == ([(0, 2, True), (4, STEPS, True)] if step == 3 else [(0, STEPS - 1, True)])
-
-
-def test_replay_names_the_first_step_that_differs(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = torch.optim.AdamW.step
-
-    def wrong(self: Any, closure: Any = None) -> Any:
-        parameter = self.param_groups[0]["params"][0]
-        if not self.state.get(parameter):  # the first step, in whatever order steps are redone
-            parameter.data.mul_(1.001)
-        return right(self, closure)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", wrong)
-    called = cli("verify", run, "--replay", "--json")
-    assert called.code == 1
-    (problem,) = called.json["problems"]
-    assert problem["step"] == 1
-    assert "differs from the run's fingerprint" in problem["what"]
+    assert found == [(0, 2, True), (4, STEPS, True)]
 
 
 def test_what_needs_the_framework_says_what_to_install_and_damage_is_told_without_it(
@@ -378,3 +345,62 @@ def test_a_live_run_is_read_without_disturbing_it(cli: Cli, trainer: Trainer, tm
     assert all(torch.equal(end[name], right[name]) for name in right)
     assert cli("status", run, "--json").json["ranks"][0]["watermarks"]["committed"] == 10
     assert cli("verify", run, "--replay").code == 0
+
+
+# replay; tests/torch/offline has what is replayed, and what is in each form of file
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # said of each load in one process
+@pytest.mark.parametrize(("form", "step", "checkpoint_step"), [("pt", None, 8), ("safetensors", 7, 4), ("dcp", 3, 0)])
+def test_each_format_holds_the_weights_of_the_step(
+    cli: Cli, run: Path, tmp_path: Path, form: str, step: int | None, checkpoint_step: int
+) -> None:
+    out, wanted = tmp_path / "out", STEPS if step is None else step
+    options = ["--format", form, *([] if step is None else ["--step", step])]
+    if form != "dcp":
+        out.write_text("mine")
+        options.append("--force")  # else it is not replaced: test_commands.py
+    called = cli("replay", run / "rank0", *options, "-o", out, "--json")
+    told = called.json
+    assert called.code == 0, called.err
+    assert (told["step"], told["checkpoint_step"], told["replayed"]) == (wanted, checkpoint_step, wanted - checkpoint_step)
+    assert told["exact"] is True
+    assert told["bytes"] == sum(path.stat().st_size for path in ([out] if form != "dcp" else out.iterdir()))
+    right = train(tmp_path / "right", wanted).state_dict() if wanted else {}
+    if form == "pt":
+        found = torch.load(out, weights_only=True)["model"]
+    elif form == "safetensors":
+        found = load_file(out)
+    else:
+        found = {name: torch.empty_like(tensor) for name, tensor in right.items()}
+        dcp.load({"model": found}, checkpoint_id=out, no_dist=True)
+    assert all(torch.equal(found[name], right[name]) for name in right)
+
+
+def test_all_files_have_the_mode_of_new_files(cli: Cli, run: Path, tmp_path: Path) -> None:
+    mask = 0o037
+    before = os.umask(mask)
+    try:
+        for name in ("state.pt", "state.safetensors"):
+            assert cli("replay", run, "--out", tmp_path / name).code == 0
+        assert cli("replay", run, "--format", "dcp", "--out", tmp_path / "dcp").code == 0
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if run not in (path, *path.parents)}
+    assert {"state.pt", "state.safetensors", "dcp", ".metadata"} <= modes.keys()
+    assert modes == {name: (0o777 if name == "dcp" else 0o666) & ~mask for name in modes}
+
+
+def test_a_state_that_differs_from_the_run_exits_with_1(
+    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = torch.optim.AdamW.step
+
+    def wrong(self: Any, closure: Any = None) -> Any:
+        self.param_groups[0]["params"][0].data.add_(1e-3)
+        return right(self, closure)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", wrong)
+    called = cli("replay", run, "--step", 7, "--out", tmp_path / "state.pt", "--json")
+    assert called.code == 1
+    assert (called.json["exact"], called.json["first_divergent_step"]) == (False, 5)

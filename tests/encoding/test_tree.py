@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import tracemalloc
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, deque
 from typing import Any
 
 import msgpack
@@ -110,12 +110,12 @@ values = st.recursive(
         | st.dictionaries(st.text(), st.integers(), max_size=4).map(Counter)
         | st.builds(Extension, st.text(), inner)
     ),
-    max_leaves=12,
+    max_leaves=8,
 )
 
 
 @given(values)
-@settings(max_examples=campaign.examples(200))
+@settings(max_examples=campaign.examples(100))
 @example(float("nan"))
 @example([-0.0, math.inf, -math.inf, 5e-324, complex(math.nan, -0.0)])
 @example([(1 << 63) - 1, 1 << 63, -(1 << 63), -(1 << 63) - 1, 255, -256, 1 << 4096])
@@ -127,11 +127,6 @@ def test_every_value_comes_back_as_it_was(value: Any) -> None:
     assert same(tree.decode(blob), value)
     assert blob == tree.encode(value)
     assert same(tree.decode(tree.encode([tree.Fixed(value)])), [value])
-
-
-@given(values)
-@settings(max_examples=campaign.examples(100))
-def test_arrays_out_of_line_come_back_in_their_places(value: Any) -> None:
     far: list[AnyArray] = []
     blob = tree.encode(value, out_of_line=far, out_of_line_bytes_min=8)
     assert all(array.nbytes >= 8 for array in far)
@@ -157,23 +152,15 @@ class Words(str):
     ("value", "path"),
     [
         ({"loader": {"x": Opaque()}}, "track['loader']['x']"),
-        ([1, [2, lambda: None]], "track[1][1]"),
         ({Words("key"): 1}, "track.keys()"),
         ({"s": {Words("s")}}, "track['s']{}"),
-        ((0, Words("s")), "track[1]"),
         (deque([1]), "track"),
-        (defaultdict(int), "track"),
-        (bytearray(b"x"), "track"),
         ([memoryview(b"x")], "track[0]"),
         ((msgpack.ExtType(1, b"x"),), "track[0]"),
-        (range(3), "track"),
         (datetime.datetime(2024, 1, 1), "track"),
         (np.array([Opaque()]), "track (dtype object)"),
-        (np.array(["text"]), "track (dtype <U4)"),
         (np.array([1], ">i4"), "track (dtype >i4)"),
-        (np.longdouble(1), "track (dtype"),
         (np.datetime64("2024-01-01"), "track (dtype datetime64[D])"),
-        (np.ma.masked_array([1]), "track"),
         (Extension("tag", Opaque()), "track"),
     ],
 )
@@ -209,18 +196,8 @@ def test_a_cycle_is_refused() -> None:
         tree.encode(loop)
 
 
-@given(st.binary(max_size=300))
-@settings(max_examples=campaign.examples(300))
-def test_random_bytes_are_a_tree_or_malformed(data: bytes) -> None:
-    try:
-        value = tree.decode(data)
-    except tree.MalformedTree:
-        return
-    assert same(tree.decode(tree.encode(value)), value)
-
-
 @given(values, st.data())
-@settings(max_examples=campaign.examples(200))
+@settings(max_examples=campaign.examples(100))
 def test_damaged_bytes_are_a_tree_or_malformed(value: Any, data: st.DataObject) -> None:
     blob = bytearray(tree.encode(value))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -249,25 +226,17 @@ def header(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, 
         b"\xdb\xff\xff\xff\xff",
         b"\xc9\xff\xff\xff\xff\x06",
         extension(9, header("float64", (1 << 40,), None)),
-        extension(9, header("float64", (1 << 62, 1 << 62), None)),
         extension(9, header("uint8", (4,), (1 << 40,)) + b"abcd"),
-        extension(9, header("uint8", (4,), (-1,)) + b"abcd"),
         extension(9, header("uint8", (2, 2), (1, 1)) + b"abcd"),
         extension(10, header("uint8", (4,), None) + b"\0\0\0\0"),
         extension(8, b"\x06object12345678"),
-        extension(8, b"\x09(9,9,9)i812345678"),
-        extension(8, b""),
         extension(2, b"\x91\x90"),
-        b"\x81\x90\xc0",
         extension(11, b"\x94\xc0\xc3\x01\x02"),
         extension(12, b"\x92\x01\x02"),
         extension(1, b"\x01"),
-        extension(4, b"\x90"),
         extension(99, b"data"),
         b"\x91" * 5000,
         b"",
-        b"\xc0\xc0",
-        b"\xc1",
     ],
     ids=lambda blob: repr(blob[:12]),
 )
@@ -286,34 +255,6 @@ def test_an_array_out_of_line_must_have_the_layout_that_the_tree_says() -> None:
     blob = tree.encode(np.zeros(4), out_of_line=far, out_of_line_bytes_min=1)
     with pytest.raises(tree.MalformedTree, match="out of line"):
         tree.decode(blob, lambda index, layout: dense(np.zeros(5)))
-
-
-def test_to_numpy_puts_values_where_the_strides_say() -> None:
-    made = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    stored = Array("float32", (4, 2, 3), dense(made).data, (1, 12, 4))
-    assert np.array_equal(tree.to_numpy(stored), made.transpose(2, 0, 1))
-
-
-def test_a_fixed_value_with_arrays_out_of_line_refers_to_them_by_their_place_in_each_tree() -> None:
-    fixed = tree.Fixed({"large": np.arange(4096.0)})
-    for before in ([], [np.zeros(4096)]):
-        far: list[AnyArray] = []
-        blob = tree.encode([*before, fixed], out_of_line=far)
-        assert len(far) == len(before) + 1
-        decoded = tree.decode(blob, lambda i, _, far=far: far[i])
-        assert np.array_equal(decoded[-1]["large"], np.arange(4096.0))
-
-
-def test_fixed_values_are_parts_of_their_own_where_parts_are_wanted() -> None:
-    first, second = tree.Fixed({"words": [1, "two"]}), tree.Fixed(3)
-    value = {"a": first, "b": [second, first]}
-    parts: list[tree.Fixed] = []
-    blob = tree.encode(value, parts=parts)
-    assert parts == [first, second, first]
-    plain = {"a": first.value, "b": [3, first.value]}
-    assert tree.decode(blob, parts=lambda index: parts[index].value) == plain
-    assert tree.decode(blob)["b"] == [Extension("part", 1), Extension("part", 2)]
-    assert tree.decode(tree.encode(value)) == plain
 
 
 @pytest.mark.parametrize("array", [np.zeros(3), np.zeros((2, 3), np.float32).T, np.zeros((), np.int64), np.zeros(2, bool)])

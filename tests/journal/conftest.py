@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.clock import FakeClock
 from tests.support.toy import ToyTrainer, open_toy
 from tests.support.toy_steps import NEVER, SIZES
 from tranlogs.base.config import MIB, JournalConfig
@@ -22,12 +23,17 @@ def closed() -> Iterator[list[ToyTrainer]]:
 
 
 @pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
 def toy(tmp_path: Path, closed: list[ToyTrainer]) -> Callable[..., ToyTrainer]:
     def open_(
         run: Path = tmp_path / "run", *, writer: Any = "direct", durability: Any = "process", **options: Any
     ) -> ToyTrainer:
         config = JournalConfig(writer=writer, durability=durability, segment_bytes=MIB)
-        trainer = open_toy(run, sizes=SIZES, **{"config": config, "policy": NEVER, **options})
+        trainer = open_toy(run, **{"sizes": SIZES, "config": config, "policy": NEVER, **options})
         closed.append(trainer)
         return trainer
 

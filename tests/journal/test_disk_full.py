@@ -8,23 +8,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support import campaign, disks
 from tests.support.clock import FakeClock
 from tests.support.disks import fill, free_bytes
-from tests.support.toy import ToyTrainer, open_toy, uninterrupted
-from tranlogs.base.config import MIB, JournalConfig
+from tests.support.toy import ToyTrainer, uninterrupted
+from tests.support.toy_steps import NEVER, SIZES
+from tranlogs.base.config import MIB
 from tranlogs.base.errors import UsageError
 from tranlogs.log import preallocator
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest, RetentionPolicy
 
 pytestmark = [pytest.mark.disks, pytest.mark.usefixtures("small_segments")]
-
-SIZES = (7, 300)
-KEEP = KeepLatest(1)
 
 
 @pytest.fixture(params=["tmpfs", "ext4"])
@@ -36,30 +33,9 @@ def disk(memory_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def toy(disk: Path, clock: FakeClock) -> Iterator[Callable[..., ToyTrainer]]:
-    made: list[ToyTrainer] = []
-
-    def open_(
-        *,
-        writer: Any = "direct",
-        durability: Any = "machine",
-        keep: RetentionPolicy = KEEP,
-        sizes: tuple[int, ...] = SIZES,
-        every: int = 6,
-    ) -> ToyTrainer:
-        config = JournalConfig(writer=writer, durability=durability, segment_bytes=MIB)
-        trainer = open_toy(disk / "run", sizes=sizes, config=config, policy=EverySteps(every), retention=keep, clock=clock)
-        made.append(trainer)
-        return trainer
-
-    yield open_
-    for trainer in made:
-        trainer.journal.close()
+def toy(disk: Path, clock: FakeClock, toy: Callable[..., ToyTrainer]) -> Callable[..., ToyTrainer]:
+    options = {"durability": "machine", "policy": EverySteps(6), "retention": KeepLatest(1), "clock": clock}
+    return lambda **more: toy(disk / "run", **options | more)
 
 
 @pytest.fixture
@@ -136,7 +112,7 @@ def test_training_goes_on_and_logging_resumes_when_there_is_space(
     assert (again.recover().step, again.state.everything() == state_at(34)) == (34, True)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("count", "leave", "writer"), campaign.each_once([2, 3, 2, 3], [0, 100 * 1024], ["direct", "thread", "thread", "direct"])
 )
@@ -144,7 +120,7 @@ def test_the_space_of_older_checkpoints_keeps_the_log_going(
     toy: Callable[..., ToyTrainer], disk: Path, caplog: pytest.LogCaptureFixture, writer: str, leave: int, count: int
 ) -> None:
     sizes = (7, 100_000)  # a checkpoint is larger than what a file system takes for a file
-    trainer, behind = toy(writer=writer, keep=KeepLatest(count), sizes=sizes, every=4), 0
+    trainer, behind = toy(writer=writer, retention=KeepLatest(count), sizes=sizes, policy=EverySteps(4)), 0
 
     def look(step: int) -> None:
         nonlocal behind
@@ -167,7 +143,7 @@ def test_the_space_of_older_checkpoints_keeps_the_log_going(
     trainer.train(140, say=look)
     assert len(trainer.journal.catalog.checkpoints()) == count
     trainer.journal.close()
-    again = toy(keep=KeepLatest(count), sizes=sizes)
+    again = toy(retention=KeepLatest(count), sizes=sizes)
     assert (again.recover().step, again.state.everything() == state_at(140, sizes)) == (140, True)
 
 
@@ -187,7 +163,7 @@ def test_a_log_that_fills_the_disk_before_a_checkpoint_is_due_gives_way_to_one(
 ) -> None:
     monkeypatch.setattr(preallocator, "SEGMENT_RECORDS_WANTED", 4)  # the disk holds some such files
     sizes = (7, 100_000)
-    trainer, behind = toy(writer=writer, keep=keep, sizes=sizes, every=10_000), []
+    trainer, behind = toy(writer=writer, retention=keep, sizes=sizes, policy=NEVER), []
 
     def look(step: int) -> None:
         trainer.journal.wait_synced()
@@ -208,7 +184,7 @@ def test_a_log_that_fills_the_disk_before_a_checkpoint_is_due_gives_way_to_one(
     assert 0 in behind[-10:]
     step = trainer.journal.committed
     trainer.journal.close()
-    again = toy(keep=keep, sizes=sizes)
+    again = toy(retention=keep, sizes=sizes)
     assert (again.recover().step, again.state.everything() == state_at(step, sizes)) == (step, True)
 
 
@@ -256,27 +232,15 @@ def test_no_signal_ends_a_process_whose_disk_fills_up_at_full_speed(disk: Path) 
 
 
 @pytest.mark.sampled(1)
-def test_a_monitor_gives_space_back_on_a_disk_without_any(disk: Path) -> None:
-    config = JournalConfig(durability="machine", segment_bytes=MIB)
-    trainer = open_toy(disk / "run", sizes=SIZES, config=config, policy=EverySteps(6), retention=KeepAll())
+def test_a_monitor_gives_space_back_on_a_disk_without_any(toy: Callable[..., ToyTrainer], disk: Path) -> None:
+    trainer = toy(retention=KeepAll())
     trainer.recover()
     train(trainer, 14)
     trainer.journal.close()
     fill(disk)
     assert free_bytes(disk) < 4096
-    command = [
-        sys.executable,
-        "-m",
-        "tranlogs",
-        "monitor",
-        str(disk / "run"),
-        "--once",
-        "--budget",
-        "8MiB",
-    ]
+    command = [sys.executable, "-m", "tranlogs", "monitor", str(disk / "run"), "--once", "--budget", "8MiB"]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 0, ended.stderr
     assert free_bytes(disk) > 4 * MIB, ended.stderr
-    again = open_toy(disk / "run", sizes=SIZES, config=config, policy=EverySteps(6), retention=KeepAll())
-    assert again.recover().step == 14
-    again.journal.close()
+    assert toy(retention=KeepAll()).recover().step == 14

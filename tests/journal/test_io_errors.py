@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,14 +12,13 @@ from tests.support import campaign
 from tests.support.abandon import abandoned_copy
 from tests.support.clock import FakeClock
 from tests.support.faults import failing, times_hit
-from tests.support.toy import ToyTrainer, open_toy, uninterrupted
-from tranlogs.base.config import MIB, JournalConfig
+from tests.support.toy import ToyTrainer
+from tests.support.toy_steps import state_at, warnings
 from tranlogs.base.failpoints import POINTS
 from tranlogs.retention import EverySteps, KeepLatest
 
 pytestmark = pytest.mark.usefixtures("small_segments")
 
-SIZES = (7, 300)
 WRITE_PATH = [point for point in POINTS if point.startswith(("log.", "catalog.", "checkpoint."))]
 # What stops one checkpoint or one deletion, and not the log.
 LOG_GOES_ON = {point for point in WRITE_PATH if point.startswith("checkpoint.")} | {"log.retire"}
@@ -34,23 +31,9 @@ COMES_BACK = {"log.seal", "log.recycle", "log.unlink", "log.prepare"}
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def toy(memory_path: Path, clock: FakeClock) -> Iterator[Callable[..., ToyTrainer]]:
-    made: list[ToyTrainer] = []
-
-    def open_(run: Path = memory_path / "run", *, writer: Any = "direct") -> ToyTrainer:
-        config = JournalConfig(writer=writer, durability="machine", segment_bytes=MIB)
-        trainer = open_toy(run, sizes=SIZES, config=config, policy=EverySteps(6), retention=KeepLatest(1), clock=clock)
-        made.append(trainer)
-        return trainer
-
-    yield open_
-    for trainer in made:
-        trainer.journal.close()
+def toy(memory_path: Path, clock: FakeClock, toy: Callable[..., ToyTrainer]) -> Callable[..., ToyTrainer]:
+    options = {"durability": "machine", "policy": EverySteps(6), "retention": KeepLatest(1), "clock": clock}
+    return lambda run=memory_path / "run", **more: toy(run, **options, **more)
 
 
 def train(trainer: ToyTrainer, until: int) -> None:
@@ -65,14 +48,6 @@ def train(trainer: ToyTrainer, until: int) -> None:
             trainer.journal.log.wal.roll()
 
     trainer.train(until, say=settle)
-
-
-def state_at(step: int) -> bytes:
-    return uninterrupted(step, sizes=SIZES).everything()
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @pytest.mark.sampled(13)
@@ -128,34 +103,6 @@ def test_training_goes_on_and_logging_resumes(
         assert again.state.everything() == state_at(25)
 
 
-@pytest.mark.parametrize(
-    ("point", "writer"),
-    campaign.each_once(["log.prepare", "catalog.before_commit", "checkpoint.state"], ["direct", "thread"]),
-)
-def test_a_disk_that_fails_from_the_first_step_on_costs_no_training(
-    toy: Callable[..., ToyTrainer],
-    clock: FakeClock,
-    memory_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    point: str,
-    writer: str,
-) -> None:
-    trainer = toy(writer=writer)
-    with failing(f"{point}=enospc"):
-        trainer.recover()
-        train(trainer, 4)
-        clock.advance(100)
-        train(trainer, 6)
-        assert trainer.journal.is_suspended
-        assert trainer.journal.committed <= 1  # what is written and cannot be synced survives the process all the same
-    assert len([message for message in warnings(caplog) if "logging is suspended" in message]) == 1
-    clock.advance(100)
-    train(trainer, 9)
-    assert not trainer.journal.is_suspended
-    again = toy(abandoned_copy(trainer.journal, memory_path / "killed"))
-    assert (again.recover().step, again.state.everything() == state_at(9)) == (9, True)
-
-
 def test_retries_become_rarer_and_go_on_for_ever(toy: Callable[..., ToyTrainer], clock: FakeClock) -> None:
     trainer, tries = toy(), []
     trainer.recover()
@@ -169,3 +116,25 @@ def test_retries_become_rarer_and_go_on_for_ever(toy: Callable[..., ToyTrainer],
     assert pauses == sorted(pauses)
     assert pauses[:5] == [2, 4, 8, 16, 32]
     assert set(pauses[5:]) == {60}
+
+
+def test_trouble_that_comes_back_at_once_is_waited_for_longer(toy: Callable[..., ToyTrainer], clock: FakeClock) -> None:
+    trainer, pauses = toy(), []
+    trainer.recover()
+    train(trainer, 2)
+    for _ in range(8):
+        with failing("log.roll=eio@1"):
+            train(trainer, trainer.journal.step + 2)
+            assert trainer.journal.is_suspended
+        since = clock.now()
+        while trainer.journal.is_suspended:
+            clock.advance(1)
+            train(trainer, trainer.journal.step + 1)
+        pauses.append(clock.now() - since)
+    assert pauses == [2, 4, 8, 16, 32, 60, 60, 60]
+    clock.advance(100)
+    with failing("log.roll=eio@1"):
+        train(trainer, trainer.journal.step + 2)
+    clock.advance(2)
+    train(trainer, trainer.journal.step + 1)
+    assert not trainer.journal.is_suspended

@@ -23,8 +23,8 @@ from tests.support.clock import FakeClock
 from tests.support.command_line import call_tranlogs
 from tests.support.faults import failing
 from tests.support.toy import ToyTrainer
-from tests.support.toy_steps import NEVER, SIZES, boundary_of, checkpoint_steps, killed, state_at, step_of
-from tests.support.verify import verify_run
+from tests.support.toy_steps import SIZES, boundary_of, killed, state_at, step_of
+from tests.support.verify import problems_of
 from tranlogs.base.errors import LogUnavailable, UsageError
 from tranlogs.base.types import dense
 from tranlogs.catalog import Catalog
@@ -33,11 +33,9 @@ from tranlogs.journal import JournalPaths
 from tranlogs.journal.journal import Journal
 from tranlogs.journal.paths import file_system_of, refuse_network_file_system
 from tranlogs.log.layout import Payload
-from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_format import COVERED_MAX
-from tranlogs.recovery.journal_facts import read_catalog, read_facts
+from tranlogs.recovery.journal_facts import read_catalog
 from tranlogs.retention import EverySteps, KeepAll
-from tranlogs.verify import Problem
 
 
 @pytest.mark.parametrize("writer", ["direct", "thread"])
@@ -106,20 +104,6 @@ def test_state_that_changes_after_the_boundary_is_not_what_was_committed(
     assert np.array_equal(again.state.order, np.arange(5000))
 
 
-def test_a_boundary_can_ask_for_a_checkpoint_or_refuse_one(toy: Callable[..., ToyTrainer]) -> None:
-    eager = toy(policy=EverySteps(1), retention=KeepAll())
-    eager.recover()
-    step_of(eager)
-    boundary_of(eager, checkpoint=False)
-    assert checkpoint_steps(eager) == [0]
-    eager.journal.close()
-    lazy = toy(policy=NEVER, retention=KeepAll())
-    lazy.recover()
-    step_of(lazy)
-    boundary_of(lazy, checkpoint=True)
-    assert checkpoint_steps(lazy) == [0, 2]
-
-
 def test_the_same_position_has_one_checkpoint_unless_it_is_damaged(toy: Callable[..., ToyTrainer]) -> None:
     trainer = toy()
     trainer.recover()
@@ -148,29 +132,6 @@ def test_going_back_and_looking_only_changes_nothing(toy: Callable[..., ToyTrain
     third = toy()
     assert third.recover().step == 10
     assert [row.number for row in third.journal.catalog.timelines()] == [1]
-
-
-def test_what_a_crash_left_half_done_is_finished(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
-    first = toy(retention=KeepAll())
-    first.recover()
-    first.train(4)
-    first.journal.checkpoint(first.state.snapshot(), wait=True)
-    first.train(6)
-    copy = killed(first, tmp_path / "killed")
-    paths = JournalPaths.of(copy)
-    (paths.checkpoints / ".tmp-x").mkdir()
-    (paths.log / "x.seg.template").write_bytes(b"x")
-    journal = Journal.open(copy, framework="toy")
-    (row,) = [row for row in journal.catalog.checkpoints() if row.step == 4]
-    with journal.catalog.transaction() as tables:
-        tables.delete(f"checkpoint/{row.name}")
-    journal.close()
-    second = toy(copy)
-    assert not list(paths.checkpoints.glob(".tmp-*"))
-    assert not list(paths.log.glob("*.template"))
-    assert [row.step for row in second.journal.catalog.checkpoints()] == [0, 4]
-    report = second.recover()
-    assert (report.step, report.checkpoint_step) == (6, 4)
 
 
 def test_a_run_that_cannot_be_opened_for_writing_is_a_usage_error(
@@ -209,22 +170,6 @@ def test_a_run_of_another_framework_is_refused_by_name(toy: Callable[..., ToyTra
         Journal.open(trainer.journal.paths.folder.parent, framework="keras")
     again = toy()
     assert again.recover().step == 2
-
-
-def test_segments_and_checkpoints_say_what_they_are_of(toy: Callable[..., ToyTrainer]) -> None:
-    trainer = toy(environment={"threads": 2})
-    trainer.recover()
-    trainer.train(1)
-    trainer.journal.close()
-    (segment,) = read_facts(trainer.journal.paths.folder).segments
-    with SegmentReader(segment.path) as reader:
-        body = reader.decode(segment.locations[0]).body()
-    (row,) = trainer.journal.paths.checkpoints.iterdir()
-    with Checkpoint(row) as checkpoint:
-        manifest = checkpoint.manifest
-    for said in (body, manifest):
-        assert said["run_id"] == trainer.journal.run.run_id
-        assert (said["framework"], said["rank"], said["environment"]) == ("toy", 0, {"threads": 2})
 
 
 Calls = Counter[tuple[int, str]]  # by thread and name
@@ -344,7 +289,7 @@ def test_redo_ends_before_covered_steps_and_the_boundary_tells_where_training_ar
     trainer.journal.wait_synced()
     assert (trainer.journal.step, trainer.journal.committed) == (14, 14)
     run = killed(trainer, tmp_path / "killed")
-    assert not [finding for finding in verify_run(run) if isinstance(finding, Problem)]
+    assert not problems_of(run)
     again = toy(run)
     report = again.recover()
     assert (report.step, report.replayed, report.exact) == (4, 4, True)
@@ -457,3 +402,26 @@ def test_a_process_that_did_not_come_to_its_end_is_a_failure(toy: Callable[..., 
     third = trained_for(toy(left, **options), 21, clock, 1.0)
     assert third.journal.checkpoints.measurements.row.failures == 1, "it came to its end"
     assert third.journal.checkpoints.measurements.row.trained_seconds == pytest.approx(190.0, abs=20.0)
+
+
+def test_what_a_crash_left_half_done_is_finished(toy: Callable[..., ToyTrainer], tmp_path: Path) -> None:
+    first = toy(retention=KeepAll())
+    first.recover()
+    first.train(4)
+    first.journal.checkpoint(first.state.snapshot(), wait=True)
+    first.train(6)
+    copy = killed(first, tmp_path / "killed")
+    paths = JournalPaths.of(copy)
+    (paths.checkpoints / ".tmp-x").mkdir()
+    (paths.log / "x.seg.template").write_bytes(b"x")
+    journal = Journal.open(copy, framework="toy")
+    (row,) = [row for row in journal.catalog.checkpoints() if row.step == 4]
+    with journal.catalog.transaction() as tables:
+        tables.delete(f"checkpoint/{row.name}")
+    journal.close()
+    second = toy(copy)
+    assert not list(paths.checkpoints.glob(".tmp-*"))
+    assert not list(paths.log.glob("*.template"))
+    assert [row.step for row in second.journal.catalog.checkpoints()] == [0, 4]
+    report = second.recover()
+    assert (report.step, report.checkpoint_step) == (6, 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,8 @@ import pytest
 
 from tests.support.clock import FakeClock
 from tests.support.faults import failing
-from tests.support.toy import ToyTrainer, open_toy, uninterrupted
-from tests.support.toy_steps import boundary_of, checkpoint_steps, killed, patiently, state_at, step_of
-from tranlogs.base.config import JournalConfig
+from tests.support.toy import ToyTrainer
+from tests.support.toy_steps import boundary_of, checkpoint_steps, killed, patiently, state_at, step_of, warnings
 from tranlogs.catalog import Incident
 from tranlogs.journal import read_owner
 from tranlogs.journal.shutdown import ShutdownHandler
@@ -112,10 +111,6 @@ def test_an_incident_lasts_until_logging_goes_on(toy: Callable[..., ToyTrainer],
     assert incidents(trainer) == [(5, 10), (12, None)]
 
 
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
-
 @pytest.mark.parametrize(("writer", "fault"), [("direct", "log.sync"), ("direct", "log.seal"), ("thread", "log.before_commit")])
 def test_a_close_that_loses_something_says_so(
     toy: Callable[..., ToyTrainer], caplog: pytest.LogCaptureFixture, writer: str, fault: str
@@ -203,9 +198,6 @@ def test_a_journal_that_could_not_be_closed_does_not_count_as_closed(tmp_path: P
     assert owner.has_closed
 
 
-SIZES = (7, 300)
-
-
 KEEPS = [  # retention, error, and whether older checkpoints are given up
     (KeepLatest(3), "enospc", True),
     (KeepLatest(3), "eio", False),
@@ -218,87 +210,68 @@ EACH_KEEP = pytest.mark.parametrize(("keep", "error", "is_room_made"), KEEPS, id
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def trainer(memory_path: Path, clock: FakeClock, request: pytest.FixtureRequest) -> Iterator[ToyTrainer]:
-    keep = request.getfixturevalue("keep")
-    made = open_toy(
-        memory_path / "run",
-        sizes=SIZES,
-        policy=EverySteps(10),
-        retention=keep,
-        clock=clock,
-        config=JournalConfig(segment_bytes=1 << 20),
-    )
+def trainer(memory_path: Path, clock: FakeClock, toy: Callable[..., ToyTrainer], keep: RetentionPolicy) -> ToyTrainer:
+    made = toy(memory_path / "run", policy=EverySteps(10), retention=keep, clock=clock, durability="machine")
     made.recover()
-    made.train(39, say=lambda _: made.journal.wait_checkpoint())
-    yield made
-    made.journal.close()
+    patiently(made, 39)
+    return made
 
 
-def steps(trainer: ToyTrainer) -> list[int]:
-    return [row.step for row in trainer.journal.catalog.checkpoints()]
-
-
-def end(trainer: ToyTrainer, keep: RetentionPolicy) -> None:
+def end(toy: Callable[..., ToyTrainer], trainer: ToyTrainer) -> None:
     """It goes on as usual, and what comes back is right."""
     step = trainer.journal.step
     trainer.journal.close()
-    again = open_toy(trainer.journal.paths.folder.parent, sizes=SIZES, retention=keep)
+    again = toy(trainer.journal.paths.folder.parent)
     assert again.recover().step == step
-    assert again.state.everything() == uninterrupted(step, sizes=SIZES).everything()
-    again.journal.close()
+    assert again.state.everything() == state_at(step)
 
 
 @EACH_KEEP
 def test_a_checkpoint_takes_the_place_of_older_ones(
-    trainer: ToyTrainer, keep: RetentionPolicy, error: str, is_room_made: bool, caplog: pytest.LogCaptureFixture
+    trainer: ToyTrainer, toy: Callable[..., ToyTrainer], error: str, is_room_made: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = steps(trainer)
+    before = checkpoint_steps(trainer)
     with failing(f"checkpoint.state={error}@1"):
         trainer.train(41)
         trainer.journal.wait_checkpoint()
         trainer.train(42)
-    assert steps(trainer) == ([30, 40] if is_room_made else before)
-    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert checkpoint_steps(trainer) == ([30, 40] if is_room_made else before)
+    told = warnings(caplog)
     assert len(told) == 1
     assert ("only the newest checkpoint is kept" in told[0]) is is_room_made
-    end(trainer, keep)
+    end(toy, trainer)
 
 
 @EACH_KEEP
 def test_the_log_goes_on_at_once_in_the_place_of_older_checkpoints(
-    trainer: ToyTrainer, clock: FakeClock, keep: RetentionPolicy, error: str, is_room_made: bool
+    trainer: ToyTrainer, toy: Callable[..., ToyTrainer], clock: FakeClock, error: str, is_room_made: bool
 ) -> None:
-    before, journal = steps(trainer), trainer.journal
+    before, journal = checkpoint_steps(trainer), trainer.journal
     with failing(f"log.begin={error}@1"):
         trainer.train(40)
     assert journal.is_suspended is not is_room_made
-    assert (journal.committed, steps(trainer)) == ((40, [30, 40]) if is_room_made else (39, before))
+    assert (journal.committed, checkpoint_steps(trainer)) == ((40, [30, 40]) if is_room_made else (39, before))
     clock.advance(100)
     trainer.train(42)
     assert (journal.is_suspended, journal.committed) == (False, 42)
     assert len(journal.catalog.incidents()) == 1
-    end(trainer, keep)
+    end(toy, trainer)
 
 
 @pytest.mark.parametrize("keep", [KeepLatest(3)], ids=str)
 def test_nothing_is_given_up_for_a_rewind_that_has_not_begun(
-    trainer: ToyTrainer, clock: FakeClock, keep: RetentionPolicy
+    trainer: ToyTrainer, toy: Callable[..., ToyTrainer], clock: FakeClock, keep: RetentionPolicy
 ) -> None:
     """As long as the catalog does not tell where a run goes on, its newest checkpoint is not the one that this needs."""
-    before = steps(trainer)
+    before = checkpoint_steps(trainer)
     trainer.journal.close()
     run = trainer.journal.paths.folder.parent
-    again = open_toy(run, sizes=SIZES, retention=keep, clock=clock)
+    again = toy(run, retention=keep, clock=clock)
     assert again.recover(step=25).step == 25
     with failing("catalog.before_commit=enospc@1"):
         again.train(27)
     assert again.journal.is_suspended
-    assert steps(again) == before
+    assert checkpoint_steps(again) == before
     clock.advance(100)
     again.train(29)
     assert (again.journal.is_suspended, again.journal.committed) == (False, 29)

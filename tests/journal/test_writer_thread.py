@@ -12,7 +12,6 @@ import pytest
 from tests.support.bare_log import BareLog
 from tests.support.waiting import wait_until
 from tranlogs.base.config import QUEUE_JOBS_MAX
-from tranlogs.base.errors import LogUnavailable
 from tranlogs.base.threads import ShutdownGate, gated
 from tranlogs.base.types import Array, TensorSpec, dense
 from tranlogs.journal.record_writers import LogWriter, RecordContent
@@ -103,29 +102,6 @@ def test_the_writer_thread_waits_for_a_payload_on_its_way_and_releases_it_after_
     bare.close()
 
 
-@pytest.mark.parametrize(
-    ("kind", "step"),
-    [(RecordKind.BOUNDARY, 1), (RecordKind.IMAGE, 1), (RecordKind.STEP, 4)],
-)
-def test_a_record_that_does_not_follow_the_last_step_is_refused(tmp_path: Path, kind: RecordKind, step: int) -> None:
-    """Redo would not reach the state that it tells of."""
-    bare = BareLog(tmp_path)
-    log = bare.open()
-    writer = LogWriter(log)
-    for n in (1, 2):
-        writer.append(Payload.of([]), RecordContent(RecordKind.STEP, n, {}))
-    with pytest.raises(LogUnavailable, match=f"a record of step {step} cannot follow one of step 2"):
-        writer.append(Payload.of([]), RecordContent(kind, step, {}))
-    writer.append(Payload.of([]), RecordContent(RecordKind.BOUNDARY, 2, {}))
-    writer.stop()
-    log.close()
-    assert [(kind, step) for kind, step, _, _ in bare.contents()] == [
-        *((RecordKind.STEP, n) for n in (1, 2)),
-        (RecordKind.BOUNDARY, 2),
-    ]
-    bare.close()
-
-
 # The gate
 
 
@@ -162,19 +138,3 @@ def test_who_shuts_waits_for_the_call_inside_and_nobody_enters_afterwards() -> N
     thread.join(0.2)
     assert thread.is_alive()
     assert thing.gate.depth == 0
-
-
-def test_a_nested_call_goes_on_after_the_gate_was_shut() -> None:
-    thing, inside, may_go, nested = Gated(), threading.Event(), threading.Event(), threading.Event()
-
-    def work() -> None:
-        inside.set()
-        may_go.wait()
-        thing.pass_through(nested.set)
-
-    in_thread(lambda: thing.pass_through(work))
-    assert inside.wait(10)
-    assert not thing.gate.shut(0.05)
-    may_go.set()
-    assert nested.wait(10)
-    assert thing.gate.shut(10)

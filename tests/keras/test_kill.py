@@ -22,7 +22,7 @@ from tests.keras.proof import Place, end, prove_exact, run_whole, whole_of
 from tests.kills.job import Death
 from tests.kills.judge import killed
 from tests.kills.launchers import Server
-from tests.monitor.test_beside import is_running
+from tests.monitor.monitors import is_running
 from tests.support import campaign
 from tests.support.waiting import wait_until
 from tranlogs.journal import read_owner

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +12,19 @@ import pytest
 
 from tests.support.bare_log import BareLog, append_step, expected_step
 from tests.support.record_rows import packed_head
+from tests.support.toy import ToyTrainer, open_toy
 from tests.support.waiting import wait_until
 from tranlogs.base.config import MIB, SEGMENT_STEP_BYTES, SPACE_PLENTY_BYTES, JournalConfig
 from tranlogs.base.errors import LogUnavailable
+from tranlogs.base.types import dense
+from tranlogs.catalog import SegmentRow
 from tranlogs.log import preallocator
 from tranlogs.log import segment_file as files
-from tranlogs.log.reader import SegmentReader
-from tranlogs.log.record_format import HEAD, Position, RecordKind, extent_end
+from tranlogs.log.layout import Payload
+from tranlogs.log.record_body import EncodedContent
+from tranlogs.log.record_format import HEAD, Location, Position, RecordKind, extent_end
 from tranlogs.log.scanner import scan
+from tranlogs.log.segment_file import parse_segment_name
 
 VALUE = np.random.default_rng(0).integers(0, 256, 4000, np.uint8)
 
@@ -90,33 +94,6 @@ def test_whether_a_file_was_written_is_told_from_its_start(tmp_path: Path) -> No
     path.unlink()
     with pytest.raises(FileNotFoundError):
         files.was_written(path, 111)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_child_forked_amid_recycling_keeps_nobody_from_reading_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a worker of a data loader: it has the handle that the file was locked with, for as long as it lives."""
-    children = []
-
-    def fork(_: str) -> None:
-        child = os.fork()
-        if child == 0:
-            signal.alarm(20)
-            signal.pause()
-        children.append(child)
-
-    spare, path = used_spare(tmp_path), tmp_path / files.segment_name(2, 222)
-    monkeypatch.setattr(files, "hit", fork)
-    try:
-        segment = files.recycle(spare, path, 2, 222, MIB)
-        assert segment is not None
-        SegmentReader(path).close()
-        segment.close()
-    finally:
-        for child in children:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
 
 
 def test_a_file_that_somebody_reads_is_neither_recycled_nor_deleted(tmp_path: Path) -> None:
@@ -191,18 +168,101 @@ def test_a_record_without_blocks_goes_into_the_next_file_or_is_refused_before_it
     bare.close()
 
 
-def test_a_recycled_file_whose_hole_cannot_be_filled_is_used_up_to_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+# The scanner finds what was committed by plain reads, and nothing else, also while it is written.
 
-    path, segment = tmp_path / files.segment_name(1, 111), None
-    files.create(path, 1, 111, MIB, SEGMENT_STEP_BYTES).close()
-    path.write_bytes(bytes(SEGMENT_STEP_BYTES))
-    os.truncate(path, MIB)
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
-    segment = files.recycle(path, tmp_path / files.segment_name(2, 222), 2, 222, MIB)
-    assert segment is not None
-    assert (segment.size, segment.allocated) == (MIB, SEGMENT_STEP_BYTES)
-    segment.close()
+
+def only_segment(bare: BareLog) -> tuple[Path, SegmentRow]:
+    assert bare.catalog is not None
+    (row,) = [row for row in bare.catalog.segments() if row.state != "ready"]
+    return bare.folder / "log" / row.file, row
+
+
+def filled(bare: BareLog, steps: int = 10, size: int = 3000) -> tuple[Path, SegmentRow]:
+    log = bare.open()
+    for step in range(1, steps + 1):
+        append_step(log, step, size)
+    log.close()
+    return only_segment(bare)
+
+
+def sequences(found: list[Location]) -> list[int]:
+    return [location.head.sequence for location in found]
+
+
+def test_bytes_of_a_tensor_are_never_taken_for_an_entry(bare: BareLog) -> None:
+    """A tensor that holds a whole segment of another run, at all offsets in a block."""
+    path, row = filled(bare, steps=5, size=500)
+    other = np.fromfile(path, np.uint8)[: row.used_bytes]
+    second = BareLog(bare.folder / "second")
+    log = second.open()
+    tensors = [(f"w{shift}", dense(np.roll(other, shift))) for shift in range(0, 64, 8)]
+    log.append(Payload.of(tensors), EncodedContent(RecordKind.STEP, 1, log.encoder.whole({}, None)))
+    log.close()
+    path, row = only_segment(second)
+    assert sequences(scan(path, row.number)) == [0, 1]
+    assert sequences(scan(path, row.number, last_sequence=1)) == [0, 1]
+    second.close()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_damaged_head_in_the_middle_hides_no_other(bare: BareLog, count: int) -> None:
+    path, row = filled(bare)
+    found = scan(path, row.number)
+    with path.open("r+b") as file:
+        for victim in found[6 : 6 + count]:
+            file.seek(victim.offset)
+            file.write(b"\xa5" * HEAD.size)
+    assert scan(path, row.number) == found[:6] + found[6 + count :]
+    assert scan(path, row.number, last_sequence=row.last_sequence) == found[:6] + found[6 + count :]
+    assert scan(path, row.number, start=found[6].offset) == found[6 + count :]
+
+
+def test_an_older_head_behind_the_newest_is_passed_over(bare: BareLog) -> None:
+    """A record of this segment whose place was never written again, as a rolled-back disk block has it."""
+    path, row = filled(bare)
+    found = scan(path, row.number)
+    raw = path.read_bytes()[found[3].offset : found[4].end]
+    with path.open("r+b") as file:
+        file.seek(found[-1].end)
+        file.write(raw)
+    assert scan(path, row.number) == found
+
+
+def _segment(trainer: ToyTrainer) -> tuple[Path, int]:
+    (path,) = (path for path in trainer.journal.paths.log.glob("*.seg") if _id(path) and scan(path, _id(path)))
+    return path, _id(path)
+
+
+def _id(path: Path) -> int:
+    named = parse_segment_name(path.name)
+    assert named is not None
+    return named[1]
+
+
+def test_a_writer_that_overtakes_the_scan_leaves_no_holes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = JournalConfig(durability="process", segment_bytes=32 * MIB)
+    trainer = open_toy(tmp_path / "run", sizes=(7, 300, 3000), config=config)
+    trainer.recover()
+    trainer.train(20)
+    path, segment_id = _segment(trainer)
+    read, is_writing = os.pread, False
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        nonlocal is_writing
+        if not is_writing and size > 4096 and trainer.journal.step < 400:
+            is_writing = True
+            data = read(fd, size, offset)
+            trainer.train(trainer.journal.step + 20)  # after this window, before the next
+            is_writing = False
+            return data
+        return read(fd, size, offset)
+
+    monkeypatch.setattr("tranlogs.log.scanner.os.pread", pread)
+    found = scan(path, segment_id)
+    monkeypatch.undo()
+    written = scan(path, segment_id)
+    assert len(written) >= len(found) > 20
+    numbers = [location.head.sequence for location in found]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    assert found == written[: len(found)]
+    trainer.journal.close()

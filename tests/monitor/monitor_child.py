@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from tests.support.forking import serve
@@ -19,9 +16,6 @@ from tranlogs_monitor.settings import DaemonSettings
 
 def watch(job: dict[str, Any]) -> None:
     failpoints._rules = failpoints._parse(job["failpoints"])
-    if job["stops"]:
-        stop = lambda pid, number: os.kill(pid, signal.SIGSTOP)  # noqa: E731
-        failpoints.os = SimpleNamespace(kill=stop, getpid=os.getpid)  # type: ignore[attr-defined]
     store = None
     if job.get("store"):
         archiver._TURN_SECONDS = archiver.RETRY_SECONDS_MIN = archiver.RETRY_SECONDS_MAX = 0.01

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,10 @@ from tests.support.toy import ToyTrainer, open_toy
 from tests.support.toy_steps import NEVER, SIZES
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.cli.reading.find_journals import find_journals
-from tranlogs.journal import JournalPaths
+from tranlogs.journal import JournalPaths, read_owner
 from tranlogs.retention import KeepAll
 from tranlogs.retention.prune import Budget
+from tranlogs.retention.value_decay import read_evaluations
 from tranlogs_monitor.daemon import Daemon, find_watched_journals
 from tranlogs_monitor.settings import DaemonSettings
 from tranlogs_monitor.watching.watch import Evaluation, JournalWatch
@@ -82,33 +81,21 @@ class Monitors:
         budget: int,
         *,
         failpoints: str = "",
-        stops: bool = False,
         interval: float = 0.005,
         store: Path | None = None,
         **limits: Any,
     ) -> None:
-        """Watch from here on, ship to `store` if there is one. With `stops`, a fail point that kills stops it instead."""
+        """Watch from here on, ship to `store` if there is one."""
         self._pid = self._server.start(
             {
                 "root": str(root),
                 "budget": budget,
                 "failpoints": failpoints,
-                "stops": stops,
                 "interval": interval,
                 "limits": limits,
                 "store": str(store) if store is not None else "",
             }
         )
-
-    def wait_stopped(self) -> int:
-        """Wait until it is stopped; its pid."""
-        while Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-            signal.sigtimedwait([], 0.01)
-        return self._pid
-
-    def go_on(self) -> None:
-        """SIGCONT."""
-        os.kill(self._pid, signal.SIGCONT)
 
     def kill(self) -> int:
         """SIGKILL, if it is still there; its exit status."""
@@ -120,3 +107,20 @@ class Monitors:
         if self._pid:
             self.kill()
         self._server.close()
+
+
+def evaluations(journal: Path) -> int:
+    return len(read_evaluations(journal))
+
+
+def is_watched(journal: Path) -> bool:
+    monitor = read_owner(journal, "monitor")
+    return monitor is not None and monitor.is_alive
+
+
+def is_running(pid: int) -> bool:
+    """Return True if the process is there, and is no zombie that the test's own process has to reap."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -9,14 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.crash.test_kill_core import assert_nothing_is_lost
-from tests.crash.toy_trainers import SIZES, UNTIL, Trainers
+from tests.crash.toy_trainers import UNTIL, Trainers
 from tests.monitor.monitors import Monitors, watching_daemon
 from tests.support import campaign
-from tests.support.toy import open_toy
 from tranlogs.base.config import MIB
-from tranlogs.base.errors import RunInUse
 from tranlogs.catalog import Catalog
-from tranlogs.journal import owner_lock
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("small_segments")]
 
@@ -62,7 +59,7 @@ def test_a_monitor_that_dies_at_a_fault_point_does_no_harm(
     run = memory_path / "run"
     said = trainers.run(run, keep=9).committed
     assert sum(path.stat().st_size for path in (run / "rank0/log").glob("*.seg")) > BUDGET, "there is something to prune"
-    for _ in range(3):  # each takes up what the one before left half done
+    for _ in range(campaign.few(3)):  # each takes up what the one before left half done
         monitors.start(run, BUDGET, failpoints=f"{point}=kill@{nth}")
         _wait_for_end_or_peace(run)
         monitors.kill()
@@ -79,50 +76,3 @@ def _wait_for_end_or_peace(run: Path) -> None:
         if before == now and _ > 10:
             return
         before = now
-
-
-@pytest.mark.parametrize("goes_on", [True, False], ids=["it goes on", "it is killed"])
-def test_a_monitor_that_is_stopped_inside_a_change_is_named_to_a_trainer_that_starts(
-    trainers: Trainers, monitors: Monitors, memory_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool
-) -> None:
-    run = memory_path / "run"
-    said = trainers.run(run, keep=9).committed
-    monkeypatch.setattr(owner_lock, "_BRIEF_SECONDS", 0.1)
-    monitors.start(run, BUDGET, failpoints="catalog.before_commit=kill@1", stops=True)
-    pid = monitors.wait_stopped()
-    with pytest.raises(RunInUse, match=str(pid)):
-        open_toy(run, sizes=SIZES)
-    if goes_on:
-        monitors.go_on()
-        _wait_for_end_or_peace(run)
-    monitors.kill()
-    assert_nothing_is_lost_or_leaked(run, said)
-
-
-def test_both_are_killed_at_random_moments(trainers: Trainers, monitors: Monitors, memory_path: Path) -> None:
-    """The trainer again and again, and the monitor as often, at any moment or at a fault point."""
-    kills = campaign.Kills(40)
-    chance = kills.chance
-    for trial in kills.trials():
-        run, said = memory_path / f"run{trial}", 0
-        for _ in range(8):
-            point = chance.choice(["", f"{chance.choice(IN_MONITOR)}=kill@{chance.randrange(1, 6)}"])
-            monitors.start(memory_path, chance.choice([1, 3, 6]) * MIB, failpoints=point)
-            lines = chance.choice([0, 1, 3, 8, 20])
-            moment = (lines, chance.random() * 0.02) if chance.random() < 0.8 else None
-            outcome = trainers.run(
-                run,
-                kill_after=moment,
-                durability=chance.choice(["process", "machine"]),
-                keep=9,
-                writer=chance.choice(["direct", "thread"]),
-                settles=chance.random() < 0.5,
-            )
-            assert outcome.recovered is None or outcome.recovered >= said
-            said = max(said, outcome.committed)
-            if chance.random() < 0.5:  # else the next one meets what this one leaves, with nobody else there
-                signal.sigtimedwait([], chance.random() * 0.05)
-            kills.note(outcome.status, monitors.kill())
-            if said == UNTIL:
-                break
-        assert_nothing_is_lost_or_leaked(run, said)

@@ -9,11 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from tests.monitor.monitors import seen_at, watching
+from tests.monitor.monitors import watching
 from tests.monitor.test_dashboard import ask
 from tests.support.browser import Browser
 from tests.support.clock import FakeClock
@@ -125,27 +124,6 @@ def test_the_page_is_the_catalogs_asks_nobody_else_and_follows_the_run(
     assert browser.complaints == []
     server.close()
     browser.wait_for("document.querySelector('#silent').hidden === false")
-
-
-def test_the_list_follows_what_is_typed(run: ToyTrainer, board: Board, server: WebServer, browser: Browser) -> None:
-    seen = seen_at(run)
-    for i in range(200):
-        board.note(Path(f"runs/run-{i:03d}"), "it is damaged" if i < 3 else seen)
-    browser.look()
-    browser.open(f"http://127.0.0.1:{server.port}/?show=trouble")
-    rows = "document.querySelectorAll('.dense .row').length"
-    assert browser.value(rows) == 3
-    browser.value("words.focus(); words.value = '002'; words.dispatchEvent(new Event('input'))")
-    browser.wait_for(f"{rows} === 1")
-    assert browser.value("[location.search, document.activeElement.id]") == ["?show=trouble&words=002", "words"]
-    browser.open(f"http://127.0.0.1:{server.port}/")
-    assert browser.value(rows) == 200
-    lines = "[...document.querySelectorAll('.dense .row')].map((row) => row.getBoundingClientRect().height)"
-    assert max(browser.value(lines)) < 40, "a journal without trouble has one line"
-    browser.look(width=380)
-    assert browser.value("document.documentElement.scrollWidth") == 380, "it fits a phone"
-    browser.look()
-    assert browser.complaints == []
 
 
 def test_the_daemon_serves_the_page_to_who_has_the_token_and_ends_at_sigterm(still: ToyTrainer) -> None:

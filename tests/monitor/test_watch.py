@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,19 @@ from tests.shipping.ships import trained
 from tests.support.clock import FakeClock
 from tests.support.toy import ToyTrainer, open_toy
 from tests.support.toy_steps import SIZES, killed
+from tranlogs import Monitor
 from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.errors import RecoveryError, UsageError
 from tranlogs.cli.reading.find_journals import find_journals
-from tranlogs.journal import JournalPaths, opening
+from tranlogs.journal import monitor_launch
+from tranlogs.journal.monitor_launch import parse_monitor, start_monitor
 from tranlogs.journal.owner_lock import OwnerLock
 from tranlogs.recovery.recover import Recovered, recover
 from tranlogs.recovery.recovery_plan import Target
 from tranlogs.retention import EverySteps, KeepAll, KeepLatest
 from tranlogs.retention.prune import Budget
 from tranlogs.retention.value_decay import Decay, read_evaluations, read_values
-from tranlogs_monitor.daemon import Daemon, find_watched_journals
+from tranlogs_monitor.daemon import Daemon, find_watched_journals, lock_journal
 from tranlogs_monitor.settings import DaemonSettings
 from tranlogs_monitor.watching.watch import Evaluation
 
@@ -36,16 +37,6 @@ def sealed(seen: Evaluation) -> list[int]:
 def pruned(seen: Evaluation) -> tuple[list[int], list[int]]:
     """The last steps of segments, and the steps of checkpoints."""
     return [row.last_step for row in seen.pruning.segments], [row.step for row in seen.pruning.checkpoints]
-
-
-def test_an_evaluation_protects_what_is_behind_the_newest_sound_checkpoint(run: ToyTrainer) -> None:
-    seen = seen_at(run)
-    assert sealed(seen) == [5, 10, 15, 20, 25, 30]
-    assert (seen.sealed, [row.state for row in run.journal.catalog.segments()].count("open")) == (0, 1), "its trainer lives"
-    assert seen.anchor is not None
-    assert seen.anchor.step == 20
-    assert list(seen.protected.values()) == [False] * 4 + [True] * 2
-    assert pruned(seen) == ([], [])
 
 
 def test_a_damaged_checkpoint_protects_nothing_and_what_the_one_before_needs_stays(
@@ -129,34 +120,17 @@ def test_values_go_on_from_evaluation_to_evaluation_and_daemon_to_daemon(
     assert (numbers[0], numbers[-8:]) == (1, list(range(36, 44))), "the curve begins where it began"
 
 
-def test_a_dead_trainers_log_is_sealed_at_once_while_the_next_trainer_waits(
-    run: ToyTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_trainers_log_is_sealed_at_once(run: ToyTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     copy = killed(run, tmp_path / "copy")
-    watch, right, waiting = watching(copy / "rank0"), opening.read_segment, list[threading.Thread]()
-    opened: list[ToyTrainer] = []
-
-    def read(path: Path, timeline: int) -> Any:
-        if not waiting:
-            waiting.append(threading.Thread(target=lambda: opened.append(open_toy(copy, sizes=SIZES))))
-            waiting[0].start()
-            waiting[0].join(0.2)
-        assert not opened, "a trainer was opened meanwhile"
-        return right(path, timeline)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(opening, "read_segment", read)
-        seen = watch.evaluate()
+    watch = watching(copy / "rank0")
+    seen = watch.evaluate()
     assert seen.owner is not None
     assert (seen.sealed, seen.owner.is_alive) == (2, False)  # the open one, and the one that was ready
     assert sealed(seen) == [5, 10, 15, 20, 25, 30, 31]
     assert "died without closing it; sealed 2 segments of its log" in caplog.text
-    waiting[0].join()
-    assert opened[0].recover().step == 31
-    opened[0].journal.close()
     (copy / "rank0/catalog.lmdb").write_bytes(b"x" * 8192)
     trainer = open_toy(copy, sizes=SIZES)  # which rebuilds it
-    trainer.recover()
+    assert trainer.recover().step == 31
     trainer.journal.close()
     assert sealed(watch.evaluate())[:6] == [5, 10, 15, 20, 25, 30], "a catalog that was replaced is opened anew"
     watch.close()
@@ -164,7 +138,7 @@ def test_a_dead_trainers_log_is_sealed_at_once_while_the_next_trainer_waits(
 
 # A trainer has recovered to an older step and has not begun to write: nothing is taken from under it.
 
-LIMITS = [Budget(11 * MIB), Budget(checkpoints_max=2, segments_max=4)]
+LIMITS = Budget(checkpoints_max=2, segments_max=4)
 ROLLING = JournalConfig(durability="process", segment_bytes=2 * MIB)
 
 
@@ -180,10 +154,9 @@ def reopened(folder: Path, retention: Any = None, **options: Any) -> ToyTrainer:
     return open_toy(folder, sizes=(7, 3000, 40_000), retention=retention or KeepAll(), **options)
 
 
-@pytest.mark.parametrize("budget", LIMITS, ids=["budget", "rules"])
-def test_what_a_rewind_needs_stays(folder: Path, budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_rewind_needs_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = reopened(folder)
-    watch = watching(trainer, budget=budget)
+    watch = watching(trainer, budget=LIMITS)
 
     def looked_at(*arguments: Any, **options: Any) -> Recovered | None:
         assert watch.evaluate().did_nothing, "while it is read"
@@ -214,7 +187,7 @@ def test_what_other_journals_need_stays_until_they_do_not(folder: Path) -> None:
     assert trainer.journal.checkpoint(trainer.state.snapshot(), wait=True)
     assert [row.step for row in trainer.journal.catalog.checkpoints()] == [*before, 63]
     trainer.journal.close()
-    watch = watching(trainer, budget=LIMITS[1])
+    watch = watching(trainer, budget=LIMITS)
     assert watch.evaluate().did_nothing
     trainer = reopened(folder, KeepLatest(1))
     trainer.recover()
@@ -227,19 +200,11 @@ def test_what_other_journals_need_stays_until_they_do_not(folder: Path) -> None:
     trainer.journal.close()
 
 
-def test_a_hold_for_other_journals_is_not_weakened_by_a_rewind(folder: Path) -> None:
-    trainer = reopened(folder)
-    trainer.journal.holds.hold_during().__enter__()  # and it never leaves
-    trainer.recover(step=25)
-    trainer.journal.close()
-    assert seen_at(trainer, budget=LIMITS[1]).did_nothing
-
-
 def test_what_was_pruned_while_an_unforeseen_landing_was_read_is_not_built_on(folder: Path) -> None:
     trainer = reopened(folder)
     found = recover(trainer.journal.paths.folder, trainer.state, Target(25))
     assert found is not None
-    assert not seen_at(trainer, budget=LIMITS[1]).did_nothing
+    assert not seen_at(trainer, budget=LIMITS).did_nothing
     with pytest.raises(RecoveryError, match="a monitor pruned this journal while it was being recovered"):
         trainer.journal.continue_from(found.position, new_timeline=found.plan.has_later)
     trainer.journal.close()
@@ -268,17 +233,11 @@ def test_a_journal_with_a_monitor_of_its_own_is_left_to_it(run: ToyTrainer, tmp_
 def test_a_folder_of_runs_is_watched_as_they_come_and_go_and_none_holds_up_another(
     memory_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock, seen, away = FakeClock(2e9), list[str](), [False]
-
-    def find(root: Path) -> list[JournalPaths]:
-        if away[0]:
-            raise PermissionError("not now")
-        return find_watched_journals(root, find_journals)
-
+    clock, seen = FakeClock(2e9), list[str]()
     watched = Daemon(
         [memory_path / "runs"],
         DaemonSettings(),
-        find=find,
+        find=lambda root: find_watched_journals(root, find_journals),
         on_evaluation=lambda what, paths: seen.append(paths.folder.parent.name) if isinstance(what, Evaluation) else None,
         clock=clock,
     )
@@ -299,12 +258,60 @@ def test_a_folder_of_runs_is_watched_as_they_come_and_go_and_none_holds_up_anoth
     assert caplog.text.count("b/rank0: cannot watch") == 1
     lock.release()
     assert looked_at() == ["a", "b", "c"]
-    away[0] = True
-    assert looked_at() == ["a", "b", "c"], "a folder that cannot be listed for a moment keeps its journals"
-    assert "cannot be read now: not now" in caplog.text
-    away[0] = False
     (memory_path / "runs/a/rank0/catalog.lmdb").write_bytes(b"x" * 8192)
     os.rename(memory_path / "runs/c", memory_path / "runs/d")
     assert looked_at(1) == looked_at(1) == ["b", "d"]
     assert caplog.text.count("cannot watch now") == 1
     watched.close()
+
+
+# A monitor that a trainer starts.
+
+
+def test_settings_as_users_write_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_monitor(None) is None
+    assert parse_monitor("process", "20GiB") == Monitor("20GiB")
+    assert Monitor(budget="20GiB").budget_bytes == 20 << 30
+    assert parse_monitor(Monitor(interval="1min")) == Monitor(None, None, "1min")
+    shared = parse_monitor("process", "3GiB", budget_sharers=3)  # ranks on a machine share the budget of the run
+    assert shared is not None
+    assert shared.budget_bytes == 1 << 30
+    assert parse_monitor(Monitor("3GiB"), budget_sharers=3) == Monitor("3GiB")
+    refused: list[tuple[Any, Any, str]] = [
+        (None, "1GiB", "needs a monitor"),
+        ("thread", None, 'must be "process"'),
+        ("process", "much", "give a size"),
+        ("process", 0, "at least 1 byte"),
+        (Monitor(), "1GiB", "given twice"),
+    ]
+    for monitor, budget, why in refused:
+        with pytest.raises(UsageError, match=why):
+            parse_monitor(monitor, budget)
+    monkeypatch.setattr(monitor_launch, "entry_points", lambda **_: [])
+    with pytest.raises(UsageError, match=r"pip install 'tranlogs\[monitor\]'"):
+        parse_monitor("process")
+
+
+def test_another_monitor_is_left_alone_and_one_that_fails_is_a_warning(
+    run: ToyTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    held = lock_journal(run.journal.paths.folder)
+    start_monitor(Monitor(), run.journal.paths)
+    held.release()
+    assert caplog.text.count("monitors this journal already") == 1
+    assert not (run.journal.paths.folder / "monitor.log").exists()
+    monkeypatch.setattr("tranlogs_monitor.detached.subprocess.run", fail)
+    start_monitor(Monitor(), run.journal.paths)
+    assert "the monitor could not be started (ZeroDivisionError: a bug)" in caplog.text
+    run.train(9)
+
+
+def test_a_hold_for_other_journals_is_not_weakened_by_a_rewind(folder: Path) -> None:
+    trainer = reopened(folder)
+    trainer.journal.holds.hold_during().__enter__()  # and it never leaves
+    trainer.recover(step=25)
+    trainer.journal.close()
+    assert seen_at(trainer, budget=LIMITS).did_nothing

@@ -9,10 +9,17 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.mutants.every import MUTANTS
+from tests.mutants import core, crash, distributed, keras, torch
 from tests.mutants.mutant import Mutant, Verdict, judge
 
 WORKERS = 2
+MUTANTS: tuple[Mutant, ...] = (
+    *core.MUTANTS,
+    *crash.MUTANTS,
+    *torch.MUTANTS,
+    *keras.MUTANTS,
+    *distributed.MUTANTS,
+)
 
 
 def main() -> int:

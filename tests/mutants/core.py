@@ -1,4 +1,4 @@
-"""Mutants of the log, the catalog, checkpoints and recovery."""
+"""Mutants of the core: log, catalog, checkpoints, recovery, journal, retention, shipping; and of command line and monitor."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ MUTANTS: tuple[Mutant, ...] = (
             definitions.written(record.payload.layout, placed, pack_place(pieces.offset, self.position.chain))
             after = self._write(record, pieces, content, description, placed)
 """,
-        ("tests/log/test_contents.py::test_a_record_that_failed_does_not_spoil_what_later_ones_refer_to",),
+        ("tests/log/test_contents.py::test_records_are_read_as_they_were_written",),
     ),
     Mutant(
         "a scan takes records of the file's former life",
@@ -130,5 +130,96 @@ MUTANTS: tuple[Mutant, ...] = (
         "        shutil.rmtree(folder, ignore_errors=True)\n        raise\n",
         "        raise\n",
         ("tests/checkpoints/test_checkpoint.py::test_a_failed_checkpoint_publishes_nothing_and_leaves_nothing",),
+    ),
+    Mutant(
+        "the owner's lock is one of the process, which any close of the file drops",
+        "tranlogs/journal/owner_lock.py",
+        "fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))",
+        "fcntl.fcntl(fd, fcntl.F_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))",
+        ("tests/journal/test_ownership.py::test_the_other_roles_keep_their_lock_and_notice_its_loss",),
+    ),
+    Mutant(
+        "a step counts as committed before its boundary is in the log",
+        "tranlogs/log/writer.py",
+        "self.group.add_record(row, after if ends_unit else None)",
+        "self.group.add_record(row, after)",
+        ("tests/journal/test_journal.py::test_steps_count_once_a_boundary_follows",),
+    ),
+    Mutant(
+        "an incident replaces another one",
+        "tranlogs/journal/suspension.py",
+        "return known[-1].number + 1 if known else 1",
+        "return len(known) + 1",
+        ("tests/journal/test_suspension.py::test_an_incident_replaces_no_other_after_a_row_was_lost",),
+    ),
+    Mutant(
+        "the pause before logging is tried again grows without a bound",
+        "tranlogs/journal/suspension.py",
+        "self.delay = min(self.delay * 2, RETRY_SECONDS_MAX)",
+        "self.delay = self.delay * 2",
+        ("tests/journal/test_io_errors.py::test_retries_become_rarer_and_go_on_for_ever",),
+    ),
+    Mutant(
+        "a queue of tiny steps has no bound",
+        "tranlogs/log/writer_thread.py",
+        "if len(self._jobs) >= QUEUE_JOBS_MAX:",
+        "if len(self._jobs) < 0:",
+        ("tests/journal/test_writer_thread.py::test_a_full_queue_makes_the_training_thread_wait",),
+    ),
+    Mutant(
+        "a request is granted though the run was rewound since",
+        "tranlogs/catalog/tables.py",
+        "if self.timelines is not None and self.timelines != ",
+        "if self.timelines is None and self.timelines != ",
+        ("tests/journal/test_requests.py::test_a_change_is_made_by_the_owner_or_by_the_asker",),
+    ),
+    Mutant(
+        "a segment in whose middle the newest checkpoint lies may be pruned",
+        "tranlogs/retention/prune.py",
+        "    if row.last_sequence <= anchor.sequence:\n        return False",
+        "    if row.base_sequence <= anchor.sequence:\n        return False",
+        ("tests/retention/test_pruning.py",),
+    ),
+    Mutant(
+        "a monitor passes over the hold of a trainer that is being wound back",
+        "monitor/tranlogs_monitor/watching/watch.py",
+        'return hold is not None and (bool(hold.get("outlives")) or not self._is_abandoned())',
+        'return hold is not None and bool(hold.get("outlives"))',
+        ("tests/monitor/test_watch.py::test_what_a_rewind_needs_stays",),
+    ),
+    Mutant(
+        "the dashboard answers to any host name on a loopback address",
+        "monitor/tranlogs_monitor/dashboard/routes.py",
+        'if not self._access.allows_host(request.headers.get("host")):',
+        'if self._access.token is not None and not self._access.allows_host(request.headers.get("host")):',
+        ("tests/monitor/test_dashboard.py::test_who_is_answered",),
+    ),
+    Mutant(
+        "an archiver believes that a store has kept all of a manifest",
+        "tranlogs/shipping/manifest.py",
+        "if status is None or not status.is_complete or status.nbytes != len(raw):",
+        "if status is None:",
+        ("tests/shipping/test_plan.py::test_a_manifest_that_is_not_there_as_it_was_written_is_no_manifest",),
+    ),
+    Mutant(
+        "what the durable manifest names is deleted as soon as a newer manifest is written",
+        "tranlogs/shipping/inventory.py",
+        "needed = self._manifests.durable_objects().union(",
+        "needed = set[str]().union(",
+        ("tests/shipping/test_archiver.py::test_what_the_durable_manifest_names_stays_until_a_newer_one_is_durable",),
+    ),
+    Mutant(
+        "the digest of what is fetched from a store is not compared",
+        "tranlogs/shipping/fetch.py",
+        "                if into.digest.hexdigest() != digest:\n",
+        "                if not digest:\n",
+        ("tests/shipping/test_pull.py::test_what_is_damaged_in_the_store_is_named_and_worked_around",),
+    ),
+    Mutant(
+        "`verify --json` ends with 0 where it has named damage",
+        "tranlogs/cli/commands/verify.py",
+        "return PROBLEM if any(about.problems for about in found) else FINE",
+        "return PROBLEM if not as_json and any(about.problems for about in found) else FINE",
+        ("tests/cli/test_commands.py::test_damage_is_named_with_its_file_and_gives_no_traceback",),
     ),
 )

@@ -44,21 +44,16 @@ def find(advice: Advice, log: str, every: str) -> Choice:
         ("inputs", "auto", {}, 18.974, 0.0, 19.474, 86_400e6 / 18.974, 0.0054094),
         ("inputs", "10min", {}, 600.0, 0.0, 600.5, 144e6, 0.0835556),
         ("inputs", "auto", {"mtbf_seconds": 14_400.0}, 37.947, 0.0, 38.447, 86_400e6 / 37.947, 0.0026699),
-        ("inputs", "auto", {"phase": "gradients", "step_seconds": 0.125}, 18.974, 0.0, 19.474, 86_400e6 / 18.974, 0.0054094),
         # Redo takes a tenth of the time: sqrt(10) as long; waste: 0.25 + 0.05 / 60 + (0.5 + 6 / 2) / 3600
         ("gradients", "auto", {}, 60.0, 0.25, 6.5, 692.64e9, 0.2518056),
-        ("gradients", "auto", {"phase": "gradients", "step_seconds": 0.125}, 60.0, 0.25, 6.5, 692.64e9, 0.2518056),
         ("gradients", "1h", {}, 3600.0, 0.25, 360.5, 691.224e9, 0.3001528),
         ("gradients", "auto", {"log_bytes_max": 240 * 10**6}, 30.0, 0.25, 3.5, 694.08e9, 0.2522222),
         ("gradients", "auto", {"cost": -0.01}, 53.6656, 0.0, 7.2082, 865.6099e9, 0.0020021),
         # What is not known is not made up.
         ("gradients", "auto", {"cost": None}, 53.6656, None, 7.2082, 865.6099e9, None),
-        ("gradients", "10min", {"redo_seconds": 0.0}, 600.0, 0.25, None, 691.344e9, None),
         ("gradients", "10min", {"tensors": ""}, 600.0, None, None, None, None),
         ("weights", "auto", {}, None, None, None, None, None),
-        ("weights", "10min", {}, 600.0, None, None, 864.144e9, None),
         ("inputs", "auto", {"stall_seconds": 0.0, "writing_seconds": 0.0}, None, 0.0, None, None, None),
-        ("inputs", "1min", {"step_seconds": 0.0}, 60.0, 0.0, 60.5, None, 0.0093056),
     ],
 )
 def test_what_a_choice_costs(
@@ -82,19 +77,6 @@ def test_what_a_choice_costs(
         assert found.disk_years == pytest.approx(600e12 / bytes_a_day / 365.25, rel=1e-3)
 
 
-def test_a_longer_time_between_failures_wastes_less_and_auto_follows_it() -> None:
-    found = find(advice_of(), "inputs", "auto")
-    assert list(found.waste) == ["1 h", "6 h", "1 day", "1 week"]
-    assert found.waste["1 h"] == found.expected_waste
-    assert list(found.waste.values()) == sorted(found.waste.values(), reverse=True)
-    fixed = find(advice_of(), "inputs", "10min")
-    for name in ("1 day", "1 week"):
-        waste, other = found.waste[name], fixed.waste[name]
-        assert waste is not None
-        assert other is not None
-        assert waste < other
-
-
 @pytest.mark.parametrize(
     ("changes", "log", "line"),
     [
@@ -103,9 +85,7 @@ def test_a_longer_time_between_failures_wastes_less_and_auto_follows_it() -> Non
         ({"tensors": "weights", "cost": 0.0, "redo_seconds": 0.001}, "weights", 'log="weights", checkpoint_every="auto"'),
         ({"mtbf_seconds": 21_600.0}, "inputs", 'log="inputs", checkpoint_every="mtbf=21600s"'),
         ({"is_settled": True}, "gradients", 'log="gradients", checkpoint_every="auto"'),
-        ({"world": 2}, "gradients", 'log="gradients", checkpoint_every="auto"'),
         ({"cost": None}, None, 'log="auto", checkpoint_every="auto"'),
-        ({"tensors": "", "cost": None}, None, 'log="auto", checkpoint_every="auto"'),
         ({"stall_seconds": 0.0, "writing_seconds": 0.0}, None, 'log="auto", checkpoint_every="auto"'),
     ],
 )
@@ -134,7 +114,6 @@ def test_the_line_to_write_is_that_of_the_choice_that_wastes_the_least(
             "gradients cost 2 % of a step, and 5 % are allowed: they are logged from the next checkpoint on",
         ),
         ({"phase": "trial"}, "what gradients cost is being measured"),
-        ({"phase": "plain", "tensors": ""}, "what gradients cost is being measured"),
         (
             {"phase": "gradients", "is_settled": True},
             "gradients are logged whatever they cost: training would not compute the same steps again; a crash costs up to 7 s "

@@ -31,7 +31,7 @@ from tranlogs.catalog import Catalog
 from tranlogs.journal import JournalPaths
 from tranlogs.retention.keep_policy import KeepLatest
 from tranlogs.shipping import Archiver, ShippingSettings, pull, read_newest, upload
-from tranlogs.shipping.manifest import manifest_names, parse_manifest_name, read_local
+from tranlogs.shipping.manifest import manifest_names, read_local
 from tranlogs.stores import Store
 from tranlogs.stores.local import LocalStore
 
@@ -153,24 +153,6 @@ def test_what_the_durable_manifest_names_stays_until_a_newer_one_is_durable(memo
     assert {name for name in store.objects if "/objects/" in name} == objects_named(store), "nothing is left over"
 
 
-def test_a_manifest_that_is_lost_is_written_again(memory_path: Path) -> None:
-    """Nothing else has changed, and nothing else would write one."""
-    trained(memory_path / "a", 12)
-    store = FaultyStore()
-    store.is_durable = False
-    with closing(archiver(memory_path / "a", store)) as made:
-        drain(made)
-        names = manifest_names(store, "a/rank0")
-        store.lost.update(names)
-        drain(made)
-        [written, *_] = manifest_names(store, "a/rank0")
-        assert parse_manifest_name(written)[0] > parse_manifest_name(names[0])[0]
-        store.lost.clear()
-        store.is_durable = True
-        assert drain(made).persisted == 12
-    assert_comes_back(store, "a/rank0", memory_path / "b", 12)
-
-
 # Stores that fail, hang, forget, lose or change what they were sent: nothing is believed without looking.
 
 
@@ -284,12 +266,6 @@ def test_an_error_of_the_program_is_recorded_and_shipping_goes_on(memory_path: P
 # What is lost before it is durable.
 
 
-def lose_log(run: Path) -> None:
-    """Nothing is here any more that could be sent again."""
-    for path in (run / "rank0/log").glob("*.seg"):
-        path.unlink()
-
-
 @pytest.fixture
 def volatile(memory_path: Path) -> FaultyStore:
     """A store that has the run `a` up to step 15, and nothing of it for good."""
@@ -312,26 +288,6 @@ def test_what_is_lost_does_not_count_and_is_sent_again(memory_path: Path, volati
         store.is_durable = True
         found = drain(made)
     assert found.archived == found.persisted == 15
-    assert_comes_back(store, "a/rank0", memory_path / "b", 15)
-
-
-def test_what_is_lost_and_comes_back_counts_again(memory_path: Path, volatile: FaultyStore) -> None:
-    """Also where it is not here any more: a machine that was away brings it."""
-    run, store = memory_path / "a", volatile
-    before = {name for name in store.objects if "/log/" in name}
-    store.lost = set(before)
-    lose_log(run)
-    assert ship(run, store).archived < 15
-    manifest, _ = read_newest(store, "a/rank0")
-    assert manifest is not None
-    assert all(one.is_lost for one in manifest.segments)
-    with closing(archiver(run, store)) as made:  # another process
-        assert drain(made).archived < 15
-        store.back = before
-        assert drain(made).archived == 15
-        assert {name for method, name in store.calls if method == "request_durability"} == before
-        store.is_durable = True
-        assert drain(made).persisted == 15
     assert_comes_back(store, "a/rank0", memory_path / "b", 15)
 
 

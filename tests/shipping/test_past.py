@@ -167,6 +167,18 @@ def test_a_machine_that_is_overtaken_while_it_ships_stops(memory_path: Path) -> 
         assert made.progress().archived == 12, "of what it holds nothing newer has come to the store"
 
 
+def test_one_process_ships_a_journal(memory_path: Path) -> None:
+    run, store = memory_path / "a", FaultyStore()
+    trained(run, 5)
+    lock = OwnerLock(run / "rank0", "shipper")
+    with closing(archiver(run, store)) as made:
+        assert "ships" in made.run_once().problem
+        with pytest.raises(RunInUse):
+            OwnerLock(run / "rank0", "shipper")
+        lock.release()
+        assert drain(made).archived == 5
+
+
 def test_a_machine_that_cannot_read_a_newer_ones_manifest_yet_stays_behind(memory_path: Path) -> None:
     old, new, store = memory_path / "a", memory_path / "new/a", FaultyStore()
     trained(old, 12)
@@ -188,15 +200,3 @@ def test_a_machine_that_cannot_read_a_newer_ones_manifest_yet_stays_behind(memor
         assert "has shipped to this address since" in problem(old, store)
         trained(new, 16)
         assert drain(new_one).archived == 16, "it was never ousted"
-
-
-def test_one_process_ships_a_journal(memory_path: Path) -> None:
-    run, store = memory_path / "a", FaultyStore()
-    trained(run, 5)
-    lock = OwnerLock(run / "rank0", "shipper")
-    with closing(archiver(run, store)) as made:
-        assert "ships" in made.run_once().problem
-        with pytest.raises(RunInUse):
-            OwnerLock(run / "rank0", "shipper")
-        lock.release()
-        assert drain(made).archived == 5

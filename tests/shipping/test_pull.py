@@ -141,17 +141,6 @@ def test_after_a_pull_that_lost_steps_what_follows_is_in_the_store(memory_path: 
     trainer.journal.close()
 
 
-def test_a_checkpoint_that_a_pull_found_damaged_is_no_base_any_more(store: FaultyStore, memory_path: Path) -> None:
-    damaged, new = newest_checkpoint(store), memory_path / "new/a"
-    flip(store, damaged)
-    assert pull(store, PLACE, new / "rank0").steps_lost == 0
-    trained(new, 29)
-    assert ship(new, store).archived == 29
-    assert damaged not in objects_named(store)
-    again = pull(store, PLACE, memory_path / "third/a/rank0")
-    assert (again.step, again.steps_lost, again.notes) == (29, 0, [])
-
-
 def test_a_folder_that_is_not_there_is_no_empty_store(memory_path: Path) -> None:
     """It may be a disk that is not mounted: a run must not begin anew because of it."""
     root = memory_path / "mounted" / "store"
@@ -195,3 +184,14 @@ def test_a_manifest_that_became_old_while_it_was_read_is_read_anew(store: Faulty
     store.fails = ship_meanwhile
     found = pull(store, PLACE, memory_path / "b/rank0")
     assert (found.step, found.steps_lost) == (48, 0)
+
+
+def test_a_checkpoint_that_a_pull_found_damaged_is_no_base_any_more(store: FaultyStore, memory_path: Path) -> None:
+    damaged, new = newest_checkpoint(store), memory_path / "new/a"
+    flip(store, damaged)
+    assert pull(store, PLACE, new / "rank0").steps_lost == 0
+    trained(new, 29)
+    assert ship(new, store).archived == 29
+    assert damaged not in objects_named(store)
+    again = pull(store, PLACE, memory_path / "third/a/rank0")
+    assert (again.step, again.steps_lost, again.notes) == (29, 0, [])

@@ -11,7 +11,7 @@ import pytest
 from tests.shipping.ships import open_only, ship, trained
 from tests.support.record_rows import forget_records
 from tests.support.toy import ToyTrainer, uninterrupted
-from tests.support.verify import verify_run
+from tests.support.verify import problems_of
 from tranlogs.base.config import MIB
 from tranlogs.base.errors import StoreUnavailable
 from tranlogs.checkpoints import Checkpoint
@@ -21,7 +21,6 @@ from tranlogs.recovery.journal_facts import read_facts
 from tranlogs.retention.keep_policy import KeepAll
 from tranlogs.shipping import StoreCopies
 from tranlogs.stores.local import LocalStore
-from tranlogs.verify import Problem
 
 STEPS = 27
 
@@ -44,10 +43,6 @@ def store(made: Path) -> LocalStore:
 @pytest.fixture
 def run(made: Path, memory_path: Path) -> Path:
     return Path(shutil.copytree(made / "a", memory_path / "a"))
-
-
-def problems(run: Path) -> list[Problem]:
-    return [one for one in verify_run(run) if isinstance(one, Problem)]
 
 
 def invert(path: Path, offset: int, nbytes: int = 1) -> None:
@@ -123,14 +118,14 @@ def recovered(run: Path, url: str | None = None) -> tuple[ToyTrainer, tuple[str,
 @pytest.mark.parametrize("harm", [harm_values, harm_heads, lose_segment, harm_checkpoints, lose_checkpoint])
 def test_no_step_is_lost_to_damage(run: Path, store: LocalStore, harm: Callable[[Path], str]) -> None:
     name = harm(run)
-    assert problems(run)
+    assert problems_of(run)
     trainer, notes = recovered(run)  # the catalog knows the store
     assert trainer.journal.step == STEPS
     assert any(name in note and store.url in note for note in notes), notes
     trainer.train(30)
     assert trainer.state.everything() == uninterrupted(30).everything()
     trainer.journal.close()
-    left = [str(one) for one in problems(run)]
+    left = [str(one) for one in problems_of(run)]
     assert not [text for text in left if name in text], left
 
 
@@ -142,7 +137,7 @@ def test_a_run_that_needs_no_copy_asks_no_store(
         raise AssertionError(f"{url} was opened")
 
     monkeypatch.setattr("tranlogs.shipping.fetch.open_store", refuse)
-    assert bool(harm(run)) == bool(problems(run))
+    assert bool(harm(run)) == bool(problems_of(run))
     trainer, notes = recovered(run)
     assert (trainer.journal.step, notes) == (STEPS, ())
     trainer.journal.close()
@@ -184,26 +179,6 @@ def test_without_a_copy_it_is_worked_around(
     trainer.journal.close()
 
 
-def test_the_copy_of_a_shorter_past_is_not_taken(memory_path: Path) -> None:
-    """A copy of the folder of a running trainer was shipped: its segment of the same name ends earlier."""
-    run, copy, store = memory_path / "a", memory_path / "copy/a", LocalStore(memory_path / "store")
-    trainer = open_only(run, segment_bytes=64 * MIB, every=100)
-    trainer.recover()
-    trainer.train(9)
-    shutil.copytree(run, copy)
-    elsewhere = open_only(copy, segment_bytes=64 * MIB, every=100)
-    elsewhere.recover()
-    elsewhere.train(10)  # what was copied is sealed as it is
-    elsewhere.journal.close()
-    assert ship(copy, store).archived == 10
-    trainer.train(STEPS)
-    trainer.journal.close()
-    harm_values(run)
-    again, _ = recovered(run, store.url)
-    assert again.journal.step == STEPS - 1
-    again.journal.close()
-
-
 @pytest.mark.parametrize(("failures", "step"), [(1, STEPS), (10**9, STEPS - 1)], ids=["once", "always"])
 def test_a_store_that_fails_is_asked_again_some_times(
     run: Path, monkeypatch: pytest.MonkeyPatch, failures: int, step: int
@@ -224,3 +199,23 @@ def test_a_store_that_fails_is_asked_again_some_times(
     assert trainer.journal.step == step
     assert failures == 1 or len(asked) == 3, "and given up for all"
     trainer.journal.close()
+
+
+def test_the_copy_of_a_shorter_past_is_not_taken(memory_path: Path) -> None:
+    """A copy of the folder of a running trainer was shipped: its segment of the same name ends earlier."""
+    run, copy, store = memory_path / "a", memory_path / "copy/a", LocalStore(memory_path / "store")
+    trainer = open_only(run, segment_bytes=64 * MIB, every=100)
+    trainer.recover()
+    trainer.train(9)
+    shutil.copytree(run, copy)
+    elsewhere = open_only(copy, segment_bytes=64 * MIB, every=100)
+    elsewhere.recover()
+    elsewhere.train(10)  # what was copied is sealed as it is
+    elsewhere.journal.close()
+    assert ship(copy, store).archived == 10
+    trainer.train(STEPS)
+    trainer.journal.close()
+    harm_values(run)
+    again, _ = recovered(run, store.url)
+    assert again.journal.step == STEPS - 1
+    again.journal.close()

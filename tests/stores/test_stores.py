@@ -1,4 +1,4 @@
-"""Folders, and fsspec's file systems of memory and of folders, as stores; what an address means; `check_store`.
+"""Folders, and fsspec's file system of folders, as stores; what an address means; `check_store`.
 
 tests/stores/test_alluxio_answers.py and tests/alluxio have Alluxio.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 import io
 import sys
 import threading
-import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,12 +28,9 @@ from tranlogs.stores.local import LocalStore
 class TestConformance(StoreConformance):
     large = 9 << 20
 
-    @pytest.fixture(params=["file", "memory", "local"])
-    def store(self, request: pytest.FixtureRequest, memory_path: Path) -> Iterator[Store]:
-        root = f"/{uuid.uuid4().hex}" if request.param == "memory" else str(memory_path / "store")
-        yield open_store(f"{request.param}://{root}")
-        if request.param == "memory" and fsspec.filesystem("memory").exists(root):
-            fsspec.filesystem("memory").rm(root, recursive=True)
+    @pytest.fixture(params=["file", "local"])
+    def store(self, request: pytest.FixtureRequest, memory_path: Path) -> Store:
+        return open_store(f"{request.param}://{memory_path / 'store'}")
 
 
 # Folders.
@@ -140,7 +135,6 @@ def test_addresses_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("alluxio://host", "alluxio://host:39999/", 1),
         ("alluxio://host:1/a/b/", "alluxio://host:1/a/b", 1),
         ("alluxio://host/a%20b?replication=2", "alluxio://host:39999/a%20b?replication=2", 2),
-        ("alluxio://[::1]:5/a", "alluxio://[::1]:5/a", 1),
     ],
 )
 def test_addresses_of_alluxio(address: str, shown: str, copies: int) -> None:
@@ -153,22 +147,12 @@ def test_addresses_of_alluxio(address: str, shown: str, copies: int) -> None:
     ("address", "said"),
     [
         ("alluxio:///path", ""),
-        ("alluxio://host:port/", ""),
-        ("alluxio://host:99999/", ""),
-        ("alluxio://host/?replication=0", ""),
-        ("alluxio://host/?replication=1000", ""),
         ("alluxio://host/?replication=zwei", "replication must be a number, got zwei"),
         ("alluxio://host/?replicaton=2", "unknown option ?replicaton"),
-        ("alluxio://host/?x", ""),
         ("alluxio:/host/path", "SCHEME://"),
-        ("file:/path", ""),
-        ("s3:bucket", ""),
         ("aluxio://host/", "alluxio://HOST/path"),
         ("alluxio://me@host/", ""),
-        ("alluxio://host/#x", ""),
         ("file://host/path", ""),
-        ("alluxio://[::1", ""),
-        ("://", ""),
         ("nonsense://x", "store nonsense://x: Protocol not known: nonsense"),
         ("sftp://host/path", "to be installed"),
     ],
@@ -253,7 +237,6 @@ def test_a_sound_store_is_usable_and_left_empty(tmp_path: Path) -> None:
         ({"is_complete": False}, "writing the object was not finished: 65536 of 65536 bytes"),
         ({"nbytes": 3}, "writing the object was not finished: 3 of 65536 bytes"),
         ({"copies": 1}, "1 of 2 copies in the memory of workers"),
-        ({"copies": None}, "0 of 2 copies in the memory of workers"),
         (
             {"is_durable": False, "is_forgotten": True},
             "the write type is not honoured: the store will not make the object durable",

@@ -13,7 +13,7 @@ from tranlogs.base.config import MIB, JournalConfig
 from tranlogs.base.types import Array, dense
 from tranlogs.catalog import Catalog
 from tranlogs.log.layout import NO_TENSORS, Payload
-from tranlogs.log.reader import Record, SegmentReader
+from tranlogs.log.reader import SegmentReader
 from tranlogs.log.record_body import EncodedBody, EncodedContent
 from tranlogs.log.record_format import Position, RecordKind
 from tranlogs.log.writer import Tensor, WriteAheadLog
@@ -121,9 +121,6 @@ def expected(steps: range, size: int = 100) -> list[object]:
     return [entry for step in steps for entry in expected_step(step, size)]
 
 
-ONES = Payload.of([("w", dense(np.ones(1000)))])
-
-
 def whole(log: WriteAheadLog, body: Any) -> EncodedBody:
     return log.encoder.whole(body, None)
 
@@ -131,9 +128,3 @@ def whole(log: WriteAheadLog, body: Any) -> EncodedBody:
 def boundary(log: WriteAheadLog, step: int, body: dict[str, Any], **tensors: Any) -> None:
     payload = Payload.of((name, dense(values)) for name, values in tensors.items())
     log.append(payload, EncodedContent(RecordKind.BOUNDARY, step, log.encoder.parts(body, None)))
-
-
-def only_entry(bare: BareLog) -> tuple[SegmentReader, Record]:
-    (link,) = bare.links()
-    reader = SegmentReader(link.segment.path)
-    return reader, reader.decode(link.location)

@@ -8,7 +8,6 @@ from pathlib import Path
 from tranlogs.base.config import FORMAT_VERSION
 from tranlogs.catalog import Catalog
 from tranlogs.log.record_format import Head, RecordKind, checksum_of, pack_head
-from tranlogs.log.record_rows import read_records
 
 
 def packed_head(
@@ -44,14 +43,3 @@ def change_rows(journal: Path, change: Callable[[str, bytes], bytes | None]) -> 
 def forget_records(journal: Path) -> None:
     """Delete all rows of records: nothing but the segments holds a copy of their heads then."""
     change_rows(journal, lambda key, value: None)
-
-
-def listed_steps(journal: Path) -> int:
-    """The number of steps of which the catalog lists records."""
-    catalog = Catalog.open(journal)
-    try:
-        rows = catalog.segments()
-        found = catalog.read(lambda tables: [one for row in rows for one in read_records(tables, row.ordinal)])
-        return len({one.head.step for one in found} - {0})
-    finally:
-        catalog.close()

@@ -6,7 +6,6 @@ import io
 import random
 import threading
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -168,10 +167,3 @@ def read(store: Store, name: str) -> bytes:
     into = io.BytesIO()
     store.get(name, into)
     return into.getvalue()
-
-
-def pieces(nbytes: int, seed: int = 0) -> Iterator[bytes]:
-    """Random bytes, a MiB at a time."""
-    dice = random.Random(seed)
-    for start in range(0, nbytes, MIB):
-        yield dice.randbytes(min(MIB, nbytes - start))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
+import pytest
 
 from tests.support.abandon import abandoned_copy
 from tests.support.toy import ToyTrainer, uninterrupted
@@ -45,6 +47,11 @@ def boundary_of(trainer: ToyTrainer, covered: int = 0, **options: Any) -> None:
 def checkpoint_steps(trainer: ToyTrainer) -> list[int]:
     trainer.journal.wait_checkpoint()
     return [row.step for row in trainer.journal.catalog.checkpoints()]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what was logged as a warning or worse."""
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def patiently(trainer: ToyTrainer, until: int) -> None:

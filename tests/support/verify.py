@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tranlogs.base.errors import NotARun
-from tranlogs.verify import Finding, verify_journal
+from tranlogs.verify import Finding, Problem, verify_journal
 
 
 def verify_run(run: str | os.PathLike[str]) -> Iterator[Finding]:
@@ -21,3 +21,8 @@ def verify_run(run: str | os.PathLike[str]) -> Iterator[Finding]:
         raise NotARun(Path(run))
     for folder in folders:
         yield from verify_journal(folder)
+
+
+def problems_of(run: str | os.PathLike[str]) -> list[Problem]:
+    """Return what is wrong with a run."""
+    return [finding for finding in verify_run(run) if isinstance(finding, Problem)]

@@ -22,7 +22,7 @@ from tranlogs.catalog.rows import KINDS
 WORKER = Path(__file__).with_name("corruption.py")
 CASES = campaign.examples(30)  # of each base
 FIRST = campaign.seed()
-BASES = ["closed", "killed", "resumed", "forked"]
+BASES = ["closed", "killed", "forked"]
 FAULTS = {  # of the report, by a word of what a case says was done
     "flipped": "a bit of a file flipped",
     "zeroed": "a range of a file zeroed, garbled, or overwritten by another page of it",

@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 from tests.support.damage import tensor_span
 from tests.support.toy import ToyState, ToyTrainer, open_toy, uninterrupted
-from tests.support.verify import verify_run
+from tests.support.verify import problems_of, verify_run
 from tranlogs.base.config import JournalConfig
 from tranlogs.base.errors import RecoveryError
 from tranlogs.checkpoints import Checkpoint
@@ -23,7 +22,7 @@ from tranlogs.log.reader import Record, SegmentReader
 from tranlogs.log.record_format import HEAD, Location
 from tranlogs.recovery.journal_facts import read_catalog, read_facts
 from tranlogs.retention import EverySteps, KeepLatest
-from tranlogs.verify import Checked, Problem, verify_journal
+from tranlogs.verify import Checked, Problem
 
 SIZES = (7, 3000, 40_000)
 
@@ -58,10 +57,6 @@ def recovered_step(run: Path) -> int:
         return trainer.recover().step
     finally:
         trainer.journal.close()
-
-
-def problems_of(run: Path) -> list[Problem]:
-    return [finding for finding in verify_run(run) if isinstance(finding, Problem)]
 
 
 def entry_of(run: Path, step: int, *, of_boundary: bool = False) -> tuple[Path, Location, Record]:
@@ -170,30 +165,6 @@ def test_unreadable_sector_is_named_and_the_rest_is_read(run: Path, monkeypatch:
     assert (problem.path, problem.step, problem.tensor) == (path, 66, "grad/w2")
     assert problem.what == "it cannot be read (Input/output error)"
     assert recovered_step(run) == 65
-
-
-def test_run_that_is_being_written_has_no_problem(memory_path: Path) -> None:
-    run, found, rounds = memory_path / "run", list[str](), 0
-    trainer = open_run(run, durability="machine")
-    trainer.recover()
-    stop = threading.Event()
-
-    def look() -> None:
-        nonlocal rounds
-        while not stop.is_set():
-            found.extend(str(finding) for finding in verify_journal(run / "rank0") if isinstance(finding, Problem))
-            rounds += 1
-
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    try:
-        trainer.train(60)
-    finally:
-        stop.set()
-        watcher.join()
-        trainer.journal.close()
-    assert rounds > 1
-    assert not found
 
 
 # Recovery works around it, says so, and not at the price of a replay each.

@@ -15,7 +15,7 @@ from .state import TorchState
 def digest_state(state: TorchState) -> bytes:
     """Return the digest of all weights and optimizer states, 8 bytes. How often it is taken depends on what it costs.
 
-    States are read in the order of the parameter groups, not in that in which they came to be, which a checkpoint does not keep.
+    States are read in the order of the parameter groups, not in that in which they came to be: checkpoints do not keep it.
     """
     tensors: list[torch.Tensor] = list(state.parameters.values())
     others = list[Any]()

@@ -15,7 +15,8 @@ from torch import nn
 
 from tests.crash.test_signals import sealed
 from tests.kills.launchers import run_script
-from tests.monitor.test_beside import ROOT, is_running, is_watched
+from tests.monitor.monitors import is_running, is_watched
+from tests.support.launcher import ROOT
 from tests.support.waiting import wait_until
 from tests.torch.lab import in_child
 from tranlogs.base.errors import CorruptObject, StoreUnavailable, UsageError
@@ -221,7 +222,7 @@ import os, signal, sys, time, torch
 from pathlib import Path
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from tests.monitor.test_beside import evaluations
+from tests.monitor.monitors import evaluations
 from tests.support.waiting import wait_until
 from tranlogs import Monitor
 from tranlogs.journal import read_owner
